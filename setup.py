@@ -1,8 +1,9 @@
 """A thin driver: CMakeLists.txt builds the kernels, setup.py says where the result goes.
 
-Without a compiler that works the Python part is installed, with one warning. UEFL_REQUIRE_KERNELS=1 makes that an error, and UEFL_BUILD=off
-(or 0, no, false) does not try. CMAKE_ARGS, quoted as in a shell, and MAX_JOBS are handed on. Without build isolation what
-``tools/backend/build_backend.py`` asks for has to be installed before.
+Without a compiler that works the Python part is installed, with one warning. UEFL_REQUIRE_KERNELS=1 makes
+that an error, and UEFL_BUILD=off (or 0, no, false) does not try. CMAKE_ARGS, quoted as in a shell, and
+MAX_JOBS are handed on. Without build isolation what ``tools/backend/build_backend.py`` asks for has to be
+installed before.
 """
 
 import logging
@@ -24,14 +25,21 @@ REQUIRED = os.environ.get("UEFL_REQUIRE_KERNELS", "").lower() not in ("", "off",
 NOTE = "_not_compiled.txt"  # beside the package's modules: why there are no kernels, for `uefl doctor`
 SIGNS = {  # what CMake prints: what it means
     "No CMAKE_CXX_COMPILER could be found": "no C++ compiler was found",
-    "Could not find the compiler specified in the environment variable CXX": "the C++ compiler that CXX names was not found",
+    "Could not find the compiler specified in the environment variable CXX": (
+        "the C++ compiler that CXX names was not found"
+    ),
     "is not able to compile a simple test program": "the C++ compiler does not work",
     "CXX20": "the C++ compiler has no C++20",
 }
 ADVICE = "install g++ 12 or newer, or choose a compiler: CXX=g++-13 pip install ."
-if int(setuptools.__version__.split(".")[0]) < 77:  # which cannot read a license expression, and says so in pages
-    sys.exit(f"uefl: setuptools {setuptools.__version__} is too old to build this, 77 or newer is needed: pip install 'setuptools>=77'")
-logging.disable(logging.INFO)  # every file that setuptools copies: the one line that matters would be lost between them
+# which cannot read a license expression, and says so in pages
+if int(setuptools.__version__.split(".")[0]) < 77:
+    sys.exit(
+        f"uefl: setuptools {setuptools.__version__} is too old to build this, 77 or newer is needed: pip"
+        " install 'setuptools>=77'"
+    )
+# every file that setuptools copies: the one line that matters would be lost between them
+logging.disable(logging.INFO)
 
 
 class NotCompiled(Exception):
@@ -39,7 +47,8 @@ class NotCompiled(Exception):
 
 
 def program(name):
-    """Path of cmake or ninja: of the package that this Python would import, be its scripts on PATH or not; else the one on PATH."""
+    """Path of cmake or ninja: of the package that this Python would import, be its scripts on PATH or not;
+    else the one on PATH."""
     try:
         files = distribution(name).files or []
     except PackageNotFoundError:
@@ -54,7 +63,8 @@ def program(name):
 
 
 def run(log, *command):
-    """Run a command with its output at the end of a file, since pip hides it or buries the reason under it; whether it succeeded."""
+    """Run a command with its output at the end of a file, since pip hides it or buries the reason under it;
+    whether it succeeded."""
     with log.open("ab") as file:
         return subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode == 0
 
@@ -82,16 +92,25 @@ class CMakeBuild(build_ext):
             self.compile(out, Path(self.build_temp).resolve())
         except NotCompiled as error:
             if REQUIRED:
-                sys.exit(f"uefl: the kernels cannot be compiled (UEFL_BUILD=off installs without them): {error}")
+                sys.exit(
+                    f"uefl: the kernels cannot be compiled (UEFL_BUILD=off installs without them): {error}"
+                )
             for extension in self.extensions:
-                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)  # of an earlier build, of other sources
+                # of an earlier build, of other sources
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
             (out / NOTE).write_text(f"{error}\n", encoding="utf-8")
-            print(f"warning: uefl: installed without compiled kernels, so ops are slower: {error}", file=sys.stderr)
+            print(
+                f"warning: uefl: installed without compiled kernels, so ops are slower: {error}",
+                file=sys.stderr,
+            )
 
     def copy_extensions_to_source(self):
         """For an editable installation: the modules, or the note in their place."""
         built, package = Path(self.build_lib) / "uefl_kernels", ROOT / "uefl_kernels"
-        for name in [NOTE, *(Path(self.get_ext_filename(extension.name)).name for extension in self.extensions)]:
+        for name in [
+            NOTE,
+            *(Path(self.get_ext_filename(extension.name)).name for extension in self.extensions),
+        ]:
             (package / name).unlink(missing_ok=True)
         super().copy_extensions_to_source()
         if (built / NOTE).exists():
@@ -101,7 +120,9 @@ class CMakeBuild(build_ext):
         """One CMake run; raises NotCompiled."""
         for package in ("torch", "pybind11"):
             if find_spec(package) is None:
-                raise NotCompiled(f"{package} is not installed, and the build is not isolated: pip install {package}")
+                raise NotCompiled(
+                    f"{package} is not installed, and the build is not isolated: pip install {package}"
+                )
         log = build / "build.log"
         build.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
@@ -119,7 +140,14 @@ class CMakeBuild(build_ext):
         ]
         if not run(log, *configure, *shlex.split(os.environ.get("CMAKE_ARGS", ""))):
             raise NotCompiled(reason(log))
-        if not run(log, program("cmake"), "--build", build, "--parallel", os.environ.get("MAX_JOBS", str(os.cpu_count()))):
+        if not run(
+            log,
+            program("cmake"),
+            "--build",
+            build,
+            "--parallel",
+            os.environ.get("MAX_JOBS", str(os.cpu_count())),
+        ):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             first = next((line.strip() for line in lines if "error" in line), "no error is named")
             raise NotCompiled(f"the compiler failed: {first}; all of its output is in {log}")

@@ -29,20 +29,31 @@ from uefl.server.teacher import Teacher
 _FOLDER = TemporaryDirectory()
 
 
-def arm_of(cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None) -> tuple[Arm, Workspace]:
-    """An arm of a configuration, as a run makes it, without an ensemble; its clients are in this process or where ``engine`` has them."""
+def arm_of(
+    cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None
+) -> tuple[Arm, Workspace]:
+    """An arm of a configuration, as a run makes it, without an ensemble; its clients are in this process or
+    where ``engine`` has them."""
     names = tuple(sorted(silo.name for silo in federation.silos))
-    context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names)
+    context = Context(
+        cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names
+    )
     algorithm = find(cfg.arms[name].algorithm)(cfg.arms[name].parameters).bound(context)
     workspace = Workspace(algorithm, cfg.data, federation, torch.device(device))
     engine = engine or LocalEngine(Clients(federation.silos, workspace.device).handlers(workspace))
-    teacher = Teacher(federation.server, workspace) if federation.server is not None and federation.server.labeled is not None else None
+    teacher = (
+        Teacher(federation.server, workspace)
+        if federation.server is not None and federation.server.labeled is not None
+        else None
+    )
     return Arm(name, workspace, [cfg.run.seed], engine, Path(_FOLDER.name) / "private", teacher), workspace
 
 
 def main() -> None:
     """Time a few rounds after one that is not counted, and print the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("preset", nargs="?", default="demo")
     parser.add_argument("--arm", default="uefl")
     parser.add_argument("--threads", type=int, default=1)
@@ -61,7 +72,10 @@ def main() -> None:
             times[what].append(time.perf_counter() - begun)
     medians = {what: statistics.median(values[1:]) for what, values in times.items()}
     table = Table(
-        title=f"{args.preset}, arm {args.arm}, {len(federation.silos)} clients, {args.threads} thread(s), bf16 {workspace.autocast}"
+        title=(
+            f"{args.preset}, arm {args.arm}, {len(federation.silos)} clients, {args.threads} thread(s), bf16"
+            f" {workspace.autocast}"
+        )
     )
     for column in ("train s", "measure s", "round s"):
         table.add_column(column, justify="right")

@@ -1,11 +1,13 @@
 """Compare a FedUL round with the published loop: same sets, network, penalty, batches and threads, in turns.
 
-python -m benchmarks.fedul_round [PRESET] [--threads 1] [--turns 3] [--workers 3] [--held avx2] [--save] [--set key=value]...
+python -m benchmarks.fedul_round [PRESET] [--threads 1] [--turns 3] [--workers 3] [--held avx2] [--save]
+[--set key=value]...
 
-Without arguments the program runs a whole round of the paper's setting: 5 clients x 75 steps and 10,000 test images. A turn takes about
-six minutes on a quiet Sapphire Rapids core. The first turn is not counted, and each turn prints a line. ``--set clients=2 --set
-train_per_client=2560 --set test_per_client=533`` runs 2 clients x 20 steps with the same ratio of test to training images. On a machine
-with other jobs, compare the CPU seconds of all processes on one thread.
+Without arguments the program runs a whole round of the paper's setting: 5 clients x 75 steps and 10,000 test
+images. A turn takes about six minutes on a quiet Sapphire Rapids core. The first turn is not counted, and
+each turn prints a line. ``--set clients=2 --set train_per_client=2560 --set test_per_client=533`` runs 2
+clients x 20 steps with the same ratio of test to training images. On a machine with other jobs, compare the
+CPU seconds of all processes on one thread.
 """
 
 from __future__ import annotations
@@ -29,20 +31,24 @@ _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
 
 
 class PublishedNet(nn.Module):
-    """The network of the paper on three equal channels, and behind it the transition from classes to sets, through probabilities."""
+    """The network of the paper on three equal channels, and behind it the transition from classes to sets,
+    through probabilities."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for (inputs, outputs), pool in zip(pairwise((3, 64, 64, 128)), (True, True, False), strict=True):
-            layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU()] + [nn.MaxPool2d(2)] * pool
+            layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU()] + [
+                nn.MaxPool2d(2)
+            ] * pool
         layers.append(nn.Flatten())
         for inputs, outputs in pairwise((6272, 2048, 512)):
             layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
         self.logits = nn.Sequential(*layers, nn.Linear(512, classes))
 
     def forward(self, x: torch.Tensor, priors: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, H, W], class priors [M, K] and shares [M] of the sets -> probabilities of the sets [B, M]."""
+        """Images [B, 3, H, W], class priors [M, K] and shares [M] of the sets -> probabilities of the sets
+        [B, M]."""
         of_set = self.logits(x).softmax(1) @ priors.T * shares
         return of_set / of_set.sum(1, keepdim=True)
 
@@ -52,7 +58,9 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __init__(self, images: torch.Tensor, targets: torch.Tensor, *, rotate: bool) -> None:
         steps = [transforms.Grayscale(3), transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
-        self.transform = transforms.Compose([transforms.ToPILImage(), *([transforms.RandomRotation(20)] * rotate), *steps])
+        self.transform = transforms.Compose(
+            [transforms.ToPILImage(), *([transforms.RandomRotation(20)] * rotate), *steps]
+        )
         self.images, self.targets = images, targets
 
     def __len__(self) -> int:
@@ -65,8 +73,8 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 class Published:
     """Run the published loop, written from its description because it has no license.
 
-    It reads images with Pillow in loader workers, computes in float32, sends the penalty through autograd for every tensor, creates a new
-    optimizer each round, and averages state dicts entry by entry.
+    It reads images with Pillow in loader workers, computes in float32, sends the penalty through autograd for
+    every tensor, creates a new optimizer each round, and averages state dicts entry by entry.
 
     Args:
         workers: number of workers of each client's loader; 3 as published.
@@ -82,11 +90,19 @@ class Published:
         sets = [each for each in data if isinstance(each, SetData)]
         self.known = [(s.priors.float(), (s.sizes / s.sizes.sum()).float()) for s in sets]
         self.train_loaders = [
-            DataLoader(Images(s.images, s.sets, rotate=True), cfg.training.batch_size, shuffle=True, drop_last=True, num_workers=workers)
+            DataLoader(
+                Images(s.images, s.sets, rotate=True),
+                cfg.training.batch_size,
+                shuffle=True,
+                drop_last=True,
+                num_workers=workers,
+            )
             for s in sets
         ]
         tests = [s.test for s in sets if s.test is not None]
-        self.test_loaders = [DataLoader(Images(t.images, t.labels, rotate=False), 5 * cfg.training.batch_size) for t in tests]
+        self.test_loaders = [
+            DataLoader(Images(t.images, t.labels, rotate=False), 5 * cfg.training.batch_size) for t in tests
+        ]
 
     def train(self) -> None:
         """A local epoch of every client, then the average."""
@@ -138,11 +154,18 @@ def main(arguments: list[str] | None = None) -> None:
     cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
     federation = build(cfg.data, kind="sets", seed=cfg.run.seed)
     ours = rounds.Ours(cfg, "fedul", federation)
-    loops: dict[str, rounds.Loop] = {"uefl": ours, "published": Published(cfg, federation, workers=args.workers, bf16=False)}
+    loops: dict[str, rounds.Loop] = {
+        "uefl": ours,
+        "published": Published(cfg, federation, workers=args.workers, bf16=False),
+    }
     if args.bf16:
         loops["published, bfloat16"] = Published(cfg, federation, workers=args.workers, bf16=True)
     steps = sum(s.sizes.train // cfg.training.batch_size for s in federation.silos)
-    rounds.compare(loops, f"{args.preset}: {len(federation.silos)} clients, {steps} steps, bf16 {ours.workspace.autocast}", args)
+    rounds.compare(
+        loops,
+        f"{args.preset}: {len(federation.silos)} clients, {steps} steps, bf16 {ours.workspace.autocast}",
+        args,
+    )
 
 
 if __name__ == "__main__":

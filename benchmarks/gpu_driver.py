@@ -1,7 +1,8 @@
-"""Load compiled kernels and launch them, without a build of an extension: the driver's own interface, on torch's context and stream.
+"""Load compiled kernels and launch them, without a build of an extension: the driver's own interface, on
+torch's context and stream.
 
-``Dry`` has the same methods, runs nothing and needs no GPU. It refuses what a GPU would refuse: a kernel that a file does not hold, and
-more shared memory or threads than a block can have.
+``Dry`` has the same methods, runs nothing and needs no GPU. It refuses what a GPU would refuse: a kernel that
+a file does not hold, and more shared memory or threads than a block can have.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ MOST_SHARED, MOST_THREADS = 227 * 1024, 1024  # of a block on compute capability
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
-Argument = int | ctypes.Structure  # numbers are 64 bits wide, or 32 where the kernel's parameter is an int: see Int
+# numbers are 64 bits wide, or 32 where the kernel's parameter is an int: see Int
+Argument = int | ctypes.Structure
 
 
 class Int(int):
@@ -25,7 +27,12 @@ class Int(int):
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
 
 
 class _Config(ctypes.Structure):
@@ -41,11 +48,14 @@ class _Config(ctypes.Structure):
 
 def _check_launch(name: str, threads: int, shared: int) -> None:
     if shared > MOST_SHARED or not 0 < threads <= MOST_THREADS or threads % 32:
-        raise ValueError(f"{name}: a block of {threads} threads with {shared} bytes of shared memory does not fit")
+        raise ValueError(
+            f"{name}: a block of {threads} threads with {shared} bytes of shared memory does not fit"
+        )
 
 
 class Driver:
-    """The CUDA driver by ``ctypes``. Kernels run on torch's current stream, so that torch's events and graphs see them."""
+    """The CUDA driver by ``ctypes``. Kernels run on torch's current stream, so that torch's events and graphs
+    see them."""
 
     dry = False
 
@@ -63,7 +73,8 @@ class Driver:
             raise RuntimeError(f"{name}: {(text.value or b'error').decode()} ({code})")
 
     def function(self, path: Path, name: str) -> ctypes.c_void_p:
-        """Return the kernel of a file, which is loaded once and may then have all the shared memory there is."""
+        """Return the kernel of a file, which is loaded once and may then have all the shared memory there
+        is."""
         if path not in self._modules:
             self._modules[path] = ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(self._modules[path]), path.read_bytes())
@@ -74,7 +85,15 @@ class Driver:
         return self._functions[path, name]
 
     def launch(
-        self, path: Path, name: str, blocks: int, threads: int, shared: int, arguments: Sequence[Argument], *, early: bool = False
+        self,
+        path: Path,
+        name: str,
+        blocks: int,
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        *,
+        early: bool = False,
     ) -> None:
         """Launch a kernel; ``early``: it may begin while the one before it ends."""
         _check_launch(name, threads, shared)
@@ -91,7 +110,9 @@ class Driver:
         attribute = _Attribute(_EARLY, 0, 1)
         size = ctypes.c_uint * 3
         stream = torch.cuda.current_stream().cuda_stream
-        config = _Config(size(blocks, 1, 1), size(threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(early))
+        config = _Config(
+            size(blocks, 1, 1), size(threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(early)
+        )
         self._call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, None)
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -99,7 +120,8 @@ class Driver:
         return torch.zeros(shape, dtype=dtype, device="cuda")
 
     def us(self, call: Callable[[int], object], times: int = 20) -> float:
-        """Return the median microseconds of a call in a graph of so many, which are told their number; launches are not in it."""
+        """Return the median microseconds of a call in a graph of so many, which are told their number;
+        launches are not in it."""
         call(0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -131,7 +153,15 @@ class Dry:
             raise ValueError(f"{path} holds no kernel {name}")
 
     def launch(
-        self, path: Path, name: str, blocks: int, threads: int, shared: int, arguments: Sequence[Argument], *, early: bool = False
+        self,
+        path: Path,
+        name: str,
+        blocks: int,
+        threads: int,
+        shared: int,
+        arguments: Sequence[Argument],
+        *,
+        early: bool = False,
     ) -> None:
         """Check the launch."""
         self.function(path, name)

@@ -1,11 +1,12 @@
 """Simulate the issue of a loop's instructions on a quarter of a multiprocessor of sm_90.
 
-A quarter has one scheduler, which issues one instruction of one warp in a cycle, in the order of the program. The units of the quarter
-are busy for some cycles afterwards, and a register can be read when the instruction that writes it has passed its latency. It is a model:
-it gives 1690 to 1890 cycles for a round of three warps in a loop of ``search_wgmma`` that took 1964 on an H100.
+A quarter has one scheduler, which issues one instruction of one warp in a cycle, in the order of the program.
+The units of the quarter are busy for some cycles afterwards, and a register can be read when the instruction
+that writes it has passed its latency. It is a model: it gives 1690 to 1890 cycles for a round of three warps
+in a loop of ``search_wgmma`` that took 1964 on an H100.
 
-Which warp goes first is an assumption. Here it is the one that is behind, as the ring of codewords keeps the warps together. With
-``ordered``, a warp sends its products only after the warp before it has.
+Which warp goes first is an assumption. Here it is the one that is behind, as the ring of codewords keeps the
+warps together. With ``ordered``, a warp sends its products only after the warp before it has.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def parse(line: str) -> Instruction:
     while at < len(operands) and re.match(r"U?P(T|\d)", operands[at]):
         at += 1
     if at < len(operands) and not name.startswith(SKIPPED) and registers[at] is not None:
-        first, width = registers[at] or 0, 4 if ".128" in name else 2 if ".64" in name or "WIDE" in name else 1
+        first, width = (
+            registers[at] or 0,
+            4 if ".128" in name else 2 if ".64" in name or "WIDE" in name else 1,
+        )
         writes, sources = frozenset(range(first, first + width)), registers[at + 1 :]
     else:
         writes, sources = frozenset(), registers[at:]
@@ -82,14 +86,18 @@ class _Quarter:
         self.loop, self.ordered = loop, ordered
         self.warps = [_Warp() for _ in range(warps)]
         self.cycle, self.last, self.turn = 0, 0, 0
-        self.free = {"alu": 0, "imad": 0, "fma": 0, "load": 0, "tensor": 0}  # fma: the half that takes no multiplication of integers
+        # fma: the half that takes no multiplication of integers
+        self.free = {"alu": 0, "imad": 0, "fma": 0, "load": 0, "tensor": 0}
         self.products: list[int] = []  # when those under way end
         self.ends: list[int] = []  # of rounds, all warps together
 
     def step(self) -> None:
         """Issue at most one instruction and go to the next cycle."""
         count = len(self.warps)
-        order = sorted(range(count), key=lambda w: (self.warps[w].rounds, self.warps[w].next != 0, (w - self.last - 1) % count))
+        order = sorted(
+            range(count),
+            key=lambda w: (self.warps[w].rounds, self.warps[w].next != 0, (w - self.last - 1) % count),
+        )
         for number in order:
             if self._issue(number):
                 self.last = number
@@ -97,7 +105,8 @@ class _Quarter:
         self.cycle += 1
 
     def _unit(self, pipe: str) -> str | None:
-        """Return a unit that takes the instruction now: an addition or a multiplication of floats goes to either half."""
+        """Return a unit that takes the instruction now: an addition or a multiplication of floats goes to
+        either half."""
         units = ("fma", "imad") if pipe == "fma" else (pipe,)
         return next((unit for unit in units if self.free[unit] <= self.cycle), None)
 
@@ -124,7 +133,11 @@ class _Quarter:
             warp.ready |= dict.fromkeys(instruction.writes, self.cycle + latency)
         warp.next += 1
         if warp.next == len(self.loop):
-            warp.next, warp.rounds, warp.stalled = 0, warp.rounds + 1, max(warp.stalled, self.cycle + AFTER_BRANCH)
+            warp.next, warp.rounds, warp.stalled = (
+                0,
+                warp.rounds + 1,
+                max(warp.stalled, self.cycle + AFTER_BRANCH),
+            )
             self.ends.append(self.cycle)
         return True
 
@@ -158,6 +171,8 @@ def cycles(lines: Sequence[str], warps: int = 3, *, ordered: bool = False, round
     while min(warp.rounds for warp in quarter.warps) < rounds:
         quarter.step()
         if quarter.cycle > 100_000 * rounds:
-            raise RuntimeError(f"the loop does not end: {rounds} rounds took more than {quarter.cycle} cycles")
+            raise RuntimeError(
+                f"the loop does not end: {rounds} rounds took more than {quarter.cycle} cycles"
+            )
     first, last = len(quarter.ends) // 4, len(quarter.ends) * 3 // 4
     return warps * (quarter.ends[last] - quarter.ends[first]) / (last - first)

@@ -67,14 +67,27 @@ class Variant:
 
     def shared(self, places: int) -> int:
         """Bytes of shared memory with so many places of the codebook; 1024 for the alignment."""
-        rows, barriers = self.warpgroups * self.tiles * self.chunks * 64 * 64 * 2, 16 * (places + self.warpgroups * self.tiles)
+        rows, barriers = (
+            self.warpgroups * self.tiles * self.chunks * 64 * 64 * 2,
+            16 * (places + self.warpgroups * self.tiles),
+        )
         return places * (128 * 64 * 2 + 16 * self.starts) + rows + barriers + 1024
 
     def rings(self, k: int) -> list[int]:
         """Return the numbers of places to time: all that the codebook needs, or else two sizes of a ring."""
         needed = k // 128 * self.chunks
-        fits = [places for places in (needed, 6, 5, 4, 3) if places <= needed and self.shared(places) <= MOST_SHARED]
-        return fits[:1] if fits[:1] == [needed] else [fits[0], *(places for places in (4, 3) if places < fits[0])][:2] if fits else []
+        fits = [
+            places
+            for places in (needed, 6, 5, 4, 3)
+            if places <= needed and self.shared(places) <= MOST_SHARED
+        ]
+        return (
+            fits[:1]
+            if fits[:1] == [needed]
+            else [fits[0], *(places for places in (4, 3) if places < fits[0])][:2]
+            if fits
+            else []
+        )
 
 
 class Work(ctypes.Structure):
@@ -88,11 +101,15 @@ class Work(ctypes.Structure):
 
 def variants() -> list[Variant]:
     """Return those of variants/table.h."""
-    return [Variant(name) for name in re.findall(r"^VARIANT(?:_CLUSTER)?\((\w+),", (FOLDER / "table.h").read_text(), re.M)]
+    return [
+        Variant(name)
+        for name in re.findall(r"^VARIANT(?:_CLUSTER)?\((\w+),", (FOLDER / "table.h").read_text(), re.M)
+    ]
 
 
 def tiles(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return values [N, d] as tiles [N / rows, d / 64, rows, 64] in the layout of products: 16 bytes number i of row r at i ^ r % 8."""
+    """Return values [N, d] as tiles [N / rows, d / 64, rows, 64] in the layout of products: 16 bytes number i
+    of row r at i ^ r % 8."""
     n, d = values.shape
     pieces = values.view(n // rows, rows, d // 64, 8, 8).transpose(1, 2)
     place = torch.arange(8, device=values.device) ^ (torch.arange(rows, device=values.device) % 8)[:, None]
@@ -100,6 +117,7 @@ def tiles(values: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def columns(first: bool) -> torch.Tensor:
-    """Return the column of a tile for each lane of four and each of its starts [4, 32], or [4, 64] where the sums begin at them."""
+    """Return the column of a tile for each lane of four and each of its starts [4, 32], or [4, 64] where the
+    sums begin at them."""
     lane, number = torch.arange(4)[:, None], torch.arange(64 if first else 32)
     return number // 4 * 8 + 2 * lane + number % 2 if first else number // 2 * 8 + 2 * lane + number % 2

@@ -1,4 +1,5 @@
-"""Measure nine things that the plans for the kernels assume; ``python -m benchmarks.gpu_variants micro`` runs them.
+"""Measure nine things that the plans for the kernels assume; ``python -m benchmarks.gpu_variants micro`` runs
+them.
 
 M1  Do products and the instructions of comparisons hinder each other? Rate of each by itself, and of both together.
 M2  Do the warpgroups multiply and compare at the same time? Share of the comparisons that runs while another warpgroup multiplies.
@@ -38,17 +39,28 @@ Row = dict[str, Any]
 Found = Iterator[tuple[str, float | list[float], str]]  # what was measured, its value, its unit
 
 
-def _streams(driver: AnyDriver, path: Path, kernel: str, kinds: tuple[str, ...], warpgroups: int = 2) -> Found:
+def _streams(
+    driver: AnyDriver, path: Path, kernel: str, kinds: tuple[str, ...], warpgroups: int = 2
+) -> Found:
     """Lanes a clock of a stream alone and beside products, and clocks of a product beside it."""
     for kind in kinds:
         for beside in (False, True):
             clocks = driver.zeros(BLOCKS, 4, 2)
             name = f"{'beside' if beside else 'stream'}_{kind}"
             threads = 128 * (1 + warpgroups)
-            driver.launch(path, name, BLOCKS, threads, PRODUCT_BYTES + 1024, [clocks.data_ptr(), Int(0x3F800000), Int(0x00010203)])
+            driver.launch(
+                path,
+                name,
+                BLOCKS,
+                threads,
+                PRODUCT_BYTES + 1024,
+                [clocks.data_ptr(), Int(0x3F800000), Int(0x00010203)],
+            )
             mean = clocks.double().mean(0)
             each = 128 * ROUNDS * 4 * LANES * WIDTH.get(kind, 1)
-            rate = sum(each / float(mean[group, 0]) if mean[group, 0] else 0.0 for group in range(1, 1 + warpgroups))
+            rate = sum(
+                each / float(mean[group, 0]) if mean[group, 0] else 0.0 for group in range(1, 1 + warpgroups)
+            )
             yield f"{kernel} {name}", rate, "lanes a clock"
             if beside:
                 yield f"{kernel} product beside {kind}", float(mean[0, 0] / mean[0, 1].clamp_min(1)), "clocks"
@@ -79,17 +91,23 @@ def overlap(driver: AnyDriver, path: Path) -> Found:
         work = Work(*(tensor.data_ptr() for tensor in some))
         work.blocks, work.tiles, work.places, work.shift = blocks, tiles_of_k, 6, variant.shift
         driver.launch(search, name, BLOCKS, variant.threads, variant.shared(6), [work])
-        yield f"{name}: clocks of a round", float((marks[:, :, -1, 2] - marks[:, :, 8, 2]).double().mean() / 55), "clocks"
+        yield (
+            f"{name}: clocks of a round",
+            float((marks[:, :, -1, 2] - marks[:, :, 8, 2]).double().mean() / 55),
+            "clocks",
+        )
         yield f"{name}: products", float((marks[..., 1] - marks[..., 0]).double().mean()), "clocks"
         yield f"{name}: comparison", float((marks[..., 2] - marks[..., 1]).double().mean()), "clocks"
         yield f"{name}: comparing while another multiplies", shared_time(marks[:8].cpu()), "share"
 
 
 def shared_time(marks: torch.Tensor) -> float:
-    """Return the share of the comparisons' clocks in which another warpgroup of the block has products under way.
+    """Return the share of the comparisons' clocks in which another warpgroup of the block has products under
+    way.
 
     Args:
-        marks: ``[blocks, groups, tiles, 3]``, int64: when products began, when they had ended, when the comparison had ended.
+        marks: ``[blocks, groups, tiles, 3]``, int64: when products began, when they had ended, when the
+            comparison had ended.
     """
     groups, total, both = marks.shape[1], 0, 0
     for block in marks:
@@ -121,16 +139,33 @@ def loads(driver: AnyDriver, path: Path) -> Found:
         for warps in (1, 12):
             clocks = driver.zeros(BLOCKS, warps)
             driver.launch(path, "loads", BLOCKS, 32 * warps, 16384 + 1024, [clocks.data_ptr(), Int(pattern)])
-            yield f"LDS.128, {name}, {warps} warps", float(clocks.double().mean()) / (ROUNDS * 8 * warps), "clocks"
+            yield (
+                f"LDS.128, {name}, {warps} warps",
+                float(clocks.double().mean()) / (ROUNDS * 8 * warps),
+                "clocks",
+            )
 
 
 def additions(driver: AnyDriver, path: Path) -> Found:
     """M5."""
-    for pattern, name in enumerate(("neighbours", "a codeword at random", "one cell", "exchange of neighbours")):
+    for pattern, name in enumerate(
+        ("neighbours", "a codeword at random", "one cell", "exchange of neighbours")
+    ):
         for warps in (1, 16):
             clocks = driver.zeros(BLOCKS, warps)
-            driver.launch(path, "additions", BLOCKS, 32 * warps, 256 * 64 * 4 + 1024, [clocks.data_ptr(), Int(pattern), Int(256)])
-            yield f"ATOMS, {name}, {warps} warps", float(clocks.double().mean()) / (ROUNDS * 2 * warps), "clocks"
+            driver.launch(
+                path,
+                "additions",
+                BLOCKS,
+                32 * warps,
+                256 * 64 * 4 + 1024,
+                [clocks.data_ptr(), Int(pattern), Int(256)],
+            )
+            yield (
+                f"ATOMS, {name}, {warps} warps",
+                float(clocks.double().mean()) / (ROUNDS * 2 * warps),
+                "clocks",
+            )
 
 
 def cache(driver: AnyDriver, path: Path) -> Found:
@@ -153,9 +188,11 @@ def small_products(driver: AnyDriver, path: Path) -> Found:
 
 
 def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a [64, 16], b [128, 16], start [64, 128] and the exact a b^T + start, all float64, of which a and b are float16 numbers.
+    """Return a [64, 16], b [128, 16], start [64, 128] and the exact a b^T + start, all float64, of which a
+    and b are float16 numbers.
 
-    Row: how many small terms (8 choices), their sign, whether 1.0 is the start or a product, the sign of 1.0. Column: the small terms are
+    Row: how many small terms (8 choices), their sign, whether 1.0 is the start or a product, the sign of 1.0.
+        Column: the small terms are
     2^-20 to 2^-31, the others of the 128 columns repeat the last one.
     """
     a, b, start = torch.zeros(64, 16).double(), torch.zeros(128, 16).double(), torch.zeros(64, 128).double()
@@ -172,7 +209,8 @@ def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def accumulator(driver: AnyDriver, path: Path) -> Found:
-    """M8: what a sum lacks, in units of its small term, for every experiment; and the least term that one of them keeps."""
+    """M8: what a sum lacks, in units of its small term, for every experiment; and the least term that one of
+    them keeps."""
     a, b, start, exact = experiments()
     device = "cpu" if driver.dry else "cuda"
     wide = [torch.nn.functional.pad(values, (0, 48)).half().to(device) for values in (a, b)]
@@ -183,13 +221,18 @@ def accumulator(driver: AnyDriver, path: Path) -> Found:
     yield from _kept("wgmma", sums, exact)
     # By mma.sync in blocks of 16 rows and 8 columns; 16 columns hold all powers.
     blocks = [(row, column) for row in range(0, 64, 16) for column in (0, 8)]
-    parts = [torch.stack([values[at : at + size] for at in starts]).contiguous() for values, size, starts in (
-        (a.half().to(device), 16, [row for row, _ in blocks]),
-        (b.half().to(device), 8, [column for _, column in blocks]),
-    )]  # fmt: skip
+    parts = [
+        torch.stack([values[at : at + size] for at in starts]).contiguous()
+        for values, size, starts in (
+            (a.half().to(device), 16, [row for row, _ in blocks]),
+            (b.half().to(device), 8, [column for _, column in blocks]),
+        )
+    ]
     begins = torch.stack([begin[row : row + 16, column : column + 8] for row, column in blocks]).contiguous()
     found = driver.zeros(len(blocks), 16, 8, dtype=torch.float32)
-    driver.launch(path, "product_mma", len(blocks), 32, 0, [tensor.data_ptr() for tensor in (*parts, begins, found)])
+    driver.launch(
+        path, "product_mma", len(blocks), 32, 0, [tensor.data_ptr() for tensor in (*parts, begins, found)]
+    )
     whole = torch.zeros(64, 16)
     for block, (row, column) in zip(found.cpu(), blocks, strict=True):
         whole[row : row + 16, column : column + 8] = block
@@ -202,14 +245,20 @@ def _kept(name: str, sums: torch.Tensor, exact: torch.Tensor) -> Found:
     yield f"{name}: lacking, in small terms, by experiment and power", lacking.flatten().tolist(), "terms"
     for row, what in ((0, "product"), (16, "start")):
         kept = [power for power in range(count) if lacking[row, power] == 0]
-        yield f"{name}: least term kept beside a {what} of 1", float(HIGHEST + max(kept, default=-1)), "power of 1/2"
+        yield (
+            f"{name}: least term kept beside a {what} of 1",
+            float(HIGHEST + max(kept, default=-1)),
+            "power of 1/2",
+        )
 
 
 def barriers(driver: AnyDriver, path: Path) -> Found:
     """M9."""
     clocks = driver.zeros(3)
     driver.launch(path, "barriers", 1, 256, 0, [clocks.data_ptr()])
-    for name, value in zip(("turn handed on", "wait for what is over", "hand-over by mbarrier"), clocks.tolist(), strict=True):
+    for name, value in zip(
+        ("turn handed on", "wait for what is over", "hand-over by mbarrier"), clocks.tolist(), strict=True
+    ):
         yield name, float(value), "clocks"
     for name, early in (("nothing", False), ("nothing_early", True)):
 
@@ -232,8 +281,11 @@ MEASUREMENTS: dict[str, Callable[[AnyDriver, Path], Found]] = {
 }
 
 
-def measure(driver: AnyDriver, cubins: Path, only: str, save: Callable[[list[Row]], None]) -> tuple[list[Row], int]:
-    """Run the measurements; print a line for each number and save all of them after each. Return them, and how many measurements failed."""
+def measure(
+    driver: AnyDriver, cubins: Path, only: str, save: Callable[[list[Row]], None]
+) -> tuple[list[Row], int]:
+    """Run the measurements; print a line for each number and save all of them after each. Return them, and
+    how many measurements failed."""
     rows, failed = list[Row](), 0
     for title, of in MEASUREMENTS.items():
         if not re.search(only, title):
@@ -245,7 +297,9 @@ def measure(driver: AnyDriver, cubins: Path, only: str, save: Callable[[list[Row
                 print(f"{title[:2]} {name.strip():<56} {text} {unit}", flush=True)
         except RuntimeError as error:
             failed += 1
-            rows.append({"measurement": title, "name": "error", "value": str(error).splitlines()[0], "unit": ""})
+            rows.append(
+                {"measurement": title, "name": "error", "value": str(error).splitlines()[0], "unit": ""}
+            )
             print(f"{title}: {str(error).splitlines()[0]}", flush=True)
         save(rows)
     return rows, failed

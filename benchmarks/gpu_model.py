@@ -1,13 +1,16 @@
-"""What the CUDA kernels should cost, from what they do and what a GPU can: ``python -m benchmarks.gpu_model --help``.
+"""What the CUDA kernels should cost, from what they do and what a GPU can: ``python -m benchmarks.gpu_model
+--help``.
 
-A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate: the slowest of them is a wall
-that no schedule gets through, the expected time. The walls are bytes of device memory, of the second-level cache and of shared memory,
-products, each pipe, the issue of instructions, the launch, and where a loop was simulated its instructions in order
-(``benchmarks.gpu_issue``). The other columns are what a kernel takes when products and instructions never overlap, and what was measured,
-where a profile of ``benchmarks.gpu_profile`` or a row in results/ has it. Latency of memory, barriers and part-filled waves are not in the
-model: they are what is left between it and the clock.
+A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate: the
+slowest of them is a wall that no schedule gets through, the expected time. The walls are bytes of device
+memory, of the second-level cache and of shared memory, products, each pipe, the issue of instructions, the
+launch, and where a loop was simulated its instructions in order (``benchmarks.gpu_issue``). The other columns
+are what a kernel takes when products and instructions never overlap, and what was measured, where a profile
+of ``benchmarks.gpu_profile`` or a row in results/ has it. Latency of memory, barriers and part-filled waves
+are not in the model: they are what is left between it and the clock.
 
-Instructions are counted in the machine code where nvcc is there (some minutes), else they are the constants below.
+Instructions are counted in the machine code where nvcc is there (some minutes), else they are the constants
+below.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from .registry import case_of
 Counts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" counts them all
 
 
-# Lanes per clock and multiprocessor. A multiply-add of integers takes one of the two halves of the pipe of floats.
+# Lanes per clock and multiprocessor. A multiply-add of integers takes one of the two halves of the pipe of
+# floats.
 HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "convert": 15}
 
 
@@ -42,7 +46,8 @@ class Machine:
     multiprocessors: int
     gigahertz: float
     copy: float  # bytes a second, those read and those written
-    l2: float  # bytes a second that the second-level cache gives to all multiprocessors; a guess until it is measured
+    # bytes a second that the second-level cache gives to all multiprocessors; a guess until it is measured
+    l2: float
     product: float  # operations a second of a dense bfloat16 or float16 product
     mma: float  # share of them that mma.sync reaches
     code: str  # the architecture whose machine code runs there; sm_90a has wgmma
@@ -55,7 +60,11 @@ class Machine:
         counts["fma"] = counts.get("fma", 0) + counts.get("imad", 0)
         clocks = self.multiprocessors * self.gigahertz * 1e9
         pipes = {pipe: count / (self.lanes[pipe] * clocks) for pipe, count in counts.items()}
-        walls = {"bytes": kernel.bytes / self.copy, "tensor": kernel.flops / tensor, "L2": kernel.l2 / self.l2} | pipes
+        walls = {
+            "bytes": kernel.bytes / self.copy,
+            "tensor": kernel.flops / tensor,
+            "L2": kernel.l2 / self.l2,
+        } | pipes
         walls |= {"shared": kernel.shared / (SHARED * clocks), "in order": kernel.cycles / clocks}
         return {wall: 1e6 * seconds for wall, seconds in walls.items()} | {"launch": LAUNCH}
 
@@ -85,7 +94,8 @@ TARGETS: dict[tuple[str, str], float | None] = {
 }
 PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times are those of one
 
-# Of sm_90a, and near enough elsewhere, where a name says no other. The first six are counted anew where nvcc is there.
+# Of sm_90a, and near enough elsewhere, where a name says no other. The first six are counted anew where nvcc
+# is there.
 COUNTS: dict[str, Counts] = {
     # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
     "score, sm_90a": {"issue": 5.35, "alu": 2.35, "imad": 1.2, "fma": 1.0},
@@ -96,9 +106,10 @@ COUNTS: dict[str, Counts] = {
     # k-means: an element of row_sums, and of row_squares
     "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
-    # Read in the listing, without what branches pass by: for a score of search_mma the products of 64 elements, with loads and addresses;
-    # an element of a row made float16, a row beside that, an element of gather, a score of the second pass, an element of a candidate
-    # there, and two passes of a row of the head, for its softmax.
+    # Read in the listing, without what branches pass by: for a score of search_mma the products of 64
+    # elements, with loads and addresses; an element of a row made float16, a row beside that, an element of
+    # gather, a score of the second pass, an element of a candidate there, and two passes of a row of the
+    # head, for its softmax.
     "product, sm_80": {"issue": 6.8, "alu": 2.3, "imad": 2.0},
     "product, sm_100": {"issue": 5.3, "alu": 1.4, "imad": 1.1},
     "element": {"issue": 18.3, "alu": 4.0, "imad": 2.2, "fma": 7.9},
@@ -107,8 +118,9 @@ COUNTS: dict[str, Counts] = {
     "second": {"issue": 10, "alu": 2, "imad": 1, "fma": 1.5},
     "candidate": {"issue": 8, "f64": 3, "convert": 1},
     "softmax": {"issue": 1090, "alu": 280, "imad": 60, "fma": 500},
-    # Cycles of benchmarks.gpu_issue: a round of three warps of search_wgmma, 128 codewords each, with nothing that keeps the warps apart;
-    # a block of 32 units of head. The mean of what the model gives for latencies of 4 to 8 cycles.
+    # Cycles of benchmarks.gpu_issue: a round of three warps of search_wgmma, 128 codewords each, with nothing
+    # that keeps the warps apart; a block of 32 units of head. The mean of what the model gives for latencies
+    # of 4 to 8 cycles.
     "in order": {"round": 1790, "head": 505},
 }
 PIPES = (
@@ -122,8 +134,12 @@ PIPES = (
 
 def by_pipe(operations: list[str], times: float) -> Counts:
     """Instructions by pipe, each of them for so many scores or elements."""
-    found = Counter(next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "other") for name in operations)
-    return {pipe: found[pipe] / times for pipe, _ in PIPES if found[pipe]} | {"issue": len(operations) / times}
+    found = Counter(
+        next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "other") for name in operations
+    )
+    return {pipe: found[pipe] / times for pipe, _ in PIPES if found[pipe]} | {
+        "issue": len(operations) / times
+    }
 
 
 def counted() -> dict[str, Counts]:
@@ -137,7 +153,9 @@ def counted() -> dict[str, Counts]:
         return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
 
     return {
-        "score, sm_90a": by_pipe(sass.tile_loop(sass.instances("vq_assign", "90a", "search_wgmma")["fLi3ELb0ELb1E"]), sass.SCORES),
+        "score, sm_90a": by_pipe(
+            sass.tile_loop(sass.instances("vq_assign", "90a", "search_wgmma")["fLi3ELb0ELb1E"]), sass.SCORES
+        ),
         **{f"score, sm_{code}": comparison(code) for code in ("80", "100")},
         "masks": by_pipe(loop("mc_dropout_mlp", "head", "Li2ELb0E", "HMMA"), 1),
         "sum": by_pipe(loop("kmeans_step", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
@@ -168,7 +186,8 @@ def total(*parts: tuple[float, Counts]) -> Counts:
 
 
 def open_share(k: int, itemsize: int, d: int) -> float:
-    """Of gaussian rows, those that the first pass is not certain of; tests/kernels/test_flagged_rows.py has them from the certificate."""
+    """Of gaussian rows, those that the first pass is not certain of; tests/kernels/test_flagged_rows.py has
+    them from the certificate."""
     if itemsize == 2:
         return 0.002 if d <= 64 else 0.006
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
@@ -191,31 +210,55 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
     chunks, codes, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
     halves = codes * chunks * 64 * 2  # bytes of the packed codebook
     if code == "90a":
-        # How often a block goes through the codebook: rows of three warpgroups, of two where rows are few or do not fit.
+        # How often a block goes through the codebook: rows of three warpgroups, of two where rows are few or
+        # do not fit.
         of_block = n / (64 * (3 if n > 192 * 132 and d <= 256 else 2))
         streamed = 0 if halves + 64 * 3 * chunks * 128 * (chunks > 1) <= 144 * 1024 else of_block * halves
-        # Products read the codebook for 64 rows; long rows come from shared memory again for every 128 codewords.
+        # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
+        # codewords.
         shared = n / 64 * (halves + 64 * chunks * 128 * (codes / 128) * (chunks > 1)) + 2 * dense
         cycles = of_block * (codes / 128) * of["in order"]["round"]
-        first = Kernel(WGMMA, n * (d * itemsize + 8), 2.0 * n * d * k, total(*counts), streamed + dense, shared, cycles)
+        first = Kernel(
+            WGMMA, n * (d * itemsize + 8), 2.0 * n * d * k, total(*counts), streamed + dense, shared, cycles
+        )
     else:
-        # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same codewords.
-        first = Kernel(FIRST, n * (d * itemsize + 8), 2.0 * n * d * k, total(*counts), n / 64 * halves + dense, n / 64 * 4 * halves)
+        # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same
+        # codewords.
+        first = Kernel(
+            FIRST,
+            n * (d * itemsize + 8),
+            2.0 * n * d * k,
+            total(*counts),
+            n / 64 * halves + dense,
+            n / 64 * 4 * halves,
+        )
     pack = Kernel(PACK, k * d * (itemsize + 10))
-    again = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))  # candidates: two as a rule
+    # candidates: two as a rule
+    again = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))
     return [pack, first, Kernel(SECOND, some * (d * itemsize + 20), 2.0 * some * d * k, again)]
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
-    """What a part of an op launches where code for that architecture runs, but for what prepares codewords and takes a few microseconds."""
+    """What a part of an op launches where code for that architecture runs, but for what prepares codewords
+    and takes a few microseconds."""
     if op == "mc_dropout_mlp":
         pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
         blocks = -(-case.hidden // 32)
         counts = total((32 * pairs * blocks, of["masks"]), (16 * pairs, of["softmax"]))
         cycles = pairs * blocks / 4 * of["in order"]["head"]  # four quarters of a multiprocessor
-        head = Kernel("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts, cycles=cycles)  # products of 16 x 8 x 16
+        # products of 16 x 8 x 16
+        head = Kernel(
+            "head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts, cycles=cycles
+        )
         multiplied = float(case.batch * case.inputs * case.hidden)
-        return [Kernel(PRODUCT, 4 * case.batch * (case.inputs + case.hidden), counts={"fma": multiplied, "issue": multiplied}), head]
+        return [
+            Kernel(
+                PRODUCT,
+                4 * case.batch * (case.inputs + case.hidden),
+                counts={"fma": multiplied, "issue": multiplied},
+            ),
+            head,
+        ]
     d, itemsize = (case.d, 4) if op.startswith("kmeans") else (case.dim, case.itemsize)
     searched = case.n * (1 + 1 / ITERATIONS if op == "kmeans_lloyd" else 1)  # once more for the labels
     found = search(searched, d, case.k, itemsize, code, of)
@@ -244,27 +287,37 @@ def expected(machine: Machine, op: str, shape: str, of: dict[str, Counts]) -> li
     for kernel in kernels(op, case_of(type(REGISTRY[op].smoke), shape), machine.code, of):
         walls = machine.walls(kernel)
         wall = max(walls, key=lambda name: walls[name])
-        instructions = max(us for name, us in walls.items() if name not in MEMORIES and name not in ("tensor", "in order", "launch"))
+        instructions = max(
+            us
+            for name, us in walls.items()
+            if name not in MEMORIES and name not in ("tensor", "in order", "launch")
+        )
         apart = max(*(walls[name] for name in MEMORIES), walls["tensor"] + instructions, walls[wall])
         rows.append(Expected(kernel.name, walls[wall], wall, apart))
     return rows
 
 
 def measured(machine: Machine, profiles: list[Path]) -> dict[str, dict[str, float]]:
-    """By target the microseconds of its kernels, and of a whole call under the empty name: of profiles, later ones first, and results."""
+    """By target the microseconds of its kernels, and of a whole call under the empty name: of profiles, later
+    ones first, and results."""
     found: dict[str, dict[str, float]] = {}
     for row in (row for path in results.FOLDER.glob("*.csv") for row in results.load(path)):
         if machine.name in row["machine"] and row["provider"] == "uefl":
-            found[f"{row['op']} {row['shape']}"] = {"": 1e3 * float(row["median_ms"]) / PARTS.get(row["op"], 1)}
+            found[f"{row['op']} {row['shape']}"] = {
+                "": 1e3 * float(row["median_ms"]) / PARTS.get(row["op"], 1)
+            }
     for profile in map(json.loads, (path.read_text() for path in profiles)):
         for target in profile["targets"] if machine.name in profile["machine"] else ():
             call = {"": target["graph_us"] or target["events_us"]}
-            found[target["target"]] = call | {row["kernel"]: row["launches"] * row["us"] for row in target["kernels"]}
+            found[target["target"]] = call | {
+                row["kernel"]: row["launches"] * row["us"] for row in target["kernels"]
+            }
     return found
 
 
 def summary() -> str:
-    """A Markdown table of every target on every machine, from the constants of this file and the saved results."""
+    """A Markdown table of every target on every machine, from the constants of this file and the saved
+    results."""
     lines = [
         "| GPU | work | expected us | of which | apart us | target us | measured us |",
         "|---|---|--:|---|--:|--:|--:|",
@@ -274,7 +327,9 @@ def summary() -> str:
         for (op, shape), target in TARGETS.items():
             rows = expected(machine, op, shape, COUNTS)
             most = max(row.us for row in rows)
-            parts = "; ".join(f"{shown(row.kernel)} {row.us:.0f} ({row.wall})" for row in rows if row.us > most / 20)
+            parts = "; ".join(
+                f"{shown(row.kernel)} {row.us:.0f} ({row.wall})" for row in rows if row.us > most / 20
+            )
             clock = clocks.get(f"{op} {shape}")
             cells = (
                 machine.name,
@@ -295,12 +350,18 @@ def line(name: str, us: float, wall: str, apart: float, clock: float | None) -> 
 
 
 def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
-    print(f"{machine.name}: copy {machine.copy / 1e12:.2f} TB/s, product {machine.product / 1e12:.0f} TFLOP/s")
+    print(
+        f"{machine.name}: copy {machine.copy / 1e12:.2f} TB/s, product {machine.product / 1e12:.0f} TFLOP/s"
+    )
     print(f"{'microseconds':<38} {'expected':>9}  {'wall':<8} {'apart':>8} {'measured':>11} {'ratio':>8}")
     clocks = measured(machine, profiles)
     for op, shape in TARGETS:
         rows, seen = expected(machine, op, shape, of), clocks.get(f"{op} {shape}", {})
-        print(line(f"{op} {shape}", sum(row.us for row in rows), "", sum(row.apart for row in rows), seen.get("")))
+        print(
+            line(
+                f"{op} {shape}", sum(row.us for row in rows), "", sum(row.apart for row in rows), seen.get("")
+            )
+        )
         for row in rows:
             clock = sum(us for name, us in seen.items() if name and re.search(row.kernel, name))
             print(line(f"    {shown(row.kernel)}", row.us, row.wall, row.apart, clock or None))
@@ -309,15 +370,35 @@ def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_model", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--machine", default="", metavar="REGEX", help=f"only these of: {', '.join(machine.name for machine in MACHINES)}")
-    parser.add_argument(
-        "--profile", type=Path, action="append", default=[], metavar="FILE", help="a profile.json of benchmarks.gpu_profile"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_model", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--constants", action="store_true", help="compile nothing; take the counts of instructions in this file")
+    parser.add_argument(
+        "--machine",
+        default="",
+        metavar="REGEX",
+        help=f"only these of: {', '.join(machine.name for machine in MACHINES)}",
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a profile.json of benchmarks.gpu_profile",
+    )
+    parser.add_argument(
+        "--constants",
+        action="store_true",
+        help="compile nothing; take the counts of instructions in this file",
+    )
     options = parser.parse_args(arguments)
     compiler = sass.NVCC is not None and sass.disassembler() is not None and not options.constants
-    print(f"instructions: {'counted in the machine code for sm_90a' if compiler else 'the constants of this file'}", file=sys.stderr)
+    print(
+        "instructions:"
+        f" {'counted in the machine code for sm_90a' if compiler else 'the constants of this file'}",
+        file=sys.stderr,
+    )
     of = COUNTS | (counted() if compiler else {})
     for machine in MACHINES:
         if re.search(options.machine, machine.name):

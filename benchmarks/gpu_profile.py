@@ -1,8 +1,9 @@
 """Where the time of the ops goes on a GPU: ``python -m benchmarks.gpu_profile --help``.
 
-For each target the median of a call by CUDA events, of a replay of it as a CUDA graph, of the host's part, the least that this machine
-needs to move its bytes or to multiply, both measured here, and the kernels that ran with their mean times. The numbers of a target
-are in ``--out``/profile.json once it is done. Only clean answers are worth a profile: run ``benchmarks.gpu_smoke`` first.
+For each target the median of a call by CUDA events, of a replay of it as a CUDA graph, of the host's part,
+the least that this machine needs to move its bytes or to multiply, both measured here, and the kernels that
+ran with their mean times. The numbers of a target are in ``--out``/profile.json once it is done. Only clean
+answers are worth a profile: run ``benchmarks.gpu_smoke`` first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ CALLS = 5  # under the profiler
 
 @dataclass(frozen=True)
 class Target:
-    """Our provider of an op at one shape; ``parts`` are what a call repeats, and the times are those of one."""
+    """Our provider of an op at one shape; ``parts`` are what a call repeats, and the times are those of
+    one."""
 
     op: str
     shape: str
@@ -48,7 +50,8 @@ TARGETS = (
     Target("vq_assign", "1000000x64x256xfloat16"),
     Target("vq_assign", "1000000x128x1024xfloat16"),
     Target("kmeans_step", "1048576x64x256"),
-    Target("kmeans_lloyd", "1048576x64x256", parts=10),  # iterations; the search that follows them for the labels is shared out
+    # iterations; the search that follows them for the labels is shared out
+    Target("kmeans_lloyd", "1048576x64x256", parts=10),
     Target("mc_dropout_mlp", "10000x512x512x10x100"),
 )
 
@@ -61,7 +64,8 @@ def prepared(target: Target, device: str) -> tuple[Callable[[], Any], Any]:
 
 
 def median_us(call: Callable[[], Any], device: str, seconds: float = 0.2) -> tuple[float, float]:
-    """Microseconds of a call: between two events on the device, and of the host alone, which does not wait for it."""
+    """Microseconds of a call: between two events on the device, and of the host alone, which does not wait
+    for it."""
     call()
     begun = time.perf_counter()
     call()
@@ -77,7 +81,10 @@ def median_us(call: Callable[[], Any], device: str, seconds: float = 0.2) -> tup
         after.record()
         marks.append((before, after))
     synchronize(device)
-    return statistics.median(before.elapsed_us(after) for before, after in marks), statistics.median(host) * 1e6
+    return (
+        statistics.median(before.elapsed_us(after) for before, after in marks),
+        statistics.median(host) * 1e6,
+    )
 
 
 class Event:
@@ -106,7 +113,8 @@ def synchronize(device: str) -> None:
 
 
 def graph_us(call: Callable[[], Any], device: str) -> float | None:
-    """Microseconds of a replay: what is left when the host launches nothing. None on the CPU, and for what cannot be captured."""
+    """Microseconds of a replay: what is left when the host launches nothing. None on the CPU, and for what
+    cannot be captured."""
     if device == "cpu":
         return None
     graph = torch.cuda.CUDAGraph()
@@ -120,8 +128,13 @@ def graph_us(call: Callable[[], Any], device: str) -> float | None:
 
 
 def kernels(call: Callable[[], Any], device: str) -> list[dict[str, Any]]:
-    """Name, launches a call and mean microseconds of every kernel, copy and fill, those that take longest first."""
-    activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if device == "cuda" else (ProfilerActivity.CPU, DeviceType.CPU)
+    """Name, launches a call and mean microseconds of every kernel, copy and fill, those that take longest
+    first."""
+    activity, kind = (
+        (ProfilerActivity.CUDA, DeviceType.CUDA)
+        if device == "cuda"
+        else (ProfilerActivity.CPU, DeviceType.CPU)
+    )
     with profile(activities=[activity], acc_events=True) as found:
         for _ in range(CALLS):
             call()
@@ -142,7 +155,8 @@ def short(kernel: str) -> str:
 
 
 def limits(device: str) -> dict[str, float]:
-    """Bytes a second of a copy, read and written ones counted, and operations a second of a bfloat16 product: torch's own.
+    """Bytes a second of a copy, read and written ones counted, and operations a second of a bfloat16 product:
+    torch's own.
 
     The rehearsal on a CPU multiplies float32, since bfloat16 takes minutes on many of them.
     """
@@ -161,26 +175,53 @@ def measured(target: Target, device: str, machine: dict[str, float]) -> dict[str
     op, parts = REGISTRY[target.op], target.parts
     events, host = median_us(call, device)
     replay = graph_us(call, device)
-    floors = {"bytes_us": op.bytes(case) / machine["copy"] * 1e6, "flops_us": op.flops(case) / machine["bfloat16"] * 1e6}
+    floors = {
+        "bytes_us": op.bytes(case) / machine["copy"] * 1e6,
+        "flops_us": op.flops(case) / machine["bfloat16"] * 1e6,
+    }
     row = {"target": target.name, "events_us": events, "graph_us": replay, "host_us": host} | floors
     row = {name: value / parts if isinstance(value, float) else value for name, value in row.items()}
-    return row | {"kernels": [kernel | {"launches": kernel["launches"] / parts} for kernel in kernels(call, device)]}
+    return row | {
+        "kernels": [kernel | {"launches": kernel["launches"] / parts} for kernel in kernels(call, device)]
+    }
 
 
 def show(row: dict[str, Any]) -> None:
     replay = "-" if row["graph_us"] is None else f"{row['graph_us']:.1f}"
-    print(f"{row['target']:<36} {row['events_us']:9.1f} {replay:>9} {row['host_us']:8.1f} {row['bytes_us']:9.1f} {row['flops_us']:9.1f}")
+    print(
+        f"{row['target']:<36} {row['events_us']:9.1f} {replay:>9} {row['host_us']:8.1f}"
+        f" {row['bytes_us']:9.1f} {row['flops_us']:9.1f}"
+    )
     for kernel in row["kernels"][:14]:
-        print(f"    {kernel['launches'] * kernel['us']:9.1f} = {kernel['launches']:5.1f} x {kernel['us']:8.1f}  {short(kernel['kernel'])}")
+        print(
+            f"    {kernel['launches'] * kernel['us']:9.1f} = {kernel['launches']:5.1f} x {kernel['us']:8.1f} "
+            f" {short(kernel['kernel'])}"
+        )
     sys.stdout.flush()
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_profile", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the shapes of the smoke test, to rehearse")
-    parser.add_argument("--only", default="", metavar="REGEX", help=f"only these of: {', '.join(target.name for target in TARGETS)}")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_profile", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: the shapes of the smoke test, to rehearse",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="REGEX",
+        help=f"only these of: {', '.join(target.name for target in TARGETS)}",
+    )
     parser.add_argument("--out", type=Path, help="folder for profile.json")
-    parser.add_argument("--once", action="store_true", help="call each target once and measure nothing: for another profiler to look at")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="call each target once and measure nothing: for another profiler to look at",
+    )
     return parser.parse_args(arguments)
 
 
@@ -198,7 +239,10 @@ def main(arguments: list[str] | None = None) -> int:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU, smoke shapes"
     copy, product = f"{machine['copy'] / 1e9:.0f} GB/s", f"{machine['bfloat16'] / 1e12:.1f} TFLOP/s"
     print(f"{name}, torch {torch.__version__}: copy {copy}, bfloat16 product {product}")
-    print("microseconds: of a call by events, of a replayed graph, of the host; the least for its bytes, for its products in bfloat16")
+    print(
+        "microseconds: of a call by events, of a replayed graph, of the host; the least for its bytes, for"
+        " its products in bfloat16"
+    )
     print(f"{'target':<36} {'events':>9} {'graph':>9} {'host':>8} {'bytes':>9} {'products':>9}", flush=True)
     rows: list[dict[str, Any]] = []
     for target in targets:
@@ -211,7 +255,9 @@ def main(arguments: list[str] | None = None) -> int:
         show(rows[-1])
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "profile.json").write_text(json.dumps({"machine": name, "limits": machine, "targets": rows}, indent=1))
+            (options.out / "profile.json").write_text(
+                json.dumps({"machine": name, "limits": machine, "targets": rows}, indent=1)
+            )
     return 1 if failed else 0
 
 

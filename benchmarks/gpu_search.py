@@ -1,11 +1,13 @@
 """Compute what the redesigned search should take on a Hopper GPU: ``python -m benchmarks.gpu_search``.
 
-Prints the table that docs/measured.md has: expected microseconds, not measured ones, for each row of the suite, with what the H100 took
-before the redesign and what flash-kmeans took there. The counts are those of sketches of the new kernels, compiled for sm_90a.
+Prints the table that docs/measured.md has: expected microseconds, not measured ones, for each row of the
+suite, with what the H100 took before the redesign and what flash-kmeans took there. The counts are those of
+sketches of the new kernels, compiled for sm_90a.
 
-The walls of a row: bytes of device memory, products, bytes of the second-level cache, instructions. "overlap" is the largest wall at a
-rate that kernels reach, with what the second largest takes away from it. "apart" is what it takes when products and comparisons run one
-after the other. A measurement is expected between the two.
+The walls of a row: bytes of device memory, products, bytes of the second-level cache, instructions. "overlap"
+is the largest wall at a rate that kernels reach, with what the second largest takes away from it. "apart" is
+what it takes when products and comparisons run one after the other. A measurement is expected between the
+two.
 """
 
 from __future__ import annotations
@@ -73,8 +75,9 @@ ROWS = (
 def instructions(row: Search) -> tuple[float, float]:
     """Return the instructions of a scheduler for 64 rows, and those of them that compare.
 
-    Counted in the machine code of the sketches: prepare 75 and 225 or 80 for 64 elements, a tile 195 with the least of every four
-    codewords and 289 with all scores packed, 56 less where the sums begin at the starts, finish 300 or 130.
+    Counted in the machine code of the sketches: prepare 75 and 225 or 80 for 64 elements, a tile 195 with the
+    least of every four codewords and 289 with all scores packed, 56 less where the sums begin at the starts,
+    finish 300 or 130.
     """
     chunks, tiles = -(-row.d // 64), -(-row.k // 128)
     groups = row.k >= 1024  # the least of every four codewords; else every score has its number
@@ -90,9 +93,11 @@ def instructions(row: Search) -> tuple[float, float]:
 def expect(machine: gpu_model.Machine, row: Search) -> Expected:
     """Return what the row should take on the machine."""
     n, d, k, size = row.n, row.d, row.k, row.itemsize
-    clocks, chunks = machine.multiprocessors * machine.gigahertz * 1e3, -(-d // 64)  # clocks: of all multiprocessors in a microsecond
+    # clocks: of all multiprocessors in a microsecond
+    clocks, chunks = machine.multiprocessors * machine.gigahertz * 1e3, -(-d // 64)
     each, compare = (count * n / 64 / clocks for count in instructions(row))
-    resolve = n / 64 * 52 * d / 16 / clocks if k >= 1024 else 0.0  # products that score four codewords of a row again
+    # products that score four codewords of a row again
+    resolve = n / 64 * 52 * d / 16 / clocks if k >= 1024 else 0.0
     moved = n * (d * size * (2 if row.forward else 1) + 8) / machine.copy * 1e6
     tensor = 2.0 * n * d * k / machine.product * 1e6
     resident = k * d * 2 <= 132 * 1024 and chunks <= 2
@@ -123,8 +128,15 @@ def summary() -> str:
     """Return a Markdown table: a line for each row, with what is expected of an H100 and of an H200."""
     machines = [machine for machine in gpu_model.MACHINES if re.fullmatch("H[12]00", machine.name)]
     found = measured()
-    names = [f"{machine.name}: {column}" for machine in machines for column in ("wall", "issue", "L2", "expected, not measured")]
-    lines = [f"| N x d x K | measured before | flash-kmeans | {' | '.join(names)} |", "|---" + "|--:" * (2 + len(names)) + "|"]
+    names = [
+        f"{machine.name}: {column}"
+        for machine in machines
+        for column in ("wall", "issue", "L2", "expected, not measured")
+    ]
+    lines = [
+        f"| N x d x K | measured before | flash-kmeans | {' | '.join(names)} |",
+        "|---" + "|--:" * (2 + len(names)) + "|",
+    ]
 
     def span(row: Search, machine: gpu_model.Machine) -> str:
         low, high = (round(us) for us in expect(machine, row)[4:])

@@ -1,7 +1,8 @@
 """One tiny case of every GPU kernel, each in a process of its own: ``python -m benchmarks.gpu_smoke --help``.
 
-The first thing to run on a new GPU, and after a change of the kernels. One that hangs, or leaves the device in an error, costs its own
-line and nothing else. Every answer is compared with the float64 reference on the CPU; ``--device cpu`` rehearses the same without a GPU.
+The first thing to run on a new GPU, and after a change of the kernels. One that hangs, or leaves the device
+in an error, costs its own line and nothing else. Every answer is compared with the float64 reference on the
+CPU; ``--device cpu`` rehearses the same without a GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ EXACT, ROUNDED = (0.0, 0.0), (1e-5, 5e-6)  # relative and absolute tolerance
 
 @dataclass(frozen=True)
 class Check:
-    """A call with tensors of the device must answer as it does with the reference on the CPU, on every path that it can take."""
+    """A call with tensors of the device must answer as it does with the reference on the CPU, on every path
+    that it can take."""
 
     call: Callable[..., Any]
     tensors: tuple[torch.Tensor, ...]
@@ -63,12 +65,16 @@ class Check:
 
     def run(self, device: str) -> None:
         """Raise where an answer differs."""
-        found = [leaf.cpu() for leaf in tree_leaves(self.call(*(tensor.to(device) for tensor in self.tensors)))]
+        found = [
+            leaf.cpu() for leaf in tree_leaves(self.call(*(tensor.to(device) for tensor in self.tensors)))
+        ]
         with backend("reference"):
             expected = tree_leaves(self.call(*self.tensors))
         rtol, atol = self.tolerance
         for i, (one, other) in enumerate(zip(found, expected, strict=True)):
-            torch.testing.assert_close(one, other, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, i=i: f"answer {i}: {text}")
+            torch.testing.assert_close(
+                one, other, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, i=i: f"answer {i}: {text}"
+            )
 
 
 def normal(*shape: int, offset: float = 0.0) -> torch.Tensor:
@@ -91,7 +97,9 @@ def difficult(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     return vq_assign(x, codebook)
 
 
-def gradients(function: Callable[..., torch.Tensor], wanted: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def gradients(
+    function: Callable[..., torch.Tensor], wanted: int, *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """The answer, and the gradients of its weighted sum by the first tensors."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors[:wanted]]
     out = function(*leaves, *tensors[wanted:])
@@ -118,7 +126,11 @@ def mean_probs(*tensors: torch.Tensor) -> torch.Tensor:
 def mlp(*shape: int) -> tuple[torch.Tensor, ...]:
     """Rows of the first two sizes, and layers between the sizes from the second on."""
     fans = list(itertools.pairwise(shape[1:]))
-    return normal(*shape[:2]), *(normal(fan_out, fan_in) * fan_in**-0.5 for fan_in, fan_out in fans), *(normal(out) for _, out in fans)
+    return (
+        normal(*shape[:2]),
+        *(normal(fan_out, fan_in) * fan_in**-0.5 for fan_in, fan_out in fans),
+        *(normal(out) for _, out in fans),
+    )
 
 
 def transition(b: int, k: int, m: int) -> tuple[torch.Tensor, ...]:
@@ -151,7 +163,9 @@ def _searches() -> dict[str, Check]:
         "a codebook a segment": (vq_assign, normal(1000, 96), normal(3, 70, 32)),
         "ties and no numbers": (difficult, normal(1000, 64), normal(35, 64).repeat(2, 1)),
     }
-    return {f"vq_assign {name}": Check(call, tensors, SEARCHES, EXACT) for name, (call, *tensors) in cases.items()}  # type: ignore[arg-type]
+    return {
+        f"vq_assign {name}": Check(call, tensors, SEARCHES, EXACT) for name, (call, *tensors) in cases.items()
+    }  # type: ignore[arg-type]
 
 
 def _checks() -> dict[str, Check]:
@@ -165,10 +179,16 @@ def _checks() -> dict[str, Check]:
         "vq odd length": Check(lambda x, c: tuple(vq(x, c)), (normal(1000, 37), normal(130, 37)), SEARCHES),
         "vq length 512": Check(lambda x, c: tuple(vq(x, c)), (normal(1000, 512), normal(64, 512)), SEARCHES),
         "vq_with_sums": Check(vq_with_sums, (rows, codes), SEARCHES),
-        "vq_with_sums more tiles than blocks": Check(vq_with_sums, (normal(40_000, 32), normal(70, 32)), SEARCHES),
-        "vq_with_sums a codebook a segment": Check(vq_with_sums, (normal(1000, 96), normal(3, 70, 32)), SEARCHES),
+        "vq_with_sums more tiles than blocks": Check(
+            vq_with_sums, (normal(40_000, 32), normal(70, 32)), SEARCHES
+        ),
+        "vq_with_sums a codebook a segment": Check(
+            vq_with_sums, (normal(1000, 96), normal(3, 70, 32)), SEARCHES
+        ),
         "kmeans_step": Check(without_units, (normal(3000, 64), codes), SEARCHES, EXACT),
-        "kmeans_step weights": Check(without_units, (normal(3000, 40), normal(60, 40), normal(3000).abs()), SEARCHES, EXACT),
+        "kmeans_step weights": Check(
+            without_units, (normal(3000, 40), normal(60, 40), normal(3000).abs()), SEARCHES, EXACT
+        ),
         "vq gradient": Check(partial(gradients, vq_output, 2), (rows, codes)),
         "kmeans k-means++": Check(lambda x: tuple(kmeans(x, 12)), (normal(900, 20),)),
         "kmeans k-means||": Check(lambda x: tuple(kmeans(x, 12, init="k-means||")), (normal(900, 20),)),
@@ -177,12 +197,18 @@ def _checks() -> dict[str, Check]:
         "mc_dropout_mlp consistent": Check(partial(head, consistent=True), mlp(300, 512, 10)),
         "mc_dropout_mlp two layers": Check(partial(head, logit_dropout=True), mlp(70, 512, 100, 10)),
         "mc_dropout_mlp 1000 classes": Check(head, mlp(20, 65, 1000)),
-        "mc_dropout_mlp gradient": Check(partial(gradients, mean_probs, 3), mlp(40, 64, 10), tolerance=(1e-4, 1e-4)),
+        "mc_dropout_mlp gradient": Check(
+            partial(gradients, mean_probs, 3), mlp(40, 64, 10), tolerance=(1e-4, 1e-4)
+        ),
         "transition_nll": Check(partial(gradients, lambda z, a, y: transition_nll(z, y, a), 1), b32),
-        "transition_nll 1000 classes": Check(partial(gradients, lambda z, a, y: transition_nll(z, y, a), 1), b1000),
+        "transition_nll 1000 classes": Check(
+            partial(gradients, lambda z, a, y: transition_nll(z, y, a), 1), b1000
+        ),
         "log_transition_probs": Check(partial(gradients, log_transition_probs, 1), b32[:2]),
         "log_transition_probs 1000 classes": Check(partial(gradients, log_transition_probs, 1), b1000[:2]),
-        "transition_double_softmax": Check(partial(gradients, lambda z, a, y: transition_double_softmax(z, y, a), 1), b32),
+        "transition_double_softmax": Check(
+            partial(gradients, lambda z, a, y: transition_double_softmax(z, y, a), 1), b32
+        ),
         "set_proportion_loss": Check(partial(gradients, set_proportion_loss, 1), (b32[0], sets, shares)),
     }
 
@@ -194,7 +220,11 @@ def paths_here(device: str) -> list[str]:
     """All that can be asked for on that device."""
     if device == "cpu":
         return ["cpu"]
-    return [path for path in PATHS if path != "cpu" and (path != "wgmma" or torch.cuda.get_device_capability() == (9, 0))]
+    return [
+        path
+        for path in PATHS
+        if path != "cpu" and (path != "wgmma" or torch.cuda.get_device_capability() == (9, 0))
+    ]
 
 
 _running: set[subprocess.Popen[str]] = set()
@@ -202,7 +232,8 @@ _ended: set[subprocess.Popen[str]] = set()  # not by themselves
 
 
 def in_process(name: str, path: str, device: str, limit: float, under: list[str]) -> tuple[str, float, str]:
-    """Run one check in a process of its own: "ok", "FAILED", "timeout" or, where all end, "stopped"; seconds, and what it printed."""
+    """Run one check in a process of its own: "ok", "FAILED", "timeout" or, where all end, "stopped"; seconds,
+    and what it printed."""
     begun = time.perf_counter()
     process = subprocess.Popen(
         [*under, sys.executable, "-m", "benchmarks.gpu_smoke", "--device", device, "--check", name],
@@ -242,19 +273,39 @@ def reason(printed: str) -> str:
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_smoke", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_smoke", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     names = [*PATHS, "compiled"]
     parser.add_argument(
-        "--paths", type=lambda text: text.split(","), help=f"of {', '.join(names)} (all but Triton); default: all that run here"
+        "--paths",
+        type=lambda text: text.split(","),
+        help=f"of {', '.join(names)} (all but Triton); default: all that run here",
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="only checks whose name holds it")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each (default: %(default)s)")
-    parser.add_argument("--triton-limit", type=float, default=60.0, help="seconds where Triton compiles (default: %(default)s)")
+    parser.add_argument(
+        "--triton-limit",
+        type=float,
+        default=60.0,
+        help="seconds where Triton compiles (default: %(default)s)",
+    )
     parser.add_argument("--jobs", type=int, default=4, help="processes at once (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the output of those that fail")
-    parser.add_argument("--under", type=shlex.split, default=[], metavar="COMMAND", help="run each under this, as compute-sanitizer")
-    parser.add_argument("--check", choices=list(CHECKS), metavar="NAME", help="run this one here, on the path that the environment says")
+    parser.add_argument(
+        "--under",
+        type=shlex.split,
+        default=[],
+        metavar="COMMAND",
+        help="run each under this, as compute-sanitizer",
+    )
+    parser.add_argument(
+        "--check",
+        choices=list(CHECKS),
+        metavar="NAME",
+        help="run this one here, on the path that the environment says",
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.paths or ()) - set(names):
         parser.error(f"no path {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -273,7 +324,12 @@ def main(arguments: list[str] | None = None) -> int:
     if "compiled" in paths:
         paths = [path for path in here if path != "triton"]
     # Path by path, Triton last: what a path breaks is seen together.
-    runs = [(name, path) for path in paths for name, check in CHECKS.items() if path in check.paths and re.search(options.only, name)]
+    runs = [
+        (name, path)
+        for path in paths
+        for name, check in CHECKS.items()
+        if path in check.paths and re.search(options.only, name)
+    ]
     found: list[str] = []
 
     def one(run: tuple[str, str]) -> None:
@@ -281,13 +337,20 @@ def main(arguments: list[str] | None = None) -> int:
         limit = options.triton_limit if path == "triton" else options.limit
         status, seconds, printed = in_process(name, path, options.device, limit, options.under)
         found.append(status)
-        print(f"{status:<7} {seconds:5.1f} s  {path:<8} {name}{'' if status == 'ok' else '  ' + reason(printed)}", flush=True)
+        print(
+            f"{status:<7} {seconds:5.1f} s  {path:<8}"
+            f" {name}{'' if status == 'ok' else '  ' + reason(printed)}",
+            flush=True,
+        )
         if options.out and status != "ok":
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / (re.sub(r"\W+", "-", f"{path} {name}") + ".log")).write_text(printed)
 
     # Once without a limit that matters: a cold disk takes longer to load torch than a kernel to run.
-    subprocess.run([sys.executable, "-c", f"import benchmarks.gpu_smoke as b; b.normal(1).to({options.device!r})"], timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", f"import benchmarks.gpu_smoke as b; b.normal(1).to({options.device!r})"],
+        timeout=120,
+    )
     pool = ThreadPoolExecutor(options.jobs)
     try:
         list(pool.map(one, runs))

@@ -1,11 +1,14 @@
-"""Time variants of the search on a Hopper GPU, and measure what was assumed: ``python -m benchmarks.gpu_variants --help``.
+"""Time variants of the search on a Hopper GPU, and measure what was assumed: ``python -m
+benchmarks.gpu_variants --help``.
 
-``compile`` needs nvcc and no GPU: it writes the kernels of benchmarks/variants as machine code for sm_90a, less than a megabyte, which
-travels to a machine with a GPU. ``micro`` answers nine questions there (benchmarks/gpu_micro.py), ``search`` times every variant at every
-shape and compares its indices with float64. Both print one table and write one JSON file, after every line. ``--dry`` rehearses them
-without a GPU.
+``compile`` needs nvcc and no GPU: it writes the kernels of benchmarks/variants as machine code for sm_90a,
+less than a megabyte, which travels to a machine with a GPU. ``micro`` answers nine questions there
+(benchmarks/gpu_micro.py), ``search`` times every variant at every shape and compares its indices with
+float64. Both print one table and write one JSON file, after every line. ``--dry`` rehearses them without a
+GPU.
 
-A variant has packed rows and codewords, so its time is that of products and comparisons. ``uefl`` in the table is the whole call.
+A variant has packed rows and codewords, so its time is that of products and comparisons. ``uefl`` in the
+table is the whole call.
 """
 
 from __future__ import annotations
@@ -43,11 +46,22 @@ SHAPES = (
 
 
 def compile_all(target: Path) -> None:
-    """Compile the sources to machine code; raise RuntimeError where nvcc fails, spills or serializes products."""
+    """Compile the sources to machine code; raise RuntimeError where nvcc fails, spills or serializes
+    products."""
     if sass.NVCC is None:
-        raise RuntimeError("nvcc is not installed; install a CUDA toolkit of 12.8 or newer, or bring the .cubin files along")
+        raise RuntimeError(
+            "nvcc is not installed; install a CUDA toolkit of 12.8 or newer, or bring the .cubin files along"
+        )
     target.mkdir(parents=True, exist_ok=True)
-    options = ["-cubin", "-gencode", "arch=compute_90a,code=sm_90a", "-std=c++20", "-O3", "-Xptxas=-v", f"-I{FOLDER.parents[1] / 'csrc'}"]
+    options = [
+        "-cubin",
+        "-gencode",
+        "arch=compute_90a,code=sm_90a",
+        "-std=c++20",
+        "-O3",
+        "-Xptxas=-v",
+        f"-I{FOLDER.parents[1] / 'csrc'}",
+    ]
     running = {
         source: subprocess.Popen(
             [sass.NVCC, *options, str(FOLDER / f"{source}.cu"), "-o", str(target / f"{source}.cubin")],
@@ -68,14 +82,18 @@ class Data:
 
     def __init__(self, n: int, d: int, k: int, device: str = "cuda") -> None:
         generator = torch.Generator(device).manual_seed(0)
-        self.x, self.codebook = (torch.randn(size, generator=generator, device=device, dtype=torch.float16) for size in ((n, d), (k, d)))
+        self.x, self.codebook = (
+            torch.randn(size, generator=generator, device=device, dtype=torch.float16)
+            for size in ((n, d), (k, d))
+        )
         copies = max(1, math.ceil(OUTSIDE_L2 / (2 * n * d)))
         self.rows = [tiles(self.x, 64) for _ in range(copies)]
         self.codes = tiles(-self.codebook, 128)
         codes = self.codebook.float()
         half = codes.square().sum(1) / 2
         largest = float(half.max() + self.x.float().norm(dim=1).max() * codes.norm(dim=1).max())
-        self._scores = half + 1.5 * 2.0 ** (math.floor(math.log2(largest)) + 2)  # all scores have one exponent then
+        # all scores have one exponent then
+        self._scores = half + 1.5 * 2.0 ** (math.floor(math.log2(largest)) + 2)
         self.some = torch.cat((torch.arange(CHECKED), torch.arange(n - CHECKED, n))).to(device)
         self.right = nearest(self.x[self.some], self.codebook)
         self.found = torch.empty(n, 4, 4, dtype=torch.int32, device=device)
@@ -86,21 +104,35 @@ class Data:
         return torch.nn.functional.pad(of_lanes, (0, 4)).contiguous()
 
     def wrong(self, variant: Variant) -> float:
-        """Return the share of the rows that are looked at whose nearest codeword is not among those that the variant names."""
+        """Return the share of the rows that are looked at whose nearest codeword is not among those that the
+        variant names."""
         best, _, tile, _ = self.found[self.some].unbind(2)
         least, lane = best.min(1)
-        number = (least & (variant.shift - 1)).long()[:, None] * variant.group + torch.arange(variant.group, device=least.device)
+        number = (least & (variant.shift - 1)).long()[:, None] * variant.group + torch.arange(
+            variant.group, device=least.device
+        )
         named = tile.gather(1, lane[:, None]) * 128 + number // 2 * 8 + 2 * lane[:, None] + number % 2
         return float((named != self.right[:, None]).all(1).double().mean())
 
 
-def timed(driver: AnyDriver, path: Path, variant: Variant, shape: tuple[int, int, int], places: int, data: Data | None) -> dict[str, Any]:
+def timed(
+    driver: AnyDriver,
+    path: Path,
+    variant: Variant,
+    shape: tuple[int, int, int],
+    places: int,
+    data: Data | None,
+) -> dict[str, Any]:
     """Return the microseconds of a variant and its share of wrong rows."""
     n, _, k = shape
     starts = data.starts(variant) if data else None
 
     def call(number: int) -> None:
-        pointers = (data.rows[number % len(data.rows)], data.codes, starts, data.found, data.found) if data and starts is not None else ()
+        pointers = (
+            (data.rows[number % len(data.rows)], data.codes, starts, data.found, data.found)
+            if data and starts is not None
+            else ()
+        )
         work = Work(*(tensor.data_ptr() for tensor in pointers)) if pointers else Work()
         work.blocks, work.tiles, work.places, work.shift = n // 64, k // 128, places, variant.shift
         driver.launch(path, variant.name, BLOCKS, variant.threads, variant.shared(places), [work])
@@ -130,7 +162,11 @@ def search(driver: AnyDriver, cubins: Path, out: Path, only: str, seconds: float
         data = None if driver.dry or time.perf_counter() - begun > seconds else Data(*shape)
         if not driver.dry and data:
             print(f"{name:<18} {'uefl':<28} {'':>6} {whole_call(data, driver):9.1f}", flush=True)
-        chosen = [v for v in variants() if v.chunks * 64 == d and "marked" not in v.options and re.search(only, f"{name} {v.name}")]
+        chosen = [
+            v
+            for v in variants()
+            if v.chunks * 64 == d and "marked" not in v.options and re.search(only, f"{name} {v.name}")
+        ]
         for variant, places in ((v, places) for v in chosen for places in v.rings(k)):
             if time.perf_counter() - begun > seconds:
                 left += 1
@@ -138,7 +174,9 @@ def search(driver: AnyDriver, cubins: Path, out: Path, only: str, seconds: float
             row: dict[str, Any] = {"shape": name, "variant": variant.name, "places": places}
             try:
                 row |= timed(driver, cubins / "search.cubin", variant, shape, places, data)
-            except RuntimeError as error:  # what leaves the device in an error ends the others too: their lines say so
+            except (
+                RuntimeError
+            ) as error:  # what leaves the device in an error ends the others too: their lines say so
                 row |= {"us": math.nan, "wrong": math.nan, "error": str(error).splitlines()[0]}
             failed = "error" in row or row["wrong"] > MOST_WRONG
             bad += failed
@@ -146,10 +184,15 @@ def search(driver: AnyDriver, cubins: Path, out: Path, only: str, seconds: float
             flops = 2 * n * d * k / row["us"] / 1e6
             note = row.get("error", "WRONG" if failed else "")
             print(
-                f"{name:<18} {variant.name:<28} {places:6d} {row['us']:9.1f} {flops:8.0f} {row['wrong']:9.1e} {note}".rstrip(), flush=True
+                f"{name:<18} {variant.name:<28} {places:6d} {row['us']:9.1f} {flops:8.0f} {row['wrong']:9.1e}"
+                f" {note}".rstrip(),
+                flush=True,
             )
             write(out / "variants.json", rows)
-    print(f"{len(rows)} timed, {left} left out for want of time, {bad} wrong or failed; {time.perf_counter() - begun:.0f} s")
+    print(
+        f"{len(rows)} timed, {left} left out for want of time, {bad} wrong or failed;"
+        f" {time.perf_counter() - begun:.0f} s"
+    )
     return bad
 
 
@@ -162,13 +205,34 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command's options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_variants", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_variants", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("step", choices=("compile", "micro", "search"))
-    parser.add_argument("--cubins", type=Path, default=Path("build/variants"), help="folder of the machine code (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("build/gpu-check/out"), help="folder for the results (default: %(default)s)")
-    parser.add_argument("--only", default="", metavar="REGEX", help="only measurements, or shapes and variants, whose name holds it")
-    parser.add_argument("--seconds", type=float, default=220.0, help="begin nothing later than that (default: %(default)s)")
-    parser.add_argument("--dry", action="store_true", help="launch nothing; needs the machine code and no GPU")
+    parser.add_argument(
+        "--cubins",
+        type=Path,
+        default=Path("build/variants"),
+        help="folder of the machine code (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/gpu-check/out"),
+        help="folder for the results (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="REGEX",
+        help="only measurements, or shapes and variants, whose name holds it",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=220.0, help="begin nothing later than that (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dry", action="store_true", help="launch nothing; needs the machine code and no GPU"
+    )
     return parser.parse_args(arguments)
 
 
@@ -177,11 +241,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
     if options.step == "compile":
         compile_all(options.cubins)
-        print(f"{options.cubins}: {sum(path.stat().st_size for path in options.cubins.glob('*.cubin')) / 1e6:.1f} MB")
+        print(
+            f"{options.cubins}:"
+            f" {sum(path.stat().st_size for path in options.cubins.glob('*.cubin')) / 1e6:.1f} MB"
+        )
         return 0
     missing = [source for source in SOURCES if not (options.cubins / f"{source}.cubin").exists()]
     if missing:
-        print(f"{options.cubins} lacks {missing[0]}.cubin; run python -m benchmarks.gpu_variants compile --cubins {options.cubins}")
+        print(
+            f"{options.cubins} lacks {missing[0]}.cubin; run python -m benchmarks.gpu_variants compile"
+            f" --cubins {options.cubins}"
+        )
         return 2
     driver: AnyDriver = Dry() if options.dry else Driver()
     if options.step == "search":

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-# Our kernels; MKL, ATen and oneDNN of torch; OpenBLAS of NumPy, SciPy and faiss; faiss (the second name is for 1.13 and newer).
-# superkmeans has no such setting and uses everything.
+# Our kernels; MKL, ATen and oneDNN of torch; OpenBLAS of NumPy, SciPy and faiss; faiss (the second name is
+# for 1.13 and newer). superkmeans has no such setting and uses everything.
 HELD = {
     "avx512": {  # without VNNI, which float32 does not use
         "UEFL_CPU": "avx512",
@@ -42,9 +42,14 @@ HELD = {
 
 
 def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> None:
-    """Add ``--held`` and ``--save`` to a parser. ``folder`` is the default folder for ``what`` the program saves."""
+    """Add ``--held`` and ``--save`` to a parser. ``folder`` is the default folder for ``what`` the program
+    saves."""
     default = os.path.relpath(folder, Path(__file__).parents[1])
-    parser.add_argument("--held", choices=list(HELD), help="hold everyone to these instructions; saved as a machine of its own")
+    parser.add_argument(
+        "--held",
+        choices=list(HELD),
+        help="hold everyone to these instructions; saved as a machine of its own",
+    )
     parser.add_argument(
         "--save",
         nargs="?",
@@ -56,7 +61,11 @@ def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> Non
 
 
 def hold(to: str | None, module: str, arguments: list[str] | None) -> None:
-    """Restart ``python -m module`` in this process with the limits of ``to``, because libraries read them when they are loaded."""
+    """Restart ``python -m module`` in this process with the limits of ``to``, because libraries read them
+    when they are loaded."""
     if to is not None and not HELD[to].items() <= os.environ.items():
         os.environ.update(HELD[to])
-        os.execv(sys.executable, [sys.executable, "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
+        os.execv(
+            sys.executable,
+            [sys.executable, "-m", module, *(sys.argv[1:] if arguments is None else arguments)],
+        )

@@ -1,4 +1,5 @@
-"""Inertia of our fits over scikit-learn's, ten seeds of each, in the shapes of the ``kmeans`` row: one start, greedy k-means++.
+"""Inertia of our fits over scikit-learn's, ten seeds of each, in the shapes of the ``kmeans`` row: one start,
+greedy k-means++.
 
 python -m benchmarks.kmeans_inertia [--seeds 10] [--init k-means++] [--threads 1]
 """
@@ -19,20 +20,30 @@ from uefl_kernels import kmeans
 
 def main() -> None:
     """Print, for each shape, the ratio of the means and how far single seeds are from scikit-learn's mean."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--init", default="k-means++")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    table = Table(title=f"inertia, {args.seeds} seeds, init {args.init}, over scikit-learn's mean with k-means++")
+    table = Table(
+        title=f"inertia, {args.seeds} seeds, init {args.init}, over scikit-learn's mean with k-means++"
+    )
     for column in ("N, d, k", "mean of ours", "our seeds, least and most", "its seeds, least and most"):
         table.add_column(column, justify="right")
     for case in CASES:
         x, k = features(case, "cpu")
-        ours = np.array([float(kmeans(x, k, seed=seed, init=args.init, n_init=1).inertia) for seed in range(args.seeds)])
-        its = np.array([KMeans(k, random_state=seed, n_init=1).fit(x.numpy()).inertia_ for seed in range(args.seeds)])
-        ranges = (f"{seeds.min() / its.mean():.4f} to {seeds.max() / its.mean():.4f}" for seeds in (ours, its))
+        ours = np.array(
+            [float(kmeans(x, k, seed=seed, init=args.init, n_init=1).inertia) for seed in range(args.seeds)]
+        )
+        its = np.array(
+            [KMeans(k, random_state=seed, n_init=1).fit(x.numpy()).inertia_ for seed in range(args.seeds)]
+        )
+        ranges = (
+            f"{seeds.min() / its.mean():.4f} to {seeds.max() / its.mean():.4f}" for seeds in (ours, its)
+        )
         table.add_row(case.name, f"{ours.mean() / its.mean():.4f}", *ranges)
     Console().print(table)
 

@@ -1,7 +1,8 @@
 """Measure a case: check each provider and its memory once, then time all providers in turns.
 
-Turns make other work on the machine hit all providers equally. The report has the median over the rounds and the spread. A process can
-choose the variant of our CPU kernels only once, so other variants run in processes of their own and take turns too.
+Turns make other work on the machine hit all providers equally. The report has the median over the rounds and
+the spread. A process can choose the variant of our CPU kernels only once, so other variants run in processes
+of their own and take turns too.
 """
 
 from __future__ import annotations
@@ -43,17 +44,23 @@ def use_threads(threads: int) -> None:
 def threads_differ(threads: int) -> list[str]:
     """The libraries that would not run on ``threads`` threads."""
     pools = [(Path(pool["filepath"]).name, pool["num_threads"]) for pool in threadpoolctl.threadpool_info()]
-    return [f"{name} has {found}" for name, found in (*pools, ("torch", torch.get_num_threads())) if found != threads]
+    return [
+        f"{name} has {found}"
+        for name, found in (*pools, ("torch", torch.get_num_threads()))
+        if found != threads
+    ]
 
 
 class Bench:
-    """A place to measure in: this process, or one of its own (``elsewhere``). Holds the case under way and who takes part in it."""
+    """A place to measure in: this process, or one of its own (``elsewhere``). Holds the case under way and
+    who takes part in it."""
 
     def __init__(self, device: str) -> None:
         self._device = device
 
     def variant(self) -> str:
-        """The CPU variant that ours runs on here, empty on a GPU. Raises RuntimeError when this CPU cannot."""
+        """The CPU variant that ours runs on here, empty on a GPU. Raises RuntimeError when this CPU
+        cannot."""
         if self._device == "cuda":
             return ""
         if not COMPILED:
@@ -81,7 +88,10 @@ class Bench:
         answer, peak = weigh(call, self._device)
         own = (self._op.gate.own or {}).get(provider)
         error = self._error if own is None else own(self._inputs)
-        return {"error": None if answer is None else error(answer), "peak_mb": None if peak is None else peak / 1e6}
+        return {
+            "error": None if answer is None else error(answer),
+            "peak_mb": None if peak is None else peak / 1e6,
+        }
 
     def time(self, provider: str, number: int) -> tuple[float, float]:
         """Return the wall time and the CPU time of ``number`` calls in a row, in seconds."""
@@ -95,10 +105,11 @@ class Bench:
 
 
 def weigh(call: Callable[[], Any], device: str) -> tuple[Any, int | None]:
-    """Return the answer and the growth of memory at its peak in bytes, outputs included; None if the system does not tell it.
+    """Return the answer and the growth of memory at its peak in bytes, outputs included; None if the system
+    does not tell it.
 
-    On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator first returns the memory that it keeps,
-    because reusing it would not count. Pages count when they are touched.
+    On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator first
+    returns the memory that it keeps, because reusing it would not count. Pages count when they are touched.
     """
     gc.collect()
     if device == "cuda":
@@ -132,7 +143,8 @@ _Process.register("Bench", Bench)
 
 @contextmanager
 def elsewhere(variant: str) -> Iterator[Bench]:
-    """A bench in a process of its own, where ours runs on that CPU variant. Raises RuntimeError when this CPU cannot."""
+    """A bench in a process of its own, where ours runs on that CPU variant. Raises RuntimeError when this CPU
+    cannot."""
     process = _Process(ctx=get_context("spawn"))
     previous = os.environ.get("UEFL_CPU", "")  # an empty one means unset
     os.environ["UEFL_CPU"] = variant
@@ -146,11 +158,13 @@ def elsewhere(variant: str) -> Iterator[Bench]:
         yield bench
 
 
-def measure(name: str, case: Case, providers: list[str], seconds: float, benches: list[Bench], skipped: list[str]) -> list[dict[str, Any]]:
+def measure(
+    name: str, case: Case, providers: list[str], seconds: float, benches: list[Bench], skipped: list[str]
+) -> list[dict[str, Any]]:
     """One row of results per provider, on the first bench, and of "uefl" on the others.
 
-    About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` receives who took no part, and why: a peer that
-    fails, for want of memory say, does not end the run.
+    About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` receives who took no part, and
+    why: a peer that fails, for want of memory say, does not end the run.
     """
     op, rows, racers = REGISTRY[name], [], []
     for bench in benches:
@@ -164,10 +178,21 @@ def measure(name: str, case: Case, providers: list[str], seconds: float, benches
             except Exception as why:
                 if ours(provider):
                     raise
-                skipped.append(f"{provider} at {name} {case.name} ({type(why).__name__}: {str(why).splitlines()[0]})")
+                skipped.append(
+                    f"{provider} at {name} {case.name} ({type(why).__name__}: {str(why).splitlines()[0]})"
+                )
                 continue
             variant = bench.variant() if ours(provider) else ""
-            rows.append({"op": name, "shape": case.name, "provider": provider, "variant": variant, "gate": op.gate.figure} | found)
+            rows.append(
+                {
+                    "op": name,
+                    "shape": case.name,
+                    "provider": provider,
+                    "variant": variant,
+                    "gate": op.gate.figure,
+                }
+                | found
+            )
             racers.append((bench, provider))
     for row, (walls, cpus) in zip(rows, race(racers, seconds), strict=True):
         median = statistics.median(walls)
@@ -179,7 +204,8 @@ def measure(name: str, case: Case, providers: list[str], seconds: float, benches
 
 
 def race(racers: list[tuple[Bench, str]], seconds: float) -> list[tuple[list[float], list[float]]]:
-    """Seconds per call, wall and CPU, of every racer and round; at least three rounds, more until its ``seconds`` are spent."""
+    """Seconds per call, wall and CPU, of every racer and round; at least three rounds, more until its
+    ``seconds`` are spent."""
     results: list[tuple[list[float], list[float]]] = [([], []) for _ in racers]
     once = [bench.time(provider, 1)[0] for bench, provider in racers]
     numbers = [max(1, round(seconds / ROUNDS / estimate)) for estimate in once]
@@ -192,7 +218,8 @@ def race(racers: list[tuple[Bench, str]], seconds: float) -> list[tuple[list[flo
                 continue
             time.sleep(_SETTLE)
             if numbers[i] > 1:
-                bench.time(provider, 1)  # not counted: the first call after the others finds cold caches and sleeping threads
+                # not counted: the first call after the others finds cold caches and sleeping threads
+                bench.time(provider, 1)
             wall, cpu = bench.time(provider, numbers[i])
             walls.append(wall / numbers[i])
             cpus.append(cpu / numbers[i])

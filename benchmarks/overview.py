@@ -1,7 +1,7 @@
 """Draw the picture of the README: ``python -m benchmarks.overview``.
 
-The picture compares each kernel with its fastest peer, on a CPU and on a GPU. It shows losses too. All numbers come from
-``results/``.
+The picture compares each kernel with its fastest peer, on a CPU and on a GPU. It shows losses too. All
+numbers come from ``results/``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ ROWS = (
     Row("nearest codeword, d 64", "vq_assign", "200000x64x256", "1000000x64x256"),
     Row("nearest codeword, d 512", "vq_assign", "50000x512x256", "1048576x512x1024xfloat16"),
     Row("VectorQuantize step, large", "layer", "64x1024x256x1024", "64x1024x256x1024"),
-    Row("VectorQuantize step, small", "layer", "1024x9x512x64xstraight_through", "1024x9x512x64xstraight_through"),
+    Row(
+        "VectorQuantize step, small",
+        "layer",
+        "1024x9x512x64xstraight_through",
+        "1024x9x512x64xstraight_through",
+    ),
     Row("ten Lloyd iterations", "kmeans_lloyd", "262144x64x256", "1048576x64x256"),
 )
 
@@ -59,7 +64,11 @@ def ratio(rows: list[dict[str, str]], op: str, shape: str) -> tuple[float, str]:
     found = [row for row in rows if (row["op"], row["shape"]) == (op, shape)]
     found = [row for row in found if row["threads"] == max((row["threads"] for row in found), key=int)]
     own = min(float(row["median_ms"]) for row in found if row["provider"] == "uefl")
-    peers = [(float(row["median_ms"]), row["provider"]) for row in found if not ours(row["provider"]) and row["error"]]
+    peers = [
+        (float(row["median_ms"]), row["provider"])
+        for row in found
+        if not ours(row["provider"]) and row["error"]
+    ]
     time, name = min(peers)
     return time / own, name
 
@@ -75,7 +84,9 @@ def draw(folder: Path = results.FOLDER) -> Figure:
             y = i + (j - (len(MACHINES) - 1) / 2) * thickness
             axes.barh(y, times - 1, left=1, height=thickness * 0.9, color=machine.color, label=machine.name)
             where = (max(times, 1), y)
-            axes.annotate(f"{times:.2g}  {peer}", where, (3, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(
+                f"{times:.2g}  {peer}", where, (3, 0), textcoords="offset points", va="center", fontsize=8
+            )
     axes.axvline(1, color="#404040", linewidth=1)
     axes.set_xscale("log")
     axes.set_xlim(0.5, 130)
@@ -83,7 +94,10 @@ def draw(folder: Path = results.FOLDER) -> Figure:
     axes.minorticks_off()
     axes.set_yticks(range(len(ROWS)), [row.title for row in ROWS])
     axes.invert_yaxis()
-    axes.set_xlabel("times faster than the fastest peer, named at the bar (log scale; below 1 the peer is faster)", fontsize=8)
+    axes.set_xlabel(
+        "times faster than the fastest peer, named at the bar (log scale; below 1 the peer is faster)",
+        fontsize=8,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
@@ -94,8 +108,12 @@ def draw(folder: Path = results.FOLDER) -> Figure:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overview", description="draw the picture of the README")
-    parser.add_argument("--out", type=Path, default=PICTURE, help=f"the picture (default: {PICTURE.name} in docs/images)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overview", description="draw the picture of the README"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=PICTURE, help=f"the picture (default: {PICTURE.name} in docs/images)"
+    )
     figure = draw()
     figure.savefig(parser.parse_args(arguments).out, dpi=200)
     plt.close(figure)

@@ -1,5 +1,6 @@
 // Measure the peak rate of one core's arithmetic units from registers: the ceilings of the roofline on a CPU.
-// ops/limits.py compiles this file for the machine, or for the instruction set of --held, and runs it on all threads of the run.
+// ops/limits.py compiles this file for the machine, or for the instruction set of --held, and runs it on all
+// threads of the run.
 #include <cstdint>
 
 #include "cpu/simd.h"
@@ -11,7 +12,8 @@ constexpr int kSums = 12;  // independent, so that no addition waits for the one
 // Fused multiply-adds in float32. Returns the operations done.
 extern "C" int64_t float32_units(int64_t rounds) {
   Floats sums[kSums] = {}, factor = broadcast(0.5F), term = broadcast(1.0F);
-  for (Floats& sum : sums) asm volatile("" : "+v"(sum));  // or the compiler sees that all are equal and keeps one
+  for (Floats& sum : sums)
+    asm volatile("" : "+v"(sum));  // or the compiler sees that all are equal and keeps one
   asm volatile("" : "+v"(factor), "+v"(term));
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
@@ -41,7 +43,8 @@ extern "C" int64_t int16_units(int64_t rounds) {
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// 16 x 32 times 32 x 16 products in bfloat16 on four independent tiles of sums. Returns the operations done, 0 without permission.
+// 16 x 32 times 32 x 16 products in bfloat16 on four independent tiles of sums. Returns the operations done,
+// 0 without permission.
 extern "C" int64_t bfloat16_units(int64_t rounds) {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData)) return 0;

@@ -1,7 +1,8 @@
-"""The nouns of the suite: a case, a provider, a gate, and the op that holds them; ``benchmarks/ops/`` fills them in.
+"""The nouns of the suite: a case, a provider, a gate, and the op that holds them; ``benchmarks/ops/`` fills
+them in.
 
-To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its rows; it is found by itself, and ``python -m
-benchmarks.run --op NAME --smoke`` runs it. Say ::
+To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its rows; it is found by itself, and
+``python -m benchmarks.run --op NAME --smoke`` runs it. Say ::
 
     @dataclass(frozen=True)
     class Head(Case):  # the sizes of one measurement; --shape takes Head(2000, 512).name == "2000x512", and any other
@@ -24,11 +25,12 @@ benchmarks.run --op NAME --smoke`` runs it. Say ::
                          gate=Gate("max error", limit=1e-5, against=against),
                          bytes=lambda case: ..., flops=lambda case: ...)} # the least that any method must move and compute
 
-A provider raises ImportError if its library is absent, and ``Skip`` if it does not fit the device, the case or the memory. The report
-names both with the reason. A provider must run on ``torch.get_num_threads()`` threads. The runner sets torch and every OpenMP and BLAS
-pool that it finds; a provider sets the threads of a library with its own setting. Peers get their best settings, with the reason in their
-docstring. Work that a caller does once (building an index, converting a tensor to an array) belongs to the preparation. Work of every call
-belongs to the call.
+A provider raises ImportError if its library is absent, and ``Skip`` if it does not fit the device, the case
+or the memory. The report names both with the reason. A provider must run on ``torch.get_num_threads()``
+threads. The runner sets torch and every OpenMP and BLAS pool that it finds; a provider sets the threads of a
+library with its own setting. Peers get their best settings, with the reason in their docstring. Work that a
+caller does once (building an index, converting a tensor to an array) belongs to the preparation. Work of
+every call belongs to the call.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes of one measurement; a subclass per family of ops names them, and raises ValueError where they do not go together."""
+    """The sizes of one measurement; a subclass per family of ops names them, and raises ValueError where they
+    do not go together."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -91,12 +94,14 @@ def case_of(kind: type[C], name: str) -> C:
 
 @dataclass(frozen=True)
 class Gate:
-    """The error of an answer. ``limit`` is the largest error that ours may have; the error of peers is only reported."""
+    """The error of an answer. ``limit`` is the largest error that ours may have; the error of peers is only
+    reported."""
 
     figure: str
     limit: float
     against: Callable[[Inputs], Callable[[Any], float]]
-    own: Mapping[str, Callable[[Inputs], Callable[[Any], float]]] | None = None  # for providers with a true answer of their own
+    # for providers with a true answer of their own
+    own: Mapping[str, Callable[[Inputs], Callable[[Any], float]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,11 @@ class Op(Generic[C]):
     cuda_cases: tuple[C, ...] | None = None  # on a GPU, where they are not the same
 
     def passes(self, provider: str, error: float | None) -> bool:
-        """Return whether a provider of ours gave the exact answer that it promises. A NaN fails, and a peer always passes."""
-        return not ours(provider) or provider in self.loose or (error is not None and error <= self.gate.limit)
+        """Return whether a provider of ours gave the exact answer that it promises. A NaN fails, and a peer
+        always passes."""
+        return (
+            not ours(provider) or provider in self.loose or (error is not None and error <= self.gate.limit)
+        )
 
     def cases_on(self, device: str) -> tuple[C, ...]:
         """Return the cases of a device type."""

@@ -1,7 +1,7 @@
 """Load, show and save rows of results. ``results/<machine>.csv`` keeps the newest row of each kind.
 
-``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the rulers. Without a file it prints the
-page docs/measured.md with all saved results.
+``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the rulers.
+Without a file it prints the page docs/measured.md with all saved results.
 """
 
 from __future__ import annotations
@@ -25,12 +25,27 @@ FOLDER = Path(__file__).with_name("results")
 ROUNDS = FOLDER / "rounds"
 KEY = ("op", "shape", "provider", "variant", "threads")
 ROUNDS_KEY = ("round", "loop", "threads")
-COLUMNS = ("op", "shape", "provider", "variant", "median ms", "spread", "ratio", "error", "peak MB", "GB/s", "GFLOP/s", "cores")
-WIDTHS = (25, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)  # of the second at least: a shape of one's own may be longer
+COLUMNS = (
+    "op",
+    "shape",
+    "provider",
+    "variant",
+    "median ms",
+    "spread",
+    "ratio",
+    "error",
+    "peak MB",
+    "GB/s",
+    "GFLOP/s",
+    "cores",
+)
+# of the second at least: a shape of one's own may be longer
+WIDTHS = (25, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)
 
 
 def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
-    """Return the conditions of a measurement. A machine with a restricted instruction set counts as another machine."""
+    """Return the conditions of a measurement. A machine with a restricted instruction set counts as another
+    machine."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
@@ -44,7 +59,10 @@ def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
         )  # the code, not the results
     return {
         "threads": threads,
-        "machine": (torch.cuda.get_device_name() if device == "cuda" else _cpu_name()) + (f", held to {held}" if held else ""),
+        "machine": (
+            (torch.cuda.get_device_name() if device == "cuda" else _cpu_name())
+            + (f", held to {held}" if held else "")
+        ),
         "torch": torch.__version__,
         "commit": f"{commit}{'-dirty' if changed else ''}" or "unknown",
         "date": datetime.date.today().isoformat(),
@@ -53,9 +71,14 @@ def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    found = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+)", info.read_text(), re.MULTILINE)) if info.exists() else {}
+    found = (
+        dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+)", info.read_text(), re.MULTILINE))
+        if info.exists()
+        else {}
+    )
     name = found.get("model name") or platform.processor() or platform.machine()
-    if name == "AMD EPYC" and {"cpu family", "model"} <= set(found):  # all that some virtual machines say, of any generation
+    # all that some virtual machines say, of any generation
+    if name == "AMD EPYC" and {"cpu family", "model"} <= set(found):
         name += f" family {found['cpu family']} model {found['model']}"
     return name
 
@@ -63,7 +86,8 @@ def _cpu_name() -> str:
 class Table:
     """Prints the rows of one case after another, under one header per op.
 
-    The ratio is the provider's time divided by the time of "uefl" in its best variant. Above 1, ours is faster.
+    The ratio is the provider's time divided by the time of "uefl" in its best variant. Above 1, ours is
+    faster.
     """
 
     def __init__(self, shapes: list[str]) -> None:
@@ -71,7 +95,8 @@ class Table:
         self._widths = (WIDTHS[0], max(WIDTHS[1], *map(len, shapes)), *WIDTHS[2:])
 
     def add(self, rows: list[dict[str, Any]], error: str) -> None:
-        """Print the rows of one case, ours among them, below a header where the op is another one; ``error`` is what its column holds."""
+        """Print the rows of one case, ours among them, below a header where the op is another one; ``error``
+        is what its column holds."""
         if rows and rows[0]["op"] != self._op:
             self._op = rows[0]["op"]
             print(f"{self._op}: error = {error}")
@@ -95,7 +120,11 @@ class Table:
 
     def _line(self, cells: tuple[str, ...]) -> None:
         pairs = enumerate(zip(cells, self._widths, strict=True))
-        print(" ".join(f"{cell:<{width}}" if i < 4 else f"{cell:>{width}}" for i, (cell, width) in pairs).rstrip())
+        print(
+            " ".join(
+                f"{cell:<{width}}" if i < 4 else f"{cell:>{width}}" for i, (cell, width) in pairs
+            ).rstrip()
+        )
 
 
 def path_of(machine: str, folder: Path) -> Path:
@@ -111,9 +140,13 @@ def load(path: Path) -> list[dict[str, str]]:
 
 
 def save(rows: list[dict[str, Any]], folder: Path, key: tuple[str, ...] = KEY) -> Path:
-    """Put the rows into their machine's file, in place of older ones with the same values in the columns ``key``."""
+    """Put the rows into their machine's file, in place of older ones with the same values in the columns
+    ``key``."""
     path = path_of(rows[0]["machine"], folder)
-    written = [{name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()} for row in rows]
+    written = [
+        {name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()}
+        for row in rows
+    ]
     fresh = {tuple(row[name] for name in key): row for row in written}
     kept = [fresh.pop(tuple(row[name] for name in key), row) for row in load(path)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,15 +163,22 @@ def summary(rows: list[dict[str, str]]) -> str:
     for row in rows:
         cases.setdefault(tuple(row[name] for name in ("op", "shape", "threads")), []).append(row)
     lines = [
-        "| op | shape | threads | ours ms | MB | fastest peer | its ms | times faster | rulers: times faster |",
+        (
+            "| op | shape | threads | ours ms | MB | fastest peer | its ms | times faster | rulers: times"
+            " faster |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for (op, shape, threads), found in cases.items():
         mains = [row for row in found if row["provider"] == "uefl"]
-        others = sorted((row for row in found if not ours(row["provider"])), key=lambda row: float(row["median_ms"]))
+        others = sorted(
+            (row for row in found if not ours(row["provider"])), key=lambda row: float(row["median_ms"])
+        )
         peer = next((row for row in others if row["error"]), None)
         if mains and peer:
-            rulers = ", ".join(f"{row['provider']} {_times(row, mains)}" for row in others if not row["error"])
+            rulers = ", ".join(
+                f"{row['provider']} {_times(row, mains)}" for row in others if not row["error"]
+            )
             took = " / ".join(f"{float(row['median_ms']):.3g} {row['variant']}".strip() for row in mains)
             cells = (
                 op,
@@ -161,10 +201,13 @@ def page(folder: Path) -> str:
 
     parts = [
         "# Measured",
-        "`python -m benchmarks.results > docs/measured.md` writes this page out of [benchmarks/results](../benchmarks/results),\n"
-        'which also has all peers, the errors of their answers, and their versions. The column "ours ms" names the instruction sets,\n'
-        'the best one first; "times faster" has one number for each of them. [benchmarks/README.md](../benchmarks/README.md) says what\n'
-        "rows and rulers are.",
+        (
+            "`python -m benchmarks.results > docs/measured.md` writes this page out of"
+            " [benchmarks/results](../benchmarks/results),\nwhich also has all peers, the errors of their"
+            ' answers, and their versions. The column "ours ms" names the instruction sets,\nthe best one'
+            ' first; "times faster" has one number for each of them.'
+            " [benchmarks/README.md](../benchmarks/README.md) says what\nrows and rulers are."
+        ),
     ]
     for path in sorted(folder.glob("*.csv")):
         rows = load(path)
@@ -175,21 +218,28 @@ def page(folder: Path) -> str:
         parts.append(rounds_page(rounds))
     parts += [
         "## What the CUDA kernels should take on a GPU",
-        "Computed by `python -m benchmarks.gpu_model` from the bytes, products and instructions of the kernels. Expected: every kernel\n"
-        "at its wall, the unit that takes longest at its full rate; its name follows its microseconds. The walls are bytes of device\n"
-        "memory, of the second-level cache (L2) and of shared memory, products, pipes, the issue of instructions, the launch, and the\n"
-        "instructions of a loop issued in order. Apart: products and instructions one after the other. Latency of memory and barriers\n"
-        "are not in it. Target: set for an H200 before any kernel had run. Measured: a call in the results above; not yet, where no such\n"
-        "GPU was at hand. The rates of the H100 are measured, but for that of L2, which is a guess; those of the others are vendors'\n"
-        "figures, scaled by what the H100 reaches of its own.",
+        (
+            "Computed by `python -m benchmarks.gpu_model` from the bytes, products and instructions of the"
+            " kernels. Expected: every kernel\nat its wall, the unit that takes longest at its full rate; its"
+            " name follows its microseconds. The walls are bytes of device\nmemory, of the second-level cache"
+            " (L2) and of shared memory, products, pipes, the issue of instructions, the launch, and"
+            " the\ninstructions of a loop issued in order. Apart: products and instructions one after the"
+            " other. Latency of memory and barriers\nare not in it. Target: set for an H200 before any kernel"
+            " had run. Measured: a call in the results above; not yet, where no such\nGPU was at hand. The"
+            " rates of the H100 are measured, but for that of L2, which is a guess; those of the others are"
+            " vendors'\nfigures, scaled by what the H100 reaches of its own."
+        ),
         gpu_model.summary(),
         "## What the redesigned search should take: expected, not measured",
-        "Microseconds of a call, computed by `python -m benchmarks.gpu_search` from instructions counted in compiled sketches of the\n"
-        'new kernels. No GPU has run them. "Measured before" and flash-kmeans are of the H100 above, before the redesign. Wall: the\n'
-        "least that bytes or products allow. Issue and L2: what the instructions and the second-level cache need. Expected: from the\n"
-        "largest wall at a rate that kernels reach, to products and comparisons one after the other.\n"
-        '"starts first": sums that begin at the starts of the scores; "multicast": two blocks of a cluster that share what they read\n'
-        "of the codebook.",
+        (
+            "Microseconds of a call, computed by `python -m benchmarks.gpu_search` from instructions counted"
+            ' in compiled sketches of the\nnew kernels. No GPU has run them. "Measured before" and'
+            " flash-kmeans are of the H100 above, before the redesign. Wall: the\nleast that bytes or"
+            " products allow. Issue and L2: what the instructions and the second-level cache need. Expected:"
+            " from the\nlargest wall at a rate that kernels reach, to products and comparisons one after the"
+            ' other.\n"starts first": sums that begin at the starts of the scores; "multicast": two blocks of'
+            " a cluster that share what they read\nof the codebook."
+        ),
         gpu_search.summary(),
     ]
     return "\n\n".join(parts)
@@ -199,12 +249,18 @@ def rounds_page(files: list[Path]) -> str:
     """Return the part of the page with the times of federated rounds by machine."""
     parts = [
         "## Federated rounds",
-        "`python -m benchmarks.uefl_round --save` and `fedul_round` write them: seconds of a round, medians of turns, and how many times\n"
-        "as long as ours by the clock. What stands behind the name of the preset was set with `--set`.",
+        (
+            "`python -m benchmarks.uefl_round --save` and `fedul_round` write them: seconds of a round,"
+            " medians of turns, and how many times\nas long as ours by the clock. What stands behind the name"
+            " of the preset was set with `--set`."
+        ),
     ]
     for path in files:
         rows = load(path)
-        lines = ["| round | threads | loop | train s | measure s | round s | times ours |", "|---|---|---|---|---|---|---|"]
+        lines = [
+            "| round | threads | loop | train s | measure s | round s | times ours |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for row in rows:
             numbers = (f"{float(row[name]):.3g}" for name in ("train_s", "measure_s", "wall_s", "wall_ratio"))
             lines.append(f"| {' | '.join((row['round'], row['threads'], row['loop'], *numbers))} |")

@@ -1,7 +1,9 @@
-"""Draw saved results: ``python -m benchmarks.roofline [results/<machine>.csv] [--threads N]``, or ``make bench-plot``.
+"""Draw saved results: ``python -m benchmarks.roofline [results/<machine>.csv] [--threads N]``, or ``make
+bench-plot``.
 
-The program writes two kinds of pictures into the folder of the .csv. ``<machine>-roofline.png`` compares every shape with the limits of the
-machine. ``<machine>-<op>.png`` shows how many times faster ours is than each peer.
+The program writes two kinds of pictures into the folder of the .csv. ``<machine>-roofline.png`` compares
+every shape with the limits of the machine. ``<machine>-<op>.png`` shows how many times faster ours is than
+each peer.
 """
 
 from __future__ import annotations
@@ -58,19 +60,25 @@ def by_op(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
 
 def mains(rows: list[Row]) -> list[Row]:
     """Ours in every variant, the best first."""
-    return sorted((row for row in rows if row["provider"] == "uefl"), key=lambda row: number(row, "median_ms"))
+    return sorted(
+        (row for row in rows if row["provider"] == "uefl"), key=lambda row: number(row, "median_ms")
+    )
 
 
 def peers(rows: list[Row]) -> list[Row]:
     """Those that give an answer, the fastest first; a ruler gives none."""
-    return sorted((row for row in rows if not ours(row["provider"]) and row["error"]), key=lambda row: number(row, "median_ms"))
+    return sorted(
+        (row for row in rows if not ours(row["provider"]) and row["error"]),
+        key=lambda row: number(row, "median_ms"),
+    )
 
 
-# --- the roofline -------------------------------------------------------------------------------------------------------
+# --- the roofline -----------------------------------------------------------------------------------------
 
 
 def placed(row: Row) -> bool:
-    """Return whether a row can be drawn. The rates of shapes that are too small to measure are rounded to 0."""
+    """Return whether a row can be drawn. The rates of shapes that are too small to measure are rounded to
+    0."""
     return number(row, "gflop_s") > 0 and number(row, "gb_s") > 0
 
 
@@ -80,7 +88,8 @@ def intensity(row: Row) -> float:
 
 
 def roofline(rows: list[Row]) -> Figure | None:
-    """Operations per second over operations per byte: ours, the fastest peer, and the machine's limits; None without any of ours."""
+    """Operations per second over operations per byte: ours, the fastest peer, and the machine's limits; None
+    without any of ours."""
     table = by_op(rows)
     limits = [row for found in table.pop("limits", {}).values() for row in found]
     named = [(f"{op} {shape}", found) for op, shapes in table.items() for shape, found in shapes.items()]
@@ -93,11 +102,21 @@ def roofline(rows: list[Row]) -> Figure | None:
     axes.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="GFLOP/s")
     for i, (_, found) in enumerate(columns):
         _column(axes, where[i], found)
-        crowd = [other for other in where if abs(other / where[i] - 1) < 0.06]  # numbers of close columns go to the sides
+        # numbers of close columns go to the sides
+        crowd = [other for other in where if abs(other / where[i] - 1) < 0.06]
         side = 0 if len(crowd) == 1 else 1 if where[i] == max(crowd) else -1
         top = max(number(row, "gflop_s") for row in shown(found))
         shift, anchor = {0: (0, 8), 1: (6, 0), -1: (-6, 0)}[side], {0: "center", 1: "left", -1: "right"}[side]
-        axes.annotate(str(i + 1), (where[i], top), shift, textcoords="offset points", ha=anchor, va="center", fontsize=8, bbox=BOX)
+        axes.annotate(
+            str(i + 1),
+            (where[i], top),
+            shift,
+            textcoords="offset points",
+            ha=anchor,
+            va="center",
+            fontsize=8,
+            bbox=BOX,
+        )
     _ceilings(axes, limits)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PLAIN)
@@ -121,7 +140,9 @@ def _column(axes: Axes, x: float, found: list[Row]) -> None:
     axes.plot([x, x], [min(heights), max(heights)], color="#D0D0D0", linewidth=1, zorder=1)
     for row, height in zip(rows, heights, strict=True):
         if ours(row["provider"]):
-            axes.plot(x, height, MARKERS.get(row["variant"], "^"), color=colour(row), zorder=3, label=label(row))
+            axes.plot(
+                x, height, MARKERS.get(row["variant"], "^"), color=colour(row), zorder=3, label=label(row)
+            )
         else:
             axes.plot(x, height, "D", color="white", markeredgecolor=PEER, zorder=2, label="the fastest peer")
 
@@ -137,27 +158,46 @@ def _ceilings(axes: Axes, limits: list[Row]) -> None:
         slope = number(row, "gb_s")
         end = min(high, roof / slope)
         style, text = "-" if slope == bandwidth else ":", f"{row['shape']}, {slope:.0f} GB/s"
-        axes.plot([low, end], [low * slope, end * slope], color=LINE, linewidth=1, linestyle=style, label=text)
+        axes.plot(
+            [low, end], [low * slope, end * slope], color=LINE, linewidth=1, linestyle=style, label=text
+        )
     for row in done:
         rate, units = number(row, "gflop_s"), row["provider"] == "units"
-        axes.plot([rate / bandwidth, high], [rate, rate], color=LINE, linewidth=1, linestyle="-" if units else "--")
+        axes.plot(
+            [rate / bandwidth, high], [rate, rate], color=LINE, linewidth=1, linestyle="-" if units else "--"
+        )
         text = f"{row['shape']} {'units' if units else 'product'}, {rate:.0f}"
-        axes.annotate(text, (high, rate), (4, 0), textcoords="offset points", va="bottom" if units else "top", fontsize=8, color=LINE)
+        axes.annotate(
+            text,
+            (high, rate),
+            (4, 0),
+            textcoords="offset points",
+            va="bottom" if units else "top",
+            fontsize=8,
+            color=LINE,
+        )
     axes.set_xlim(low, high)
 
 
-# --- the ratios ---------------------------------------------------------------------------------------------------------
+# --- the ratios -------------------------------------------------------------------------------------------
 
 
 def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
-    """A panel per peer and ruler, a group of bars per shape: its time over ours; None where there is nothing to compare."""
-    others = list(dict.fromkeys(row["provider"] for found in shapes.values() for row in found if not ours(row["provider"])))
+    """A panel per peer and ruler, a group of bars per shape: its time over ours; None where there is nothing
+    to compare."""
+    others = list(
+        dict.fromkeys(
+            row["provider"] for found in shapes.values() for row in found if not ours(row["provider"])
+        )
+    )
     variants = list(dict.fromkeys(row["variant"] for found in shapes.values() for row in mains(found)))
     if not others or not variants:
         return None
     width, thickness = max(1.55 * len(others) + 2.2, 6.0), 0.8 / len(variants)
     height = 0.42 * len(shapes) * max(1, len(variants) / 2) + 1.5
-    figure, panels = plt.subplots(1, len(others), sharex=True, sharey=True, squeeze=False, figsize=(width, height))
+    figure, panels = plt.subplots(
+        1, len(others), sharex=True, sharey=True, squeeze=False, figsize=(width, height)
+    )
     for panel, other in zip(panels[0], others, strict=True):
         for i, found in enumerate(shapes.values()):
             for theirs in (row for row in found if row["provider"] == other):
@@ -165,11 +205,25 @@ def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
                     ratio = number(theirs, "median_ms") / number(row, "median_ms")
                     y = i + (j - (len(variants) - 1) / 2) * thickness
                     panel.barh(
-                        y, ratio - 1, left=1, height=thickness * 0.92, color=colour(row), label=f"ours, {row['variant'] or row['machine']}"
+                        y,
+                        ratio - 1,
+                        left=1,
+                        height=thickness * 0.92,
+                        color=colour(row),
+                        label=f"ours, {row['variant'] or row['machine']}",
                     )
-                    panel.annotate(f"{ratio:.2g}", (max(ratio, 1), y), (2, 0), textcoords="offset points", va="center", fontsize=7)
+                    panel.annotate(
+                        f"{ratio:.2g}",
+                        (max(ratio, 1), y),
+                        (2, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=7,
+                    )
         panel.axvline(1, color=LINE, linewidth=1)
-        ruler = not any(row["error"] for found in shapes.values() for row in found if row["provider"] == other)
+        ruler = not any(
+            row["error"] for found in shapes.values() for row in found if row["provider"] == other
+        )
         panel.set_title(f"ruler: {other}" if ruler else other, fontsize=8)
         panel.set_xscale("log")
         panel.xaxis.set_major_locator(LogLocator(10, (1, 3)))
@@ -178,7 +232,8 @@ def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
         panel.tick_params(labelsize=7)
         panel.spines[["top", "right"]].set_visible(False)
     low, high = panels[0][0].get_xlim()
-    panels[0][0].set_xlim(min(low, 0.28) if low < 0.9 else 0.9, high * 1.6)  # bars below 1 have a tick, at 0.3
+    # bars below 1 have a tick, at 0.3
+    panels[0][0].set_xlim(min(low, 0.28) if low < 0.9 else 0.9, high * 1.6)
     panels[0][0].set_yticks(range(len(shapes)), list(shapes))
     panels[0][0].invert_yaxis()
     figure.supxlabel("times faster than the peer or the ruler (log scale)", fontsize=8)
@@ -208,11 +263,15 @@ def draw(path: Path, threads: str | None) -> list[Path]:
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.roofline", description="draw saved results")
-    parser.add_argument("csv", type=Path, nargs="*", help="files of results (default: all of benchmarks/results)")
+    parser.add_argument(
+        "csv", type=Path, nargs="*", help="files of results (default: all of benchmarks/results)"
+    )
     parser.add_argument("--threads", help="only runs on so many threads (default: the most)")
     options = parser.parse_args(arguments)
     files = options.csv or sorted(results.FOLDER.glob("*.csv"))
-    if missing := [str(path) for path in files if not path.is_file()] or ([] if files else [f"{results.FOLDER}/*.csv"]):
+    if missing := [str(path) for path in files if not path.is_file()] or (
+        [] if files else [f"{results.FOLDER}/*.csv"]
+    ):
         parser.error(f"no file {', '.join(missing)}; python -m benchmarks.run --save writes one")
     for path in files:
         print(*draw(path, options.threads), sep="\n")

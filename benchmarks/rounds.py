@@ -1,4 +1,5 @@
-"""Time loops of federated rounds in turns, on the same data, threads and instruction set, and print a table."""
+"""Time loops of federated rounds in turns, on the same data, threads and instruction set, and print a
+table."""
 
 from __future__ import annotations
 
@@ -45,7 +46,14 @@ class Ours:
         engine: where the clients are, if not in this process.
     """
 
-    def __init__(self, cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        name: str,
+        federation: Federation,
+        device: str = "cpu",
+        engine: Engine | None = None,
+    ) -> None:
         self.arm, self.workspace = arm_of(cfg, name, federation, device, engine)
 
     def train(self) -> None:
@@ -61,7 +69,9 @@ class Ours:
 
 def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
     """Return the parser with the options of every comparison of rounds."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("preset", nargs="?", default=preset)
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--turns", type=int, default=3)
@@ -72,13 +82,16 @@ def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
 
 
 def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> None:
-    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians; the first loop is ours."""
+    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians; the first
+    loop is ours."""
     console = Console(width=120)
     timed: dict[str, list[Turn]] = {name: [] for name in loops}
     for turn in range(1 + args.turns):
         for name, loop in loops.items():
             timed[name].append(_time(loop))
-        line = ", ".join(f"{name} {values[-1][2]:.1f} s (CPU {values[-1][3]:.1f})" for name, values in timed.items())
+        line = ", ".join(
+            f"{name} {values[-1][2]:.1f} s (CPU {values[-1][3]:.1f})" for name, values in timed.items()
+        )
         console.print(f"turn {turn or 'not counted'}: {line}", highlight=False)
     about = results.about(getattr(args, "device", "cpu"), args.threads, args.held)
     counted = {name: values[1:] for name, values in timed.items()}
@@ -97,8 +110,17 @@ def medians(timed: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, values in timed.items():
         train, measure, whole, cpu = (statistics.median(part) for part in zip(*values, strict=True))
-        wall_ratio, cpu_ratio = (sorted(theirs[i] / mine[i] for theirs, mine in zip(values, ours, strict=True)) for i in (2, 3))
-        row = {"loop": name, "turns": len(values), "train_s": train, "measure_s": measure, "wall_s": whole, "cpu_s": cpu}
+        wall_ratio, cpu_ratio = (
+            sorted(theirs[i] / mine[i] for theirs, mine in zip(values, ours, strict=True)) for i in (2, 3)
+        )
+        row = {
+            "loop": name,
+            "turns": len(values),
+            "train_s": train,
+            "measure_s": measure,
+            "wall_s": whole,
+            "cpu_s": cpu,
+        }
         ratios = {"wall_ratio": statistics.median(wall_ratio), "cpu_ratio": statistics.median(cpu_ratio)}
         rows.append(row | ratios | {"cpu_least": cpu_ratio[0], "cpu_most": cpu_ratio[-1]})
     return rows
@@ -106,12 +128,37 @@ def medians(timed: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], title: str) -> Table:
     """The rows as a terminal shows them."""
-    made = Table(title=title, caption="{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(**rows[0]))
-    for column in ("loop", "train s", "measure s", "wall s", "rounds/min", "of ours", "CPU s", "of ours", "turns"):
+    made = Table(
+        title=title,
+        caption="{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(
+            **rows[0]
+        ),
+    )
+    for column in (
+        "loop",
+        "train s",
+        "measure s",
+        "wall s",
+        "rounds/min",
+        "of ours",
+        "CPU s",
+        "of ours",
+        "turns",
+    ):
         made.add_column(column, justify="left" if column == "loop" else "right")
     for row in rows:
-        numbers = (row["train_s"], row["measure_s"], row["wall_s"], 60 / row["wall_s"], row["wall_ratio"], row["cpu_s"], row["cpu_ratio"])
-        made.add_row(row["loop"], *(f"{x:.2f}" for x in numbers), f"{row['cpu_least']:.2f} to {row['cpu_most']:.2f}")
+        numbers = (
+            row["train_s"],
+            row["measure_s"],
+            row["wall_s"],
+            60 / row["wall_s"],
+            row["wall_ratio"],
+            row["cpu_s"],
+            row["cpu_ratio"],
+        )
+        made.add_row(
+            row["loop"], *(f"{x:.2f}" for x in numbers), f"{row['cpu_least']:.2f} to {row['cpu_most']:.2f}"
+        )
     return made
 
 

@@ -1,7 +1,9 @@
-"""Measure the ops and their peers: ``python -m benchmarks.run --help``. benchmarks/README.md explains the rows.
+"""Measure the ops and their peers: ``python -m benchmarks.run --help``. benchmarks/README.md explains the
+rows.
 
-Correctness comes first: every provider's answer is compared with the float64 definition, and an answer of ours that is further off
-than the op's gate allows makes the exit code 1; a shape at which ours fails makes it 2. Nothing here asserts a time.
+Correctness comes first: every provider's answer is compared with the float64 definition, and an answer of
+ours that is further off than the op's gate allows makes the exit code 1; a shape at which ours fails makes it
+2. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -25,24 +27,54 @@ from .registry import Case, case_of, form, ours
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="measure the ops beside their peers")
-    parser.add_argument("--op", type=_names, default=list(REGISTRY), help="only these ops, separated by commas")
-    parser.add_argument("--shape", help="only this shape, named as in the table; with one --op, any sizes of your own")
-    parser.add_argument("--list", action="store_true", help="show the ops, their shapes and providers, and measure nothing")
-    parser.add_argument("--peers", type=_names, help="only these peers, separated by commas; ours are always measured")
-    parser.add_argument("--without", type=_names, default=[], help="not these providers, separated by commas; of ours, too")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for every provider (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)")
-    parser.add_argument("--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512vnni beside amx)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run", description="measure the ops beside their peers"
+    )
+    parser.add_argument(
+        "--op", type=_names, default=list(REGISTRY), help="only these ops, separated by commas"
+    )
+    parser.add_argument(
+        "--shape", help="only this shape, named as in the table; with one --op, any sizes of your own"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the ops, their shapes and providers, and measure nothing"
+    )
+    parser.add_argument(
+        "--peers", type=_names, help="only these peers, separated by commas; ours are always measured"
+    )
+    parser.add_argument(
+        "--without", type=_names, default=[], help="not these providers, separated by commas; of ours, too"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=torch.get_num_threads(),
+        help="for every provider (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)"
+    )
+    parser.add_argument(
+        "--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512vnni beside amx)"
+    )
     add_options(parser, results.FOLDER, "the numbers of a shape, once measured,")
-    parser.add_argument("--smoke", action="store_true", help="one tiny shape, one call: that it runs and is right, not how fast")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="one tiny shape, one call: that it runs and is right, not how fast",
+    )
     options = parser.parse_args(arguments)
 
     _known(parser, "op", options.op, list(REGISTRY))
     chosen = [REGISTRY[name] for name in options.op]
     providers = list(dict.fromkeys(provider for op in chosen for provider in op.providers))
     _known(parser, "peer", options.peers or [], providers)
-    _known(parser, "provider", options.without, list(dict.fromkeys(provider for op in REGISTRY.values() for provider in op.providers)))
+    _known(
+        parser,
+        "provider",
+        options.without,
+        list(dict.fromkeys(provider for op in REGISTRY.values() for provider in op.providers)),
+    )
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.smoke and options.shape:
         parser.error("--smoke has a shape of its own; leave out --smoke or --shape")
@@ -65,7 +97,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--variants are of our CPU kernels; this run is on a GPU")
     _known(parser, "variant", options.variants or [], list(VARIANTS))
     if options.variants is None:
-        options.variants = ["avx512vnni"] if Bench(options.device).variant() == "amx" and not options.smoke else []
+        options.variants = (
+            ["avx512vnni"] if Bench(options.device).variant() == "amx" and not options.smoke else []
+        )
     return options
 
 
@@ -80,10 +114,15 @@ def _known(parser: argparse.ArgumentParser, what: str, named: list[str], known: 
 
 def _own_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, Case]:
     """The op and the case that ``--shape`` describes, which is none of the listed ones."""
-    shapes = dict.fromkeys(case.name for name in options.op for case in REGISTRY[name].cases_on(options.device))
+    shapes = dict.fromkeys(
+        case.name for name in options.op for case in REGISTRY[name].cases_on(options.device)
+    )
     name, *others = options.op
     if others or "uefl" not in REGISTRY[name].providers:
-        parser.error(f"no shape {options.shape!r}; there are {', '.join(shapes)}; for sizes of your own name one of our ops with --op")
+        parser.error(
+            f"no shape {options.shape!r}; there are {', '.join(shapes)}; for sizes of your own name one of"
+            " our ops with --op"
+        )
     try:
         return name, case_of(type(REGISTRY[name].smoke), options.shape)
     except ValueError as why:
@@ -116,26 +155,37 @@ def main(arguments: list[str] | None = None) -> int:
         show(options.op, options.device)
         return 0
     hold(options.held, "benchmarks.run", arguments)
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # torch.compile without a GPU: a warning amid the table
+    # torch.compile without a GPU: a warning amid the table
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     use_threads(options.threads)
     about = results.about(options.device, options.threads, options.held)
-    print(f"{about['machine']}, {about['threads']} thread(s), torch {torch.__version__}, commit {about['commit']}, {about['date']}")
+    print(
+        f"{about['machine']}, {about['threads']} thread(s), torch {torch.__version__}, commit"
+        f" {about['commit']}, {about['date']}"
+    )
 
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     failed = False
     with ExitStack() as processes:
         try:
-            benches = [Bench(options.device), *(processes.enter_context(elsewhere(variant)) for variant in options.variants)]
+            benches = [
+                Bench(options.device),
+                *(processes.enter_context(elsewhere(variant)) for variant in options.variants),
+            ]
         except RuntimeError as error:
             print(error)
             return 2
         table = results.Table([case.name for _, case in options.cases])
         for name, case in options.cases:
-            wanted = [p for p in REGISTRY[name].providers if ours(p) or options.peers is None or p in options.peers]
+            wanted = [
+                p for p in REGISTRY[name].providers if ours(p) or options.peers is None or p in options.peers
+            ]
             providers = [p for p in wanted if p not in options.without]
             try:
-                found = measure(name, case, providers, 0 if options.smoke else options.seconds, benches, skipped)
+                found = measure(
+                    name, case, providers, 0 if options.smoke else options.seconds, benches, skipped
+                )
             except Exception as error:  # ours refuses the shape or has a defect; go on with the others
                 print(f"{name} {case.name}: {type(error).__name__}: {error}", flush=True)
                 failed = True
@@ -154,7 +204,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(saved)
     wrong = [row for row in rows if not REGISTRY[row["op"]].passes(row["provider"], row["error"])]
     for row in wrong:
-        print(f"WRONG: {row['op']} {row['shape']} {row['provider']} {row['variant']}: {row['gate']} {row['error']} beside float64")
+        print(
+            f"WRONG: {row['op']} {row['shape']} {row['provider']} {row['variant']}: {row['gate']}"
+            f" {row['error']} beside float64"
+        )
     return 1 if wrong else 2 if failed else 0
 
 

@@ -18,29 +18,40 @@ from threading import Lock
 import torch
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted((ROOT / "csrc" / "ops" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")  # the one that takes longest
+# the one that takes longest
+SOURCES = sorted((ROOT / "csrc" / "ops" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")
 NVCC = shutil.which("nvcc")
-SAME_PTX = {"86": "80", "89": "80", "120": "100"}  # made of the PTX for another, as a driver does for a GPU that a wheel lacks
+# made of the PTX for another, as a driver does for a GPU that a wheel lacks
+SAME_PTX = {"86": "80", "89": "80", "120": "100"}
 _LOCKS: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
-_FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")  # made here, not when first asked for: sources are compiled by several threads
+# made here, not when first asked for: sources are compiled by several threads
+_FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")
 
 
 @cache
 def disassembler() -> str | None:
     """The path of nvdisasm."""
     triton = importlib.util.find_spec("triton")
-    folders = [Path(folder) / "backends" / "nvidia" / "bin" for folder in (triton and triton.submodule_search_locations) or ()]
-    return shutil.which("nvdisasm") or next(filter(None, (shutil.which("nvdisasm", path=folder) for folder in folders)), None)
+    folders = [
+        Path(folder) / "backends" / "nvidia" / "bin"
+        for folder in (triton and triton.submodule_search_locations) or ()
+    ]
+    return shutil.which("nvdisasm") or next(
+        filter(None, (shutil.which("nvdisasm", path=folder) for folder in folders)), None
+    )
 
 
 @cache
 def compiled(stem: str, architecture: str) -> tuple[Path, str]:
-    """The machine code of a source for one architecture and what nvcc and ptxas said; once in a process. A warning is an error."""
+    """The machine code of a source for one architecture and what nvcc and ptxas said; once in a process. A
+    warning is an error."""
     base = SAME_PTX.get(architecture, architecture)
     with _LOCKS[stem, base]:  # the threads that want it for another architecture wait
         ptx, said = _ptx(stem, base)
     target = Path(_FOLDER.name) / f"{stem}_{architecture}.cubin"
-    return target, said + _nvcc("-cubin", f"-arch=sm_{architecture}", "-O3", "-Xptxas=-v", str(ptx), "-o", str(target))
+    return target, said + _nvcc(
+        "-cubin", f"-arch=sm_{architecture}", "-O3", "-Xptxas=-v", str(ptx), "-o", str(target)
+    )
 
 
 @cache
@@ -50,12 +61,24 @@ def _ptx(stem: str, architecture: str) -> tuple[Path, str]:
     defines = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
     target = Path(_FOLDER.name) / f"{stem}_{architecture}.ptx"
     source = str(ROOT / "csrc" / "ops" / "cuda" / f"{stem}.cu")
-    return target, _nvcc("-ptx", f"-arch=compute_{architecture}", "-std=c++20", "-O3", *paths, *defines, source, "-o", str(target))
+    return target, _nvcc(
+        "-ptx",
+        f"-arch=compute_{architecture}",
+        "-std=c++20",
+        "-O3",
+        *paths,
+        *defines,
+        source,
+        "-o",
+        str(target),
+    )
 
 
 def _nvcc(*arguments: str) -> str:
     assert NVCC is not None
-    done = subprocess.run([NVCC, "-Werror=all-warnings", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [NVCC, "-Werror=all-warnings", *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-3000:]}")
     return done.stderr
@@ -63,11 +86,14 @@ def _nvcc(*arguments: str) -> str:
 
 @cache
 def listing(stem: str, architecture: str) -> dict[str, list[str]]:
-    """Of every kernel of a source, by mangled name, the instructions with their operands; a label is a line of its own."""
+    """Of every kernel of a source, by mangled name, the instructions with their operands; a label is a line
+    of its own."""
     program = disassembler()
     assert program is not None
     target, _ = compiled(stem, architecture)
-    return listed(subprocess.run([program, "-c", str(target)], capture_output=True, text=True, check=True).stdout)
+    return listed(
+        subprocess.run([program, "-c", str(target)], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def listed(text: str) -> dict[str, list[str]]:
@@ -85,7 +111,8 @@ def instances(stem: str, architecture: str, kernel: str) -> dict[str, list[str]]
 
 
 def operations(lines: list[str]) -> list[str]:
-    """Return the operation of each instruction, such as ``LDG.E.128``, without predicates, operands and labels."""
+    """Return the operation of each instruction, such as ``LDG.E.128``, without predicates, operands and
+    labels."""
     return [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in lines if not line.startswith(".L_")]
 
 
@@ -95,13 +122,18 @@ def innermost_loop(lines: list[str], pattern: str) -> list[str]:
     loops = []
     for i, line in enumerate(lines):
         target = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
-        if target and (begin := labels[target[1]]) < i and any(re.search(pattern, inner) for inner in lines[begin:i]):
+        if (
+            target
+            and (begin := labels[target[1]]) < i
+            and any(re.search(pattern, inner) for inner in lines[begin:i])
+        ):
             loops.append(lines[begin : i + 1])
     return min(loops, key=len)
 
 
 def without(lines: list[str], pattern: str) -> list[str]:
-    """Leave out the blocks that a branch jumps over and in which an instruction matches the pattern: few threads execute them."""
+    """Leave out the blocks that a branch jumps over and in which an instruction matches the pattern: few
+    threads execute them."""
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
     for i, line in enumerate(lines):
         target = re.match(r"@.*\bBRA\b.*`\((\.L_\w+)\)", line)
@@ -112,7 +144,8 @@ def without(lines: list[str], pattern: str) -> list[str]:
 
 
 def tile_loop(lines: list[str]) -> list[str]:
-    """Of search_wgmma what a multiplying warp executes for 128 codewords: for 64 scores of a thread, if the rows are of one chunk."""
+    """Of search_wgmma what a multiplying warp executes for 128 codewords: for 64 scores of a thread, if the
+    rows are of one chunk."""
     return operations(without(innermost_loop(lines, "HGMMA"), "UBLKCP"))
 
 

@@ -1,9 +1,11 @@
-"""Measure how peak memory, bytes and seconds of a round grow with the number of clients, at a fixed number of participants.
+"""Measure how peak memory, bytes and seconds of a round grow with the number of clients, at a fixed number of
+participants.
 
     python -m benchmarks.scale                                   # 100, 1,000 and 10,000 clients, FedAvg and FedPer
     python -m benchmarks.scale --clients 100000 --arms fedper --asked 200
 
-Each row is a run of the preset ``many-clients`` in a process of its own, with data, rounds, checkpoints, the saved model and the report.
+Each row is a run of the preset ``many-clients`` in a process of its own, with data, rounds, checkpoints, the
+saved model and the report.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def peak() -> float:
 
 
 def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
-    """Run one row in this process: ``mib`` is the peak of all rounds, ``mib_whole`` also of the model and the report."""
+    """Run one row in this process: ``mib`` is the peak of all rounds, ``mib_whole`` also of the model and the
+    report."""
     import torch
 
     import uefl
@@ -42,7 +45,9 @@ def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out, begun = Path(folder) / "run", time.monotonic()
         keys = {"participation": share, "evaluation": share, "rounds": [rounds], "local_epochs": 1}
-        run = uefl.train("many-clients", out=out, clients=clients, arms=[arm], device="cpu", observer=Watch(), **keys)
+        run = uefl.train(
+            "many-clients", out=out, clients=clients, arms=[arm], device="cpu", observer=Watch(), **keys
+        )
         whole, (found,) = time.monotonic() - begun, run.summary.values()
         files = sum(path.stat().st_size for path in (out / "private").glob("*"))
     return {
@@ -56,19 +61,26 @@ def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
 
 
 def measured(clients: int, arm: str, asked: int = 100, rounds: int = 3) -> dict[str, float]:
-    """The numbers of :func:`row`, in a fresh process: this one has to be small, since a process inherits the peak of its parent."""
+    """The numbers of :func:`row`, in a fresh process: this one has to be small, since a process inherits the
+    peak of its parent."""
     command = [sys.executable, "-m", "benchmarks.scale", "--row", str(clients), arm, str(asked), str(rounds)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, check=True
+    )
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
 
 def main() -> None:
     """Print a row per arm and number of clients."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--arms", nargs="+", default=["fedavg", "fedper"])
-    parser.add_argument("--asked", type=int, default=100, help="clients that train in a round, and that measure its model")
+    parser.add_argument(
+        "--asked", type=int, default=100, help="clients that train in a round, and that measure its model"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="a line of JSON per row")
     parser.add_argument("--row", nargs=4, help=argparse.SUPPRESS)
@@ -78,7 +90,10 @@ def main() -> None:
         print(json.dumps(row(int(clients), arm, int(asked), int(rounds))))
         return
     if not options.json:
-        print("| arm | clients | asked | MiB, rounds | MiB, in all | private MB on disk | MB a round | s a round | s in all |")
+        print(
+            "| arm | clients | asked | MiB, rounds | MiB, in all | private MB on disk | MB a round | s a"
+            " round | s in all |"
+        )
         print("|:--|--:|--:|--:|--:|--:|--:|--:|--:|")
     for arm in options.arms:
         for clients in options.clients:
@@ -89,7 +104,10 @@ def main() -> None:
             traffic = f"{found['private_bytes'] / 1e6:.2f} | {found['bytes'] / 1e6:.2f}"
             times = f"{found['seconds']:.1f} | {found['whole']:.0f}"
             memory = f"{found['mib']:.0f} | {found['mib_whole']:.0f}"
-            print(f"| {arm} | {clients:,} | {min(options.asked, clients)} | {memory} | {traffic} | {times} |", flush=True)
+            print(
+                f"| {arm} | {clients:,} | {min(options.asked, clients)} | {memory} | {traffic} | {times} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The registry under pytest-benchmark: ``pytest benchmarks --benchmark-only -k "vq_assign and 9216x512x64"``.
 
-For its statistics and comparisons (``--benchmark-autosave``, ``--benchmark-compare``); the numbers of the documents come from
-``python -m benchmarks.run``, where the providers take turns.
+For its statistics and comparisons (``--benchmark-autosave``, ``--benchmark-compare``); the numbers of the
+documents come from ``python -m benchmarks.run``, where the providers take turns.
 """
 
 import functools
@@ -14,7 +14,12 @@ from .ops import REGISTRY
 from .registry import Case, Skip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROWS = [(op, case, provider) for op, row in REGISTRY.items() for case in row.cases_on(DEVICE) for provider in row.providers]
+ROWS = [
+    (op, case, provider)
+    for op, row in REGISTRY.items()
+    for case in row.cases_on(DEVICE)
+    for provider in row.providers
+]
 
 
 @functools.lru_cache(maxsize=1)
@@ -24,7 +29,9 @@ def opened(op: str, case: Case) -> Bench:
     return bench
 
 
-@pytest.mark.parametrize(("op", "case", "provider"), ROWS, ids=[f"{op}-{case.name}-{provider}" for op, case, provider in ROWS])
+@pytest.mark.parametrize(
+    ("op", "case", "provider"), ROWS, ids=[f"{op}-{case.name}-{provider}" for op, case, provider in ROWS]
+)
 def test_op(op, case, provider, benchmark):
     bench = opened(op, case)
     try:

@@ -1,21 +1,24 @@
-"""Compare a UEFL round with the published loop: same clients, network, codebook, batches and threads, in turns.
+"""Compare a UEFL round with the published loop: same clients, network, codebook, batches and threads, in
+turns.
 
-python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--held avx2] [--save] [--set key=value]...
+python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--held avx2] [--save] [--set
+key=value]...
                                 [--device cuda] [--processes 2,4]
 
-Without arguments the program runs a whole round of the paper's setting: 9 clients x 20 epochs of 2,000 images at width 128, which takes
-many hours on a CPU. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set train_per_client=500 --set test_per_client=125`` is
-about 700 times less work. The arms of the preset are ours. The default preset has ``uefl-published``, which repeats the published loop
-with its mistakes. ``demo --set arms=uefl --set precision=fp32`` is a round of the demo with our UEFL. All rounds belong to the first
+Without arguments the program runs a whole round of the paper's setting: 9 clients x 20 epochs of 2,000 images
+at width 128, which takes many hours on a CPU. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set
+train_per_client=500 --set test_per_client=125`` is about 700 times less work. The arms of the preset are
+ours. The default preset has ``uefl-published``, which repeats the published loop with its mistakes. ``demo
+--set arms=uefl --set precision=fp32`` is a round of the demo with our UEFL. All rounds belong to the first
 iteration, before any codebook is extended. The first turn is not counted.
 
-The published loop measures the test images after every local epoch. After the round it measures them 20 times with dropout off and gets
-the same numbers 20 times. The row ``published, once`` leaves these repetitions out. On a machine with other jobs, compare the CPU
-seconds on one thread.
+The published loop measures the test images after every local epoch. After the round it measures them 20 times
+with dropout off and gets the same numbers 20 times. The row ``published, once`` leaves these repetitions out.
+On a machine with other jobs, compare the CPU seconds on one thread.
 
-With ``--device cuda`` everything runs on a GPU, and each of our arms has one more row, with its steps in CUDA graphs. ``--processes 2,4``
-adds rows with 2 and 4 processes that share the clients. On a GPU they share the GPU and use CUDA graphs. The CPU seconds in such a row
-cover only the server.
+With ``--device cuda`` everything runs on a GPU, and each of our arms has one more row, with its steps in CUDA
+graphs. ``--processes 2,4`` adds rows with 2 and 4 processes that share the clients. On a GPU they share the
+GPU and use CUDA graphs. The CPU seconds in such a row cover only the server.
 """
 
 from __future__ import annotations
@@ -67,10 +70,18 @@ class PublishedBlock(nn.Module):
 
 
 class PublishedNet(nn.Module):
-    """The paper's network: three stages, a quantiser that makes the whole table of distances, two linear layers, dropout on the logits."""
+    """The paper's network: three stages, a quantiser that makes the whole table of distances, two linear
+    layers, dropout on the logits."""
 
     def __init__(
-        self, image_shape: tuple[int, int, int], width: int, hidden: int, classes: int, codewords: int, segments: int, p: float
+        self,
+        image_shape: tuple[int, int, int],
+        width: int,
+        hidden: int,
+        classes: int,
+        codewords: int,
+        segments: int,
+        p: float,
     ) -> None:
         super().__init__()
         inputs, side, stages = image_shape[0], image_shape[1], []
@@ -80,13 +91,17 @@ class PublishedNet(nn.Module):
         self.encoder = nn.Sequential(*stages)
         self.codebook = nn.Parameter(torch.randn(codewords, inputs // segments))
         dropout = nn.Dropout(p)
-        self.head = nn.Sequential(nn.Linear(inputs * side * side, hidden), nn.GELU(), dropout, nn.Linear(hidden, classes), dropout)
+        self.head = nn.Sequential(
+            nn.Linear(inputs * side * side, hidden), nn.GELU(), dropout, nn.Linear(hidden, classes), dropout
+        )
 
     def forward(self, x: torch.Tensor) -> Answer:
         """Images [B, C, H, W]."""
         features = self.encoder(x).permute(0, 2, 3, 1).contiguous()
         flat = features.view(-1, self.codebook.shape[1])
-        distance = flat.square().sum(1, keepdim=True) + self.codebook.square().sum(1) - 2 * flat @ self.codebook.T
+        distance = (
+            flat.square().sum(1, keepdim=True) + self.codebook.square().sum(1) - 2 * flat @ self.codebook.T
+        )
         chosen = torch.zeros_like(distance).scatter_(1, distance.argmin(1, keepdim=True), 1)
         quantized = (chosen @ self.codebook.to(chosen.dtype)).view(features.shape)
         mse = nn.functional.mse_loss
@@ -100,15 +115,18 @@ class PublishedNet(nn.Module):
 class Published:
     """Run the published loop, written from its description because it has no license.
 
-    It copies the model for every client, creates a new optimizer each round, and averages state dicts entry by entry. Each client keeps its
-    codebook. Batches are slices of one tensor, which is no slower than a loader.
+    It copies the model for every client, creates a new optimizer each round, and averages state dicts entry
+    by entry. Each client keeps its codebook. Batches are slices of one tensor, which is no slower than a
+    loader.
 
     Args:
         once: leave out the repeated measurements.
         bf16: compute in bfloat16. The published loop does not.
     """
 
-    def __init__(self, cfg: Config, name: str, federation: Federation, *, once: bool, bf16: bool, device: str = "cpu") -> None:
+    def __init__(
+        self, cfg: Config, name: str, federation: Federation, *, once: bool, bf16: bool, device: str = "cpu"
+    ) -> None:
         self.training, self.once, self.bf16, self.device = cfg.training, once, bf16, device
         self.passes = 1 if once else cfg.run.passes
         of_arm, model = cfg.arms[name].parameters, cfg.model
@@ -124,7 +142,8 @@ class Published:
         )
 
     def train(self) -> None:
-        """The local epochs of every silo, then the average of all but the codebooks; on a GPU by the fastest kernels, as published."""
+        """The local epochs of every silo, then the average of all but the codebooks; on a GPU by the fastest
+        kernels, as published."""
         repeatable = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
         try:
@@ -133,7 +152,11 @@ class Published:
             torch.use_deterministic_algorithms(repeatable, warn_only=True)
 
     def _train(self) -> None:
-        total = {name: torch.zeros_like(tensor) for name, tensor in self.server.state_dict().items() if name != "codebook"}
+        total = {
+            name: torch.zeros_like(tensor)
+            for name, tensor in self.server.state_dict().items()
+            if name != "codebook"
+        }
         for k, (images, labels) in enumerate(self.train_data):
             model = self._of_silo(k)
             optimizer = torch.optim.Adam(model.parameters(), lr=self.training.lr)
@@ -185,21 +208,28 @@ def main(arguments: list[str] | None = None) -> None:
     """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
     parser = rounds.parser(__doc__, "mnist-9-published")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--processes", default="", metavar="N,N", help="rows in which so many processes have the clients")
+    parser.add_argument(
+        "--processes", default="", metavar="N,N", help="rows in which so many processes have the clients"
+    )
     args = parser.parse_args(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU; leave it out to measure on the CPU")
     hold(args.held, "benchmarks.uefl_round", arguments)
-    make_repeatable(args.threads, torch.device(args.device))  # as a run does, and the processes that have its clients
+    # as a run does, and the processes that have its clients
+    make_repeatable(args.threads, torch.device(args.device))
     cfg, device = config.load(args.preset, args.set), args.device
     cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, torch.device(device)) else "fp32")
     federation = build(cfg.data, kind="labeled", seed=cfg.run.seed)
     first = next(iter(cfg.arms))
     with ExitStack() as stack:
-        loops: dict[str, rounds.Loop] = {name: rounds.Ours(cfg, name, federation, device) for name in cfg.arms}
+        loops: dict[str, rounds.Loop] = {
+            name: rounds.Ours(cfg, name, federation, device) for name in cfg.arms
+        }
         graphs = cfg.with_run(cuda_graphs=True) if device == "cuda" else cfg
         if graphs != cfg:
-            loops |= {f"{name}, CUDA graphs": rounds.Ours(graphs, name, federation, device) for name in cfg.arms}
+            loops |= {
+                f"{name}, CUDA graphs": rounds.Ours(graphs, name, federation, device) for name in cfg.arms
+            }
         for count in map(int, filter(None, args.processes.split(","))):
             workers = stack.enter_context(on_workers(count, device, print, "the same command"))
             workers.take(graphs, federation)
@@ -212,7 +242,10 @@ def main(arguments: list[str] | None = None) -> None:
                 name = "published" + ", once" * once + ", bfloat16" * bf16
                 loops[name] = Published(cfg, first, federation, once=once, bf16=bf16, device=device)
         images = sum(silo.sizes.train for silo in federation.silos) * cfg.training.local_epochs
-        title = f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width}, {cfg.run.precision}"
+        title = (
+            f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width},"
+            f" {cfg.run.precision}"
+        )
         rounds.compare(loops, title, args)
 
 

@@ -23,8 +23,8 @@ namespace {
 cpu::Dtype dtype_of(const py::array& array, const char* name) {
   if (py::isinstance<py::array_t<float>>(array)) return cpu::Dtype::f32;
   if (py::isinstance<py::array_t<double>>(array)) return cpu::Dtype::f64;
-  throw py::type_error("vq_assign: " + std::string(name) + " has dtype " + std::string(py::str(array.dtype())) +
-                       ", expected float32 or float64");
+  throw py::type_error("vq_assign: " + std::string(name) + " has dtype " +
+                       std::string(py::str(array.dtype())) + ", expected float32 or float64");
 }
 
 std::string shape_of(const py::array& array) {
@@ -35,11 +35,12 @@ std::string shape_of(const py::array& array) {
 
 // The kernels read elements through pointers of their type: a misaligned array is copied too.
 py::array contiguous(const py::array& array) {
-  return py::array::ensure(array, static_cast<int>(py::array::c_style) | py::detail::npy_api::NPY_ARRAY_ALIGNED_);
+  return py::array::ensure(array,
+                           static_cast<int>(py::array::c_style) | py::detail::npy_api::NPY_ARRAY_ALIGNED_);
 }
 
-// x as strided rows; copied when it is misaligned, its strides are no multiple of the element or they need more than two leading
-// dimensions.
+// x as strided rows; copied when it is misaligned, its strides are no multiple of the element or they need
+// more than two leading dimensions.
 cpu::StridedRows view(py::array& x, cpu::Dtype dtype) {
   cpu::StridedRows rows;
   while (true) {
@@ -55,27 +56,33 @@ cpu::StridedRows view(py::array& x, cpu::Dtype dtype) {
 }
 
 int64_t thread_count(int64_t blocks, std::optional<int64_t> at_most = {}) {
-  return std::max<int64_t>(1, std::min<int64_t>(blocks, at_most.value_or(std::thread::hardware_concurrency())));
+  return std::max<int64_t>(1,
+                           std::min<int64_t>(blocks, at_most.value_or(std::thread::hardware_concurrency())));
 }
 
-py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, const std::string& metric, bool exact,
-                               std::optional<int64_t> at_most) {
+py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, const std::string& metric,
+                               bool exact, std::optional<int64_t> at_most) {
   const cpu::Dtype dtype = dtype_of(x, "x"), codebook_dtype = dtype_of(codebook_given, "codebook");
-  if (metric != "l2" && metric != "cosine") throw py::value_error("vq_assign: metric '" + metric + "' is not known, expected l2 or cosine");
+  if (metric != "l2" && metric != "cosine")
+    throw py::value_error("vq_assign: metric '" + metric + "' is not known, expected l2 or cosine");
   if (at_most && *at_most < 1) {
-    throw py::value_error("vq_assign: threads must be at least 1, or None for all, got " + std::to_string(*at_most));
+    throw py::value_error("vq_assign: threads must be at least 1, or None for all, got " +
+                          std::to_string(*at_most));
   }
   const py::array codebook = contiguous(codebook_given);
   const py::ssize_t dims = codebook.ndim();
   if (x.ndim() < 1) throw py::value_error("vq_assign: x must have shape [..., D], got a scalar");
   if (dims != 2 && dims != 3) {
-    throw py::value_error("vq_assign: codebook must have shape [K, d] or [S, K, d], got " + shape_of(codebook));
+    throw py::value_error("vq_assign: codebook must have shape [K, d] or [S, K, d], got " +
+                          shape_of(codebook));
   }
   if (codebook.size() == 0) {
-    throw py::value_error("vq_assign: codebook " + shape_of(codebook) + " is empty; it needs at least one codeword of one element");
+    throw py::value_error("vq_assign: codebook " + shape_of(codebook) +
+                          " is empty; it needs at least one codeword of one element");
   }
   const int64_t dim = x.shape(x.ndim() - 1), d = codebook.shape(dims - 1);
-  const cpu::Codebook codes{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1, codebook.shape(dims - 2), d};
+  const cpu::Codebook codes{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1,
+                            codebook.shape(dims - 2), d};
   if (dims == 3 ? codes.segments * d != dim : dim == 0 || dim % d != 0) {
     throw py::value_error("vq_assign: x " + shape_of(x) + " does not fit codebook " + shape_of(codebook) +
                           (dims == 3 ? "; its last size must be " + std::to_string(codes.segments * d)
@@ -90,18 +97,21 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   const py::gil_scoped_release release;
   const cpu::Search search(codes, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact);
   const cpu::StridedRows rows = search.flatten_segments(given);
-  const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim), blocks = (n + step - 1) / step;
+  const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim),
+                blocks = (n + step - 1) / step;
   const int64_t threads = thread_count(blocks, at_most);
   cpu::on_threads(threads, [&](int64_t thread) {
-    search.assign(rows, std::min(n, blocks * thread / threads * step), std::min(n, blocks * (thread + 1) / threads * step), out);
+    search.assign(rows, std::min(n, blocks * thread / threads * step),
+                  std::min(n, blocks * (thread + 1) / threads * step), out);
   });
   return indices;
 }
 
 // The arguments come checked from uefl_kernels/numpy.py.
-py::tuple kmeans(py::array x, int64_t k, const std::optional<py::array_t<double, py::array::c_style>>& weights,
-                 const std::optional<py::array>& init_given, const std::string& method, bool spherical, int64_t n_init, int64_t max_iter,
-                 double tol, int64_t seed, std::optional<int64_t> at_most) {
+py::tuple kmeans(py::array x, int64_t k,
+                 const std::optional<py::array_t<double, py::array::c_style>>& weights,
+                 const std::optional<py::array>& init_given, const std::string& method, bool spherical,
+                 int64_t n_init, int64_t max_iter, double tol, int64_t seed, std::optional<int64_t> at_most) {
   const cpu::Dtype dtype = dtype_of(x, "x");
   const std::optional<py::array> init = init_given ? std::optional(contiguous(*init_given)) : std::nullopt;
   const py::ssize_t n = x.shape(0), d = x.shape(1);
@@ -127,7 +137,8 @@ py::tuple kmeans(py::array x, int64_t k, const std::optional<py::array_t<double,
     const py::gil_scoped_release release;
     cpu::kmeans(problem, options, [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
       const int64_t threads = thread_count(count, at_most);
-      cpu::on_threads(threads, [&](int64_t thread) { work(count * thread / threads, count * (thread + 1) / threads); });
+      cpu::on_threads(
+          threads, [&](int64_t thread) { work(count * thread / threads, count * (thread + 1) / threads); });
     });
   }
   return py::make_tuple(centres, labels, inertia, iterations);
@@ -154,12 +165,14 @@ std::string name(cpu::Arithmetic arithmetic) {
 }
 
 py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
-  if (n < 0 || d < 1 || k < 1 || segments < 1) throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
+  if (n < 0 || d < 1 || k < 1 || segments < 1)
+    throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
   const cpu::Plan plan = cpu::plan(d, k);
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;
   result["variant"] = cpu::name(plan.isa);
-  result["arithmetic"] = (plan.prefilter ? name(plan.prefilter->arithmetic) + ", then " : "") + name(plan.kernel->arithmetic);
+  result["arithmetic"] =
+      (plan.prefilter ? name(plan.prefilter->arithmetic) + ", then " : "") + name(plan.kernel->arithmetic);
   result["tile_rows"] = plan.kernel->rows;
   result["tile_codewords"] = plan.kernel->block_codes;
   result["block_rows"] = step;
@@ -173,18 +186,25 @@ py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
 
 PYBIND11_MODULE(_host, m) {
   m.doc() = "The CPU kernels for NumPy arrays, the features of this CPU and the plan chosen for a shape.";
-  m.def("cpu_features", &cpu_features, "Feature name -> bool, for each feature that a compiled variant needs.");
+  m.def("cpu_features", &cpu_features,
+        "Feature name -> bool, for each feature that a compiled variant needs.");
   m.def(
       "variant", [] { return cpu::name(cpu::isa()); },
-      "The best variant of this CPU: 'amx', 'avx512vnni', 'avx512', 'avx2' or 'portable' (UEFL_CPU names a lesser one).");
+      "The best variant of this CPU: 'amx', 'avx512vnni', 'avx512', 'avx2' or 'portable' (UEFL_CPU names a "
+      "lesser one).");
   m.def("plan", &plan, py::arg("n"), py::arg("d"), py::arg("k"), py::arg("segments") = 1,
-        "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook for each segment).");
-  m.def("vq_assign", &vq_assign, py::arg("x"), py::arg("codebook"), py::arg("metric") = "l2", py::arg("exact") = true,
-        py::arg("threads") = py::none(),
-        "uefl_kernels.vq_assign for float32 and float64 arrays of any strides: x [..., D], codebook [K, d] or [S, K, d]\n"
-        "-> indices [..., S], int64. At most `threads` threads, all by default. Raises TypeError, ValueError and, for a codebook that is "
+        "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook "
+        "for each segment).");
+  m.def("vq_assign", &vq_assign, py::arg("x"), py::arg("codebook"), py::arg("metric") = "l2",
+        py::arg("exact") = true, py::arg("threads") = py::none(),
+        "uefl_kernels.vq_assign for float32 and float64 arrays of any strides: x [..., D], codebook [K, d] "
+        "or [S, K, d]\n"
+        "-> indices [..., S], int64. At most `threads` threads, all by default. Raises TypeError, ValueError "
+        "and, for a codebook that is "
         "not finite, RuntimeError.");
-  m.def("kmeans", &kmeans, py::arg("x"), py::arg("k"), py::arg("weights"), py::arg("init"), py::arg("method"), py::arg("spherical"),
-        py::arg("n_init"), py::arg("max_iter"), py::arg("tol"), py::arg("seed"), py::arg("threads") = py::none(),
-        "What uefl_kernels.numpy.kmeans calls, which checks the arguments -> (centres, labels, inertia, iterations).");
+  m.def("kmeans", &kmeans, py::arg("x"), py::arg("k"), py::arg("weights"), py::arg("init"), py::arg("method"),
+        py::arg("spherical"), py::arg("n_init"), py::arg("max_iter"), py::arg("tol"), py::arg("seed"),
+        py::arg("threads") = py::none(),
+        "What uefl_kernels.numpy.kmeans calls, which checks the arguments -> (centres, labels, inertia, "
+        "iterations).");
 }

@@ -1,4 +1,5 @@
-"""A residual quantiser of image patches: every further index brings it closer, and any number of them decodes.
+"""A residual quantiser of image patches: every further index brings it closer, and any number of them
+decodes.
 
 python examples/residual_vq.py
 """
@@ -12,13 +13,16 @@ from uefl_kernels.nn import ResidualVQ
 
 
 def main() -> list[float]:
-    """Learn codewords by moving averages alone, and return the held-out error after each of the quantisers."""
+    """Learn codewords by moving averages alone, and return the held-out error after each of the
+    quantisers."""
     torch.manual_seed(0)
     digits = SOURCES["digits"](None)
     images = digits.images.read(digits.train, 0).float() / 255
     patches = images.unfold(2, 7, 7).unfold(3, 7, 7).reshape(len(images), 16, 49)  # [images, patches, pixels]
     train, held_out = patches[:4000], patches[4000:]
-    rvq = ResidualVQ(dim=49, num_quantizers=6, codebook_size=64, decay=0.9, kmeans_init=True, threshold_ema_dead_code=1)
+    rvq = ResidualVQ(
+        dim=49, num_quantizers=6, codebook_size=64, decay=0.9, kmeans_init=True, threshold_ema_dead_code=1
+    )
     for _ in range(2):
         for batch in torch.randperm(len(train)).split(250):
             rvq(train[batch])
@@ -29,7 +33,10 @@ def main() -> list[float]:
         output = rvq.get_output_from_indices(indices[..., :depth])
         errors.append((output - held_out).square().mean().item())
         perplexity = rvq.layers[depth - 1].perplexity.item()
-        print(f"{depth} indices, {6 * depth} bits per patch: mean squared error {errors[-1]:.5f}, perplexity of the last {perplexity:.1f}")
+        print(
+            f"{depth} indices, {6 * depth} bits per patch: mean squared error {errors[-1]:.5f}, perplexity of"
+            f" the last {perplexity:.1f}"
+        )
     return errors
 
 

@@ -1,8 +1,10 @@
-"""From vector-quantize-pytorch to these layers: the import is the one line that changes, and its checkpoints load.
+"""From vector-quantize-pytorch to these layers: the import is the one line that changes, and its checkpoints
+load.
 
     python examples/swap_from_vector_quantize_pytorch.py
 
-Where that package is installed, this continues one of its layers and compares; without it, it runs on ours alone.
+Where that package is installed, this continues one of its layers and compares; without it, it runs on ours
+alone.
 """
 
 from __future__ import annotations
@@ -12,17 +14,26 @@ import torch
 # from vector_quantize_pytorch import VectorQuantize
 from uefl_kernels.nn import VectorQuantize
 
-OPTIONS = {"dim": 64, "codebook_size": 256, "heads": 2, "codebook_dim": 32, "decay": 0.9, "threshold_ema_dead_code": 1}
+OPTIONS = {
+    "dim": 64,
+    "codebook_size": 256,
+    "heads": 2,
+    "codebook_dim": 32,
+    "decay": 0.9,
+    "threshold_ema_dead_code": 1,
+}
 
 
 def main() -> float | None:
-    """Go on from a layer of the peer; returns the largest difference of the outputs, or None without the peer."""
+    """Go on from a layer of the peer; returns the largest difference of the outputs, or None without the
+    peer."""
     torch.manual_seed(0)
     vq = VectorQuantize(**OPTIONS)
     x = torch.randn(8, 512, 64)
     quantized, indices, loss = vq(x)
     print(
-        f"quantized {list(quantized.shape)}, indices {list(indices.shape)}, loss {loss.item():.4f}, perplexity {vq.perplexity.item():.1f}"
+        f"quantized {list(quantized.shape)}, indices {list(indices.shape)}, loss {loss.item():.4f},"
+        f" perplexity {vq.perplexity.item():.1f}"
     )
     try:
         import vector_quantize_pytorch as peer

@@ -1,7 +1,7 @@
 """Train on unlabeled sets with known class shares (FedUL), alone and with a few labeled images of the server.
 
-``python examples/train_fedul.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT`` takes MNIST below ROOT,
-and ``--device cuda`` a GPU.
+``python examples/train_fedul.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT``
+takes MNIST below ROOT, and ``--device cuda`` a GPU.
 """
 
 from __future__ import annotations

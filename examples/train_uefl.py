@@ -1,7 +1,7 @@
 """Train FedAvg and UEFL on silos whose images are turned, and print what each reaches.
 
-``python examples/train_uefl.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT`` takes MNIST below ROOT,
-and ``--device cuda`` a GPU.
+``python examples/train_uefl.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT`` takes
+MNIST below ROOT, and ``--device cuda`` a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def main() -> None:
     parser.add_argument("--data", default="digits", help="digits, mnist, fashion_mnist or cifar10")
     parser.add_argument("--root", help="folder of torchvision's data sets")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--rounds", type=int, nargs="+", default=[6, 3], help="rounds before and after codebooks grow")
+    parser.add_argument(
+        "--rounds", type=int, nargs="+", default=[6, 3], help="rounds before and after codebooks grow"
+    )
     parser.add_argument("--out", default="runs/train-uefl", help="a new folder for the run")
     args = parser.parse_args()
 
@@ -31,7 +33,10 @@ def main() -> None:
         },
         model={"encoder": "cnn", "width": 8},
         training={"rounds": args.rounds, "local_epochs": 2, "lr": 1e-3, "batch_size": 64},
-        arms={"fedavg": {}, "uefl": {"codewords": 32, "segments": 4, "gamma": 0.1, "stop_when_certain": False}},
+        arms={
+            "fedavg": {},
+            "uefl": {"codewords": 32, "segments": 4, "gamma": 0.1, "stop_when_certain": False},
+        },
         device=args.device,
         data_root=args.root,
         out=args.out,

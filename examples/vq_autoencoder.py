@@ -1,4 +1,5 @@
-"""A VQ autoencoder on the 5,000 digits that come with the package: 28 x 28 pixels become 7 x 7 indices of 128 codewords.
+"""A VQ autoencoder on the 5,000 digits that come with the package: 28 x 28 pixels become 7 x 7 indices of 128
+codewords.
 
 python examples/vq_autoencoder.py
 """
@@ -21,14 +22,27 @@ class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, WIDTH, 4, 2, 1), nn.ReLU(), nn.Conv2d(WIDTH, WIDTH, 4, 2, 1), nn.ReLU(), nn.Conv2d(WIDTH, 16, 1)
+            nn.Conv2d(1, WIDTH, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(WIDTH, WIDTH, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(WIDTH, 16, 1),
         )
         # k-means on the first batch and revival of dead codewords keep all 128 in use.
         self.vq = VectorQuantize(
-            dim=16, codebook_size=128, accept_image_fmap=True, kmeans_init=True, threshold_ema_dead_code=1, commitment_weight=0.25
+            dim=16,
+            codebook_size=128,
+            accept_image_fmap=True,
+            kmeans_init=True,
+            threshold_ema_dead_code=1,
+            commitment_weight=0.25,
         )
         self.decoder = nn.Sequential(
-            nn.Conv2d(16, WIDTH, 1), nn.ReLU(), nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(WIDTH, 1, 4, 2, 1)
+            nn.Conv2d(16, WIDTH, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(WIDTH, 1, 4, 2, 1),
         )
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -56,7 +70,8 @@ def main() -> dict[str, float]:
         model.eval()
         with torch.no_grad():
             output, indices, _ = model(held_out)
-            decoded = model.decoder(model.vq.get_output_from_indices(indices))  # the indices are all that a decoder needs
+            # the indices are all that a decoder needs
+            decoded = model.decoder(model.vq.get_output_from_indices(indices))
         assert torch.equal(decoded, output)
         result = {
             "error": F.mse_loss(output, held_out).item(),

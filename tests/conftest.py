@@ -1,15 +1,20 @@
-"""Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets where they are.
+"""Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets
+where they are.
 
-Every test begins with the same seeds and the same number of threads, whatever ran before it; a fixture that a module shares is made
-before that, so that it must seed what it draws. And one import must be the first of its kind: Triton decides when it is imported
-whether its kernels are interpreted.
+Every test begins with the same seeds and the same number of threads, whatever ran before it; a fixture that a
+module shares is made before that, so that it must seed what it draws. And one import must be the first of its
+kind: Triton decides when it is imported whether its kernels are interpreted.
 """
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch; threads that spin while they wait multiply the time of a busy machine
-if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # processes that share the cores: each has its part of them, also in what it starts
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))))
+# before torch; threads that spin while they wait multiply the time of a busy machine
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# processes that share the cores: each has its part of them, also in what it starts
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+    )
 
 import atexit
 import hashlib
@@ -22,10 +27,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Inductor writes C++ without vectors, in every process: to find out which ones the CPU has takes it longer than most tests. Its answer
-# stays for the life of a process, and its cache does not tell code by it: a process that knows no vectors could find code that has them.
+# Inductor writes C++ without vectors, in every process: to find out which ones the CPU has takes it longer
+# than most tests. Its answer stays for the life of a process, and its cache does not tell code by it: a
+# process that knows no vectors could find code that has them.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
-if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # one for all processes of a run, which begins with nothing that another run has left
+# one for all processes of a run, which begins with nothing that another run has left
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="uefl-inductor-")
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
@@ -38,7 +45,8 @@ from tests.files import write_idx
 from tests.interpreter import patch_once_a_launch
 from uefl_kernels._library import triton_available
 
-if triton_available() and not torch.cuda.is_available():  # with a GPU, tests/kernels/test_cuda.py runs the kernels natively
+# with a GPU, tests/kernels/test_cuda.py runs the kernels natively
+if triton_available() and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
         for op in ("kmeans", "kmeans_step", "mc_dropout_mlp", "vq_assign", "vq_backward", "vq.forward"):
@@ -50,14 +58,16 @@ THREADS = torch.get_num_threads()  # before any test
 
 
 def pytest_collection_finish():
-    """Where a test forks processes off one that has not imported the package, that one starts before the first test."""
+    """Where a test forks processes off one that has not imported the package, that one starts before the
+    first test."""
     if "tests.fresh" in sys.modules:
         sys.modules["tests.fresh"].start()
 
 
 @pytest.fixture(autouse=True)
 def _whatever_ran_before():
-    """A draw without a seed of its own is the same alone, in any order and every time; threads that a run has set do not stay."""
+    """A draw without a seed of its own is the same alone, in any order and every time; threads that a run has
+    set do not stay."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  # some libraries draw from it
     torch.manual_seed(0)
@@ -66,11 +76,16 @@ def _whatever_ran_before():
 
 @pytest.fixture(scope="session")
 def published_wheel(tmp_path_factory):
-    """The wheel as ``make wheel`` has it, where nvcc is installed with CUDA kernels, of one generation; built once, for slow tests."""
+    """The wheel as ``make wheel`` has it, where nvcc is installed with CUDA kernels, of one generation; built
+    once, for slow tests."""
     pytest.importorskip("auditwheel")
     folder = tmp_path_factory.mktemp("wheel")
     environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=80-real"}
-    subprocess.run([sys.executable, Path(__file__).parents[1] / "tools" / "wheel.py", "build", folder], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, Path(__file__).parents[1] / "tools" / "wheel.py", "build", folder],
+        check=True,
+        env=environment,
+    )
     return next(folder.glob("*.whl"))
 
 
@@ -85,7 +100,8 @@ def data_root():
 
 @pytest.fixture
 def make_images(tmp_path):
-    """Write ``count`` random images of a PIL mode to tmp_path/folder; the pixels depend on the folder alone."""
+    """Write ``count`` random images of a PIL mode to tmp_path/folder; the pixels depend on the folder
+    alone."""
 
     def make(folder, count=5, size=(8, 6), mode="L"):
         path = tmp_path / folder
@@ -101,7 +117,8 @@ def make_images(tmp_path):
 
 @pytest.fixture
 def make_npz(tmp_path):
-    """Write arrays to an .npz; without arrays: 40 own 6x6 images of 4 classes in the silos north and south."""
+    """Write arrays to an .npz; without arrays: 40 own 6x6 images of 4 classes in the silos north and
+    south."""
 
     def make(**arrays):
         rng = np.random.default_rng(0)
@@ -126,7 +143,8 @@ def idx_root(tmp_path):
 
 @pytest.fixture
 def cifar_root(tmp_path, monkeypatch):
-    """A data root with CIFAR-10 as torchvision stores it, of 200 training and 40 test images, whose checksums torchvision is told."""
+    """A data root with CIFAR-10 as torchvision stores it, of 200 training and 40 test images, whose checksums
+    torchvision is told."""
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / "root" / CIFAR10.base_folder

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 
-def write_idx(raw: Path, stems: tuple[str, str], counts: tuple[int, int], *, classes: int = 10, first_label: int = 0) -> None:
+def write_idx(
+    raw: Path, stems: tuple[str, str], counts: tuple[int, int], *, classes: int = 10, first_label: int = 0
+) -> None:
     """A data set as MNIST and its relatives are published, 28 x 28: its labels go round in turn."""
     raw.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -17,4 +19,6 @@ def write_idx(raw: Path, stems: tuple[str, str], counts: tuple[int, int], *, cla
         header = np.array([0x803, count, 28, 28], ">i4").tobytes()
         (raw / f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
         labels = (np.arange(count) % classes + first_label).astype(np.uint8)
-        (raw / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(np.array([0x801, count], ">i4").tobytes() + labels.tobytes()))
+        (raw / f"{stem}-labels-idx1-ubyte.gz").write_bytes(
+            gzip.compress(np.array([0x801, count], ">i4").tobytes() + labels.tobytes())
+        )

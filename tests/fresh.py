@@ -1,6 +1,8 @@
-"""A process that has imported torch and nothing of ours, in a moment: it is forked from one that has, where a new Python takes seconds.
+"""A process that has imported torch and nothing of ours, in a moment: it is forked from one that has, where a
+new Python takes seconds.
 
-For tests of what happens while ``uefl_kernels`` is imported. What is in Python's own start, or without torch, needs a new Python.
+For tests of what happens while ``uefl_kernels`` is imported. What is in Python's own start, or without torch,
+needs a new Python.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ _processes = multiprocessing.get_context("forkserver")
 
 
 def start() -> None:
-    """Start the process to fork from. There is one for all; suites would start it with the package imported."""
+    """Start the process to fork from. There is one for all; suites would start it with the package
+    imported."""
     _processes.set_forkserver_preload(["pytest", "torch"])
     multiprocessing.forkserver.ensure_running()
 
@@ -29,7 +32,9 @@ def python(code: str, *arguments: str, **environment: str) -> CompletedProcess[s
         process = _processes.Process(target=_run, args=(code, arguments, os.environ | environment, files))
         process.start()
         process.join()
-        return CompletedProcess([code, *arguments], process.exitcode or 0, *(file.read_text() for file in files))
+        return CompletedProcess(
+            [code, *arguments], process.exitcode or 0, *(file.read_text() for file in files)
+        )
 
 
 def _run(code: str, arguments: tuple[str, ...], environment: dict[str, str], files: list[Path]) -> None:
@@ -38,5 +43,7 @@ def _run(code: str, arguments: tuple[str, ...], environment: dict[str, str], fil
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["-c", *arguments]
-    assert "uefl_kernels" not in sys.modules, "the process that this one is forked from has it: is set_forkserver_preload called elsewhere?"
+    assert "uefl_kernels" not in sys.modules, (
+        "the process that this one is forked from has it: is set_forkserver_preload called elsewhere?"
+    )
     exec(code, {"__name__": "__main__"})

@@ -15,7 +15,11 @@ def module_name(path: Path, root: Path) -> str:
 def imported(path: Path, name: str, modules: set[str]) -> set[str]:
     """Return the names that a module imports, also inside of functions, without imports for types only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    typing = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
     hidden = {id(inner) for node in typing for inner in ast.walk(node)}
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()

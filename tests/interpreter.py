@@ -1,7 +1,9 @@
-"""Triton's interpreter without its most expensive habit, so that tests of kernels take two thirds of the time.
+"""Triton's interpreter without its most expensive habit, so that tests of kernels take two thirds of the
+time.
 
-Triton 3.6 replaces every builtin of ``triton.language`` with one that runs on NumPy, and does so anew at each call of one jitted
-function by another; to find the builtins it lists all members of the module each time. Within a launch the first time suffices.
+Triton 3.6 replaces every builtin of ``triton.language`` with one that runs on NumPy, and does so anew at each
+call of one jitted function by another; to find the builtins it lists all members of the module each time.
+Within a launch the first time suffices.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ def patch_once_a_launch() -> None:
     from triton import language as tl
     from triton.runtime import interpreter
 
-    patch, scope_type = getattr(interpreter, "_patch_lang", None), getattr(interpreter, "_LangPatchScope", None)
+    patch, scope_type = (
+        getattr(interpreter, "_patch_lang", None),
+        getattr(interpreter, "_LangPatchScope", None),
+    )
     if patch is None or scope_type is None or not hasattr(scope_type(), "_changes"):
         return
     patched: set[frozenset[int]] = set()
 
     @cache
     def modules(function: Callable[..., Any]) -> frozenset[int]:
-        return frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
+        return frozenset(
+            id(value) for value in function.__globals__.values() if value is tl or value is tl.core
+        )
 
     class Launch(scope_type):  # what the outermost call gets; device functions drop theirs
         def restore(self) -> None:

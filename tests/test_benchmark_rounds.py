@@ -8,9 +8,17 @@ from uefl import config
 from uefl.data import build
 
 TINY = [
-    "source=digits", "clients=3", "angles=[0,-50,120]", "train_per_client=40", "test_per_client=20", "width=4", "hidden=16", "codewords=8",
-    "segments=2", "local_epochs=2",
-]  # fmt: skip
+    "source=digits",
+    "clients=3",
+    "angles=[0,-50,120]",
+    "train_per_client=40",
+    "test_per_client=20",
+    "width=4",
+    "hidden=16",
+    "codewords=8",
+    "segments=2",
+    "local_epochs=2",
+]
 
 
 def options(*keys):
@@ -20,7 +28,9 @@ def options(*keys):
 @pytest.mark.slow
 def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
     """What is saved is shown on the page of measurements."""
-    uefl_round.main(["--turns", "1", "--bf16", "--processes", "2", "--save", str(tmp_path / "rounds"), *options(*TINY)])
+    uefl_round.main(
+        ["--turns", "1", "--bf16", "--processes", "2", "--save", str(tmp_path / "rounds"), *options(*TINY)]
+    )
     printed = capsys.readouterr().out
     page = results.page(tmp_path)
     assert "## Federated rounds" in page
@@ -56,18 +66,26 @@ def test_rounds_are_compared_turn_by_turn():
     first, second = rounds.medians({"uefl": ours, "published": theirs})
     assert (first["train_s"], first["wall_s"], first["wall_ratio"], first["turns"]) == (2.0, 3.0, 1.0, 3)
     assert (second["train_s"], second["measure_s"], second["wall_s"], second["cpu_s"]) == (7.0, 2.0, 9.0, 8.0)
-    assert (second["wall_ratio"], second["cpu_ratio"], second["cpu_least"], second["cpu_most"]) == (3.0, 2.0, 1.0, 3.0)
+    assert (second["wall_ratio"], second["cpu_ratio"], second["cpu_least"], second["cpu_most"]) == (
+        3.0,
+        2.0,
+        1.0,
+        3.0,
+    )
 
 
 @pytest.mark.slow
 def test_a_round_of_fedul_is_timed_beside_the_published_loop(capsys):
-    small = options("source=digits", "clients=2", "train_per_client=64", "test_per_client=20", "batch_size=64", "sets=4")
+    small = options(
+        "source=digits", "clients=2", "train_per_client=64", "test_per_client=20", "batch_size=64", "sets=4"
+    )
     fedul_round.main(["--turns", "1", "--workers", "1", *small])
     assert "fedul-mnist: 2 clients, 2 steps" in capsys.readouterr().out
 
 
 def test_a_round_of_the_published_loop_is_one_of_ours():
-    """From the same weights, with a batch of all images and without dropout: the same averages, and the same codebooks."""
+    """From the same weights, with a batch of all images and without dropout: the same averages, and the same
+    codebooks."""
     cfg = config.load("mnist-9-published", [*TINY, "batch_size=40", "dropout=0.0", "lr=1e-3"])
     federation = build(cfg.data, kind="labeled", seed=0)
     ours = rounds.Ours(cfg, "uefl-published", federation)
@@ -79,7 +97,9 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
     other = uefl_round.Published(cfg, "uefl-published", federation, once=True, bf16=False)
     with torch.no_grad():
         copy_of(ours, other)
-    for (name, mine), published, before in zip(other.server.named_parameters(), theirs.server.parameters(), start, strict=True):
+    for (name, mine), published, before in zip(
+        other.server.named_parameters(), theirs.server.parameters(), start, strict=True
+    ):
         if name != "codebook":  # which stays with the silos
             assert (mine - published).norm() < 0.05 * (published - before).norm(), name
     state = ours.arm.states[0]
@@ -88,7 +108,8 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
 
 
 def copy_of(ours, theirs):
-    """Put our model into theirs, whose features are a channel after the other where ours are a position after the other."""
+    """Put our model into theirs, whose features are a channel after the other where ours are a position after
+    the other."""
     state = ours.arm.states[0]
     ours.workspace.flat.set(state.tensors["values"], state.tensors["buffers"])
     net = ours.workspace.net
@@ -97,7 +118,9 @@ def copy_of(ours, theirs):
         published.copy_(mine)
     first, last = theirs.server.head[0], theirs.server.head[3]
     hidden, inputs = net.head.fc1.weight.shape
-    first.weight.copy_(net.head.fc1.weight.view(hidden, net.positions, net.dim).transpose(1, 2).reshape(hidden, inputs))
+    first.weight.copy_(
+        net.head.fc1.weight.view(hidden, net.positions, net.dim).transpose(1, 2).reshape(hidden, inputs)
+    )
     first.bias.copy_(net.head.fc1.bias)
     last.weight.copy_(net.head.fc2.weight), last.bias.copy_(net.head.fc2.bias)
     theirs.codebooks = [state.tensors["main"][0].clone() for _ in theirs.codebooks]

@@ -51,7 +51,9 @@ def test_benchmark(name, benchmark):
     assert op.gate.against(inputs)(call()) <= op.gate.limit
     for provider, against in (op.gate.own or {}).items():
         answer = op.providers[provider](inputs)()
-        assert against(inputs)(answer) <= op.gate.limit < op.gate.against(inputs)(answer), "the truth of its own is none"
+        assert against(inputs)(answer) <= op.gate.limit < op.gate.against(inputs)(answer), (
+            "the truth of its own is none"
+        )
     benchmark.pedantic(call, rounds=3)
 
 
@@ -64,8 +66,14 @@ def test_smoke_run_saves_what_it_shows(tmp_path, monkeypatch, capsys):
     assert run.main(["--smoke", "--op", "vq_assign,vq", "--peers", "cdist+argmin,eager", "--save"]) == 0
     (saved,) = tmp_path.glob("*.csv")
     rows = list(csv.DictReader(saved.open()))
-    assert {(row["op"], row["provider"]) for row in rows} >= {("vq_assign", "uefl"), ("vq_assign", "cdist+argmin"), ("vq", "eager")}
-    assert {row["error"] for row in rows if row["provider"] == "uefl" and row["gate"] == "wrong indices"} == {"0"}
+    assert {(row["op"], row["provider"]) for row in rows} >= {
+        ("vq_assign", "uefl"),
+        ("vq_assign", "cdist+argmin"),
+        ("vq", "eager"),
+    }
+    assert {row["error"] for row in rows if row["provider"] == "uefl" and row["gate"] == "wrong indices"} == {
+        "0"
+    }
     assert all(float(row["median_ms"]) > 0 for row in rows)
     assert "cdist+argmin" in capsys.readouterr().out
 
@@ -85,13 +93,21 @@ def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path):
     assert path.name == "my-cpu.csv"
     results.save([row | {"median_ms": 1.0}, row | {"op": "b"}], tmp_path / "new")
     found = [(r["op"], r["variant"], r["threads"], r["median_ms"]) for r in results.load(path)]
-    assert found == [("a", "amx", "1", "1"), ("a", "avx512", "1", "2"), ("a", "amx", "2", "2"), ("b", "amx", "1", "2")]
+    assert found == [
+        ("a", "amx", "1", "1"),
+        ("a", "avx512", "1", "2"),
+        ("a", "amx", "2", "2"),
+        ("b", "amx", "1", "2"),
+    ]
     assert results.load(path)[0]["peak_mb"] == ""
 
 
 def test_variants_are_those_of_the_kernels(capsys):
     names = ", ".join(measure.VARIANTS)
-    with pytest.raises(RuntimeError, match=f"UEFL_CPU=sse9 is not a variant; use one of {names}, or"), measure.elsewhere("sse9"):
+    with (
+        pytest.raises(RuntimeError, match=f"UEFL_CPU=sse9 is not a variant; use one of {names}, or"),
+        measure.elsewhere("sse9"),
+    ):
         pass
     with pytest.raises(SystemExit):
         run.main(["--smoke", "--variants", "portable,sse9"])
@@ -135,7 +151,11 @@ def test_slow_racers_get_fewer_turns():
 
 def test_wrong_answer_of_ours_fails_the_run(monkeypatch, capsys):
     op = REGISTRY["vq_assign"]
-    monkeypatch.setitem(op.providers, "uefl", lambda inputs: lambda: torch.zeros(len(inputs[0]), op.smoke.segments, dtype=torch.int64))
+    monkeypatch.setitem(
+        op.providers,
+        "uefl",
+        lambda inputs: lambda: torch.zeros(len(inputs[0]), op.smoke.segments, dtype=torch.int64),
+    )
     assert run.main(["--smoke", "--op", "vq_assign"]) == 1
     assert "WRONG: vq_assign" in capsys.readouterr().out
 
@@ -147,7 +167,20 @@ def test_peer_that_is_not_installed_is_named(monkeypatch, capsys):
 
 
 def test_provider_that_is_left_out_takes_no_part(capsys):
-    assert run.main(["--smoke", "--op", "vq_assign", "--peers", "matmul,cdist+argmin", "--without", "uefl-fast,cdist+argmin"]) == 0
+    assert (
+        run.main(
+            [
+                "--smoke",
+                "--op",
+                "vq_assign",
+                "--peers",
+                "matmul,cdist+argmin",
+                "--without",
+                "uefl-fast,cdist+argmin",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "uefl-fast" not in printed
     assert "cdist" not in printed
@@ -165,7 +198,10 @@ def test_unknown_peer_is_an_error(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--smoke", "--shape", "9216x512x64"], "--smoke has a shape of its own; leave out --smoke or --shape"),
+        (
+            ["--smoke", "--shape", "9216x512x64"],
+            "--smoke has a shape of its own; leave out --smoke or --shape",
+        ),
         (["--seconds", "nan"], "--seconds nan; expected a positive number"),
         (["--seconds", "-1"], "--seconds -1; expected a positive number"),
     ],
@@ -185,7 +221,18 @@ def test_unknown_shape_is_an_error(capsys):
 @pytest.mark.slow
 def test_shape_of_ones_own_by_another_variant_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    arguments = ["--op", "vq_assign", "--shape", "70x12x5x3xbfloat16", "--peers", "matmul", "--variants", "portable", "--seconds", "0.001"]
+    arguments = [
+        "--op",
+        "vq_assign",
+        "--shape",
+        "70x12x5x3xbfloat16",
+        "--peers",
+        "matmul",
+        "--variants",
+        "portable",
+        "--seconds",
+        "0.001",
+    ]
     assert run.main(arguments) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^vq_assign +70x12x5x3xbfloat16 +uefl +portable .* 0\.0e\+00 ", printed, re.M)
@@ -196,7 +243,11 @@ def test_shape_of_ones_own_by_another_variant_in_a_process_of_its_own(tmp_path, 
 @pytest.mark.parametrize(
     ("op", "shape", "message"),
     [
-        ("vq_assign", "70x12", "expected NxDIMxK[xSEGMENTS][xDTYPE], without sizes at their default; there are 200000x64x256,"),
+        (
+            "vq_assign",
+            "70x12",
+            "expected NxDIMxK[xSEGMENTS][xDTYPE], without sizes at their default; there are 200000x64x256,",
+        ),
         ("vq_assign", "70x12x5x1", "expected NxDIMxK[xSEGMENTS][xDTYPE], without sizes at their default"),
         ("vq_assign", "70x12x5x6x7", "expected NxDIMxK"),
         ("vq_assign", "70x12x5xint8", "dtype 'int8' is not known, expected one of float32, bfloat16"),
@@ -228,7 +279,10 @@ def test_shape_at_which_ours_fails_leaves_the_others_saved(tmp_path, monkeypatch
 
     monkeypatch.setitem(REGISTRY["vq_assign"].providers, "uefl", failing)
     monkeypatch.setenv("UEFL_COMMIT", "0123abc")
-    assert run.main(["--smoke", "--op", "vq_assign,vq", "--peers", "matmul", "--save", str(tmp_path / "new")]) == 2
+    assert (
+        run.main(["--smoke", "--op", "vq_assign,vq", "--peers", "matmul", "--save", str(tmp_path / "new")])
+        == 2
+    )
     printed = capsys.readouterr().out
     assert "vq_assign 300x16x24x2: RuntimeError: out of registers" in printed
     assert "commit 0123abc, " in printed
@@ -237,7 +291,9 @@ def test_shape_at_which_ours_fails_leaves_the_others_saved(tmp_path, monkeypatch
 
 
 def test_columns_stay_in_line_below_a_long_shape(capsys):
-    row = dict.fromkeys(("spread", "error", "peak_mb")) | dict.fromkeys(("median_ms", "gb_s", "gflop_s", "cores"), 1.0)
+    row = dict.fromkeys(("spread", "error", "peak_mb")) | dict.fromkeys(
+        ("median_ms", "gb_s", "gflop_s", "cores"), 1.0
+    )
     row |= {"op": "layer", "provider": "uefl", "variant": ""}
     table = results.Table(["2x3", "1024x9x512x64xstraight_through"])
     for shape in ("2x3", "1024x9x512x64xstraight_through"):
@@ -283,10 +339,25 @@ def test_peer_that_fails_is_named_and_the_run_goes_on(monkeypatch, capsys):
 
 def test_pictures_of_a_part_of_the_results(tmp_path, capsys):
     """Rates that were rounded to 0, no peer, no limits; then nothing at all."""
-    columns = ("machine", "threads", "op", "shape", "provider", "variant", "median_ms", "error", "gb_s", "gflop_s")
+    columns = (
+        "machine",
+        "threads",
+        "op",
+        "shape",
+        "provider",
+        "variant",
+        "median_ms",
+        "error",
+        "gb_s",
+        "gflop_s",
+    )
     row = dict.fromkeys(columns, "1") | {"machine": "M", "op": "vq", "provider": "uefl", "variant": ""}
     measured, tiny = row | {"shape": "9x9"}, row | {"shape": "1x1", "gb_s": "0.0", "gflop_s": "0"}
-    for name, rows in {"measured": [measured, tiny], "tiny": [tiny, tiny | {"provider": "eager"}], "nothing": []}.items():
+    for name, rows in {
+        "measured": [measured, tiny],
+        "tiny": [tiny, tiny | {"provider": "eager"}],
+        "nothing": [],
+    }.items():
         with open(tmp_path / f"{name}.csv", "w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
@@ -298,15 +369,36 @@ def test_pictures_of_a_part_of_the_results(tmp_path, capsys):
 @pytest.mark.slow
 def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    assert run.main(["--smoke", "--op", "vq,limits", "--peers", "matmul,eager,torch", "--variants", "portable", "--save"]) == 0
+    assert (
+        run.main(
+            [
+                "--smoke",
+                "--op",
+                "vq,limits",
+                "--peers",
+                "matmul,eager,torch",
+                "--variants",
+                "portable",
+                "--save",
+            ]
+        )
+        == 0
+    )
     (saved,) = tmp_path.glob("*.csv")
     roofline.main([])
-    assert {path.name for path in tmp_path.glob("*.png")} == {f"{saved.stem}-roofline.png", f"{saved.stem}-vq.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        f"{saved.stem}-roofline.png",
+        f"{saved.stem}-vq.png",
+    }
     figure = roofline.ratios(roofline.by_op(results.load(saved))["vq"])
     assert sorted(panel.get_title() for panel in figure.axes) == ["eager", "ruler: matmul"]
     table = results.summary(results.load(saved)).splitlines()
     assert len(table) == 3
-    assert re.search(r"^\| vq \| 300x16x24x2 \| \d+ \| \S+ \w+ / \S+ portable \| .* \| eager \| .* \| matmul \S+ / \S+ \|$", table[2])
+    assert re.search(
+        r"^\| vq \| 300x16x24x2 \| \d+ \| \S+ \w+ / \S+ portable \| .* \| eager \| .* \| matmul \S+ /"
+        r" \S+ \|$",
+        table[2],
+    )
     with pytest.raises(SystemExit):
         roofline.main([str(tmp_path / "other.csv")])
     assert "other.csv; python -m benchmarks.run --save writes one" in capsys.readouterr().err
@@ -314,13 +406,17 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
 
 def test_the_page_of_measurements_is_that_of_the_results():
     page = Path(__file__).parents[1] / "docs" / "measured.md"
-    assert page.read_text() == results.page(results.FOLDER) + "\n", "python -m benchmarks.results > docs/measured.md"
+    assert page.read_text() == results.page(results.FOLDER) + "\n", (
+        "python -m benchmarks.results > docs/measured.md"
+    )
 
 
 def test_every_target_stands_on_the_page_for_every_gpu_with_its_time_or_without():
     rows = [line.split(" | ") for line in gpu_model.summary().splitlines()[2:]]
     assert [(gpu, work.partition(",")[0]) for gpu, work in (row[0:2] for row in rows)] == [
-        (f"| {machine.name}", f"{op} {shape}") for machine in gpu_model.MACHINES for op, shape in gpu_model.TARGETS
+        (f"| {machine.name}", f"{op} {shape}")
+        for machine in gpu_model.MACHINES
+        for op, shape in gpu_model.TARGETS
     ]
     seen = {(row[0][2:], row[1]): row[6].removesuffix(" |") for row in rows}
     assert seen["H100", "vq 1000000x64x256"] == "479"
@@ -353,7 +449,9 @@ def test_everyone_is_held_to_the_same_instructions(tmp_path):
 def test_the_model_of_a_gpu_names_the_walls(tmp_path, capsys):
     kernels = [{"kernel": "void search_wgmma<float, 3>(float const*)", "launches": 1.0, "us": 231.6}]
     target = {"target": "vq 1000000x64x256", "events_us": 523.0, "graph_us": 508.7, "kernels": kernels}
-    (tmp_path / "profile.json").write_text(json.dumps({"machine": "NVIDIA H100 80GB HBM3", "targets": [target]}))
+    (tmp_path / "profile.json").write_text(
+        json.dumps({"machine": "NVIDIA H100 80GB HBM3", "targets": [target]})
+    )
     gpu_model.main(["--constants", "--profile", str(tmp_path / "profile.json")])
     found = re.split(r"^(\w+): copy", capsys.readouterr().out, flags=re.M)
     text = dict(zip(found[1::2], found[2::2], strict=True))
@@ -361,7 +459,10 @@ def test_the_model_of_a_gpu_names_the_walls(tmp_path, capsys):
     for of_machine in text.values():
         assert all(f"{op} {shape}" in of_machine for op, shape in gpu_model.TARGETS)
         assert re.search(r"^    gather +[\d.]+  bytes ", of_machine, re.M)
-    search, call = (re.search(pattern, text["H100"], re.M) for pattern in (r"^    search_wgmma .* 231\.6 +(.*)$", r"^vq 1.* 508\.7 +(.*)$"))
+    search, call = (
+        re.search(pattern, text["H100"], re.M)
+        for pattern in (r"^    search_wgmma .* 231\.6 +(.*)$", r"^vq 1.* 508\.7 +(.*)$")
+    )
     assert float(search[1]) > 1, "faster than its wall"
     assert float(call[1]) > 1
     assert "231.6" not in text["H200"], "measured elsewhere"
@@ -422,8 +523,12 @@ def test_warps_that_take_turns_with_their_products_are_not_overtaken():
 def test_instructions_of_a_listing_are_read():
     sums = gpu_issue.parse(PRODUCTS[0])
     assert (sums.pipe, sums.cycles, sums.writes) == ("product", 64, frozenset(range(8, 72)))
-    assert gpu_issue.parse("@!P0 LDS.128 R4, [R20+0x10]") == gpu_issue.Instruction("load", frozenset(range(4, 8)), frozenset({20}))
-    assert gpu_issue.parse("ISETP.GE.AND P0, PT, R5, R6, PT") == gpu_issue.Instruction("alu", frozenset({5}), frozenset({6}))
+    assert gpu_issue.parse("@!P0 LDS.128 R4, [R20+0x10]") == gpu_issue.Instruction(
+        "load", frozenset(range(4, 8)), frozenset({20})
+    )
+    assert gpu_issue.parse("ISETP.GE.AND P0, PT, R5, R6, PT") == gpu_issue.Instruction(
+        "alu", frozenset({5}), frozenset({6})
+    )
     assert gpu_issue.parse("STS.64 [R3], R8").writes == frozenset()
     assert gpu_issue.parse("WARPGROUP.DEPBAR.LE gsb0, 0x0").pipe == "wait"
 
@@ -454,7 +559,9 @@ def test_the_expected_times_are_those_that_were_decided_by():
         found = gpu_search.expect(machine, rows[name])
         assert (round(found.overlap), round(found.apart)) == (overlap, apart), name
         other = gpu_search.variant(rows[name])
-        assert [round(gpu_search.expect(machine, other[1]).overlap)] == least if least else other is None, name
+        assert [round(gpu_search.expect(machine, other[1]).overlap)] == least if least else other is None, (
+            name
+        )
 
 
 def test_expected_and_measured_stand_beside_each_other():
@@ -477,13 +584,18 @@ def test_no_expected_time_is_below_its_wall():
 
 @pytest.mark.slow
 @pytest.mark.all_cores
-@pytest.mark.skipif(sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed")
+@pytest.mark.skipif(
+    sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed"
+)
 def test_the_constants_of_the_model_are_those_of_the_machine_code():
     for name, counts in gpu_model.counted().items():
         known = gpu_model.COUNTS[name]
         assert counts["issue"] == pytest.approx(known["issue"], rel=0.1), name
         assert {pipe: counts.get(pipe, 0) for pipe in known} == pytest.approx(known, rel=0.2, abs=0.2), name
-    loop = sass.without(sass.innermost_loop(sass.instances("vq_assign", "90a", "search_wgmma")["fLi3ELb0ELb1E"], "HGMMA"), "UBLKCP")
+    loop = sass.without(
+        sass.innermost_loop(sass.instances("vq_assign", "90a", "search_wgmma")["fLi3ELb0ELb1E"], "HGMMA"),
+        "UBLKCP",
+    )
     free, ordered = (gpu_issue.cycles(loop, 3, ordered=ordered) for ordered in (False, True))
     assert free == pytest.approx(gpu_model.COUNTS["in order"]["round"], rel=0.1)
     assert 768 < ordered < 0.9 * free

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ALGORITHM, SOURCE, PARTITION = re.findall(r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+ALGORITHM, SOURCE, PARTITION = re.findall(
+    r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
+)
 RUN = """
 import logging, sys, uefl
 keys = {"training": {"rounds": [1], "local_epochs": 1, "batch_size": 8}, "model": {"width": 2, "hidden": 4}, "run": {"precision": "fp32"}}
@@ -21,11 +23,27 @@ print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
 @pytest.mark.parametrize(
     ("recipe", "data", "arms", "said"),
     [
-        (ALGORITHM, {"source": "digits", "clients": 2, "train_per_client": 40, "test_per_client": 20}, {"fedridge": {}}, "['fedridge'] 2"),
-        (SOURCE, {"source": "shapes", "clients": 2, "train_per_client": 20, "test_per_client": 10}, {"fedavg": {}}, "['fedavg'] 2"),
+        (
+            ALGORITHM,
+            {"source": "digits", "clients": 2, "train_per_client": 40, "test_per_client": 20},
+            {"fedridge": {}},
+            "['fedridge'] 2",
+        ),
+        (
+            SOURCE,
+            {"source": "shapes", "clients": 2, "train_per_client": 20, "test_per_client": 10},
+            {"fedavg": {}},
+            "['fedavg'] 2",
+        ),
         (
             PARTITION,
-            {"source": "digits", "clients": 3, "train_per_client": 40, "test_per_client": 20, "partition": {"scheme": "interleaved"}},
+            {
+                "source": "digits",
+                "clients": 3,
+                "train_per_client": 40,
+                "test_per_client": 20,
+                "partition": {"scheme": "interleaved"},
+            },
             {"fedavg": {}},
             "['fedavg'] 3",
         ),
@@ -33,6 +51,9 @@ print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
     ids=["algorithm", "source", "partition"],
 )
 def test_a_recipe_is_complete(recipe, data, arms, said, tmp_path):
-    code = recipe + RUN.replace("DATA", repr(data)).replace("ARMS", repr(arms))  # a process: it registers a name
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=ROOT)
+    # a process: it registers a name
+    code = recipe + RUN.replace("DATA", repr(data)).replace("ARMS", repr(arms))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.stdout.splitlines()[-1:] == [said], done.stderr

@@ -1,4 +1,5 @@
-"""The pages of docs/: their examples run, and every public name of the kernels has its entry and an example."""
+"""The pages of docs/: their examples run, and every public name of the kernels has its entry and an
+example."""
 
 from __future__ import annotations
 
@@ -28,12 +29,20 @@ from uefl_kernels._library import _runs_on
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
 ELSEWHERE = ("algorithms",)  # its run is in the tests of its algorithm
-GUIDES = [page for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("guides/*.md")]) if page.stem not in ELSEWHERE]
-PUBLIC = {f"uefl_kernels.{name}" for name in uefl_kernels.__all__} | {f"uefl_kernels.nn.{name}" for name in uefl_kernels.nn.__all__}
+GUIDES = [
+    page
+    for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("guides/*.md")])
+    if page.stem not in ELSEWHERE
+]
+PUBLIC = {f"uefl_kernels.{name}" for name in uefl_kernels.__all__} | {
+    f"uefl_kernels.nn.{name}" for name in uefl_kernels.nn.__all__
+}
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("page", API, ids=lambda page: page.stem)
@@ -65,27 +74,40 @@ def test_runs_that_a_page_names_can_be_configured(page):
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")  # a command may go on in the next line
     for command in re.findall(r"\buefl train [a-z][^\n`;#|)]*", text):
         _, _, source, *options = shlex.split(command)
-        settings = [value for option, value in itertools.pairwise(options) if option == "--set" and "$" not in value]
+        settings = [
+            value for option, value in itertools.pairwise(options) if option == "--set" and "$" not in value
+        ]
         if not source.endswith(".toml"):
             config.load(source, settings)
 
 
 def test_every_public_name_has_an_entry_and_an_example():
     text = "\n".join(page.read_text(encoding="utf-8") for page in API)
-    entries = {name.replace(".estimator.", ".") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}  # which is imported late
-    assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics"} == {name for name in entries if name.startswith("uefl_kernels")}
+    # which is imported late
+    entries = {name.replace(".estimator.", ".") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics"} == {
+        name for name in entries if name.startswith("uefl_kernels")
+    }
     engines = {"Distributed", "Flower", "Ray"}  # docs/scale.md and docs/deploy.md have them
     assert {f"uefl.{name}" for name in set(uefl.__all__) - engines if not name.startswith("_")} <= entries
     examples = "\n".join(code for page in API for code in blocks(page, "pycon"))
-    functions = [name for name, value in vars(uefl_kernels.metrics).items() if getattr(value, "__module__", "") == "uefl_kernels.metrics"]
-    for name in [*(name.rpartition(".")[2] for name in PUBLIC), *(name for name in functions if not name.startswith("_"))]:
+    functions = [
+        name
+        for name, value in vars(uefl_kernels.metrics).items()
+        if getattr(value, "__module__", "") == "uefl_kernels.metrics"
+    ]
+    for name in [
+        *(name.rpartition(".")[2] for name in PUBLIC),
+        *(name for name in functions if not name.startswith("_")),
+    ]:
         assert re.search(rf"\b{name}\b", examples), f"{name} has no example"
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_entries_say_shapes_errors_source_and_what_they_are_equal_to(name):
     thing = getattr(uefl_kernels.nn if ".nn." in name else uefl_kernels, name.rpartition(".")[2])
-    if isinstance(thing, bool) or (isinstance(thing, type) and issubclass(thing, tuple)):  # of a tuple each member says it
+    # of a tuple each member says it
+    if isinstance(thing, bool) or (isinstance(thing, type) and issubclass(thing, tuple)):
         return
     parts = ["Raises:", "Equivalent to"]
     if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # which come from no paper
@@ -96,14 +118,19 @@ def test_entries_say_shapes_errors_source_and_what_they_are_equal_to(name):
 def test_a_gpu_gets_the_kernels_that_the_page_says():
     build = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     (generations,) = re.findall(r"^set\(GENERATIONS (.*)\)$", build, re.MULTILINE)
-    wheel = (*(f"{generation}-real" for generation in generations.split()), f"{generations.split()[-1]}-virtual")
+    wheel = (
+        *(f"{generation}-real" for generation in generations.split()),
+        f"{generations.split()[-1]}-virtual",
+    )
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .* \| (\d+)\.(\d) \| (\S+).*? (?:sm_(\d+\w?))? *\| `(\S+)`", page, re.MULTILINE)
     assert len(rows) > 5
     for major, minor, kernels, code, product in rows:
         capability = (int(major), int(minor))
         assert (kernels == "CUDA") == _runs_on(wheel, capability), capability
-        assert [code] == ([one.removesuffix("-real") for one in wheel[:-1] if _runs_on((one,), capability)] or [""]), capability
+        assert [code] == (
+            [one.removesuffix("-real") for one in wheel[:-1] if _runs_on((one,), capability)] or [""]
+        ), capability
         assert (product == "wgmma") == (capability == (9, 0)), capability
 
 
@@ -117,7 +144,11 @@ def test_every_page_is_in_the_navigation():
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_only_its_owner_reads_the_secret_of_the_guide(tmp_path):
-    (command,) = (line for line in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").splitlines() if "openssl rand" in line)
+    (command,) = (
+        line
+        for line in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").splitlines()
+        if "openssl rand" in line
+    )
     subprocess.run(["sh", "-c", f"umask 022; {command}"], cwd=tmp_path, check=True)
     assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
 
@@ -134,15 +165,26 @@ def test_links_out_of_the_docs_become_text(monkeypatch):
 def test_links_to_kept_results_stay_links(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     inside = importlib.import_module("links").inside
-    assert inside("![a](../reproduction/results/a.png) [b](../reproduction/results/b.md)", "") == "![a](results/a.png) [b](results/b.md)"
+    assert (
+        inside("![a](../reproduction/results/a.png) [b](../reproduction/results/b.md)", "")
+        == "![a](results/a.png) [b](results/b.md)"
+    )
     assert inside("[b](../../reproduction/results/b.md#x)", "guides") == "[b](../results/b.md#x)"
     assert inside("[a](../../docs/uefl.md), [b](b.md)", "results") == "[a](../uefl.md), [b](b.md)"
 
 
 def test_every_kept_result_that_a_page_names_is_there():
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "reproduction").rglob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)", page.read_text(encoding="utf-8"))]
-    assert [(page.name, link) for page, link in links if "result" in str(page.parent / link) and not (page.parent / link).exists()] == []
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:]+)", page.read_text(encoding="utf-8"))
+    ]
+    assert [
+        (page.name, link)
+        for page, link in links
+        if "result" in str(page.parent / link) and not (page.parent / link).exists()
+    ] == []
     index = (ROOT / "reproduction" / "results" / "README.md").read_text(encoding="utf-8")
     kept = {path.name for path in (ROOT / "reproduction" / "results").glob("*.md")} - {"README.md"}
     assert kept == set(re.findall(r"\]\(([^/)]+\.md)\)", index))
@@ -152,8 +194,13 @@ def test_signs_of_docstrings_become_markdown(monkeypatch):
     pytest.importorskip("griffe", reason="mkdocstrings is not installed: make docs uses it")
     monkeypatch.syspath_prepend(ROOT / "tools")
     markdown = importlib.import_module("docstrings").markdown
-    assert markdown("see :func:`vq_assign`, :class:`~uefl_kernels.MCStats`::") == "see `vq_assign`, `MCStats`:"
-    assert markdown("Args:\n    a, b: one\n        two\n") == "Args:\n    a: one\n        two\n    b: one\n        two\n"
+    assert (
+        markdown("see :func:`vq_assign`, :class:`~uefl_kernels.MCStats`::") == "see `vq_assign`, `MCStats`:"
+    )
+    assert (
+        markdown("Args:\n    a, b: one\n        two\n")
+        == "Args:\n    a: one\n        two\n    b: one\n        two\n"
+    )
 
 
 def formulas(text: str) -> list[str]:
@@ -161,7 +208,11 @@ def formulas(text: str) -> list[str]:
     return [block or inline for block, inline in re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", text, re.DOTALL)]
 
 
-@pytest.mark.parametrize("page", [page for page in GUIDES if formulas(page.read_text(encoding="utf-8"))], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in GUIDES if formulas(page.read_text(encoding="utf-8"))],
+    ids=lambda page: page.stem,
+)
 def test_every_formula_becomes_mathml_without_a_leftover_command(page, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     to_mathml = importlib.import_module("formulas").rendered
@@ -185,11 +236,15 @@ def test_the_drawings_are_those_of_their_source(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem
+)
 def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "tutorial"}
-    for language, code in re.findall(r"^```(python|toml|console)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+    for language, code in re.findall(
+        r"^```(python|toml|console)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    ):
         if language == "python":
             exec(code, names)
         elif language == "toml":

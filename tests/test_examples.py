@@ -18,7 +18,10 @@ def run(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
 
 
-SCRIPTS = {"train_uefl": (["1", "1"], ["fedavg", "uefl"]), "train_fedul": (["1"], ["fedul", "fedul-m1", "supervised"])}
+SCRIPTS = {
+    "train_uefl": (["1", "1"], ["fedavg", "uefl"]),
+    "train_fedul": (["1"], ["fedul", "fedul-m1", "supervised"]),
+}
 """training scripts: the rounds that they are given, and their arms"""
 
 
@@ -58,7 +61,11 @@ def test_swap_from_vector_quantize_pytorch(capsys):
 @pytest.mark.slow
 def test_federated(tmp_path, monkeypatch):
     """The notebook, cell by cell as in a fresh kernel."""
-    cells = [cell for cell in json.loads((EXAMPLES / "federated.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell
+        for cell in json.loads((EXAMPLES / "federated.ipynb").read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
     assert all(cell["outputs"] == [] for cell in cells)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt, "show", plt.close)
@@ -77,4 +84,6 @@ def test_federated(tmp_path, monkeypatch):
 
 def test_every_example_is_run():
     names = {path.stem for pattern in ("*.py", "*.ipynb") for path in EXAMPLES.glob(pattern)}
-    assert names == SCRIPTS.keys() | {name.removeprefix("test_") for name in globals() if name.removeprefix("test_") in names}
+    assert names == SCRIPTS.keys() | {
+        name.removeprefix("test_") for name in globals() if name.removeprefix("test_") in names
+    }

@@ -1,4 +1,5 @@
-"""What checks the kernels on a GPU machine, rehearsed without one: limits, summaries, and what is left behind."""
+"""What checks the kernels on a GPU machine, rehearsed without one: limits, summaries, and what is left
+behind."""
 
 import json
 import os
@@ -30,7 +31,8 @@ esac
 
 @pytest.fixture
 def check(tmp_path):
-    """Runs the script with a Python that does nothing and limits of a second; the exit code, the lines of the summary and the folder."""
+    """Runs the script with a Python that does nothing and limits of a second; the exit code, the lines of the
+    summary and the folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {
@@ -46,7 +48,9 @@ def check(tmp_path):
     def run(*stages, **variables):
         out = tmp_path / "out"
         given = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(folder / "python"), "OUT": str(out)}
-        done = subprocess.run(["bash", SCRIPT, *stages], env=os.environ | given | variables, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", SCRIPT, *stages], env=os.environ | given | variables, capture_output=True, text=True
+        )
         summary = (out / "summary.txt").read_text() if out.exists() else ""
         return done, [(line.split()[0], line.split()[3]) for line in summary.splitlines()], out
 
@@ -91,7 +95,12 @@ def test_unknown_stage_is_refused(check):
 
 
 def test_ops_of_the_script_are_all_there_are():
-    named = [word for line in SCRIPT.read_text().splitlines() if " --op " in line for word in line.split(" --op ")[1].split()[0].split(",")]
+    named = [
+        word
+        for line in SCRIPT.read_text().splitlines()
+        if " --op " in line
+        for word in line.split(" --op ")[1].split()[0].split(",")
+    ]
     assert {name for name in named if name.isidentifier()} == set(REGISTRY)
 
 
@@ -102,22 +111,43 @@ def test_counters_are_taken_of_all_that_the_model_reckons_with():
     assert {target.op for target in looked_at} == {"vq", "vq_assign", "mc_dropout_mlp"}
     for target in looked_at:
         case = case_of(type(REGISTRY[target.op].smoke), target.shape)
-        names = {kernel.name for kernel in gpu_model.kernels(target.op, case, "90a", gpu_model.COUNTS)} - {gpu_model.PRODUCT}
+        names = {kernel.name for kernel in gpu_model.kernels(target.op, case, "90a", gpu_model.COUNTS)} - {
+            gpu_model.PRODUCT
+        }
         assert [name for name in names if not re.search(pattern, name)] == []
 
 
-@pytest.mark.parametrize("name", [name for name in gpu_smoke.CHECKS if not name.startswith("vq")] + ["vq gradient", "vq_assign one row"])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in gpu_smoke.CHECKS if not name.startswith("vq")] + ["vq gradient", "vq_assign one row"],
+)
 def test_small_case(name):
     gpu_smoke.CHECKS[name].run("cpu")
 
 
 @pytest.mark.slow
 def test_small_case_tells_what_failed(tmp_path, capsys):
-    arguments = ["--device", "cpu", "--paths", "cpu,mma", "--only", "one row", "--limit", "120", "--out", str(tmp_path)]
+    arguments = [
+        "--device",
+        "cpu",
+        "--paths",
+        "cpu,mma",
+        "--only",
+        "one row",
+        "--limit",
+        "120",
+        "--out",
+        str(tmp_path),
+    ]
     assert gpu_smoke.main(arguments) == 1
-    good, bad, summary = sorted(capsys.readouterr().out.splitlines(), key=lambda line: ("ok", "FAILED", "of").index(line.split()[0]))
+    good, bad, summary = sorted(
+        capsys.readouterr().out.splitlines(), key=lambda line: ("ok", "FAILED", "of").index(line.split()[0])
+    )
     assert good.endswith(" cpu      vq_assign one row")
-    assert "mma      vq_assign one row  RuntimeError: backend 'cuda' cannot run vq_assign here: the input is on cpu" in bad
+    assert (
+        "mma      vq_assign one row  RuntimeError: backend 'cuda' cannot run vq_assign here: the input is"
+        " on cpu" in bad
+    )
     assert summary.startswith("of 2: 1 ok, 1 FAILED, 0 timeout, 0 stopped; ")
     assert [path.name for path in tmp_path.iterdir()] == ["mma-vq_assign-one-row.log"]
 
@@ -127,7 +157,12 @@ def test_small_case_that_hangs_ends_with_what_it_started(tmp_path, monkeypatch, 
     sleeper.write_text('#!/bin/sh\n[ "$1" = -c ] && exit\necho begun\nsleep 60 & wait\n')
     sleeper.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(sleeper))
-    assert gpu_smoke.main(["--device", "cpu", "--only", "one row", "--limit", "0.5", "--out", str(tmp_path / "out")]) == 1
+    assert (
+        gpu_smoke.main(
+            ["--device", "cpu", "--only", "one row", "--limit", "0.5", "--out", str(tmp_path / "out")]
+        )
+        == 1
+    )
     assert "of 1: 0 ok, 0 FAILED, 1 timeout, 0 stopped; " in capsys.readouterr().out
     assert (tmp_path / "out" / "cpu-vq_assign-one-row.log").read_text() == "begun\n"
 
@@ -147,7 +182,10 @@ def test_targets_are_measured_by_the_benchmark_too():
 def test_profile(tmp_path, capsys):
     assert gpu_profile.main(["--device", "cpu", "--only", "^kmeans_", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "profile.json").read_text())
-    assert [row["target"] for row in found["targets"]] == ["kmeans_step 1048576x64x256", "kmeans_lloyd 1048576x64x256"]
+    assert [row["target"] for row in found["targets"]] == [
+        "kmeans_step 1048576x64x256",
+        "kmeans_lloyd 1048576x64x256",
+    ]
     assert all(row["events_us"] > 0 and row["kernels"] for row in found["targets"])
     assert set(found["limits"]) == {"copy", "bfloat16"}
     assert "kmeans_lloyd 1048576x64x256" in capsys.readouterr().out
@@ -157,7 +195,10 @@ def test_profile(tmp_path, capsys):
     ("name", "shown"),
     [
         (
-            "void (anonymous namespace)::search_wgmma<float>(float const*, uefl::Shape, (anonymous namespace)::Stages, bool)",
+            (
+                "void (anonymous namespace)::search_wgmma<float>(float const*, uefl::Shape, (anonymous"
+                " namespace)::Stages, bool)"
+            ),
             "search_wgmma<float>",
         ),
         ("void uefl::cuda::head<2, 4>(uefl::cuda::Problem)", "head<2, 4>"),

@@ -22,9 +22,15 @@ def kernels() -> list[str]:
     """Return the names of all kernels in the sources."""
     micro = (FOLDER / "micro.cu").read_text()
     named = re.findall(
-        r"__global__ void[^;{]*?\b(\w+)\((?:long long|const)", micro.replace("stream_##name", "").replace("beside_##name", "")
+        r"__global__ void[^;{]*?\b(\w+)\((?:long long|const)",
+        micro.replace("stream_##name", "").replace("beside_##name", ""),
     )
-    streams = [f"{kind}_{name}" for name in re.findall(r"STREAM\((\w+)\)", micro) if name != "name" for kind in ("stream", "beside")]
+    streams = [
+        f"{kind}_{name}"
+        for name in re.findall(r"STREAM\((\w+)\)", micro)
+        if name != "name"
+        for kind in ("stream", "beside")
+    ]
     return [variant.name for variant in variants()] + named + streams
 
 
@@ -40,14 +46,21 @@ def test_names_say_what_the_kernels_are():
     for line in (FOLDER / "table.h").read_text().splitlines():
         if not line.startswith("VARIANT"):
             continue
-        cluster, name, way, rest = re.fullmatch(r"VARIANT(_CLUSTER)?\((\w+), ([\w<>]+), (.*)\)", line).groups()
+        cluster, name, way, rest = re.fullmatch(
+            r"VARIANT(_CLUSTER)?\((\w+), ([\w<>]+), (.*)\)", line
+        ).groups()
         variant, (groups, chunks, *switches) = Variant(name), rest.split(", ")
-        turns, first, described, blocks, marked = (*switches, *("false", "false", "false", "1", "false")[len(switches) :])
+        turns, first, described, blocks, marked = (
+            *switches,
+            *("false", "false", "false", "1", "false")[len(switches) :],
+        )
         assert (variant.warpgroups, variant.chunks) == (int(groups), int(chunks)), name
         assert way.lower().replace("roups<", "").rstrip(">") == name.partition("_")[0], name
         assert bool(cluster) == (blocks == "2") == ("pair" in variant.options), name
         said = {"turns": turns, "first": first, "described": described, "marked": marked}
-        assert {option for option, value in said.items() if value == "true"} == variant.options - {"pair"}, name
+        assert {option for option, value in said.items() if value == "true"} == variant.options - {"pair"}, (
+            name
+        )
 
 
 def test_every_variant_has_a_place_at_every_shape():
@@ -66,15 +79,19 @@ def test_the_whole_plan_is_launched_and_written(cubins, tmp_path, capsys):
     options = ["--cubins", str(cubins), "--out", str(out), "--dry"]
     assert gpu_variants.main(["search", *options]) == 0
     rows = json.loads((out / "variants.json").read_text())["rows"]
-    assert {row["variant"] for row in rows} == {variant.name for variant in variants() if "marked" not in variant.options}
+    assert {row["variant"] for row in rows} == {
+        variant.name for variant in variants() if "marked" not in variant.options
+    }
     assert {row["shape"] for row in rows} == {"x".join(map(str, shape)) for shape in gpu_variants.SHAPES}
     assert gpu_variants.main(["micro", *options, "--only", "M[1-4]"]) == 0
     assert gpu_variants.main(["micro", *options, "--only", "M[4-9]"]) == 0
     found = json.loads((out / "micro.json").read_text())["rows"]
-    assert [title[:2] for title in dict.fromkeys(row["measurement"] for row in found)] == [f"M{number}" for number in range(1, 10)]
-    assert Counter(row["name"] for row in found if row["measurement"].startswith("M4")).most_common(1)[0][1] == 1, (
-        "in place of the older one"
-    )
+    assert [title[:2] for title in dict.fromkeys(row["measurement"] for row in found)] == [
+        f"M{number}" for number in range(1, 10)
+    ]
+    assert (
+        Counter(row["name"] for row in found if row["measurement"].startswith("M4")).most_common(1)[0][1] == 1
+    ), "in place of the older one"
     assert "0 wrong or failed" in capsys.readouterr().out
 
 
@@ -86,7 +103,12 @@ def test_every_kernel_is_measured(cubins):
 
 
 def test_no_time_is_left(cubins, capsys):
-    assert gpu_variants.main(["search", "--cubins", str(cubins), "--out", str(cubins), "--dry", "--seconds", "-1"]) == 0
+    assert (
+        gpu_variants.main(
+            ["search", "--cubins", str(cubins), "--out", str(cubins), "--dry", "--seconds", "-1"]
+        )
+        == 0
+    )
     assert re.search(r"^0 timed, \d\d+ left out", capsys.readouterr().out, re.M)
 
 
@@ -115,7 +137,8 @@ def test_tiles_are_swizzled():
 
 @pytest.mark.parametrize("name", ["packed_3_1", "g4_3_1_turns", "g8_3_1_turns_first"])
 def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
-    """What four lanes would keep of exact scores names the nearest codeword; of scores of other codewords it does not."""
+    """What four lanes would keep of exact scores names the nearest codeword; of scores of other codewords it
+    does not."""
     monkeypatch.setattr(gpu_variants, "CHECKED", 128)
     variant, data = Variant(name), gpu_variants.Data(256, 64, 384, "cpu")
     starts = data.starts(variant)
@@ -132,7 +155,10 @@ def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
             best = numbered.amin(1)
             kept = data.found[:, lane]
             better = best < kept[:, 0] if tile else torch.ones(256, dtype=torch.bool)
-            kept[:, 0], kept[:, 2] = torch.where(better, best, kept[:, 0]), torch.where(better, tile, kept[:, 2])
+            kept[:, 0], kept[:, 2] = (
+                torch.where(better, best, kept[:, 0]),
+                torch.where(better, tile, kept[:, 2]),
+            )
     assert data.wrong(variant) == 0
     data.found[:, :, 2] = (data.found[:, :, 2] + 1) % 3
     assert data.wrong(variant) > 0.9
@@ -160,7 +186,10 @@ def test_calls_end_within_their_minutes():
     text = SCRIPT.read_text()
     for number, minutes in re.findall(r"^#   call(\d)   (\d) minutes", text, re.M):
         (body,) = re.findall(rf"^call{number}\(\) \{{(.*?)\}}$", text, re.M | re.S)
-        seconds = [int(found) for found in re.findall(r"\b(?:small|variants|counters|chosen|measure|step) [\w-]+ (\d+)", body)]
+        seconds = [
+            int(found)
+            for found in re.findall(r"\b(?:small|variants|counters|chosen|measure|step) [\w-]+ (\d+)", body)
+        ]
         assert seconds, number
         compiled = 60 if number == "1" else 0  # only where nothing was compiled beforehand
         assert sum(seconds) - compiled <= 60 * int(minutes), f"call{number}: {sum(seconds)} s"
@@ -168,28 +197,50 @@ def test_calls_end_within_their_minutes():
 
 @pytest.mark.slow
 @pytest.mark.all_cores
-@pytest.mark.skipif(sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed")
+@pytest.mark.skipif(
+    sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed"
+)
 def test_the_listings_hold_what_is_measured(tmp_path):
     gpu_variants.compile_all(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 8e6, "it travels"
     found = {}
     for source in gpu_variants.SOURCES:
-        text = subprocess.run([sass.disassembler(), "-c", tmp_path / f"{source}.cubin"], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [sass.disassembler(), "-c", tmp_path / f"{source}.cubin"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         found |= sass.listed(text)
     assert set(found) == set(kernels())
-    machine = {"vimnmx": "VIMNMX", "imad_wide": "IMAD.WIDE.U32", "lop3": "LOP3.LUT", "f2fp": "F2FP.F16.F32.PACK_AB"}
+    machine = {
+        "vimnmx": "VIMNMX",
+        "imad_wide": "IMAD.WIDE.U32",
+        "lop3": "LOP3.LUT",
+        "f2fp": "F2FP.F16.F32.PACK_AB",
+    }
     for kind in STREAMS:
         for name in (f"stream_{kind}", f"beside_{kind}"):
             operations = sass.operations(found[name])
             pattern = re.escape(machine.get(kind, kind.upper()))
             wanted = 64 * gpu_micro.WIDTH.get(kind, 1)
-            assert wanted <= sum(re.match(rf"{pattern}(\.|$)", one) is not None for one in operations) <= wanted + 70, name
-            assert sum(one.startswith("HGMMA.64x128x16.F32") for one in operations) == (4 if name.startswith("beside") else 0), name
+            assert (
+                wanted
+                <= sum(re.match(rf"{pattern}(\.|$)", one) is not None for one in operations)
+                <= wanted + 70
+            ), name
+            assert sum(one.startswith("HGMMA.64x128x16.F32") for one in operations) == (
+                4 if name.startswith("beside") else 0
+            ), name
     for variant in variants():
         operations = sass.operations(found[variant.name])
-        assert sum(one.startswith("HGMMA.64x128x16.F32") for one in operations) == 4 * variant.chunks, variant.name
+        assert sum(one.startswith("HGMMA.64x128x16.F32") for one in operations) == 4 * variant.chunks, (
+            variant.name
+        )
         assert not [one for one in operations if re.match("STL|LDL", one)], variant.name
-        assert ("pair" in variant.options) == any("MULTICAST" in one for one in operations if one.startswith("UBLKCP")), variant.name
+        assert ("pair" in variant.options) == any(
+            "MULTICAST" in one for one in operations if one.startswith("UBLKCP")
+        ), variant.name
     for name, most in {
         "g4_3_1_turns": 3.6,
         "g4_3_1_turns_first": 2.8,

@@ -38,16 +38,28 @@ def hub():
 def test_variants_hold_what_is_of_every_python(hub, tmp_path):
     wheel = tmp_path / "uefl-0.1.0-cp311-cp311-manylinux_2_34_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name in ("__init__.py", "_C.abi3.so", "_host.cpython-311-x86_64-linux-gnu.so", "numpy.py", "ops/vq/__init__.py"):
+        for name in (
+            "__init__.py",
+            "_C.abi3.so",
+            "_host.cpython-311-x86_64-linux-gnu.so",
+            "numpy.py",
+            "ops/vq/__init__.py",
+        ):
             archive.writestr(f"uefl_kernels/{name}", name)
         archive.writestr("uefl/cli.py", "")
         archive.writestr("uefl_kernels/", "")
     cpu, cuda = hub.lay_out(wheel, tmp_path / "hub")
-    assert (cpu.name, cuda.name) == ("torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi210-cu130-x86_64-linux")
+    assert (cpu.name, cuda.name) == (
+        "torch-stable-abi210-cpu-x86_64-linux",
+        "torch-stable-abi210-cu130-x86_64-linux",
+    )
     for variant in (cpu, cuda):
         held = {str(path.relative_to(variant)) for path in variant.rglob("*") if path.is_file()}
         assert held == {"__init__.py", "_C.abi3.so", "ops/vq/__init__.py", "metadata.json"}
-    assert json.loads((cuda / "metadata.json").read_text())["backend"] == {"type": "cuda", "archs": ["8.0", "9.0a", "10.0"]}
+    assert json.loads((cuda / "metadata.json").read_text())["backend"] == {
+        "type": "cuda",
+        "archs": ["8.0", "9.0a", "10.0"],
+    }
 
 
 def test_the_hub_names_the_architectures_and_the_torch_of_the_build(hub):
@@ -55,13 +67,18 @@ def test_the_hub_names_the_architectures_and_the_torch_of_the_build(hub):
     for architecture in ("80", "90a", "100"):
         assert architecture in text.partition("set(GENERATIONS ")[2].partition(")")[0].split()
     assert "TORCH_TARGET_VERSION=0x020a000000000000ULL" in text  # 2.10
-    assert hub.variants().keys() == {"torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi210-cu130-x86_64-linux"}
+    assert hub.variants().keys() == {
+        "torch-stable-abi210-cpu-x86_64-linux",
+        "torch-stable-abi210-cu130-x86_64-linux",
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.all_cores
 def test_a_variant_loads_from_its_path_by_another_name(hub, published_wheel, tmp_path):
     variant, _ = hub.lay_out(published_wheel, tmp_path)
-    done = subprocess.run([sys.executable, "-c", _LOAD, variant], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, variant], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", "True", "3"]

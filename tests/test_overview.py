@@ -17,9 +17,23 @@ def test_every_bar_comes_from_a_saved_row(row, machine):
 
 def test_the_fastest_peer_is_no_ruler_and_not_ours():
     def row(provider, ms, error="0", threads="2"):
-        return {"op": "o", "shape": "s", "threads": threads, "provider": provider, "median_ms": str(ms), "error": error}
+        return {
+            "op": "o",
+            "shape": "s",
+            "threads": threads,
+            "provider": provider,
+            "median_ms": str(ms),
+            "error": error,
+        }
 
-    rows = [row("uefl", 2), row("uefl-fast", 1), row("matmul", 1, ""), row("slow", 9), row("quick", 5), row("quick", 1, threads="1")]
+    rows = [
+        row("uefl", 2),
+        row("uefl-fast", 1),
+        row("matmul", 1, ""),
+        row("slow", 9),
+        row("quick", 5),
+        row("quick", 1, threads="1"),
+    ]
     assert overview.ratio(rows, "o", "s") == (2.5, "quick")
 
 

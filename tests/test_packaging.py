@@ -1,4 +1,5 @@
-"""What `pip install .` puts on a machine: with kernels, and in pure Python where UEFL_BUILD=off; and the wheel as it is published."""
+"""What `pip install .` puts on a machine: with kernels, and in pure Python where UEFL_BUILD=off; and the
+wheel as it is published."""
 
 from __future__ import annotations
 
@@ -46,7 +47,14 @@ def names(built: Path) -> list[str]:
 def use(site: Path) -> list[str]:
     """Run the installed copy from elsewhere and return where it came from and whether it is compiled."""
     environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", _USE], check=True, capture_output=True, text=True, cwd=site.parent, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", _USE],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=site.parent,
+        env=environment,
+    )
     return done.stdout.split()
 
 
@@ -54,7 +62,11 @@ def use(site: Path) -> list[str]:
 @pytest.mark.all_cores
 def test_the_published_wheel_runs_without_a_compiler(published_wheel):
     """The README's snippet in a bare environment; size, names and manylinux tag."""
-    done = subprocess.run([sys.executable, ROOT / "tools" / "wheel.py", "check", published_wheel], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "wheel.py", "check", published_wheel],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     content = names(published_wheel)
     for needed in ("uefl/presets/start/demo.toml", "uefl/report/plots.py"):
@@ -76,8 +88,13 @@ def test_a_broken_wheel_is_not_passed(tmp_path):
     built = tmp_path / "uefl-0.1.0-cp311-cp311-linux_x86_64.whl"
     with zipfile.ZipFile(built, "w") as archive:
         archive.writestr("tests/test_x.py", "")
-        archive.writestr("uefl-0.1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: uefl\nVersion: 0.1.0\n")
-        archive.writestr("uefl-0.1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n")
+        archive.writestr(
+            "uefl-0.1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: uefl\nVersion: 0.1.0\n"
+        )
+        archive.writestr(
+            "uefl-0.1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n",
+        )
         archive.writestr("uefl-0.1.0.dist-info/RECORD", "")
     said = "\n".join(tool.faults(built))
     for fault in (
@@ -91,10 +108,19 @@ def test_a_broken_wheel_is_not_passed(tmp_path):
 
 def test_workflows_and_continuous_integration_call_what_there_is():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    texts = [path.read_text() for path in [ROOT / ".ci" / "run", *sorted((ROOT / ".github" / "workflows").glob("*.yml"))]]
-    called = {target for text in texts for target in re.findall(r"^(?:\s*- run: )?make ([a-z-]+)$", text, re.MULTILINE)}
+    texts = [
+        path.read_text()
+        for path in [ROOT / ".ci" / "run", *sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
+    ]
+    called = {
+        target
+        for text in texts
+        for target in re.findall(r"^(?:\s*- run: )?make ([a-z-]+)$", text, re.MULTILINE)
+    }
     assert {"setup", "lint", "test", "test-slow", "docs", "ctest", "bench-smoke"} <= called <= targets
-    for script in {script for text in texts for script in re.findall(r"\b(?:tools|benchmarks)/\w+\.\w+", text)}:
+    for script in {
+        script for text in texts for script in re.findall(r"\b(?:tools|benchmarks)/\w+\.\w+", text)
+    }:
         assert (ROOT / script).exists(), script
     assert texts[0].rstrip().endswith("make test")  # whose last line is pytest's
 
@@ -112,7 +138,8 @@ LONG_FUNCTIONS = {
 
 
 def test_functions_fit_a_screen():
-    """At most 60 lines without the docstring; those that exceed it today are listed, to shrink and not to grow."""
+    """At most 60 lines without the docstring; those that exceed it today are listed, to shrink and not to
+    grow."""
     long = set()
     for path in [path for folder in ("uefl", "uefl_kernels") for path in (ROOT / folder).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

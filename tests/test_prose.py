@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BOUNDS = {  # turns of phrase per 10,000 words. The aim is 20, and 40 for tests: lower a bound when the text below it improves
+# turns of phrase per 10,000 words. The aim is 20, and 40 for tests: lower a bound when the text below it
+# improves
+BOUNDS = {
     "uefl": 205,
     "uefl_kernels": 145,
     "csrc": 170,
@@ -29,7 +31,9 @@ def test_odd_turns_of_phrase_stay_below_the_bound(folders, prose):
     found = list(prose.sentences(prose.files_of(*folders.split())))
     assert sum(sentence.words for sentence in found) > 300
     worst = sorted(found, key=lambda sentence: -sentence.marks)[:5]
-    assert prose.rate(found) <= BOUNDS[folders], "\n".join(f"{sentence.place}: {sentence.text}" for sentence in worst)
+    assert prose.rate(found) <= BOUNDS[folders], "\n".join(
+        f"{sentence.place}: {sentence.text}" for sentence in worst
+    )
 
 
 def test_marks_are_counted_in_docstrings_comments_and_markdown(prose, tmp_path):

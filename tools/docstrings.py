@@ -12,11 +12,13 @@ import griffe
 
 ROLE = re.compile(r":(?:func|class|meth|mod|attr):`~?(?:[\w.]+\.)?(\w+)`")
 LITERAL = re.compile(r"::$", re.MULTILINE)
-ENTRY = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)  # "k, seed: as kmeans" below Args
+# "k, seed: as kmeans" below Args
+ENTRY = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
 
 
 def markdown(text: str) -> str:
-    """Names as code, an indented block of code behind a single colon, and an entry for each of several arguments."""
+    """Names as code, an indented block of code behind a single colon, and an entry for each of several
+    arguments."""
 
     def entries(match: re.Match[str]) -> str:
         return "\n".join(f"{match[1]}{name}: {match[3]}" for name in match[2].split(", "))

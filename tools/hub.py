@@ -1,10 +1,13 @@
-"""Lay out a wheel for Hugging Face's kernel hub: ``python tools/hub.py WHEEL FOLDER``; ``kernels.get_kernel`` loads what is uploaded.
+"""Lay out a wheel for Hugging Face's kernel hub: ``python tools/hub.py WHEEL FOLDER``; ``kernels.get_kernel``
+loads what is uploaded.
 
-One library serves every torch from 2.10 on, with CUDA and without (LibTorch's stable ABI), so the variants of FOLDER/build hold the same
-files, less what is of one version of Python: ``uefl_kernels.numpy`` is not on the hub. kernel-builder, which compiles variants out of
-sources alone, cannot build these: it gives all sources of a backend the same flags, and our kernels need those of their instruction set.
+One library serves every torch from 2.10 on, with CUDA and without (LibTorch's stable ABI), so the variants of
+FOLDER/build hold the same files, less what is of one version of Python: ``uefl_kernels.numpy`` is not on the
+hub. kernel-builder, which compiles variants out of sources alone, cannot build these: it gives all sources of
+a backend the same flags, and our kernels need those of their instruction set.
 
-The ops register under fixed names, so a process that has loaded these kernels from the hub cannot load another version of them.
+The ops register under fixed names, so a process that has loaded these kernels from the hub cannot load
+another version of them.
 """
 
 from __future__ import annotations
@@ -51,14 +54,20 @@ def lay_out(wheel: Path, folder: Path) -> list[Path]:
     made = []
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]  # folders
-        files = [name for name in names if name.startswith("uefl_kernels/") and not re.search(r"/(_host\.|numpy\.py$)", name)]
+        files = [
+            name
+            for name in names
+            if name.startswith("uefl_kernels/") and not re.search(r"/(_host\.|numpy\.py$)", name)
+        ]
         for variant, backend in variants().items():
             target = folder / "build" / variant
             for name in files:
                 path = target / name.removeprefix("uefl_kernels/")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.read(name))
-            (target / "metadata.json").write_text(json.dumps(metadata(version, backend), indent=2) + "\n", encoding="utf-8")
+            (target / "metadata.json").write_text(
+                json.dumps(metadata(version, backend), indent=2) + "\n", encoding="utf-8"
+            )
             made.append(target)
     return made
 

@@ -1,4 +1,5 @@
-"""For MkDocs: the kept results join the site, and a link to any other file of the repository outside docs/ becomes its text."""
+"""For MkDocs: the kept results join the site, and a link to any other file of the repository outside docs/
+becomes its text."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def on_files(files: Any, *, config: Any) -> Any:
 
     root = Path("reproduction")
     for path in sorted(root.glob("results/*")):
-        files.append(File(path.relative_to(root).as_posix(), str(root), config.site_dir, config.use_directory_urls))
+        files.append(
+            File(path.relative_to(root).as_posix(), str(root), config.site_dir, config.use_directory_urls)
+        )
     return files
 
 

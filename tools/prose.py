@@ -1,7 +1,7 @@
 """Count turns of phrase that make prose hard to read: ``python tools/prose.py [FOLDER ...]``.
 
-The program reads docstrings, comments and Markdown. It prints the rate per 10,000 words of each folder, and the worst sentences.
-Codebases that are pleasant to read have 3 to 20.
+The program reads docstrings, comments and Markdown. It prints the rate per 10,000 words of each folder, and
+the worst sentences. Codebases that are pleasant to read have 3 to 20.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def sentences(files: list[Path]) -> Iterator[Sentence]:
         for line, prose in _blocks(path.suffix, path.read_text(encoding="utf-8")):
             plain = re.sub(r"``[^`]*``|`[^`]*`|\$[^$]*\$", "X", prose)
             for text in re.split(r"(?<=[.!?;:])\s+|\n\s*[-*]\s", re.sub(r"\s*\n\s*", " ", plain)):
-                words, marks = len(re.findall(r"[A-Za-z']+", text)), sum(len(mark.findall(text.strip())) for mark in MARKS)
+                words, marks = (
+                    len(re.findall(r"[A-Za-z']+", text)),
+                    sum(len(mark.findall(text.strip())) for mark in MARKS),
+                )
                 yield Sentence(f"{path}:{line}", text.strip(), words, marks)
 
 
@@ -70,8 +73,12 @@ def rate(found: list[Sentence]) -> float:
 
 def files_of(*folders: str) -> list[Path]:
     """Return the files below some folders that git knows and that have prose."""
-    listed = subprocess.run(["git", "ls-files", *folders], capture_output=True, text=True, check=True, cwd=ROOT).stdout.splitlines()
-    return [ROOT / name for name in listed if name.endswith((".py", ".md", *CODE)) and (ROOT / name).is_file()]
+    listed = subprocess.run(
+        ["git", "ls-files", *folders], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.splitlines()
+    return [
+        ROOT / name for name in listed if name.endswith((".py", ".md", *CODE)) and (ROOT / name).is_file()
+    ]
 
 
 def _blocks(suffix: str, text: str) -> Iterator[tuple[int, str]]:
@@ -81,14 +88,20 @@ def _blocks(suffix: str, text: str) -> Iterator[tuple[int, str]]:
         for match in re.finditer(r"(?:^[^\n]*?//[^\n]*\n)+", text, re.MULTILINE):
             yield text[: match.start()].count("\n") + 1, re.sub(r"(?m)^.*?//+ ?", "", match[0])
     else:
-        without_code = re.sub(r"^```.*?^```", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+        without_code = re.sub(
+            r"^```.*?^```", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE
+        )
         for match in re.finditer(r"(?:^[^\n|][^\n]*\n)+", without_code, re.MULTILINE):
             yield text[: match.start()].count("\n") + 1, match[0]
 
 
 def _python(text: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             for paragraph in re.split(r"\n\s*\n", node.value.value):
                 yield node.lineno, paragraph
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -107,7 +120,9 @@ def main() -> None:
         found = list(sentences(files_of(folder)))
         print(f"{folder}: {rate(found):.0f} per 10,000 words")
         everything += found
-    for sentence in sorted(everything, key=lambda sentence: -sentence.marks / max(sentence.words, 6))[: options.most]:
+    for sentence in sorted(everything, key=lambda sentence: -sentence.marks / max(sentence.words, 6))[
+        : options.most
+    ]:
         print(f"  {sentence.place}: {sentence.text[:200]}")
 
 

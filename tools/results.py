@@ -1,8 +1,9 @@
 """Keep what a suite found: ``python tools/results.py runs/table1-cpu ...``.
 
-It writes NAME.json, the numbers of every seed, NAME.md, the table of the report, and NAME.png into reproduction/results. The picture is the
-curve of a sweep, else the accuracy over the rounds. ``python tools/results.py reproduction/results/NAME.json`` makes the tables of NAME.md
-again from the kept numbers, as after a change of the suite's averages or of the paper's numbers.
+It writes NAME.json, the numbers of every seed, NAME.md, the table of the report, and NAME.png into
+reproduction/results. The picture is the curve of a sweep, else the accuracy over the rounds. ``python
+tools/results.py reproduction/results/NAME.json`` makes the tables of NAME.md again from the kept numbers, as
+after a change of the suite's averages or of the paper's numbers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ _PATH = re.compile(r"(?<!\S)/[^\s:,]+")  # of the machine that the suite ran on
 def keep(folder: Path, place: Path = PLACE) -> None:
     """Copy the compact part of a suite's folder into ``place``."""
     place.mkdir(parents=True, exist_ok=True)
-    found = json.loads((folder / "results.json").read_text(encoding="utf-8"), parse_float=lambda text: float(f"{float(text):.5g}"))
+    found = json.loads(
+        (folder / "results.json").read_text(encoding="utf-8"),
+        parse_float=lambda text: float(f"{float(text):.5g}"),
+    )
     name = found["suite"]
     found["missing"] = {run: _PATH.sub("ROOT", why) for run, why in found["missing"].items()}
     text = (folder / "report.md").read_text(encoding="utf-8")
     pages = [text.partition("## Curves")[0].partition("## Not there")[0].rstrip()]
-    picture = next((p for p in (folder / "plots" / f"{kind}.png" for kind in ("sweep", "curves")) if p.exists()), None)
+    picture = next(
+        (p for p in (folder / "plots" / f"{kind}.png" for kind in ("sweep", "curves")) if p.exists()), None
+    )
     if picture is not None and picture.stat().st_size <= LARGEST:
         shutil.copyfile(picture, place / f"{name}.png")
         what = "The sweep" if picture.stem == "sweep" else "Accuracy over the rounds"
@@ -58,12 +64,24 @@ class Kept(report.Result):
 def again(path: Path) -> None:
     """Make the tables of a kept page from its numbers; what else the page says stays."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    result = Kept(load(found["suite"]), found["scale"], {(case, arm): {} for case, arms in found["cases"].items() for arm in arms}, {})
+    result = Kept(
+        load(found["suite"]),
+        found["scale"],
+        {(case, arm): {} for case, arms in found["cases"].items() for arm in arms},
+        {},
+    )
     object.__setattr__(result, "numbers", found["cases"])
-    tables = iter([report.table(result), *(block for block in report.differences(result) if isinstance(block, report.Table))])
+    tables = iter(
+        [
+            report.table(result),
+            *(block for block in report.differences(result) if isinstance(block, report.Table)),
+        ]
+    )
     page = path.with_suffix(".md")
     text = page.read_text(encoding="utf-8")
-    page.write_text(re.sub(r"(?:^\|.*\n)+", lambda _: next(tables).markdown(), text, flags=re.MULTILINE), encoding="utf-8")
+    page.write_text(
+        re.sub(r"(?:^\|.*\n)+", lambda _: next(tables).markdown(), text, flags=re.MULTILINE), encoding="utf-8"
+    )
 
 
 def _short(found: dict[str, Any]) -> str:

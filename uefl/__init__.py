@@ -1,7 +1,7 @@
 """Federated learning: algorithms, clients, runs and reports.
 
-``uefl.train("demo", out="runs/demo")`` runs a preset, ``uefl.resume`` goes on with a run, ``uefl.load`` reads one, and ``uefl.register``
-makes an algorithm known by a name.
+``uefl.train("demo", out="runs/demo")`` runs a preset, ``uefl.resume`` goes on with a run, ``uefl.load`` reads
+one, and ``uefl.register`` makes an algorithm known by a name.
 
 Raises:
     ImportError: a package of the extra ``federated`` is not installed.
@@ -12,14 +12,28 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-_NEEDED = ("matplotlib", "mlxtend", "pandas", "PIL", "pydantic", "rich", "safetensors", "sklearn", "tomli_w", "torchvision", "typer")
+_NEEDED = (
+    "matplotlib",
+    "mlxtend",
+    "pandas",
+    "PIL",
+    "pydantic",
+    "rich",
+    "safetensors",
+    "sklearn",
+    "tomli_w",
+    "torchvision",
+    "typer",
+)
 if _missing := [name for name in _NEEDED if find_spec(name) is None]:
     raise ImportError(
-        f"the federated layer needs {', '.join(_missing)}; in a clone of uefl, install what it needs with: pip install '.[federated]'"
+        f"the federated layer needs {', '.join(_missing)}; in a clone of uefl, install what it needs with:"
+        " pip install '.[federated]'"
     )
 
 try:
-    __version__ = version("uefl")  # not from uefl_kernels, which imports torch: the command line answers at once
+    # not from uefl_kernels, which imports torch: the command line answers at once
+    __version__ = version("uefl")
 except PackageNotFoundError:  # a source tree on the path, never installed
     __version__ = "unknown"
 

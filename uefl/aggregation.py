@@ -1,5 +1,5 @@
-"""Averages of what clients send back: running sums, whose memory does not grow with the number of clients, or robust rules, which keep
-every update of a round: clients x parameters, in float32."""
+"""Averages of what clients send back: running sums, whose memory does not grow with the number of clients, or
+robust rules, which keep every update of a round: clients x parameters, in float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from .config import Run
 
 _MOST_EXAMPLES = 2**53  # beyond it float64 does not count
-LARGEST = 1e15  # of an element: far beyond those of any model, and their sums stay within float32 whatever the numbers of examples
+# of an element: far beyond those of any model, and their sums stay within float32 whatever the numbers of
+# examples
+LARGEST = 1e15
 
 
 class Mean(Protocol):
@@ -29,7 +31,8 @@ class Mean(Protocol):
         """Add one client's tensor; it may be overwritten afterwards."""
 
     def result(self) -> torch.Tensor:
-        """The average, of that shape, in float32; where nothing was added, what was there before the round."""
+        """The average, of that shape, in float32; where nothing was added, what was there before the
+        round."""
         ...
 
 
@@ -49,10 +52,14 @@ class WeightedMean:
         """Add one client's tensor; it may be overwritten afterwards.
 
         Raises:
-            ValueError: a weight that is no number of 0 or more; with NaN or a negative one the average would be of no meaning.
+            ValueError: a weight that is no number of 0 or more; with NaN or a negative one the average would
+                be of no meaning.
         """
         if not isinstance(weight, Real) or not 0 <= weight < math.inf:
-            raise ValueError(f"the weight of an update: expected a number of 0 or more, got {weight!r}; see Algorithm.weight")
+            raise ValueError(
+                f"the weight of an update: expected a number of 0 or more, got {weight!r}; see"
+                " Algorithm.weight"
+            )
         self._sum.add_(x, alpha=weight)
         self._weight += weight
 
@@ -62,17 +69,20 @@ class WeightedMean:
 
 
 class Updates:
-    """All updates of one tensor, and the rule that makes one of them. They count alike, as a client that lies may claim any weight.
+    """All updates of one tensor, and the rule that makes one of them. They count alike, as a client that lies
+    may claim any weight.
 
-    ``median`` and ``trimmed_mean`` take each element by itself: the middle one over the clients, or the mean without the ``attackers``
-    smallest and largest. Of ``krum`` see :func:`choose`, without which one update alone is its own result.
+    ``median`` and ``trimmed_mean`` take each element by itself: the middle one over the clients, or the mean
+    without the ``attackers`` smallest and largest. Of ``krum`` see :func:`choose`, without which one update
+    alone is its own result.
 
     Args:
         old: the tensor before the round, which stays where nothing is added.
         rule: ``median``, ``trimmed_mean`` or ``krum``.
         attackers: clients that may send anything.
 
-    Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definitions 1 and 2.
+    Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+        definitions 1 and 2.
     """
 
     def __init__(self, old: torch.Tensor, rule: str, attackers: int) -> None:
@@ -96,7 +106,8 @@ class Updates:
         if self._rule == "median":
             found = np.median(all_of_them, axis=0)
         else:
-            from scipy.stats import trim_mean  # its import costs as much as half of torch's, and most runs have no use for it
+            # its import costs as much as half of torch's, and most runs have no use for it
+            from scipy.stats import trim_mean
 
             # half a client more, so that rounding cuts off no fewer
             found = trim_mean(all_of_them, (self._attackers + 0.5) / len(all_of_them), axis=0)
@@ -145,7 +156,8 @@ def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str,
     for name, mean in averages.items():
         if not isinstance(mean, WeightedMean):
             raise TypeError(
-                f"the average of {name} is no weighted mean, so {rule} cannot replace it; the algorithm must say plain_means = False"
+                f"the average of {name} is no weighted mean, so {rule} cannot replace it; the algorithm must"
+                " say plain_means = False"
             )
         found[name] = Updates(mean.old, rule, attackers)
     return found
@@ -167,22 +179,27 @@ def check_rule(run: Run, arm: str, plain_means: bool, clients: int) -> None:
         return
     if not plain_means:
         raise UserError(
-            f"key 'run.aggregation': {run.aggregation} does not protect arm {arm!r}, which takes more than weighted means; "
-            "set 'mean', or see docs/security.md for what goes with it"
+            f"key 'run.aggregation': {run.aggregation} does not protect arm {arm!r}, which takes more than"
+            " weighted means; set 'mean', or see docs/security.md for what goes with it"
         )
-    needed = {"median": 3, "trimmed_mean": 2 * run.attackers + 1, "krum": 2 * run.attackers + 3}[run.aggregation]
+    needed = {"median": 3, "trimmed_mean": 2 * run.attackers + 1, "krum": 2 * run.attackers + 3}[
+        run.aggregation
+    ]
     fewest = math.ceil(run.quorum * math.ceil(run.participation * clients - 1e-9) - 1e-9)
     if fewest < needed:
         raise UserError(
-            f"key 'run.aggregation': {run.aggregation} against {run.attackers or 1} of them needs {needed} updates in every round, "
-            f"and quorum and participation let {fewest} of {clients} clients be enough; raise them, or lower 'run.attackers'"
+            f"key 'run.aggregation': {run.aggregation} against {run.attackers or 1} of them needs {needed}"
+            f" updates in every round, and quorum and participation let {fewest} of {clients} clients be"
+            " enough; raise them, or lower 'run.attackers'"
         )
 
 
 def choose(averages: Mapping[str, Mean], attackers: int) -> None:
-    """Krum: have all tensors take the update of one client, the one that is nearest to its n - attackers - 2 nearest others.
+    """Krum: have all tensors take the update of one client, the one that is nearest to its n - attackers - 2
+    nearest others.
 
-    Distances are over all tensors that every client of the round has sent; one that belongs to a client alone stays its own.
+    Distances are over all tensors that every client of the round has sent; one that belongs to a client alone
+    stays its own.
 
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
     """
@@ -214,7 +231,8 @@ def refusal(reply: Reply, message: Message, max_norm: float, largest: float = LA
     Args:
         reply: the client's reply to a message to train.
         message: what the client was sent.
-        max_norm: bound on the L2 distance between what was sent and what came back under the same name; 0: none.
+        max_norm: bound on the L2 distance between what was sent and what came back under the same name; 0:
+            none.
         largest: bound on the absolute value of an element.
     """
     if reply.error is not None:

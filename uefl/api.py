@@ -1,4 +1,5 @@
-"""The Python interface: train, resume and load runs; their metrics as a table, their models to predict with."""
+"""The Python interface: train, resume and load runs; their metrics as a table, their models to predict
+with."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from .run import Observer
 
 Network = nn.Module | Callable[[], nn.Module]
-"""A module, whose weights are those to begin with; or a function that makes a new one, with weights from torch's generator."""
+"""A module, whose weights are those to begin with; or a function that makes a new one, with weights from
+torch's generator."""
 
 
 class Run:
@@ -56,7 +58,8 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """By arm, the outcome: accuracy, entropy, the clients at the last round, bytes; as in summary.json."""
+        """By arm, the outcome: accuracy, entropy, the clients at the last round, bytes; as in
+        summary.json."""
         return self._read.arms
 
     @property
@@ -73,10 +76,13 @@ class Run:
 
     @property
     def left_out(self) -> pandas.DataFrame:
-        """A row per answer of a client that was left out: ``arm``, ``iteration``, ``round``, ``client``, and why, ``left_out``."""
+        """A row per answer of a client that was left out: ``arm``, ``iteration``, ``round``, ``client``, and
+        why, ``left_out``."""
         import pandas
 
-        table = pandas.DataFrame(self._read.left_out, columns=["arm", "iteration", "round", "client", "left_out"])
+        table = pandas.DataFrame(
+            self._read.left_out, columns=["arm", "iteration", "round", "client", "left_out"]
+        )
         table["round"] += 1
         return table
 
@@ -84,7 +90,8 @@ class Run:
         """The trained model of an arm; without a name, of the only one.
 
         Raises:
-            UserError: no such arm, or several, or none that has ended; a network that was given in Python, and is not there.
+            UserError: no such arm, or several, or none that has ended; a network that was given in Python,
+                and is not there.
         """
         if arm is None:
             return saved.load(self.path, self._network)
@@ -92,7 +99,9 @@ class Run:
             raise UserError(f"no arm {arm!r} in {self.path}; it has {', '.join(self.config.arms)}")
         file = self.path / f"model-{arm}.safetensors"
         if not file.exists():
-            raise UserError(f"{file} is not there: arm {arm!r} has not ended; go on with uefl.resume({str(self.path)!r})")
+            raise UserError(
+                f"{file} is not there: arm {arm!r} has not ended; go on with uefl.resume({str(self.path)!r})"
+            )
         return saved.load(file, self._network)
 
 
@@ -113,35 +122,40 @@ def train(
 ) -> Run:
     """Run every arm of a configuration into a new folder.
 
-    The result does not depend on contexts and settings of the caller, such as autocast, ``no_grad`` or a default dtype, and they are as
-    before afterwards. Runs in several threads of a process take turns.
+    The result does not depend on contexts and settings of the caller, such as autocast, ``no_grad`` or a
+    default dtype, and they are as before afterwards. Runs in several threads of a process take turns.
 
     Args:
         source: name of a preset, path of a .toml file, sections as a mapping, or a checked configuration.
         out: the run folder.
-        clients: your own data by the name of each client, ``(train, test)`` as :func:`uefl.data.from_arrays` takes them: pairs of images
-            and labels as arrays or tensors, or torch ``Dataset`` s; they take the place of the data that ``source`` names. A number is
+        clients: your own data by the name of each client, ``(train, test)`` as :func:`uefl.data.from_arrays`
+            takes them: pairs of images and labels as arrays or tensors, or torch ``Dataset`` s; they take the
+                place of the data that ``source`` names. A number is
             the key ``data.clients``.
-        model: your own network from images ``[B, C, H, W]``, normalised, to logits ``[B, classes]``: a module, copied with its weights
-            for every arm, or a function that makes a new one. It takes the place of the section ``[model]`` of a preset; where your own
-            file, mapping or keys have such a section too, that is refused. For an arm with a codebook it has a method ``tokens(images)`` to
-            ``[B, T, D]`` and a module ``head`` from such tensors to logits; the quantiser stands between the two. A mapping is the section
-            ``[model]``.
-        arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names. None: those of ``source``.
+        model: your own network from images ``[B, C, H, W]``, normalised, to logits ``[B, classes]``: a
+            module, copied with its weights for every arm, or a function that makes a new one. It takes the
+            place of the section ``[model]`` of a preset; where your own file, mapping or keys have such a
+            section too, that is refused. For an arm with a codebook it has a method ``tokens(images)`` to
+            ``[B, T, D]`` and a module ``head`` from such tensors to logits; the quantiser stands between the
+            two. A mapping is the section ``[model]``.
+        arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names.
+            None: those of ``source``.
         federation: clients in the place of those that ``source`` names, as :func:`uefl.data.build` and
             :func:`uefl.data.from_arrays` return them; not together with ``clients``.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         observer: is told how the run goes; None: the logger ``uefl``, at level INFO.
-        engine: ``local``, all clients in this process; ``distributed``, dealt over processes of this machine; ``flower``, each in a
-            process of its own on this machine; ``ray``, in Flower's simulation; or :class:`uefl.Distributed`, :class:`uefl.Flower`, which
-            may name a SuperLink, or :class:`uefl.Ray`. What is given in Python stays in this process, so clients, networks, federations and
-            algorithms that no package registers are refused with all but the first.
+        engine: ``local``, all clients in this process; ``distributed``, dealt over processes of this machine;
+            ``flower``, each in a process of its own on this machine; ``ray``, in Flower's simulation; or
+            :class:`uefl.Distributed`, :class:`uefl.Flower`, which may name a SuperLink, or :class:`uefl.Ray`.
+            What is given in Python stays in this process, so clients, networks, federations and algorithms
+            that no package registers are refused with all but the first.
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
 
     Raises:
         UserError: the run cannot be made as it was asked for; nothing was written.
-        RunError: the run ended early, e.g. because the model diverged; ``uefl.load(out)`` reads the rounds until then.
+        RunError: the run ended early, e.g. because the model diverged; ``uefl.load(out)`` reads the rounds
+            until then.
     """
     if isinstance(clients, int):
         overrides["clients"] = clients
@@ -160,12 +174,20 @@ def train(
             **overrides,
         )
     else:
-        raise UserError(f"expected the name of a preset, the path of a .toml file or a mapping of sections, got {type(source).__name__}")
+        raise UserError(
+            "expected the name of a preset, the path of a .toml file or a mapping of sections, got"
+            f" {type(source).__name__}"
+        )
     preset = str(source) if isinstance(source, (str, Path)) else "python"
     if network is not None:
         if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
-            raise UserError("model: the members of an ensemble begin with different weights; give a function that makes the module")
-        if cfg.model.encoder != "given" and not (isinstance(source, Config) and cfg.model == Model.model_validate({})):
+            raise UserError(
+                "model: the members of an ensemble begin with different weights; give a function that makes"
+                " the module"
+            )
+        if cfg.model.encoder != "given" and not (
+            isinstance(source, Config) and cfg.model == Model.model_validate({})
+        ):
             named = f"the section [model] names the encoder {cfg.model.encoder!r}"
             raise UserError(f"model: a network is given and {named}; leave out one of them")
         cfg = replace(cfg, model=Model.model_validate({"encoder": "given"}))
@@ -176,7 +198,12 @@ def train(
     observer = observer or Logged()
     given_here = {"clients or federation": federation, "model": network}
     with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
-        keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer, "deployment": deployment}
+        keys: dict[str, Any] = {
+            "device": device,
+            "data_root": _path(data_root),
+            "observer": observer,
+            "deployment": deployment,
+        }
         runs.train(cfg, preset=preset, out=Path(out), federation=federation, network=network, **keys)
     return Run(out, model=network)
 
@@ -197,19 +224,22 @@ def resume(
 ) -> Run:
     """Go on with the run in a folder. The result is the same, bit for bit, as without the interruption.
 
-    With ``more_rounds`` a finished run trains as many further rounds in its last iteration. The result is that of a run that had these
-    rounds from the start.
+    With ``more_rounds`` a finished run trains as many further rounds in its last iteration. The result is
+    that of a run that had these rounds from the start.
 
-    The arguments are those of :func:`train`. What was given to it as an object is given again: the clients, the network, and, in a new
-    process, the algorithms that no package registers. The run refuses clients and networks that are others than before.
+    The arguments are those of :func:`train`. What was given to it as an object is given again: the clients,
+    the network, and, in a new process, the algorithms that no package registers. The run refuses clients and
+    networks that are others than before.
 
     Raises:
-        UserError: no run to go on with, another version's, or other objects than before. RunError: the run cannot go on honestly.
+        UserError: no run to go on with, another version's, or other objects than before. RunError: the run
+            cannot go on honestly.
     """
     for name, arm in (arms or {}).items():
         if not isinstance(arm, Algorithm):
             raise UserError(
-                f"arm {name!r}: expected an instance of uefl.Algorithm, got {type(arm).__name__}; parameters are in config.toml"
+                f"arm {name!r}: expected an instance of uefl.Algorithm, got {type(arm).__name__}; parameters"
+                " are in config.toml"
             )
         _table(name, arm)
     out = Path(out)
@@ -220,7 +250,12 @@ def resume(
     observer = observer or Logged()
     given_here = {"clients or federation": federation, "model": network}
     with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
-        keys: dict[str, Any] = {"device": device, "data_root": _path(data_root), "observer": observer, "deployment": deployment}
+        keys: dict[str, Any] = {
+            "device": device,
+            "data_root": _path(data_root),
+            "observer": observer,
+            "deployment": deployment,
+        }
         runs.resume(out, federation=federation, network=network, more_rounds=more_rounds, **keys)
     return Run(out, model=network)
 
@@ -246,7 +281,9 @@ class Logged:
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """The run begins."""
-        self._logger.info("%s: %s over %s", ", ".join(arms), report.count(rounds, "round"), report.count(clients, "client"))
+        self._logger.info(
+            "%s: %s over %s", ", ".join(arms), report.count(rounds, "round"), report.count(clients, "client")
+        )
 
     def arm(self, name: str, done_rounds: int) -> None:
         """An arm begins, or goes on."""
@@ -264,7 +301,12 @@ class Logged:
 
 
 def _deployment(
-    engine: str | Choice, out: str | Path, device: str, observer: Observer, given_here: Mapping[str, Any], cfg: Config | None
+    engine: str | Choice,
+    out: str | Path,
+    device: str,
+    observer: Observer,
+    given_here: Mapping[str, Any],
+    cfg: Config | None,
 ) -> AbstractContextManager[runs.Deployment | None]:
     """Where the clients are; None within: in this process.
 
@@ -285,14 +327,23 @@ def _deployment(
     if isinstance(engine, str) and engine in CHOICES:
         engine = CHOICES[engine]()
     if not isinstance(engine, Choice):
-        names, classes = ", ".join(map(repr, ("local", *CHOICES))), ", ".join(f"uefl.{kind.__name__}(...)" for kind in CHOICES.values())
+        names, classes = (
+            ", ".join(map(repr, ("local", *CHOICES))),
+            ", ".join(f"uefl.{kind.__name__}(...)" for kind in CHOICES.values()),
+        )
         raise UserError(f"engine: expected {names}, or one of {classes}; got {engine!r}")
     for name, value in given_here.items():
         if value is not None:
-            raise UserError(f"{name}: given in Python it stays in this process; name it in the configuration, or leave out engine")
+            raise UserError(
+                f"{name}: given in Python it stays in this process; name it in the configuration, or leave"
+                " out engine"
+            )
     for name, arm in (cfg.arms if cfg is not None else {}).items():
         if not known_elsewhere(arm.algorithm):
-            raise UserError(f"arm {name!r}: {arm.algorithm} is known to this process alone; install it as a package, or leave out engine")
+            raise UserError(
+                f"arm {name!r}: {arm.algorithm} is known to this process alone; install it as a package, or"
+                " leave out engine"
+            )
     return engine.deployment(device, observer.notice, f"uefl.resume({str(out)!r}, engine={named})")
 
 
@@ -307,12 +358,15 @@ def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Fed
     if federation is not None:
         raise UserError("give clients or a federation, not both")
     if not isinstance(clients, Mapping):
-        raise UserError(f"clients: expected a dict of name: (train, test), or a number; got {type(clients).__name__}")
+        raise UserError(
+            f"clients: expected a dict of name: (train, test), or a number; got {type(clients).__name__}"
+        )
     return from_arrays(clients, data=cfg.data, seed=cfg.run.seed)
 
 
 def _tables(arms: Mapping[str, Any] | Sequence[str]) -> Any:
-    """Instances of algorithms as the tables that stand for them in a configuration; their classes become known by name."""
+    """Instances of algorithms as the tables that stand for them in a configuration; their classes become
+    known by name."""
     if not isinstance(arms, Mapping):
         return [arms] if isinstance(arms, str) else list(arms)
     return {name: _table(name, arm) for name, arm in arms.items()}
@@ -322,13 +376,17 @@ def _table(arm: str, algorithm: Any) -> dict[str, Any]:
     if isinstance(algorithm, Mapping):
         return dict(algorithm)
     if not isinstance(algorithm, Algorithm):
-        what = "the class; make an instance of it" if isinstance(algorithm, type) else type(algorithm).__name__
-        raise UserError(f"arm {arm!r}: expected an instance of uefl.Algorithm or a dict of parameters, got {what}")
+        what = (
+            "the class; make an instance of it" if isinstance(algorithm, type) else type(algorithm).__name__
+        )
+        raise UserError(
+            f"arm {arm!r}: expected an instance of uefl.Algorithm or a dict of parameters, got {what}"
+        )
     beside = sorted(vars(algorithm).keys() - {"parameters", "context"})
     if beside:
         raise UserError(
-            f"arm {arm!r}: {beside[0]!r} of {type(algorithm).__name__} is no parameter, and would be lost with this process; "
-            f"make it a field of its class Parameters"
+            f"arm {arm!r}: {beside[0]!r} of {type(algorithm).__name__} is no parameter, and would be lost"
+            " with this process; make it a field of its class Parameters"
         )
     names = {kind: name for name, kind in registry().items()}
     if type(algorithm) not in names:
@@ -336,4 +394,7 @@ def _table(arm: str, algorithm: Any) -> dict[str, Any]:
             register(arm, type(algorithm))
         except ValueError as error:
             raise UserError(f"arm {arm!r}: another algorithm has its name ({error})") from None
-    return {"algorithm": names.get(type(algorithm), arm), **json.loads(algorithm.parameters.model_dump_json())}
+    return {
+        "algorithm": names.get(type(algorithm), arm),
+        **json.loads(algorithm.parameters.model_dump_json()),
+    }

@@ -1,7 +1,8 @@
-"""The checkpoint of a run: tensors in safetensors, everything else in JSON, both replaced at once or not at all.
+"""The checkpoint of a run: tensors in safetensors, everything else in JSON, both replaced at once or not at
+all.
 
-``checkpoint.json`` names the tensor file that belongs to it, and is renamed into place last: a run killed at any moment
-leaves the previous pair or the new one.
+``checkpoint.json`` names the tensor file that belongs to it, and is renamed into place last: a run killed at
+any moment leaves the previous pair or the new one.
 """
 
 from __future__ import annotations
@@ -52,16 +53,23 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
     index = _read_index(directory)
     path = directory / index["tensors"]
     if not path.exists():
-        raise UserError(f"{directory / _INDEX} names {path.name}, which is missing; restore it, or start again in another folder")
+        raise UserError(
+            f"{directory / _INDEX} names {path.name}, which is missing; restore it, or start again in another"
+            " folder"
+        )
     if _digest(path) != index["sha256"]:
-        raise UserError(f"{path} is truncated or altered (its checksum does not match); start again in another folder")
+        raise UserError(
+            f"{path} is truncated or altered (its checksum does not match); start again in another folder"
+        )
     try:
         return load_file(path), index["state"]
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
-def save_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None
+) -> None:
     """Write a safetensors file whole or not at all.
 
     Raises:
@@ -81,7 +89,8 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
 
     Args:
         path: of the file.
-        parts: gone through twice, once for names and shapes, once for the values; it must give the same both times.
+        parts: gone through twice, once for names and shapes, once for the values; it must give the same both
+            times.
         metadata: of the file.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -89,7 +98,8 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
         found |= _taken_apart(part)[0]
     end = 0
     layout: dict[str, Any] = {"__metadata__": metadata}
-    for name in sorted(found, key=lambda name: (-_item_size(found[name]), name)):  # so each begins at a multiple of its own item
+    # so each begins at a multiple of its own item
+    for name in sorted(found, key=lambda name: (-_item_size(found[name]), name)):
         start, stop = found[name]["data_offsets"]
         layout[name] = found[name] | {"data_offsets": [end, end + stop - start]}
         end += stop - start
@@ -107,7 +117,8 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
 
 
 def _taken_apart(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
-    """What safetensors writes of tensors: dtype, shape and place of each, and the bytes that these places are in."""
+    """What safetensors writes of tensors: dtype, shape and place of each, and the bytes that these places are
+    in."""
     whole = memoryview(save_bytes(_copies(tensors)))
     begin = 8 + int.from_bytes(whole[:8], "little")
     header: dict[str, dict[str, Any]] = json.loads(bytes(whole[8:begin]))
@@ -121,7 +132,9 @@ def _item_size(about: dict[str, Any]) -> int:
 
 def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """On the CPU; safetensors refuses tensors that share memory."""
-    return {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    return {
+        name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
+    }
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -150,7 +163,10 @@ def _read_index(directory: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is truncated or no checkpoint; start again in another folder") from None
     if schema != SCHEMA:
-        raise UserError(f"{path} has schema {schema}, this version of uefl reads schema {SCHEMA}; resume with the version that wrote it")
+        raise UserError(
+            f"{path} has schema {schema}, this version of uefl reads schema {SCHEMA}; resume with the version"
+            " that wrote it"
+        )
     if not {"tensors", "sha256", "state"} <= set(index):
         raise UserError(f"{path} is incomplete; start again in another folder")
     return dict(index)
@@ -165,7 +181,9 @@ def _umask() -> int:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return (
-            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read()).hexdigest()
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else hashlib.sha256(file.read()).hexdigest()
         )
 
 

@@ -1,4 +1,5 @@
-"""The command line. Errors of the user are one line and exit code 2, a run that could not finish honestly is exit code 1.
+"""The command line. Errors of the user are one line and exit code 2, a run that could not finish honestly is
+exit code 1.
 
 torch, and all that imports it, is imported inside the commands: help and mistakes answer at once.
 """
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
     from .report.tables import Table
     from .run import Deployment
 
-_GROUPS = {"start": "to start with", "codebooks": "the published tables of UEFL", "sets": "those of FedUL", "own": "your own data"}
+_GROUPS = {
+    "start": "to start with",
+    "codebooks": "the published tables of UEFL",
+    "sets": "those of FedUL",
+    "own": "your own data",
+}
 _TERMINATED = 128 + signal.SIGTERM
 _NOBODY_READS = 128 + signal.SIGPIPE
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
@@ -36,7 +42,8 @@ _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring 
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
-    """What a user can put right, as one line and an exit code: the errors of the package, of a command line, of files."""
+    """What a user can put right, as one line and an exit code: the errors of the package, of a command line,
+    of files."""
     try:
         yield
     except _UsageError as error:
@@ -72,7 +79,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Federated learning: extensible codebooks (UEFL), its comparators, and learning from unlabeled sets (FedUL).",
+    help=(
+        "Federated learning: extensible codebooks (UEFL), its comparators, and learning from unlabeled sets"
+        " (FedUL)."
+    ),
 )
 
 
@@ -89,13 +99,20 @@ class _Device(StrEnum):
     cuda = "cuda"
 
 
-_DataRoot = Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")]
+_DataRoot = Annotated[
+    Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")
+]
 _RootCertificates = Annotated[
-    Path | None, typer.Option(help="Flower: PEM file of those who vouch for the SuperLink; default: the system's.")
+    Path | None,
+    typer.Option(help="Flower: PEM file of those who vouch for the SuperLink; default: the system's."),
 ]
 _Insecure = Annotated[bool, typer.Option("--insecure", help="Flower: without TLS, also to another machine.")]
-_Strict = Annotated[bool, typer.Option("--strict", help="Flower: refuse keys and secrets that other users may read.")]
-_Wait = Annotated[float, typer.Option(min=0, help="Flower: seconds to wait for the SuperLink, and for the silos.")]
+_Strict = Annotated[
+    bool, typer.Option("--strict", help="Flower: refuse keys and secrets that other users may read.")
+]
+_Wait = Annotated[
+    float, typer.Option(min=0, help="Flower: seconds to wait for the SuperLink, and for the silos.")
+]
 
 
 def main() -> None:
@@ -122,7 +139,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     pass
 
@@ -132,12 +151,22 @@ def train(
     source: Annotated[str | None, typer.Argument(metavar="PRESET|CONFIG.toml", show_default=False)] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change SECTION.key, arms.NAME.key, or a bare key; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change SECTION.key, arms.NAME.key, or a bare key; may be repeated.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     more_rounds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --resume: train a finished run for N further rounds.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --resume: train a finished run for N further rounds.",
+            show_default=False,
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
@@ -145,11 +174,18 @@ def train(
     engine: Annotated[
         _Engine,
         typer.Option(
-            help="Clients in this process; dealt over workers; each in a process of its own, over Flower; in Flower's simulation."
+            help=(
+                "Clients in this process; dealt over workers; each in a process of its own, over Flower; in"
+                " Flower's simulation."
+            )
         ),
     ] = _Engine.local,
-    workers: Annotated[int | None, typer.Option(min=1, help="Distributed, ray: processes; default: one per GPU, or core.")] = None,
-    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Distributed, ray: processes; default: one per GPU, or core.")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")
+    ] = None,
     silos: Annotated[int | None, typer.Option(min=1, help="Flower: how many silos take part.")] = None,
     root_certificates: _RootCertificates = None,
     secret: Annotated[Path | None, typer.Option(help="Flower: file of the SuperLink's secret.")] = None,
@@ -161,17 +197,27 @@ def train(
     options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
     options |= {"secret": secret, "insecure": insecure, "strict": strict}
     if engine is not _Engine.flower and any(options.values()):
-        raise UserError("--superlink, --silos, --root-certificates, --secret, --insecure and --strict are for --engine flower")
+        raise UserError(
+            "--superlink, --silos, --root-certificates, --secret, --insecure and --strict are for --engine"
+            " flower"
+        )
     if engine in (_Engine.local, _Engine.flower) and workers is not None:
         raise UserError("--workers is for --engine distributed and --engine ray")
     if more_rounds is not None and resume is None:
-        raise UserError("--more-rounds trains a finished run further: uefl train --resume DIR --more-rounds N")
+        raise UserError(
+            "--more-rounds trains a finished run further: uefl train --resume DIR --more-rounds N"
+        )
     if resume is not None:
         if source is not None or settings or seed is not None or out is not None:
-            raise UserError("--resume goes on with a run as it was configured; leave out the preset, --set, --seed and --out")
+            raise UserError(
+                "--resume goes on with a run as it was configured; leave out the preset, --set, --seed and"
+                " --out"
+            )
         folder = resume
     elif source is None:
-        raise UserError("name a preset (see `uefl presets`) or a .toml file, or go on with a run: --resume DIR")
+        raise UserError(
+            "name a preset (see `uefl presets`) or a .toml file, or go on with a run: --resume DIR"
+        )
     else:
         seeded: dict[str, Any] = {} if seed is None else {"run": {"seed": seed}}
         cfg = config.load(source, settings, **seeded)
@@ -180,7 +226,11 @@ def train(
     options = options if engine is _Engine.flower else {"workers": workers}
     again = [f" --data-root {data_root}"] if data_root else []
     again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
-    again += [f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items() if value]
+    again += [
+        f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for name, value in options.items()
+        if value
+    ]
     go_on = f"uefl train --resume {folder}{''.join(again)}"
     options |= {"wait": wait} if engine is _Engine.flower else {}
     console = _console()
@@ -192,8 +242,16 @@ def train(
 
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with watch(console) as observer, _deployment(engine, options, device.value, observer.notice, go_on) as deployment:
-            keys: dict[str, Any] = {"device": device.value, "data_root": data_root, "observer": observer, "deployment": deployment}
+        with (
+            watch(console) as observer,
+            _deployment(engine, options, device.value, observer.notice, go_on) as deployment,
+        ):
+            keys: dict[str, Any] = {
+                "device": device.value,
+                "data_root": data_root,
+                "observer": observer,
+                "deployment": deployment,
+            }
             if resume is not None:
                 keys |= {} if more_rounds is None else {"more_rounds": more_rounds}
                 resume_run(folder, **keys)
@@ -201,7 +259,10 @@ def train(
                 train_run(cfg, preset=str(source), out=folder, **keys)
         run = report.read_run(folder)
         _show(console, *report.tables(run))
-        typer.echo(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
+        typer.echo(
+            f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures:"
+            f" {folder / 'plots'}"
+        )
     except (KeyboardInterrupt, BrokenPipeError) as end:
         raise _ended(end, folder, go_on) from None
     except OSError as error:  # a full disk
@@ -211,10 +272,15 @@ def train(
         raise RunError(f"{error.strerror or error} while {place} was written; go on with: {go_on}") from None
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
-        raise RunError(f"{left_out} answers of clients were left out of the averages (see the notices above and report.md)")
+        raise RunError(
+            f"{left_out} answers of clients were left out of the averages (see the notices above and"
+            " report.md)"
+        )
 
 
-def _deployment(engine: _Engine, options: dict[str, Any], *asked: Any) -> AbstractContextManager[Deployment | None]:
+def _deployment(
+    engine: _Engine, options: dict[str, Any], *asked: Any
+) -> AbstractContextManager[Deployment | None]:
     if engine is _Engine.local:
         return nullcontext()
     from .deploy.choices import CHOICES
@@ -222,32 +288,62 @@ def _deployment(engine: _Engine, options: dict[str, Any], *asked: Any) -> Abstra
     return CHOICES[engine.value](**options).deployment(*asked)
 
 
-_Arm = Annotated[str | None, typer.Option(metavar="ARM", help="Whose model; needed where the run has several.", show_default=False)]
+_Arm = Annotated[
+    str | None,
+    typer.Option(metavar="ARM", help="Whose model; needed where the run has several.", show_default=False),
+]
 _Client = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Whose part of the model; default: a site that was not trained on.", show_default=False),
+    typer.Option(
+        metavar="NAME",
+        help="Whose part of the model; default: a site that was not trained on.",
+        show_default=False,
+    ),
 ]
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False)],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, and folders of them.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False
+        ),
+    ],
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGES...", help="Image files, and folders of them.", show_default=False),
+    ],
     arm: _Arm = None,
     client: _Client = None,
-    passes: Annotated[int | None, typer.Option(min=1, help="Draws with dropout on; default: as in the run.", show_default=False)] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write CSV; - is the output.", show_default=False)] = None,
+    passes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draws with dropout on; default: as in the run.", show_default=False),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write CSV; - is the output.", show_default=False)
+    ] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
 ) -> None:
-    """Predict classes of images with their uncertainty; images are read and resized as the model takes them."""
+    """Predict classes of images with their uncertainty; images are read and resized as the model takes
+    them."""
     from rich.progress import track
 
     from . import predict as predictions
     from .run import chosen_device
 
-    predictor = predictions.Predictor(_model(run, arm).to(chosen_device(device.value)), images, client, passes)
+    predictor = predictions.Predictor(
+        _model(run, arm).to(chosen_device(device.value)), images, client, passes
+    )
     errors = Console(stderr=True)
-    rows = track(predictor.rows(), "predicting", predictor.count, console=errors, transient=True, disable=not errors.is_terminal)
+    rows = track(
+        predictor.rows(),
+        "predicting",
+        predictor.count,
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
     if csv is None:
         _show(_console(), predictions.table(list(rows)))
     elif str(csv) == "-":
@@ -261,14 +357,25 @@ def predict(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False
+        ),
+    ],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help=".safetensors: state dict; .pt2: torch.export; .onnx: ONNX.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help=".safetensors: state dict; .pt2: torch.export; .onnx: ONNX.",
+            show_default=False,
+        ),
     ],
     arm: _Arm = None,
     client: _Client = None,
 ) -> None:
-    """Write a trained model as a plain module: from images, float32 on the scale 0 to 255, to probabilities."""
+    """Write a trained model as a plain module: from images, float32 on the scale 0 to 255, to
+    probabilities."""
     from . import export as exporting
 
     exporting.write(_model(run, arm), file, client)
@@ -277,7 +384,9 @@ def export(
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="DATASET...", help="Such as mnist cifar100.", show_default=False)],
+    names: Annotated[
+        list[str], typer.Argument(metavar="DATASET...", help="Such as mnist cifar100.", show_default=False)
+    ],
     data_root: _DataRoot = None,
 ) -> None:
     """Download published data sets through torchvision into the data root."""
@@ -300,27 +409,50 @@ def _model(run: Path, arm: str | None) -> SavedModel:
 
 @app.command()
 def silo(
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink to join.", show_default=False)],
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The SuperLink to join.", show_default=False)
+    ],
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients.",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of this silo; default: the name of the folder.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")
+    ] = None,
     root_certificates: _RootCertificates = None,
     insecure: _Insecure = False,
     strict: _Strict = False,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
     wait: _Wait = 600.0,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Privacy: refuse runs without privacy = 'local', or with less noise than this.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Privacy: refuse runs without privacy = 'local', or with less noise than this.",
+            show_default=False,
+        ),
     ] = None,
     delta: Annotated[float, typer.Option(help="Privacy: what this silo's own epsilon is told for.")] = 1e-5,
-    max_epsilon: Annotated[float, typer.Option(help="Privacy: send no update that spends more, over all runs; 0: no bound.")] = 0.0,
-    spent: Annotated[Path | None, typer.Option(help="Privacy: file that counts the updates; default: beside the data.")] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Answer runs of these algorithms alone.", show_default="all that are installed")
+    max_epsilon: Annotated[
+        float, typer.Option(help="Privacy: send no update that spends more, over all runs; 0: no bound.")
+    ] = 0.0,
+    spent: Annotated[
+        Path | None, typer.Option(help="Privacy: file that counts the updates; default: beside the data.")
     ] = None,
-    state: Annotated[Path | None, typer.Option(metavar="DIR", help="What this silo keeps of its own; default: DATA.silo.")] = None,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Answer runs of these algorithms alone.",
+            show_default="all that are installed",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What this silo keeps of its own; default: DATA.silo.")
+    ] = None,
     simulate: Annotated[str | None, typer.Option(hidden=True)] = None,
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -359,8 +491,13 @@ def _write_to_nobody() -> None:
 
 @app.command()
 def chaos(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Some of them; default: all.", show_default=False)] = None,
-    table: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the table into this file, as Markdown.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Some of them; default: all.", show_default=False),
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write the table into this file, as Markdown.")
+    ] = None,
 ) -> None:
     """Break a federation over Flower on this machine in many ways, and print what became of each run."""
     from .deploy.command import play_all
@@ -392,21 +529,33 @@ class _Scale(StrEnum):
 @app.command()
 def suite(
     name: Annotated[str | None, typer.Argument(metavar="[NAME|SUITE.toml]", show_default=False)] = None,
-    scale: Annotated[_Scale, typer.Option(help="cpu: smaller, for two cores; paper: its own size, for a GPU.")] = _Scale.cpu,
+    scale: Annotated[
+        _Scale, typer.Option(help="cpu: smaller, for two cores; paper: its own size, for a GPU.")
+    ] = _Scale.cpu,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: cpu, as many as cores; paper, one.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Runs at a time; 0: cpu, as many as cores; paper, one.")
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the suite; default: runs/NAME-SCALE.")] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
-    data_root: Annotated[Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")
+    ] = None,
 ) -> None:
-    """Run every arm of a suite with several seeds, and report; without a name, list those of the papers. Called again, it goes on."""
+    """Run every arm of a suite with several seeds, and report; without a name, list those of the papers.
+    Called again, it goes on."""
     if name is None:
         from .report.tables import Table
         from .suites.suite import suites
 
         if not suites():
-            raise UserError("no suites here: give the path of a .toml file; those of the papers lie in reproduction/ of the repository")
-        _console().print(Table("suites", ["name", "what it runs"], list(map(list, suites().items())), numeric=False).rich())
+            raise UserError(
+                "no suites here: give the path of a .toml file; those of the papers lie in reproduction/ of"
+                " the repository"
+            )
+        _console().print(
+            Table("suites", ["name", "what it runs"], list(map(list, suites().items())), numeric=False).rich()
+        )
         return
     from .suites.command import run
     from .suites.suite import called
@@ -415,7 +564,16 @@ def suite(
     folder = out or Path("runs") / f"{Path(name).stem}-{scale.value}"
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        run(name, scale=scale.value, seeds=seeds, jobs=jobs, out=folder, device=device.value, data_root=data_root, console=_console())
+        run(
+            name,
+            scale=scale.value,
+            seeds=seeds,
+            jobs=jobs,
+            out=folder,
+            device=device.value,
+            data_root=data_root,
+            console=_console(),
+        )
     except KeyboardInterrupt as end:
         typer.echo("interrupted; the same command goes on", err=True)
         raise typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130) from None
@@ -424,14 +582,18 @@ def suite(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    against: Annotated[str | None, typer.Option(metavar="ARM", help="The arm to compare with; default: the first.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="ARM", help="The arm to compare with; default: the first.")
+    ] = None,
 ) -> None:
-    """Write pictures, report.md and report.html of runs anew and print their tables; for several, mean and deviation over them."""
+    """Write pictures, report.md and report.html of runs anew and print their tables; for several, mean and
+    deviation over them."""
     from . import report as reports
 
     files = [path for path in runs if path.is_file()]  # `suite` writes the log of a run beside its folder
     runs = [path for path in runs if path not in files] or runs
-    once = list({folder.resolve(): folder for folder in runs}.values())  # a run named twice would count twice in the mean
+    # a run named twice would count twice in the mean
+    once = list({folder.resolve(): folder for folder in runs}.values())
     read = [_written(folder) for folder in once]
     if against is not None and not any(against in run.arms for run in read):
         arms = dict.fromkeys(arm for run in read for arm in run.arms)
@@ -468,14 +630,18 @@ def report(
 
 
 def _written(folder: Path) -> Run:
-    """The run in a folder, with its report written anew; tables are shown also where the folder cannot be written to."""
+    """The run in a folder, with its report written anew; tables are shown also where the folder cannot be
+    written to."""
     from . import report as reports
 
     try:
         return reports.write_report(folder)
     except OSError as error:
         run = reports.read_run(folder)
-        typer.echo(f"note: pictures and pages are not written: {error.filename or folder}: {error.strerror}", err=True)
+        typer.echo(
+            f"note: pictures and pages are not written: {error.filename or folder}: {error.strerror}",
+            err=True,
+        )
         return run
 
 

@@ -1,8 +1,10 @@
 """Neural collapse: how near features and the last layer are to where training beyond zero error takes them.
 
-Source: Papyan, Han and Donoho 2020, "Prevalence of Neural Collapse during the Terminal Phase of Deep Learning Training" (PNAS).
+Source: Papyan, Han and Donoho 2020, "Prevalence of Neural Collapse during the Terminal Phase of Deep Learning
+Training" (PNAS).
 
-Features may lie in several places: add up the :func:`class_sums` of all, then the :func:`spread` of each about the common means.
+Features may lie in several places: add up the :func:`class_sums` of all, then the :func:`spread` of each
+about the common means.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import torch
 
 
 class Collapse(NamedTuple):
-    """All are 0 for features that are vertices of a simplex equiangular tight frame, one for each class, and equal to the last layer."""
+    """All are 0 for features that are vertices of a simplex equiangular tight frame, one for each class, and
+    equal to the last layer."""
 
     nc1: float
     """tr(S_W S_B^+) / C, the spread within classes in units of that between them"""
@@ -24,7 +27,8 @@ class Collapse(NamedTuple):
     nc2b: float
     """mean over pairs of classes of |cos + 1 / (C - 1)|, of the class means less the mean of them all"""
     nc3: float
-    """squared distance of the last layer and the class means, less the mean of them all, each at Frobenius norm 1"""
+    """squared distance of the last layer and the class means, less the mean of them all, each at Frobenius
+    norm 1"""
     nc4: float
     """share of images that the network does not put into the class with the nearest mean"""
 
@@ -48,7 +52,9 @@ class ClassSums(NamedTuple):
         return self.sums[self.present] / self.counts[self.present, None]
 
 
-def neural_collapse(features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Collapse:
+def neural_collapse(
+    features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> Collapse:
     """The metrics of features, evaluated in float64; classes without images take no part.
 
     Args:
@@ -73,9 +79,14 @@ def class_sums(features: torch.Tensor, labels: torch.Tensor, classes: int) -> Cl
 
 
 def spread(
-    total: ClassSums, features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    total: ClassSums,
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the sums over ``features [N, D]`` behind the means NC1 and NC4, ``[2]`` float64. Arguments as in :func:`neural_collapse`.
+    """Return the sums over ``features [N, D]`` behind the means NC1 and NC4, ``[2]`` float64. Arguments as in
+    :func:`neural_collapse`.
 
     With M^+ the pseudo-inverse of the centred class means, tr(S_W S_B^+) / C is the mean of |(h - mean of its class) M^+|^2.
     """
@@ -94,7 +105,14 @@ def geometry(total: ClassSums, weight: torch.Tensor) -> torch.Tensor:
     unit = torch.nn.functional.normalize(means, dim=1)
     pairs = ~torch.eye(classes, dtype=torch.bool, device=means.device)
     angles = ((unit @ unit.T)[pairs] + 1 / (classes - 1)).abs().mean()
-    dual = (torch.nn.functional.normalize(weight.flatten(), dim=0) - torch.nn.functional.normalize(means.flatten(), dim=0)).square().sum()
+    dual = (
+        (
+            torch.nn.functional.normalize(weight.flatten(), dim=0)
+            - torch.nn.functional.normalize(means.flatten(), dim=0)
+        )
+        .square()
+        .sum()
+    )
     return torch.stack([_variation(means), _variation(weight), angles, dual])
 
 

@@ -21,8 +21,9 @@ from .paths import check_name
 def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     """Write the module of :meth:`SavedModel.module` into a file; its suffix says in which format.
 
-    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of images. ``.onnx`` is ONNX, where onnx
-    and onnxscript are installed, for any number of images too. Classes and the shape of the images stand in the metadata of each.
+    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of images.
+    ``.onnx`` is ONNX, where onnx and onnxscript are installed, for any number of images too. Classes and the
+    shape of the images stand in the metadata of each.
 
     Args:
         model: the trained model, on the CPU.
@@ -30,13 +31,18 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
         client: whose part of the model; None: see :meth:`SavedModel.module`.
 
     Raises:
-        UserError: another suffix, no such client, a format whose package is absent, a model that the format has no operations for, or a
-            file that cannot be written.
+        UserError: another suffix, no such client, a format whose package is absent, a model that the format
+            has no operations for, or a file that cannot be written.
     """
     check_name(path, "the file")
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
-    about = {"classes": list(model.classes), "image_shape": list(model.image_shape), "client": client, "scale": "0-255"}
+    about = {
+        "classes": list(model.classes),
+        "image_shape": list(model.image_shape),
+        "client": client,
+        "scale": "0-255",
+    }
     temporary = path.with_name(f"{path.name}.tmp")
     with isolated(), torch.no_grad():
         module = model.module(client)
@@ -65,12 +71,22 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
         try:
             importlib.import_module(package)
         except ImportError:
-            raise UserError(f"ONNX needs the package {package}; install it with: pip install onnx onnxscript") from None
-    keys = {"dynamo": True, "verbose": False, "input_names": ["images"], "output_names": ["probabilities"], "external_data": False}
+            raise UserError(
+                f"ONNX needs the package {package}; install it with: pip install onnx onnxscript"
+            ) from None
+    keys = {
+        "dynamo": True,
+        "verbose": False,
+        "input_names": ["images"],
+        "output_names": ["probabilities"],
+        "external_data": False,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            program = torch.onnx.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), **keys)  # type: ignore[arg-type]
+            program = torch.onnx.export(
+                module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), **keys
+            )  # type: ignore[arg-type]
         except torch.onnx.OnnxExporterError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise UserError(f"this model has no ONNX form here ({reason}); export it as .pt2") from None

@@ -1,7 +1,8 @@
 """More rounds for a finished run.
 
-A run keeps, for each arm, its checkpoint before the last turn, which only measures: ``ends/ARM``. From there the arm can train further
-rounds, and the result is that of a run that had these rounds from the start, bit for bit.
+A run keeps, for each arm, its checkpoint before the last turn, which only measures: ``ends/ARM``. From there
+the arm can train further rounds, and the result is that of a run that had these rounds from the start, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -69,9 +70,14 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
         UserError: what was trained already would have been trained otherwise.
     """
     if cfg.training.lr_schedule != "constant":
-        raise UserError("key 'lr_schedule': the learning rates of the rounds before depend on the number of rounds; start a new run")
+        raise UserError(
+            "key 'lr_schedule': the learning rates of the rounds before depend on the number of rounds; start"
+            " a new run"
+        )
     if cfg.run.privacy != "none":
-        raise UserError("key 'privacy': the secret of a private run is removed when it has ended; start a new run")
+        raise UserError(
+            "key 'privacy': the secret of a private run is removed when it has ended; start a new run"
+        )
     plan = cfg.training.iterations()
     longer = cfg.training.model_copy(update={"rounds": (*plan[:-1], plan[-1] + rounds), "max_iterations": 0})
     return replace(cfg, training=longer)
@@ -96,7 +102,10 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
     states = {name: kept(out, name) for name in names}
     absent = [name for name, state in states.items() if state is None]
     if absent:
-        raise UserError(f"{out / _FOLDER / absent[0]} is missing, the state that arm {absent[0]!r} would go on from; start a new run")
+        raise UserError(
+            f"{out / _FOLDER / absent[0]} is missing, the state that arm {absent[0]!r} would go on from;"
+            " start a new run"
+        )
     left = {name: state[1]["lines"] for name, state in states.items() if state is not None}
     last = checkpoint.load(out)
     first = states[names[0]]
@@ -109,7 +118,12 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
             lines.append(line)
         left[arm] -= 1
     text = "".join(lines)
-    plain = first[1] | {"arm": 0, "seconds": last[1]["seconds"], "cpu_seconds": last[1]["cpu_seconds"], "metrics_bytes": len(text.encode())}
+    plain = first[1] | {
+        "arm": 0,
+        "seconds": last[1]["seconds"],
+        "cpu_seconds": last[1]["cpu_seconds"],
+        "metrics_bytes": len(text.encode()),
+    }
     plain["made_with"] = first[1]["made_with"] | {"config": digest}
     (out / "summary.json").unlink()
     for page in ("report.md", "report.html"):

@@ -45,5 +45,7 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
                 getattr(datasets, kind)(str(root), download=True, **arguments)
         except (OSError, RuntimeError) as error:  # no network, another hash, a full disk
             lines = str(error).splitlines()
-            raise UserError(f"{name} cannot be fetched into {root} ({lines[0] if lines else type(error).__name__})") from None
+            raise UserError(
+                f"{name} cannot be fetched into {root} ({lines[0] if lines else type(error).__name__})"
+            ) from None
         say(f"{name}: {root}")

@@ -44,11 +44,18 @@ def parse(
 
 
 def unknown(key: str, place: str, keys: Iterable[str], homes: Homes, listed: str = "") -> UserError:
-    """Return the error for an unknown key. ``keys`` are the valid ones, and ``listed`` tells where to find them."""
+    """Return the error for an unknown key. ``keys`` are the valid ones, and ``listed`` tells where to find
+    them."""
     inside = f" in [{place}]" if place else ""
     found = homes(key)
-    hint = f"; it is a key of {', '.join(found)}" if found else nearest(key, [word for word in keys if word != key])
-    return UserError(f"unknown key {key!r}{inside}{hint}; {listed or 'the keys are listed in docs/configuration.md'}")
+    hint = (
+        f"; it is a key of {', '.join(found)}"
+        if found
+        else nearest(key, [word for word in keys if word != key])
+    )
+    return UserError(
+        f"unknown key {key!r}{inside}{hint}; {listed or 'the keys are listed in docs/configuration.md'}"
+    )
 
 
 def shown(value: Any) -> str:
@@ -57,17 +64,29 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _refused(error: ValidationError, place: str, kind: type[BaseModel], homes: Homes, inside: Mapping[str, Iterable[str]]) -> UserError:
+def _refused(
+    error: ValidationError,
+    place: str,
+    kind: type[BaseModel],
+    homes: Homes,
+    inside: Mapping[str, Iterable[str]],
+) -> UserError:
     """Turn the first error of pydantic into a user error."""
     found = error.errors(include_url=False)[0]
-    where = [part for part in map(str, found["loc"]) if not part.startswith(("function-", "is-instance", "tuple")) and part not in _TYPES]
+    where = [
+        part
+        for part in map(str, found["loc"])
+        if not part.startswith(("function-", "is-instance", "tuple")) and part not in _TYPES
+    ]
     key = ".".join([place, *where])
     if found["type"] == "extra_forbidden":
         if len(where) > 1:
             within = ".".join([place, *where[:-1]])
             return unknown(where[-1], within, inside.get(within, ()), homes)
         keys, ours = kind.model_fields, kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-        return unknown(where[-1], place, keys, homes, "" if ours else f"it has {', '.join(keys) or 'no keys'}")
+        return unknown(
+            where[-1], place, keys, homes, "" if ours else f"it has {', '.join(keys) or 'no keys'}"
+        )
     if found["type"] == "missing":
         return UserError(f"key {key!r} is missing; give it a value, it has no default")
     message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")

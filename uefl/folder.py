@@ -14,11 +14,12 @@ from .errors import UserError
 from .paths import check_name, named
 
 Silos = dict[str, dict[str, str]]
-"""by name, what a run knows of silos that are programs of their own: ``precision``, ``torch``, and the hash of the ``key`` that the name
-belongs to, where there are keys"""
+"""by name, what a run knows of silos that are programs of their own: ``precision``, ``torch``, and the hash
+of the ``key`` that the name belongs to, where there are keys"""
 
 _BEGUN = frozenset(("run.lock", "manifest.json", "manifest.tmp", "made.json", "made.tmp", "config.tmp"))
-"""what a start leaves that failed before config.toml was whole, as on a full disk; the next start writes them again"""
+"""what a start leaves that failed before config.toml was whole, as on a full disk; the next start writes them
+again"""
 
 
 @contextmanager
@@ -53,10 +54,16 @@ def check_free(out: Path) -> None:
     """
     check_name(out, "the run folder")
     if (out / "summary.json").is_file():
-        raise UserError(f"{out} holds a finished run already; choose another folder with --out, or see that run again: uefl report {out}")
+        raise UserError(
+            f"{out} holds a finished run already; choose another folder with --out, or see that run again:"
+            f" uefl report {out}"
+        )
     if (out / "config.toml").exists():
         with lock(out):  # refuses a run that is going on
-            raise UserError(f"{out} holds a run that has not finished; choose another folder with --out, or uefl train --resume {out}")
+            raise UserError(
+                f"{out} holds a run that has not finished; choose another folder with --out, or uefl train"
+                f" --resume {out}"
+            )
     for folder in out.resolve().parents:
         if (folder / "config.toml").is_file() and (folder / "metrics.jsonl").is_file():
             raise UserError(f"{out} lies inside of the run folder {folder}; choose another folder with --out")
@@ -89,7 +96,8 @@ class Metrics:
             os.fsync(file.fileno())
 
     def cut(self, size: int) -> None:
-        """Drop the lines of a round that was measured but is in no checkpoint; what is left has ``size`` bytes.
+        """Drop the lines of a round that was measured but is in no checkpoint; what is left has ``size``
+        bytes.
 
         Raises:
             UserError: the file is shorter than that, or damaged.
@@ -97,7 +105,10 @@ class Metrics:
         with named(self._path):
             self._path.touch()
         if self.bytes < size:
-            raise UserError(f"{self._path} is shorter than when the checkpoint was written; restore it, or start a new run")
+            raise UserError(
+                f"{self._path} is shorter than when the checkpoint was written; restore it, or start a"
+                " new run"
+            )
         os.truncate(self._path, size)
         try:
             self.lines()
@@ -119,5 +130,7 @@ def read_silos(out: Path) -> Silos:
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError, TypeError):
-        raise UserError(f"{path}, which says whose the names of the silos are, is damaged; restore it, or start a new run") from None
+        raise UserError(
+            f"{path}, which says whose the names of the silos are, is damaged; restore it, or start a new run"
+        ) from None
     return dict(found)

@@ -1,4 +1,5 @@
-"""The state of the process and of the calling thread that a run computes in: the same for every caller, and restored at the end."""
+"""The state of the process and of the calling thread that a run computes in: the same for every caller, and
+restored at the end."""
 
 from __future__ import annotations
 
@@ -18,16 +19,18 @@ from torch import backends
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_ONE_RUN = threading.RLock()  # runs draw from torch's global generator: two at once would take each other's numbers
+# runs draw from torch's global generator: two at once would take each other's numbers
+_ONE_RUN = threading.RLock()
 _DENORMAL = 5e-324
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Compute as a new process does, whatever contexts the calling thread is in; they are as before afterwards.
+    """Compute as a new process does, whatever contexts the calling thread is in; they are as before
+    afterwards.
 
-    Gradients are recorded. Autocast, inference mode and anomaly detection are off. Tensors are made on the CPU. NumPy's handling of
-    floating-point errors is its default.
+    Gradients are recorded. Autocast, inference mode and anomaly detection are off. Tensors are made on the
+    CPU. NumPy's handling of floating-point errors is its default.
     """
     with ExitStack() as stack:
         for context in (
@@ -45,15 +48,19 @@ def plain_torch() -> Iterator[None]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Give a run the process to itself: its results do not depend on the caller's settings, and leave them as they were.
+    """Give a run the process to itself: its results do not depend on the caller's settings, and leave them as
+    they were.
 
-    Runs of several threads take turns. Within, torch's contexts are those of :func:`plain_torch`. Its global settings (default dtype,
-    deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers) are those of a new process. A warning that the
-    caller's filters make an error is shown instead. Afterwards these settings, the number of threads, the states of the global random
-    generators of torch, NumPy and Python, the warning filters and the environment are as before.
+    Runs of several threads take turns. Within, torch's contexts are those of :func:`plain_torch`. Its global
+    settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers)
+    are those of a new process. A warning that the caller's filters make an error is shown instead. Afterwards
+    these settings, the number of threads, the states of the global random generators of torch, NumPy and
+    Python, the warning filters and the environment are as before.
     """
     if not _ONE_RUN.acquire(blocking=False):
-        logging.getLogger("uefl").info("a run of another thread of this process goes on; this one begins after it")
+        logging.getLogger("uefl").info(
+            "a run of another thread of this process goes on; this one begins after it"
+        )
         _ONE_RUN.acquire()
     try:
         with _restored(), warnings.catch_warnings(), plain_torch():
@@ -78,11 +85,17 @@ def isolate(function: Function) -> Function:
 @contextmanager
 def _restored() -> Iterator[None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in _ATTRIBUTES]
-    dtype, mode, threads = torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.get_num_threads()
+    dtype, mode, threads = (
+        torch.get_default_dtype(),
+        torch.get_deterministic_debug_mode(),
+        torch.get_num_threads(),
+    )
     matmul, always = _matmul_precision(), torch.is_warn_always_enabled()
     environment, python, legacy = dict(os.environ), random.getstate(), np.random.get_state()  # noqa: NPY002
     flushes = _DENORMAL * 1.0 == 0
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+    with torch.random.fork_rng(
+        devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    ):
         try:
             torch.set_default_dtype(torch.float32)
             torch.set_deterministic_debug_mode(0)
@@ -130,7 +143,8 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
 
 
 def _matmul_precision() -> str | None:
-    """Return the precision by its older name; None where the caller has set it by the newer names, which the older getter refuses."""
+    """Return the precision by its older name; None where the caller has set it by the newer names, which the
+    older getter refuses."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -1,4 +1,5 @@
-"""Checks of the paths that a user gives, so that a mistake is one sentence before anything is read or written."""
+"""Checks of the paths that a user gives, so that a mistake is one sentence before anything is read or
+written."""
 
 from __future__ import annotations
 
@@ -36,11 +37,15 @@ def check_name(path: Path, what: str) -> None:
     except UnicodeDecodeError:
         raise UserError(f"{what} {name!r}: the name is not UTF-8; rename it") from None
     encoding = sys.getfilesystemencoding()
-    raise UserError(f"{what} {name!r}: in this locale Python reads names as {encoding}; set PYTHONUTF8=1 in the environment")
+    raise UserError(
+        f"{what} {name!r}: in this locale Python reads names as {encoding}; set PYTHONUTF8=1 in the"
+        " environment"
+    )
 
 
 def special(path: Path) -> str | None:
-    """What a path is if it is neither a file nor a folder, such as ``a pipe``; else None. Opening one could wait for ever."""
+    """What a path is if it is neither a file nor a folder, such as ``a pipe``; else None. Opening one could
+    wait for ever."""
     try:
         return _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
     except OSError:
@@ -56,8 +61,8 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
         expected: what it should be.
 
     Raises:
-        UserError: there is no such file, it is a folder, a pipe, a socket or a device, or its name is not UTF-8. Where a file has the
-            name in other capitals, the message names it.
+        UserError: there is no such file, it is a folder, a pipe, a socket or a device, or its name is not
+            UTF-8. Where a file has the name in other capitals, the message names it.
     """
     check_name(path, what)
     kind = special(path)
@@ -72,7 +77,9 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
 def other_capitals(path: Path) -> str:
     """`` (but NAME is)`` where the folder holds the name in other capitals, else nothing."""
     try:
-        names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.casefold() == path.name.casefold())
+        names = sorted(
+            entry.name for entry in path.parent.iterdir() if entry.name.casefold() == path.name.casefold()
+        )
     except OSError:
         return ""
     return f" (but {names[0]} is: write its capitals the same)" if names and path.name not in names else ""

@@ -47,7 +47,9 @@ class Predictor:
         UserError: no image, a path that is none, files that cannot be read; no such client.
     """
 
-    def __init__(self, model: SavedModel, paths: Sequence[Path], client: str | None = None, passes: int | None = None) -> None:
+    def __init__(
+        self, model: SavedModel, paths: Sequence[Path], client: str | None = None, passes: int | None = None
+    ) -> None:
         self._model, self._passes = model, passes
         files = list(dict.fromkeys(file for path in paths for file in _files(path)))
         if not files:
@@ -68,7 +70,11 @@ class Predictor:
         resized = int((self.images.shapes != [height, width]).any(1).sum())
         found = pixels.notes(self.images.kinds, self.count)
         found += [f"{resized} of {self.count} images are resized to {width}x{height}"] if resized else []
-        found += ["color images become grey, as the model takes them"] if self.images.channels > self._model.image_shape[0] else []
+        found += (
+            ["color images become grey, as the model takes them"]
+            if self.images.channels > self._model.image_shape[0]
+            else []
+        )
         return found + self._choice
 
     def rows(self, advance: Callable[[int], None] = lambda count: None) -> Iterator[Row]:
@@ -88,8 +94,18 @@ class Predictor:
             batch = self.images.fitted(rows, model.image_shape)
             said = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
             chances, classes = said.probs.max(1)
-            each = zip(rows, classes.tolist(), chances.tolist(), said.entropy.tolist(), said.mutual_info.tolist(), strict=True)
-            yield from (Row(self.images.files[row], model.classes[k], p, spread, info) for row, k, p, spread, info in each)
+            each = zip(
+                rows,
+                classes.tolist(),
+                chances.tolist(),
+                said.entropy.tolist(),
+                said.mutual_info.tolist(),
+                strict=True,
+            )
+            yield from (
+                Row(self.images.files[row], model.classes[k], p, spread, info)
+                for row, k, p, spread, info in each
+            )
             advance(len(rows))
 
     def _fitting(self) -> str | None:
@@ -97,7 +113,9 @@ class Predictor:
         totals: dict[str, float] = {}
         for start in range(0, self.count, _BATCH):
             rows = np.arange(start, min(start + _BATCH, self.count))
-            for name, misfit in self._model.misfits(self.images.fitted(rows, self._model.image_shape)).items():
+            for name, misfit in self._model.misfits(
+                self.images.fitted(rows, self._model.image_shape)
+            ).items():
                 totals[name] = totals.get(name, 0.0) + misfit
         return min(totals, key=lambda name: totals[name]) if totals else None
 

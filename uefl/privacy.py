@@ -1,16 +1,21 @@
-"""Differential privacy of whole clients: updates are cut to a norm, noise is added, and an accountant says what has been spent.
+"""Differential privacy of whole clients: updates are cut to a norm, noise is added, and an accountant says
+what has been spent.
 
-``central``: the server adds the noise to the sum of a round. Anybody who sees every model of a run, but not the server, learns little of
-whether one client was there. A client takes part in a round by a coin of its own, thrown with the key of the run, and the sum is divided by
-the expected number of participants, so nothing but the noisy sum depends on who was there.
+``central``: the server adds the noise to the sum of a round. Anybody who sees every model of a run, but not
+the server, learns little of whether one client was there. A client takes part in a round by a coin of its
+own, thrown with the key of the run, and the sum is divided by the expected number of participants, so nothing
+but the noisy sum depends on who was there.
 
-``local``: each client adds the noise to its own update before it sends it, so the server, too, learns little of what the client has.
+``local``: each client adds the noise to its own update before it sends it, so the server, too, learns little
+of what the client has.
 
-Noise has no state: it is made from a secret key, its place in the run and the numbers that it hides. A round that is computed again from
-the same updates gets the same noise, one from other updates gets noise that has nothing to do with it.
+Noise has no state: it is made from a secret key, its place in the run and the numbers that it hides. A round
+that is computed again from the same updates gets the same noise, one from other updates gets noise that has
+nothing to do with it.
 
-Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", algorithm 1 with flat clipping and the estimator
-of fixed denominators; Mironov, Talwar, Zhang 2019, "Renyi Differential Privacy of the Sampled Gaussian Mechanism".
+Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", algorithm 1 with
+flat clipping and the estimator of fixed denominators; Mironov, Talwar, Zhang 2019, "Renyi Differential
+Privacy of the Sampled Gaussian Mechanism".
 """
 
 from __future__ import annotations
@@ -45,12 +50,24 @@ if TYPE_CHECKING:
 
 KEY = "noise.key"
 """file of a run folder; it is there until the run has finished"""
-_ORDERS = [*(1 + x / 100 for x in (1, 2, 5)), *(1 + x / 10 for x in range(1, 100)), *range(11, 64), 80, 96, 128, 192, 256, 512]
+_ORDERS = [
+    *(1 + x / 100 for x in (1, 2, 5)),
+    *(1 + x / 10 for x in range(1, 100)),
+    *range(11, 64),
+    80,
+    96,
+    128,
+    192,
+    256,
+    512,
+]
 _HIDES = {
     "central": "whether one client was there, from those who see the models of the run and not the server",
     "local": "what one client has, from those who see its updates, the server included",
 }
-_OUTSIDE = "metrics.jsonl, reports, plots, the numbers of images, and what clients measure: they are without noise"
+_OUTSIDE = (
+    "metrics.jsonl, reports, plots, the numbers of images, and what clients measure: they are without noise"
+)
 
 
 class Privacy:
@@ -67,11 +84,13 @@ class Privacy:
         self._recorded = 0, 0.0
 
     def releases(self, participants: Coins | Participants, rounds: int) -> int:
-        """What is counted after so many rounds: with ``central`` the rounds; with ``local`` those that the client was asked in that was
-        asked most often."""
+        """What is counted after so many rounds: with ``central`` the rounds; with ``local`` those that the
+        client was asked in that was asked most often."""
         if self.central or self.run.participation == 1:
             return rounds
-        return max(Counter(name for round in range(rounds) for name in participants.of(round)).values(), default=0)
+        return max(
+            Counter(name for round in range(rounds) for name in participants.of(round)).values(), default=0
+        )
 
     def epsilon(self, releases: int) -> float:
         """The epsilon that goes with ``run.delta`` after a number of releases."""
@@ -81,11 +100,16 @@ class Privacy:
     def _release(self) -> npt.NDArray[np.float64]:
         """The Renyi divergence of one release at each order.
 
-        With ``central`` one client more or less moves a sum by up to the clipping norm, where its coin lets it in. With ``local`` one
-        update in the place of another moves by up to twice that, and the server knows who is asked.
+        With ``central`` one client more or less moves a sum by up to the clipping norm, where its coin lets
+        it in. With ``local`` one update in the place of another moves by up to twice that, and the server
+        knows who is asked.
         """
         run = self.run
-        return _divergence(run.participation, run.noise_multiplier) if self.central else _of_update(run.noise_multiplier)
+        return (
+            _divergence(run.participation, run.noise_multiplier)
+            if self.central
+            else _of_update(run.noise_multiplier)
+        )
 
     def record(self, participants: Coins | Participants, rounds: int) -> dict[str, float]:
         """What every line of metrics.jsonl says of the model after so many rounds."""
@@ -99,16 +123,31 @@ class Privacy:
 
     def plan(self, rounds: int) -> str:
         """A line for the user, before the first of so many rounds."""
-        bound = f", of which max_epsilon lets {self.run.max_epsilon:g} be spent" if not self.affords(rounds) else ""
+        bound = (
+            f", of which max_epsilon lets {self.run.max_epsilon:g} be spent"
+            if not self.affords(rounds)
+            else ""
+        )
         spend = "1 round spends" if rounds == 1 else f"{rounds} rounds spend"
-        return f"{self.run.privacy} privacy: {spend} epsilon {self.epsilon(rounds):.3g} at delta {self.run.delta:g}{bound}"
+        return (
+            f"{self.run.privacy} privacy: {spend} epsilon {self.epsilon(rounds):.3g} at delta"
+            f" {self.run.delta:g}{bound}"
+        )
 
     def summary(self, releases: int) -> dict[str, Any]:
         """For summary.json: the guarantee after the releases of all arms together, and what it is not for."""
-        keys = {key: getattr(self.run, key) for key in ("privacy", "clip_norm", "noise_multiplier", "participation", "delta")}
-        return {**keys, "epsilon": self.epsilon(releases), "hides": _HIDES[self.run.privacy], "outside": _OUTSIDE}
+        keys = {
+            key: getattr(self.run, key)
+            for key in ("privacy", "clip_norm", "noise_multiplier", "participation", "delta")
+        }
+        return {
+            **keys,
+            "epsilon": self.epsilon(releases),
+            "hides": _HIDES[self.run.privacy],
+            "outside": _OUTSIDE,
+        }
 
-    # --- the mechanism ---------------------------------------------------------------------------------------------
+    # --- the mechanism -------------------------------------------------------------------------------------
 
     def participants(self, clients: tuple[str, ...], arm: str) -> Coins:
         """Who takes part in each round of an arm."""
@@ -123,28 +162,41 @@ class Privacy:
         expected, found = self.run.participation * len(algorithm.context.clients), {}
         for name, mean in algorithm.averages(state).items():
             if not isinstance(mean, WeightedMean):
-                raise TypeError(f"the average of {name} is no weighted mean; the algorithm must say only_the_model = False")
+                raise TypeError(
+                    f"the average of {name} is no weighted mean; the algorithm must say only_the_model ="
+                    " False"
+                )
             if mean.old.numel():
                 found[name] = NoisyMean(mean.old, expected)
         return found
 
     def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
         """Add the update of a client, all its tensors cut together; its weight has no meaning."""
-        factor = clip_factor({name: (update.tensors[name], mean.old) for name, mean in averages.items()}, self.run.clip_norm)
+        factor = clip_factor(
+            {name: (update.tensors[name], mean.old) for name, mean in averages.items()}, self.run.clip_norm
+        )
         for name, mean in averages.items():
             mean.add(update.tensors[name], factor)
 
     def finish(self, averages: dict[str, Any], *place: str | int) -> None:
         """Add noise to every sum of a round."""
         for name, mean in averages.items():
-            mean.sum += gaussian(self._key, mean.sum, self.run.clip_norm * self.run.noise_multiplier, *place, name)
+            mean.sum += gaussian(
+                self._key, mean.sum, self.run.clip_norm * self.run.noise_multiplier, *place, name
+            )
 
-    def hidden(self, update: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor], *place: str | int) -> dict[str, torch.Tensor]:
+    def hidden(
+        self, update: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor], *place: str | int
+    ) -> dict[str, torch.Tensor]:
         """The update of a client as it goes to the server with ``local``: its change cut, with noise."""
         factor = clip_factor({name: (x, sent[name]) for name, x in update.items()}, self.run.clip_norm)
         made = {}
         for name, x in update.items():
-            change = factor * (x.double() - sent[name].double()) if factor > 0 else torch.zeros_like(x, dtype=torch.float64)
+            change = (
+                factor * (x.double() - sent[name].double())
+                if factor > 0
+                else torch.zeros_like(x, dtype=torch.float64)
+            )
             noise = gaussian(self._key, change, self.run.clip_norm * self.run.noise_multiplier, *place, name)
             made[name] = (sent[name].double() + change + noise).to(x.dtype)
         return made
@@ -172,7 +224,8 @@ class NoisyMean:
 
 
 class Coins:
-    """Each client takes part in a round with a probability, whatever the others do; the draws are made from the key of a run.
+    """Each client takes part in a round with a probability, whatever the others do; the draws are made from
+    the key of a run.
 
     Args:
         clients: all names, sorted.
@@ -205,13 +258,15 @@ def _epsilon(divergence: npt.NDArray[np.float64], delta: float) -> float:
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the best order is at an end of the list: the bound holds, it may not be the tightest
+        # the best order is at an end of the list: the bound holds, it may not be the tightest
+        warnings.simplefilter("ignore")
         spent, _ = get_privacy_spent(orders=_ORDERS, rdp=divergence, delta=delta)
     return max(float(spent), 0.0)
 
 
 def _of_update(noise: float) -> npt.NDArray[np.float64]:
-    """The Renyi divergence of an update with ``local``, which another in its place moves by up to twice the clipping norm."""
+    """The Renyi divergence of an update with ``local``, which another in its place moves by up to twice the
+    clipping norm."""
     return _divergence(1.0, noise / 2)
 
 
@@ -219,11 +274,14 @@ def _of_update(noise: float) -> npt.NDArray[np.float64]:
 def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    return np.asarray(compute_rdp(q=sampled, noise_multiplier=noise, steps=1, orders=_ORDERS), dtype=np.float64)
+    return np.asarray(
+        compute_rdp(q=sampled, noise_multiplier=noise, steps=1, orders=_ORDERS), dtype=np.float64
+    )
 
 
 def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: float) -> float:
-    """What all changes ``new - old`` are multiplied by, so that together they are no longer than ``norm``; 1 where they are not.
+    """What all changes ``new - old`` are multiplied by, so that together they are no longer than ``norm``; 1
+    where they are not.
 
     The L2 norm is over all tensors, in float64; where it is not finite, nothing of the change may be used: 0.
     """
@@ -234,29 +292,35 @@ def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: fl
 
 
 def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | int) -> torch.Tensor:
-    """Normal noise for the elements of a float64 tensor, of its shape, with this standard deviation; made from the key and that tensor.
+    """Normal noise for the elements of a float64 tensor, of its shape, with this standard deviation; made
+    from the key and that tensor.
 
     Another deviation is another draw: of one draw at two scales the difference would give the tensor away.
     """
     values = np.ascontiguousarray(hides.detach().cpu().numpy())
-    drawn = ndtri(uniform(key, values.tobytes(), values.size, "noise", float(deviation).hex(), *place)).reshape(values.shape)
+    drawn = ndtri(
+        uniform(key, values.tobytes(), values.size, "noise", float(deviation).hex(), *place)
+    ).reshape(values.shape)
     return torch.from_numpy(deviation * drawn).to(hides.device)
 
 
 def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArray[np.float64]:
-    """Numbers ``[count]`` in (0, 1), multiples of 2^-53, from SHAKE-256 of the key, the place and the data: without the key they cannot be
-    told from random ones."""
+    """Numbers ``[count]`` in (0, 1), multiples of 2^-53, from SHAKE-256 of the key, the place and the data:
+    without the key they cannot be told from random ones."""
     parts = ("/".join(map(str, place)).encode(), data)
-    stream = hashlib.shake_256(key + b"".join(hashlib.sha256(part).digest() for part in parts)).digest(8 * count)
+    stream = hashlib.shake_256(key + b"".join(hashlib.sha256(part).digest() for part in parts)).digest(
+        8 * count
+    )
     bits = np.frombuffer(stream, dtype="<u8") >> np.uint64(12)
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
-# --- the run ---------------------------------------------------------------------------------------------------------
+# --- the run ----------------------------------------------------------------------------------------------
 
 
 def key_of(out: Path, begun: bool) -> bytes:
-    """The secret key of a run folder, from the operating system's secure source when the run begins; its owner alone may read the file.
+    """The secret key of a run folder, from the operating system's secure source when the run begins; its
+    owner alone may read the file.
 
     Args:
         out: the folder.
@@ -269,7 +333,10 @@ def key_of(out: Path, begun: bool) -> bytes:
     if path.exists():
         return path.read_bytes()
     if begun:
-        raise UserError(f"{path}, from which the noise of this run is made, is missing; restore it, or start again in another folder")
+        raise UserError(
+            f"{path}, from which the noise of this run is made, is missing; restore it, or start again in"
+            " another folder"
+        )
     key, new = secrets.token_bytes(32), out / f"{KEY}.new"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -284,7 +351,8 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     """Refuse what no guarantee could be given for, before anything is written.
 
     Raises:
-        UserError: the library is missing; the algorithm or the network sends more than noise is added to; a budget too small for a round.
+        UserError: the library is missing; the algorithm or the network sends more than noise is added to; a
+            budget too small for a round.
     """
     run = cfg.run
     if run.privacy == "none":
@@ -294,21 +362,26 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     name = cfg.arms[arm].algorithm
     if not algorithm.only_the_model:
         raise UserError(
-            f"key 'run.privacy': arm {arm!r} ({name}) takes more from its clients than the mean of a model, of which noise would hide a "
-            "part only; leave the arm out, or see docs/security.md for what goes with it"
+            f"key 'run.privacy': arm {arm!r} ({name}) takes more from its clients than the mean of a model,"
+            " of which noise would hide a part only; leave the arm out, or see docs/security.md for what"
+            " goes with it"
         )
     if workspace.private_names():
         raise UserError(
-            f"key 'run.privacy': arm {arm!r} ({name}) keeps layers with its clients, whose mean others are measured with; leave the arm out"
+            f"key 'run.privacy': arm {arm!r} ({name}) keeps layers with its clients, whose mean others are"
+            " measured with; leave the arm out"
         )
     if workspace.flat.buffers.numel():
         raise UserError(
-            f"key 'run.privacy': the network of arm {arm!r} has running statistics of batch norm, which noise makes useless; "
-            "set norm_layer = 'group', or give a network without them"
+            f"key 'run.privacy': the network of arm {arm!r} has running statistics of batch norm, which noise"
+            " makes useless; set norm_layer = 'group', or give a network without them"
         )
     privacy = Privacy(run, b"")
     if not privacy.affords(1):
-        raise UserError(f"key 'run.max_epsilon': one round spends {privacy.epsilon(1):.3g}; raise it to more, or noise_multiplier")
+        raise UserError(
+            f"key 'run.max_epsilon': one round spends {privacy.epsilon(1):.3g}; raise it to more, or"
+            " noise_multiplier"
+        )
 
 
 def check_accountant(what: str) -> None:
@@ -324,7 +397,8 @@ def check_accountant(what: str) -> None:
 
 
 def without_statistics(cfg: Config, federation: Federation) -> Federation:
-    """A federation that does not know the mean and the deviation of the clients' pixels, where noise does not hide them."""
+    """A federation that does not know the mean and the deviation of the clients' pixels, where noise does not
+    hide them."""
     if cfg.run.privacy == "none":
         return federation
     channels = federation.image_shape[0]

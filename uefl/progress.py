@@ -46,7 +46,8 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """Show one bar over all arms that advances with each client. Each arm has its own estimate of the time left."""
+    """Show one bar over all arms that advances with each client. Each arm has its own estimate of the time
+    left."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -71,10 +72,13 @@ class LiveProgress:
         )
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """A client begins; those before it in this round are done. After the last round an exchange follows that only measures."""
+        """A client begins; those before it in this round are done. After the last round an exchange follows
+        that only measures."""
         place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
-        steps = min(self._steps(arm, round) + min(self._begun, self._clients - 1), self._steps(arm, self._rounds))
+        steps = min(
+            self._steps(arm, round) + min(self._begun, self._clients - 1), self._steps(arm, self._rounds)
+        )
         self._progress.update(self._task, completed=steps, round=place, client=escape(label(client)))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:

@@ -79,7 +79,8 @@ class Deployment(Protocol):
     """whether clients keep their private states themselves"""
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
-        """Find all clients; UserError or RunError where that fails. ``known`` is what an interrupted run had in :attr:`silos`."""
+        """Find all clients; UserError or RunError where that fails. ``known`` is what an interrupted run had
+        in :attr:`silos`."""
         ...
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
@@ -112,12 +113,14 @@ def train(
         observer: its methods are called as the run goes on.
         federation: in the place of the data that the configuration names.
         network: makes a new network, where the configuration says that it is ``given``.
-        deployment: where the clients are; None: in this process. Not together with ``federation`` or ``network``.
+        deployment: where the clients are; None: in this process. Not together with ``federation`` or
+            ``network``.
         pages: write report and pictures at the end, which ``uefl report`` does later too.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
-        RunError: the run ended early, e.g. because the model diverged; the folder holds the rounds until then.
+        RunError: the run ended early, e.g. because the model diverged; the folder holds the rounds until
+            then.
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
@@ -128,7 +131,9 @@ def train(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out} cannot be made ({error.strerror}); choose another folder with --out") from None
+        raise UserError(
+            f"{out} cannot be made ({error.strerror}); choose another folder with --out"
+        ) from None
     with lock(out):
         if (out / "config.toml").exists():
             raise UserError(f"{out} was taken by another process just now; choose another folder with --out")
@@ -137,7 +142,10 @@ def train(
             checkpoint.write_json(out / "made.json", run.made())
             checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
         except OSError as error:  # a full disk; what is left does not keep the next start from the folder
-            raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); choose another folder with --out") from None
+            raise UserError(
+                f"{error.filename or out} cannot be written ({error.strerror}); choose another folder with"
+                " --out"
+            ) from None
         return run.go({}, _START, pages)
 
 
@@ -154,19 +162,26 @@ def resume(
     pages: bool = True,
     more_rounds: int = 0,
 ) -> dict[str, Any]:
-    """Go on with the run in a folder from its last round; a finished run returns its summary, or trains further rounds.
+    """Go on with the run in a folder from its last round; a finished run returns its summary, or trains
+    further rounds.
 
-    The result is the same, bit for bit, as without the interruption, given the same device and number of threads; with ``more_rounds``
-    as of a run that had these rounds in its last iteration from the start. The other arguments are those of :func:`train`.
+    The result is the same, bit for bit, as without the interruption, given the same device and number of
+    threads; with ``more_rounds`` as of a run that had these rounds in its last iteration from the start. The
+    other arguments are those of :func:`train`.
 
     Raises:
-        UserError: no run to go on with, another version's, or other data than before. RunError: the run cannot go on honestly.
+        UserError: no run to go on with, another version's, or other data than before. RunError: the run
+            cannot go on honestly.
     """
     where = chosen_device(device)
     check_name(out, "the run folder")
     if not (out / "config.toml").is_file():
         free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-        advice = f"start one with: uefl train PRESET --out {out}" if free else "expected a run folder, as `uefl train` writes it"
+        advice = (
+            f"start one with: uefl train PRESET --out {out}"
+            if free
+            else "expected a run folder, as `uefl train` writes it"
+        )
         raise UserError(f"{out} holds no run (no config.toml); {advice}")
     with lock(out):
         cfg = config.load_whole(out / "config.toml")
@@ -180,12 +195,16 @@ def resume(
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)
-            observer.notice(f"{out} is a finished run; to run it again, name another folder or remove this one")
+            observer.notice(
+                f"{out} is a finished run; to run it again, name another folder or remove this one"
+            )
             summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
             return summary
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
-        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(tensors, plain, pages)
+        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(
+            tensors, plain, pages
+        )
 
 
 _START: dict[str, Any] = {"arm": 0, "seconds": {}, "cpu_seconds": {}, "metrics_bytes": 0}
@@ -202,7 +221,8 @@ def _prepare(
     network: Callable[[], nn.Module] | None,
     deployment: Deployment | None,
 ) -> _Run:
-    """Build and check all that the configuration names, so that a mistake in it is found before anything is written."""
+    """Build and check all that the configuration names, so that a mistake in it is found before anything is
+    written."""
     make_repeatable(cfg.run.threads or torch.get_num_threads(), where)
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
@@ -218,7 +238,9 @@ def _prepare(
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
     if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
-    run = _Run(cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment)
+    run = _Run(
+        cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment
+    )
     for name in cfg.arms:
         workspace = run.workspace(name)
         if network is not None:
@@ -226,8 +248,16 @@ def _prepare(
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
         privacy.check(cfg, name, workspace)
-        if deployment is not None and deployment.home and cfg.run.private_mean and _keeps_what_predicts(workspace):
-            why = "clients keep layers or tensors that predict, and silos do not send these for a mean to be made"
+        if (
+            deployment is not None
+            and deployment.home
+            and cfg.run.private_mean
+            and _keeps_what_predicts(workspace)
+        ):
+            why = (
+                "clients keep layers or tensors that predict, and silos do not send these for a mean to be"
+                " made"
+            )
             raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
     return run
 
@@ -252,7 +282,14 @@ class _Run:
         self._deployment = deployment
         self._home = deployment is not None and deployment.home
         self.privacy: privacy.Privacy | None = None
-        self.cfg, self.preset, self.out, self.federation, self.device, self.observer = cfg, preset, out, federation, device, observer
+        self.cfg, self.preset, self.out, self.federation, self.device, self.observer = (
+            cfg,
+            preset,
+            out,
+            federation,
+            device,
+            observer,
+        )
         self.metrics = Metrics(out)
         self.clients = Clients((*federation.silos, *federation.unseen), device)
         names = tuple(sorted(silo.name for silo in federation.silos))
@@ -302,14 +339,17 @@ class _Run:
         if self.cfg.run.privacy != "none":
             self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
             self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
-        self.observer.start(list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos))
+        self.observer.start(
+            list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos)
+        )
         self.observer.notice(self.federation.describe())
         if self.privacy is not None:
             self.observer.notice(self.privacy.plan(sum(self.cfg.training.iterations())))
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if threads > cores:
             self.observer.notice(
-                f"note: {threads} threads on {cores} core{'s' if cores > 1 else ''} slow each other down; set threads = {cores}"
+                f"note: {threads} threads on {cores} core{'s' if cores > 1 else ''} slow each other down; set"
+                f" threads = {cores}"
             )
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
@@ -325,9 +365,12 @@ class _Run:
                         arm.restore(tensors, plain["state"])
                     except (KeyError, TypeError) as error:
                         raise UserError(
-                            f"the checkpoint in {self.out} does not fit its configuration ({error}); start again elsewhere"
+                            f"the checkpoint in {self.out} does not fit its configuration ({error}); start"
+                            " again elsewhere"
                         ) from None
-                elif (end := extend.kept(self.out, arm.name)) is not None:  # a finished run has more rounds now
+                elif (
+                    end := extend.kept(self.out, arm.name)
+                ) is not None:  # a finished run has more rounds now
                     arm.restore(end[0], end[1]["state"])
                 self._finish(index, arm, workspace, events)
         extend.in_order(self.metrics, names)
@@ -339,7 +382,8 @@ class _Run:
         return summary
 
     def _check_origin(self, then: dict[str, Any]) -> None:
-        """A checkpoint goes on with its own configuration and data only; elsewhere it goes on, but not bit for bit."""
+        """A checkpoint goes on with its own configuration and data only; elsewhere it goes on, but not bit
+        for bit."""
         changes = {
             "config": "config.toml has been changed",
             "data": "the clients have other images than those",
@@ -347,8 +391,14 @@ class _Run:
         }
         for key, what in changes.items():
             if then.get(key) != self.made_with.get(key):
-                raise UserError(f"{self.out}: {what} since the checkpoint was written; restore it, or start a new run")
-        changed = [f"{key} {then.get(key)} -> {value}" for key, value in self.made_with.items() if then.get(key) != value]
+                raise UserError(
+                    f"{self.out}: {what} since the checkpoint was written; restore it, or start a new run"
+                )
+        changed = [
+            f"{key} {then.get(key)} -> {value}"
+            for key, value in self.made_with.items()
+            if then.get(key) != value
+        ]
         if changed:
             self.observer.notice(f"not bit for bit as without the interruption: {', '.join(changed)}")
 
@@ -359,7 +409,11 @@ class _Run:
             self.observer.client(name, arm.round, client)
 
         if self.cfg.run.cuda_graphs and self._deployment is None and workspace.recorder is None:
-            why = "its steps are not all the same" if self.device.type == "cuda" else "its clients are not on a GPU"
+            why = (
+                "its steps are not all the same"
+                if self.device.type == "cuda"
+                else "its clients are not on a GPU"
+            )
             self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
         engine: Engine = LocalEngine(self.clients.handlers(workspace), started)
         if self._deployment is not None:
@@ -367,7 +421,17 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = Arm(name, workspace, seeds, engine, self.out / "private", teacher, self.observer.notice, self.privacy, self._home)
+        arm = Arm(
+            name,
+            workspace,
+            seeds,
+            engine,
+            self.out / "private",
+            teacher,
+            self.observer.notice,
+            self.privacy,
+            self._home,
+        )
         return arm, workspace
 
     def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
@@ -389,17 +453,32 @@ class _Run:
             if arm.finished:
                 extend.keep(self.out, index, arm.name)
             tensors, state = arm.state()
-            plain = {"arm": index, "seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "metrics_bytes": self.metrics.bytes}
+            plain = {
+                "arm": index,
+                "seconds": self.seconds,
+                "cpu_seconds": self.cpu_seconds,
+                "metrics_bytes": self.metrics.bytes,
+            }
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files() | extend.private_files(self.out, self.cfg))
         if self._home and _keeps_what_predicts(workspace):
-            self.observer.notice(f"note: arm {arm.name!r} has no model file here: each silo keeps the part that is its own")
+            self.observer.notice(
+                f"note: arm {arm.name!r} has no model file here: each silo keeps the part that is its own"
+            )
             return
-        saved.save(self.out / f"model-{arm.name}.safetensors", self.cfg, arm.name, self.federation, arm.networks(workspace))
+        saved.save(
+            self.out / f"model-{arm.name}.safetensors",
+            self.cfg,
+            arm.name,
+            self.federation,
+            arm.networks(workspace),
+        )
 
     def _summary(self) -> dict[str, Any]:
-        arms = report.summarize(self.metrics.lines(), self.cfg.run.target_accuracy, report.own_columns(self.cfg))
+        arms = report.summarize(
+            self.metrics.lines(), self.cfg.run.target_accuracy, report.own_columns(self.cfg)
+        )
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
             if self._deployment is None:  # else other processes do the work
@@ -432,7 +511,8 @@ def chosen_device(name: str) -> torch.device:
 
 @contextmanager
 def _events(out: Path, metrics: Metrics, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
-    """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead of them."""
+    """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead
+    of them."""
     records, _ = report.parted(metrics.lines())
     writer = report.open_event_writer(out, records, columns)
     try:

@@ -1,4 +1,5 @@
-"""Every random draw of a run has a seed of its own, made from its place in the run: nothing to save, nothing to replay."""
+"""Every random draw of a run has a seed of its own, made from its place in the run: nothing to save, nothing
+to replay."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ def derive(seed: int, *place: str | int) -> int:
 
 @contextmanager
 def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]:
-    """Inside, torch's generators on the CPU and on ``device`` are seeded for one purpose; afterwards they go on as before."""
+    """Inside, torch's generators on the CPU and on ``device`` are seeded for one purpose; afterwards they go
+    on as before."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_torch(derive(seed, *place))
         yield
 
 
 def make_repeatable(threads: int, device: torch.device) -> None:
-    """Set the CPU threads, and the deterministic kernels of a GPU, so that this process computes the same bits again."""
+    """Set the CPU threads, and the deterministic kernels of a GPU, so that this process computes the same
+    bits again."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = False
@@ -34,7 +37,8 @@ def make_repeatable(threads: int, device: torch.device) -> None:
 def seed_torch(number: int) -> None:
     """Seed torch's generators on the CPU and, once there is one in use, on the GPU.
 
-    ``torch.manual_seed`` would format a stack trace at every call as long as no GPU is in use: a tenth of the time of a small network.
+    ``torch.manual_seed`` would format a stack trace at every call as long as no GPU is in use: a tenth of the
+    time of a small network.
     """
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():

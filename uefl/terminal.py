@@ -17,7 +17,8 @@ def write_nearest_characters() -> None:
 
 
 def nearest_characters(text: str, encoding: str) -> str:
-    """What a terminal of this encoding shows of a text, which may be longer: so that tables are laid out for it."""
+    """What a terminal of this encoding shows of a text, which may be longer: so that tables are laid out for
+    it."""
     return text.encode(encoding, "nearest-character").decode(encoding)
 
 

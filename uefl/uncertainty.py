@@ -1,6 +1,7 @@
 """Predictive uncertainty, from a head whose dropout stays on, or from the members of an ensemble.
 
-Every model makes a :class:`Prediction`; ``ensemble`` makes one from several. A run with dropout has one model.
+Every model makes a :class:`Prediction`; ``ensemble`` makes one from several. A run with dropout has one
+model.
 """
 
 from __future__ import annotations
@@ -40,13 +41,17 @@ class Prediction(NamedTuple):
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 
-def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]) -> Prediction:
-    """Predictions of a network for images, from ``passes`` draws with dropout on; with 0 passes, or no dropout layers, from one without.
+def of_network(
+    net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]
+) -> Prediction:
+    """Predictions of a network for images, from ``passes`` draws with dropout on; with 0 passes, or no
+    dropout layers, from one without.
 
     Args:
-        net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A :class:`~uefl.models.net.Net` is asked for
-            its features once; any other network is cut where its first dropout stands by :class:`~uefl_kernels.nn.MCDropout`, so that
-            what no dropout reaches runs once.
+        net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A
+            :class:`~uefl.models.net.Net` is asked for its features once; any other network is cut where its
+            first dropout stands by :class:`~uefl_kernels.nn.MCDropout`, so that what no dropout reaches runs
+            once.
         passes: T; 0: dropout off.
         amp: the autocast context of a pass.
     """
@@ -67,13 +72,16 @@ def of_network(net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[
 @lru_cache(maxsize=2)  # of the arm at work: a network is traced once, and its weights change in place
 def _dropout_layer(net: nn.Module) -> MCDropout | None:
     """Return the layer that draws passes of a network; None: it has no dropout."""
-    if not any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in net.modules()):
+    if not any(
+        isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in net.modules()
+    ):
         return None
     return MCDropout(net)
 
 
 def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:
-    """Predictions of a head for tokens ``[B, ...]``: :func:`mc_dropout` with this number of passes, :func:`certain` with none.
+    """Predictions of a head for tokens ``[B, ...]``: :func:`mc_dropout` with this number of passes,
+    :func:`certain` with none.
 
     A head of another kind is asked as :func:`of_network` asks a network.
     """
@@ -112,7 +120,9 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
         input_dropout=True,
         logit_dropout=True,
     )
-    return Prediction(stats.mean_probs, stats.entropy, stats.expected_entropy, entropy(_without_dropout(head, hidden)))
+    return Prediction(
+        stats.mean_probs, stats.entropy, stats.expected_entropy, entropy(_without_dropout(head, hidden))
+    )
 
 
 def certain(head: Head, tokens: torch.Tensor) -> Prediction:
@@ -131,13 +141,17 @@ def ensemble(members: Sequence[Prediction]) -> Prediction:
     Raises:
         ValueError: no members, or members whose shapes differ.
 
-    Source: Lakshminarayanan et al. 2017, "Simple and Scalable Predictive Uncertainty Estimation", section 2.4.
+    Source: Lakshminarayanan et al. 2017, "Simple and Scalable Predictive Uncertainty Estimation", section
+        2.4.
 
-    Equivalent to ``torch.stack([m.probs for m in members]).mean(0)`` and the entropies of it, of the members, and of the first member.
+    Equivalent to ``torch.stack([m.probs for m in members]).mean(0)`` and the entropies of it, of the members,
+    and of the first member.
     """
     shapes = {tuple(member.probs.shape) for member in members}
     if len(shapes) != 1:
-        raise ValueError(f"ensemble: expected at least one member, all of one shape [B, C], got {sorted(shapes)}")
+        raise ValueError(
+            f"ensemble: expected at least one member, all of one shape [B, C], got {sorted(shapes)}"
+        )
     if len(members) == 1:
         return members[0]
     mean = torch.stack([member.probs for member in members]).mean(0)

@@ -21,7 +21,8 @@ _SUBMODULES = ("doctor", "metrics", "nn", "numpy")  # that need no import of the
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f".{name}", __name__)
-    if name == "__all__" or not name.startswith("_"):  # `from uefl_kernels import _x` asks here before it looks for a submodule
+    # `from uefl_kernels import _x` asks here before it looks for a submodule
+    if name == "__all__" or not name.startswith("_"):
         api = import_module("._api", __name__)
         if name == "__all__" or name in api.__all__:
             found = globals()[name] = getattr(api, name)  # so that the next call of an op does not ask here

@@ -1,4 +1,5 @@
-"""The command ``uefl``: that of the federated layer, or ``uefl doctor`` alone where only the kernels are installed."""
+"""The command ``uefl``: that of the federated layer, or ``uefl doctor`` alone where only the kernels are
+installed."""
 
 from __future__ import annotations
 

@@ -12,10 +12,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
-    """Raise TypeError for what is no dense tensor of one of the dtypes, ValueError for one on a device without float64."""
+    """Raise TypeError for what is no dense tensor of one of the dtypes, ValueError for one on a device
+    without float64."""
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor).__name__
-        todo = {"ndarray": "; torch.from_numpy makes it one", "list": "; torch.tensor makes it one"}.get(kind, "")
+        todo = {"ndarray": "; torch.from_numpy makes it one", "list": "; torch.tensor makes it one"}.get(
+            kind, ""
+        )
         raise TypeError(f"{op}: {name} must be a torch.Tensor, got {kind}{todo}")
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
@@ -24,13 +27,16 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
     if tensor.dtype not in dtypes:
         *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
         expected = f"{', '.join(others)} or {last}" if others else last
-        raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {expected}; convert it, as by .to({dtypes[0]})")
+        raise TypeError(
+            f"{op}: {name} has dtype {tensor.dtype}, expected {expected}; convert it, as by .to({dtypes[0]})"
+        )
     if tensor.device.type == "mps":
         raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
 
 
 def packed(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The contiguous tensor; RuntimeError in one line where no memory holds the copy: from C++ it would come with a page of frames."""
+    """The contiguous tensor; RuntimeError in one line where no memory holds the copy: from C++ it would come
+    with a page of frames."""
     if torch.compiler.is_compiling() or tensor.is_contiguous():
         return tensor.contiguous()
     try:
@@ -39,21 +45,27 @@ def packed(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         size = tensor.numel() * tensor.element_size()
         reason = str(error).partition("\n")[0]
         raise type(error)(
-            f"{op}: a contiguous copy of {name} {list(tensor.shape)} takes {size:,} bytes; give fewer rows ({reason})"
+            f"{op}: a contiguous copy of {name} {list(tensor.shape)} takes {size:,} bytes; give fewer rows"
+            f" ({reason})"
         ) from None
 
 
 def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
-    """Raise RuntimeError for a dual tensor of forward-mode differentiation, whose derivative would be lost without a word, and for one of
-    ``torch.func.grad``, which the autograd of these ops does not know.
+    """Raise RuntimeError for a dual tensor of forward-mode differentiation, whose derivative would be lost
+    without a word, and for one of ``torch.func.grad``, which the autograd of these ops does not know.
     """
     if torch.compiler.is_compiling():
         return
     given = [tensor for tensor in tensors if tensor is not None]
     if any(unpack_dual(tensor).tangent is not None for tensor in given):
-        raise RuntimeError(f"{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch")
+        raise RuntimeError(
+            f"{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch"
+        )
     if any(map(torch._C._functorch.is_gradtrackingtensor, given)):
-        raise RuntimeError(f"{op}: torch.func.grad and its relatives do not take this op; use torch.autograd.grad or backward()")
+        raise RuntimeError(
+            f"{op}: torch.func.grad and its relatives do not take this op; use torch.autograd.grad or"
+            " backward()"
+        )
 
 
 def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str) -> None:
@@ -72,16 +84,22 @@ def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, 
         raise ValueError(f"{op}: codebook must have shape [K, d] or [S, K, d], got {list(codebook.shape)}")
     k, d = codebook.shape[-2:]
     if k == 0 or d == 0:
-        raise ValueError(f"{op}: codebook {list(codebook.shape)} is empty; it needs at least one codeword of one element")
+        raise ValueError(
+            f"{op}: codebook {list(codebook.shape)} is empty; it needs at least one codeword of one element"
+        )
     dim = x.shape[-1]
     if codebook.dim() == 3:
         s = codebook.shape[0]
         if s == 0 or s * d != dim:
             raise ValueError(
-                f"{op}: codebook {list(codebook.shape)} has {s} segments of {d}, which needs x [..., {s * d}], got [..., {dim}]"
+                f"{op}: codebook {list(codebook.shape)} has {s} segments of {d}, which needs x [...,"
+                f" {s * d}], got [..., {dim}]"
             )
     elif dim == 0 or dim % d != 0:
-        raise ValueError(f"{op}: x [..., {dim}] cannot be cut into segments of the codeword length {d}; make D a multiple of d")
+        raise ValueError(
+            f"{op}: x [..., {dim}] cannot be cut into segments of the codeword length {d}; make D a multiple"
+            " of d"
+        )
 
 
 def check_transition(
@@ -92,13 +110,17 @@ def check_transition(
     log_marginal: torch.Tensor | None,
     targets: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Validate what the transition ops take; the matrix as [G, M, K] and its column sums as [G, K], both in log space."""
+    """Validate what the transition ops take; the matrix as [G, M, K] and its column sums as [G, K], both in
+    log space."""
     _check_logits(op, logits, "B")
     b, k = logits.shape
     _check_constant(op, "log_transition", log_transition, logits)
     shape = list(log_transition.shape)
     if log_transition.dim() not in (2, 3) or shape[-1] != k or 0 in shape:
-        raise ValueError(f"{op}: log_transition must have shape [M, {k}] or [G, M, {k}] for logits {list(logits.shape)}, got {shape}")
+        raise ValueError(
+            f"{op}: log_transition must have shape [M, {k}] or [G, M, {k}] for logits {list(logits.shape)},"
+            f" got {shape}"
+        )
     if (log_transition.dim() == 3) != (groups is not None):
         wanted = "groups [B], the group of each row" if groups is None else "no groups"
         raise ValueError(f"{op}: log_transition {shape} needs {wanted}")
@@ -106,14 +128,19 @@ def check_transition(
         if index is not None:
             _check_index(op, name, index, logits)
             if index.shape != (b,):
-                raise ValueError(f"{op}: {name} must have shape [{b}], one for each row of logits, got {list(index.shape)}")
+                raise ValueError(
+                    f"{op}: {name} must have shape [{b}], one for each row of logits, got {list(index.shape)}"
+                )
     matrix = log_transition if log_transition.dim() == 3 else log_transition.unsqueeze(0)
     if log_marginal is None:
         return matrix, matrix.logsumexp(1)
     _check_constant(op, "log_marginal", log_marginal, logits)
     expected = [*shape[:-2], k]
     if list(log_marginal.shape) != expected:
-        raise ValueError(f"{op}: log_marginal must have shape {expected} for log_transition {shape}, got {list(log_marginal.shape)}")
+        raise ValueError(
+            f"{op}: log_marginal must have shape {expected} for log_transition {shape}, got"
+            f" {list(log_marginal.shape)}"
+        )
     return matrix, log_marginal if log_marginal.dim() == 2 else log_marginal.unsqueeze(0)
 
 
@@ -124,26 +151,36 @@ def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.T
     _check_index(op, "offsets", offsets, logits)
     _check_constant(op, "proportions", proportions, logits)
     if offsets.dim() != 1 or offsets.shape[0] < 2:
-        raise ValueError(f"{op}: offsets must have shape [S + 1] with at least one set, got {list(offsets.shape)}")
+        raise ValueError(
+            f"{op}: offsets must have shape [S + 1] with at least one set, got {list(offsets.shape)}"
+        )
     expected = [offsets.shape[0] - 1, logits.shape[1]]
     if list(proportions.shape) != expected:
         sizes = proportions.dim() == 2 and len(proportions) == len(offsets)
         todo = "; offsets are where the sets begin and the last one ends, not their sizes" if sizes else ""
-        raise ValueError(f"{op}: proportions must have shape {expected}, sets by classes, got {list(proportions.shape)}{todo}")
+        raise ValueError(
+            f"{op}: proportions must have shape {expected}, sets by classes, got"
+            f" {list(proportions.shape)}{todo}"
+        )
 
 
 def _check_logits(op: str, logits: torch.Tensor, rows: str) -> None:
     check_tensor(op, "logits", logits)
     check_reverse_mode(op, logits)
     if logits.dim() != 2 or logits.shape[1] == 0:
-        raise ValueError(f"{op}: logits must have shape [{rows}, K] with at least one class, got {list(logits.shape)}")
+        raise ValueError(
+            f"{op}: logits must have shape [{rows}, K] with at least one class, got {list(logits.shape)}"
+        )
 
 
 def _check_constant(op: str, name: str, tensor: torch.Tensor, logits: torch.Tensor) -> None:
     check_tensor(op, name, tensor, (torch.float32, torch.float64))
     _check_device(op, name, tensor, logits)
     if tensor.requires_grad:
-        raise ValueError(f"{op}: {name} requires a gradient, but it is a constant here; detach it, or compose the op from plain PyTorch")
+        raise ValueError(
+            f"{op}: {name} requires a gradient, but it is a constant here; detach it, or compose the op from"
+            " plain PyTorch"
+        )
 
 
 def _check_index(op: str, name: str, index: torch.Tensor, logits: torch.Tensor) -> None:
@@ -153,4 +190,6 @@ def _check_index(op: str, name: str, index: torch.Tensor, logits: torch.Tensor) 
 
 def _check_device(op: str, name: str, tensor: torch.Tensor, logits: torch.Tensor) -> None:
     if tensor.device != logits.device:
-        raise ValueError(f"{op}: logits is on {logits.device} and {name} on {tensor.device}; move one of them")
+        raise ValueError(
+            f"{op}: logits is on {logits.device} and {name} on {tensor.device}; move one of them"
+        )

@@ -1,7 +1,8 @@
-"""Searches in plain PyTorch, for exporters that know no custom ops: ``torch.onnx.export(..., dynamo=True)`` takes them by itself.
+"""Searches in plain PyTorch, for exporters that know no custom ops: ``torch.onnx.export(..., dynamo=True)``
+takes them by itself.
 
-Indices are the argmin of distances by float64 products. They are those of the ops but for codewords that are equally near to some
-15 digits.
+Indices are the argmin of distances by float64 products. They are those of the ops but for codewords that are
+equally near to some 15 digits.
 """
 
 from __future__ import annotations
@@ -44,12 +45,17 @@ def vq(
     """Return quantized, indices, loss, counts and sums, without gradients."""
     indices = vq_assign(x, codebook, metric, exact)
     rows, codes = _segments(x, codebook).double(), gather(codebook, indices)
-    loss = (rows - codes.double()).square().mean() * (codebook_weight + commitment_weight)  # ONNX has no size of all dimensions
+    # ONNX has no size of all dimensions
+    loss = (rows - codes.double()).square().mean() * (codebook_weight + commitment_weight)
     flat = flat_indices(codebook, indices)
-    counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device).index_add(0, flat, torch.ones_like(flat))
+    counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device).index_add(
+        0, flat, torch.ones_like(flat)
+    )
     sums = rows.new_zeros(0)
     if with_sums:
-        sums = rows.new_zeros(len(counts), codebook.shape[-1]).index_add(0, flat, rows.reshape(-1, codebook.shape[-1]))
+        sums = rows.new_zeros(len(counts), codebook.shape[-1]).index_add(
+            0, flat, rows.reshape(-1, codebook.shape[-1])
+        )
         sums = sums.view(codebook.shape)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return codes.to(x.dtype).reshape(x.shape), indices, loss.to(dtype), counts.view(codebook.shape[:-1]), sums
@@ -66,17 +72,21 @@ def _segments(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 
 
 def _tell(exporter: Any) -> None:
-    """Add the above to the table of torch.onnx alone: from torch's common table inductor would know them, and refuse the ops."""
+    """Add the above to the table of torch.onnx alone: from torch's common table inductor would know them, and
+    refuse the ops."""
     known = exporter.create_onnx_friendly_decomposition_table
 
     @functools.wraps(known)
     def table(onnx_registered_ops: set[Any]) -> Any:
         ops = torch.ops.uefl
         own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.hold.default: hold}
-        return known(onnx_registered_ops) | {op: as_plain for op, as_plain in own.items() if op not in onnx_registered_ops}
+        return known(onnx_registered_ops) | {
+            op: as_plain for op, as_plain in own.items() if op not in onnx_registered_ops
+        }
 
     exporter.create_onnx_friendly_decomposition_table = table
 
 
-with contextlib.suppress(ImportError, AttributeError):  # a torch that has it elsewhere: all but ONNX export works
+# a torch that has it elsewhere: all but ONNX export works
+with contextlib.suppress(ImportError, AttributeError):
     _tell(importlib.import_module("torch.onnx._internal.exporter._decomp"))

@@ -1,4 +1,5 @@
-"""FLOP formulas of the ops for ``torch.utils.flop_counter``: matrix products count, elementwise work does not, as with torch's own."""
+"""FLOP formulas of the ops for ``torch.utils.flop_counter``: matrix products count, elementwise work does
+not, as with torch's own."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def _kmeans(
     *,
     out_val: Any,
 ) -> int:
-    """A search in each of ``max_iter`` iterations, of all restarts: the work at most, whatever bounds and convergence save."""
+    """A search in each of ``max_iter`` iterations, of all restarts: the work at most, whatever bounds and
+    convergence save."""
     pairs = sum(rows * k for rows, k in zip(sizes, clusters, strict=True))
     return int(2 * pairs * x.shape[1] * (max_iter + 1) * max(1, n_init))
 
@@ -47,7 +49,9 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, *_: Any, out_val: Any) -> int
     return 2 * x.numel() * weight.shape[0]
 
 
-def _mlp(x: torch.Tensor, parameters: Any, widths: Sequence[int], p: Any, passes: int, *_: Any, out_val: Any) -> int:
+def _mlp(
+    x: torch.Tensor, parameters: Any, widths: Sequence[int], p: Any, passes: int, *_: Any, out_val: Any
+) -> int:
     """All layers in every pass."""
     return 2 * x.shape[0] * passes * sum(a * b for a, b in pairwise(widths))
 

@@ -9,7 +9,8 @@ def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
     if codebook.dim() == 2:
         return codebook[indices]
-    return codebook[torch.arange(len(codebook), device=indices.device), indices]  # an index beyond K is an error, not the next book's
+    # an index beyond K is an error, not the next book's
+    return codebook[torch.arange(len(codebook), device=indices.device), indices]
 
 
 def flat_indices(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

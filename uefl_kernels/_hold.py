@@ -19,11 +19,13 @@ torch.library.register_fake("uefl::hold", torch.empty_like, lib=_library)
 
 @contextlib.contextmanager
 def _saved_for_backward() -> Iterator[None]:
-    """What is traced inside is marked as selective checkpointing marks what it saves: no partitioner recomputes it."""
-    if functorch.activation_memory_budget == 0:  # which saves nothing but the inputs of the graph, whatever is marked
+    """What is traced inside is marked as selective checkpointing marks what it saves: no partitioner
+    recomputes it."""
+    # which saves nothing but the inputs of the graph, whatever is marked
+    if functorch.activation_memory_budget == 0:
         raise RuntimeError(
-            "uefl_kernels: torch._functorch.config.activation_memory_budget is 0, under which torch.compile would read the codewords"
-            " after their update, and gradients would be wrong; set it above 0"
+            "uefl_kernels: torch._functorch.config.activation_memory_budget is 0, under which torch.compile"
+            " would read the codewords after their update, and gradients would be wrong; set it above 0"
         )
     meta = traceback.current_meta
     before = meta.get("recompute")
@@ -54,9 +56,10 @@ _library.impl("hold", _Hold.apply, "Autograd")
 def hold(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that keeps its values for the backward pass while the tensor is updated in place behind it.
 
-    Under ``torch.compile``, ``clone()`` does not: inductor (torch 2.11) recomputes the clone in the backward pass, from a buffer
-    that the forward pass has updated by then, and the gradients are silently wrong. An op of our own that is marked as saved is
-    not recomputed, not in a checkpointed region or under a memory budget either.
+    Under ``torch.compile``, ``clone()`` does not: inductor (torch 2.11) recomputes the clone in the backward
+    pass, from a buffer that the forward pass has updated by then, and the gradients are silently wrong. An op
+    of our own that is marked as saved is not recomputed, not in a checkpointed region or under a memory
+    budget either.
     """
     if torch.compiler.is_compiling():
         held: torch.Tensor = torch.ops.uefl.hold(tensor)

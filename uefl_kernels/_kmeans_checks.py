@@ -1,4 +1,5 @@
-"""Checks of what a k-means is asked for, and its defaults; shared by the torch and the NumPy front end, so without torch."""
+"""Checks of what a k-means is asked for, and its defaults; shared by the torch and the NumPy front end, so
+without torch."""
 
 from __future__ import annotations
 
@@ -17,9 +18,13 @@ ALGORITHMS = ("lloyd", "elkan")  # scikit-learn's names, of the estimator alone
 
 
 def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
-    """The array that a value is, in the byte order of this machine; a masked array is refused, its mask would be lost."""
+    """The array that a value is, in the byte order of this machine; a masked array is refused, its mask would
+    be lost."""
     if np.ma.is_masked(value):
-        raise TypeError(f"{op}: {name} is a masked array with masked values, which have no meaning here; remove those rows or fill them")
+        raise TypeError(
+            f"{op}: {name} is a masked array with masked values, which have no meaning here; remove those"
+            " rows or fill them"
+        )
     array = np.asarray(value)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
@@ -46,8 +51,11 @@ def check_request(
     k_name: str = "k",
     seed_name: str = "seed",
 ) -> Request:
-    """What is asked for; or TypeError or ValueError for a problem of n rows of d elements and k clusters that cannot be solved."""
-    k, max_iter, seed = (_integer(op, name, value) for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed)))
+    """What is asked for; or TypeError or ValueError for a problem of n rows of d elements and k clusters that
+    cannot be solved."""
+    k, max_iter, seed = (
+        _integer(op, name, value) for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed))
+    )
     if d < 1:
         raise ValueError(f"{op}: x [{n}, {d}] has no elements; it needs at least one column")
     if k < 1:
@@ -61,7 +69,9 @@ def check_request(
     if isinstance(tol, bool) or not isinstance(tol, (int, float, np.integer, np.floating)):
         raise TypeError(f"{op}: tol must be a number, got {tol!r}")
     if not (math.isfinite(tol) and tol >= 0):
-        raise ValueError(f"{op}: tol must be finite and not negative, got {tol}; use 0 to go on until no label changes")
+        raise ValueError(
+            f"{op}: tol must be finite and not negative, got {tol}; use 0 to go on until no label changes"
+        )
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"{op}: {seed_name} must be from -2^63 to 2^63 - 1, got {seed}")
     if metric not in METRICS:
@@ -72,7 +82,8 @@ def check_request(
 def _integer(op: str, name: str, value: Any) -> int:
     number = as_integer(value)
     if number is None:
-        got = type(value).__name__ if getattr(value, "ndim", 0) else repr(value)  # the elements of an array take many lines
+        # the elements of an array take many lines
+        got = type(value).__name__ if getattr(value, "ndim", 0) else repr(value)
         raise TypeError(f"{op}: {name} must be an int, got {got}")
     return number
 
@@ -80,9 +91,13 @@ def _integer(op: str, name: str, value: Any) -> int:
 def check_method(op: str, init: object) -> None:
     """Raise TypeError or ValueError for a seeding that does not exist."""
     if not isinstance(init, str):
-        raise TypeError(f"{op}: init must be one of {INITS} or the centres themselves, [k, d], got {type(init).__name__}")
+        raise TypeError(
+            f"{op}: init must be one of {INITS} or the centres themselves, [k, d], got {type(init).__name__}"
+        )
     if init not in INITS:
-        raise ValueError(f"{op}: init {init!r} is not known, expected one of {INITS} or the centres themselves, [k, d]")
+        raise ValueError(
+            f"{op}: init {init!r} is not known, expected one of {INITS} or the centres themselves, [k, d]"
+        )
 
 
 def check_shape(op: str, name: str, shape: Sequence[int], expected: Sequence[int]) -> None:

@@ -4,15 +4,17 @@ Every backend has a dispatcher namespace of its own, and an op has the same name
 
 =================  =============================================================================================
 ``uefl``           the default: the compiled CPU kernel on CPU tensors, CUDA C++ or Triton on CUDA tensors, and where
-                   neither exists (no compiler, another architecture, XPU, ROCm without Triton) the fallback: the
-                   reference, but for ops with a search, whose plain PyTorch gives the same indices many times faster
+                   neither exists (no compiler, another architecture, XPU, ROCm without Triton) the fallback:
+                   the reference, but for ops with a search, whose plain PyTorch gives the same indices many
+                   times faster
 ``uefl_reference`` plain PyTorch, the definition of correct
 ``uefl_triton``    the Triton kernel (on CPU tensors under ``TRITON_INTERPRET=1``)
 ``uefl_cuda``      the CUDA C++ kernel
 =================  =============================================================================================
 
-So a forced backend costs one dictionary look-up in Python and nothing in the kernels. Reference and fallback need float64, so the
-ops run on the CPU and on GPUs of CUDA and ROCm, not on a device that lacks it: MPS is refused in words.
+So a forced backend costs one dictionary look-up in Python and nothing in the kernels. Reference and fallback
+need float64, so the ops run on the CPU and on GPUs of CUDA and ROCm, not on a device that lacks it: MPS is
+refused in words.
 """
 
 from __future__ import annotations
@@ -36,17 +38,25 @@ from . import _vector_math
 _vector_math.warm_up()  # every op passes here
 
 BACKENDS = ("auto", "reference", "triton", "cuda", "cpu")
-_NAMESPACE = {"auto": "uefl", "cpu": "uefl", "reference": "uefl_reference", "triton": "uefl_triton", "cuda": "uefl_cuda"}
+_NAMESPACE = {
+    "auto": "uefl",
+    "cpu": "uefl",
+    "reference": "uefl_reference",
+    "triton": "uefl_triton",
+    "cuda": "uefl_cuda",
+}
 _libraries = {name: torch.library.Library(name, "DEF") for name in sorted(set(_NAMESPACE.values()))}
 _overloads: dict[tuple[str, str], Any] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
 _fallbacks: dict[str, Callable[..., Any]] = {}
-_composed: dict[tuple[str, str, str], str] = {}  # (namespace, op, dispatch key) -> the op that decides whether it is there
+# (namespace, op, dispatch key) -> the op that decides whether it is there
+_composed: dict[tuple[str, str, str], str] = {}
 _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
 
 
-_TYPES = {torch.Tensor: "Tensor", torch.Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}  # those in use
+# those in use
+_TYPES = {torch.Tensor: "Tensor", torch.Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}
 
 
 def schema(name: str, arguments: type[tuple[Any, ...]], results: Sequence[str]) -> str:
@@ -78,7 +88,9 @@ def define(
         arguments: a named tuple; the three functions above take one of these instead of each argument.
     """
     name = schema.split("(", 1)[0]
-    reference, fake, fallback = (_taking(arguments, function) for function in (reference, fake, fallback or reference))
+    reference, fake, fallback = (
+        _taking(arguments, function) for function in (reference, fake, fallback or reference)
+    )
     _fakes[name] = fake
     _fallbacks[name] = fallback
     for namespace, library in _libraries.items():
@@ -89,11 +101,16 @@ def define(
         _libraries[namespace].impl(name, implementation, "CompositeExplicitAutograd")
 
 
-def define_autograd(name: str, backward: Callable[..., Any], setup_context: Callable[..., Any], gradient: str | None = None) -> None:
-    """Attach one backward to the op in every namespace; with ``gradient``, as ``backward(gradient_op, ...)`` of that namespace."""
+def define_autograd(
+    name: str, backward: Callable[..., Any], setup_context: Callable[..., Any], gradient: str | None = None
+) -> None:
+    """Attach one backward to the op in every namespace; with ``gradient``, as ``backward(gradient_op, ...)``
+    of that namespace."""
     for namespace, library in _libraries.items():
         attached = functools.partial(backward, _overloads[namespace, gradient]) if gradient else backward
-        torch.library.register_autograd(f"{namespace}::{name}", attached, setup_context=setup_context, lib=library)
+        torch.library.register_autograd(
+            f"{namespace}::{name}", attached, setup_context=setup_context, lib=library
+        )
 
 
 class _Once(torch.autograd.Function):
@@ -105,7 +122,8 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            f"{ctx.op}: has no second derivative; take the first without create_graph=True, or compose the op from plain PyTorch"
+            f"{ctx.op}: has no second derivative; take the first without create_graph=True, or compose the op"
+            " from plain PyTorch"
         )
 
 
@@ -118,7 +136,8 @@ def once_differentiable(op: str, gradient: torch.Tensor, *made_of: torch.Tensor 
 
 
 def define_triton(name: str, module: str) -> None:
-    """Attach ``module.<name>`` as the Triton backend; the module is imported at the first call, Triton may be absent."""
+    """Attach ``module.<name>`` as the Triton backend; the module is imported at the first call, Triton may be
+    absent."""
 
     def launch(*args: Any) -> Any:
         return getattr(importlib.import_module(module), name)(*args)
@@ -126,7 +145,8 @@ def define_triton(name: str, module: str) -> None:
     for key in ("CPU", "CUDA"):
         _libraries["uefl_triton"].impl(name, launch, key)
 
-    def choose(*args: Any) -> Any:  # for compiled graphs and direct calls of torch.ops; eager calls ask resolve()
+    # for compiled graphs and direct calls of torch.ops; eager calls ask resolve()
+    def choose(*args: Any) -> Any:
         if _native(name, args[0].device):
             return _overloads["uefl_cuda", name](*args)
         if triton_available():
@@ -136,19 +156,27 @@ def define_triton(name: str, module: str) -> None:
     _libraries["uefl"].impl(name, choose, "CUDA")
 
 
-def define_composed(name: str, around: Callable[..., Any], kernel: str, arguments: Callable[..., Any] | None = None) -> None:
+def define_composed(
+    name: str, around: Callable[..., Any], kernel: str, arguments: Callable[..., Any] | None = None
+) -> None:
     """On a GPU and in Triton, run ``around(kernel, ...)``: plain PyTorch around that backend's own kernel."""
 
     def compose(namespace: str) -> Callable[..., Any]:
         return _taking(arguments, functools.partial(around, _overloads[namespace, kernel]))
 
-    for namespace, key in (("uefl", "CUDA"), ("uefl_cuda", "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")):
+    for namespace, key in (
+        ("uefl", "CUDA"),
+        ("uefl_cuda", "CUDA"),
+        ("uefl_triton", "CPU"),
+        ("uefl_triton", "CUDA"),
+    ):
         _libraries[namespace].impl(name, compose(namespace), key)
         _composed[namespace, name, key] = kernel
 
 
 def load() -> bool:
-    """Attach ``csrc/``; False when the package was installed without it, or when it does not load here (see doctor)."""
+    """Attach ``csrc/``; False when the package was installed without it, or when it does not load here (see
+    doctor)."""
     global _load_error, _cuda_architectures
     path = Path(__file__).with_name("_C.abi3.so")
     if not path.exists():
@@ -156,11 +184,17 @@ def load() -> bool:
         note = path.with_name("_not_compiled.txt")  # of setup.py, whose warning pip does not show
         if note.exists():
             _load_error = note.read_text(encoding="utf-8").strip()
-            warnings.warn(f"uefl_kernels runs without its compiled kernels, more slowly: {_load_error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"uefl_kernels runs without its compiled kernels, more slowly: {_load_error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return False
     try:
         torch.ops.load_library(str(path))
-    except OSError as error:  # another torch than the one promised, a stripped system: fall back, and say so in doctor
+    except (
+        OSError
+    ) as error:  # another torch than the one promised, a stripped system: fall back, and say so in doctor
         _load_error = str(error).splitlines()[0]
         return False
     architectures = ctypes.CDLL(str(path)).uefl_cuda_architectures
@@ -175,7 +209,8 @@ def load_error() -> str | None:
 
 
 def has_kernel(namespace: str, name: str, key: str) -> bool:
-    """True when the dispatcher holds a kernel (not the reference) for this op and key, or for the one that it is composed around."""
+    """True when the dispatcher holds a kernel (not the reference) for this op and key, or for the one that it
+    is composed around."""
     while (namespace, name, key) in _composed:
         name = _composed[namespace, name, key]
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{name}", key)
@@ -200,12 +235,17 @@ def cuda_architecture_built(device: torch.device) -> bool:
 @functools.cache
 def _native(name: str, device: torch.device) -> bool:
     """True when csrc/cuda has the op and was compiled for this device; asked once in a process."""
-    return has_kernel("uefl_cuda", name, "CUDA") and torch.cuda.is_available() and cuda_architecture_built(device)
+    return (
+        has_kernel("uefl_cuda", name, "CUDA")
+        and torch.cuda.is_available()
+        and cuda_architecture_built(device)
+    )
 
 
 @functools.cache
 def _runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Machine code runs on its generation from its minor version on, and so does ``f``; PTX on all that follow; ``a`` on its own alone."""
+    """Machine code runs on its generation from its minor version on, and so does ``f``; PTX on all that
+    follow; ``a`` on its own alone."""
     for architecture in architectures:
         found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture)
         if found is None:
@@ -232,7 +272,8 @@ def backend(name: str) -> Iterator[None]:
     """Run the ops inside the block on one backend.
 
     Args:
-        name: ``"auto"``, ``"reference"``, ``"cpu"``, ``"triton"`` or ``"cuda"``; ``UEFL_BACKEND`` sets it for a process.
+        name: ``"auto"``, ``"reference"``, ``"cpu"``, ``"triton"`` or ``"cuda"``; ``UEFL_BACKEND`` sets it for
+            a process.
 
     Raises:
         ValueError: ``name`` is not a backend.
@@ -258,29 +299,36 @@ def forced() -> str:
 def resolve(name: str, x: torch.Tensor) -> Any:
     """The op overload that the active backend asks for; an absent one is an error, never a silent fallback.
 
-    A CUDA tensor gets the overload of the CUDA C++ kernel itself, so that no Python function runs between the call and the kernel. A
-    graph under compilation keeps the overload of ``uefl``, which another machine can run.
+    A CUDA tensor gets the overload of the CUDA C++ kernel itself, so that no Python function runs between the
+    call and the kernel. A graph under compilation keeps the overload of ``uefl``, which another machine can
+    run.
     """
     if _forced == "auto" and x.is_cuda and not torch.compiler.is_compiling() and _native(name, x.device):
         return _overloads["uefl_cuda", name]
     if _forced not in ("auto", "reference"):
         reason = _absent(_forced, name, x.device)
         if reason:
-            raise RuntimeError(f"backend {_forced!r} cannot run {name} here: {reason}; see `uefl doctor`, or use backend 'auto'")
+            raise RuntimeError(
+                f"backend {_forced!r} cannot run {name} here: {reason}; see `uefl doctor`, or use backend"
+                " 'auto'"
+            )
     return _overloads[_NAMESPACE[_forced], name]
 
 
 def check(name: str, device: torch.device | str) -> None:
-    """Raise now, before a long run, what the first call of an op on this device would raise about the machine.
+    """Raise now, before a long run, what the first call of an op on this device would raise about the
+    machine.
 
     Raises:
-        RuntimeError: the forced backend, or the instruction set that ``UEFL_CPU`` names, cannot run there; one line.
+        RuntimeError: the forced backend, or the instruction set that ``UEFL_CPU`` names, cannot run there;
+            one line.
     """
     importlib.import_module("._api", __package__)  # where the ops are defined
     on_nothing = torch.empty(0, 1, device=device)
     resolve(name, on_nothing)
     if on_nothing.device.type == "cpu" and _forced in ("auto", "cpu"):
-        _overloads["uefl", "vq_assign"](on_nothing, torch.zeros(1, 1), "l2", True)  # which reads UEFL_CPU for every op
+        # which reads UEFL_CPU for every op
+        _overloads["uefl", "vq_assign"](on_nothing, torch.zeros(1, 1), "l2", True)
 
 
 def _absent(forced: str, name: str, device: torch.device) -> str | None:
@@ -288,14 +336,21 @@ def _absent(forced: str, name: str, device: torch.device) -> str | None:
     if forced == "cpu":
         if not on_cpu:
             return f"the input is on {device}, expected cpu"
-        return None if has_kernel("uefl", name, "CPU") else f"the compiled CPU kernels are absent ({_load_error})"
+        return (
+            None
+            if has_kernel("uefl", name, "CPU")
+            else f"the compiled CPU kernels are absent ({_load_error})"
+        )
     if forced == "cuda":
         if device.type != "cuda":
             return f"the input is on {device}, expected cuda"
         if not has_kernel("uefl_cuda", name, "CUDA"):
             return "the CUDA kernels are absent (built without nvcc)"
         if not cuda_architecture_built(device):
-            return f"the CUDA kernels are built for {', '.join(_cuda_architectures)}, none of which {device} runs"
+            return (
+                f"the CUDA kernels are built for {', '.join(_cuda_architectures)}, none of which {device}"
+                " runs"
+            )
         return None
     if not triton_available():
         return "Triton is not installed"

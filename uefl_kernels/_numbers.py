@@ -7,7 +7,8 @@ from typing import Any
 
 
 def as_integer(value: Any) -> int | None:
-    """The int that a value stands for: of Python, of NumPy, or anything with ``__index__``. None for bools, lists of one and all else."""
+    """The int that a value stands for: of Python, of NumPy, or anything with ``__index__``. None for bools,
+    lists of one and all else."""
     if isinstance(value, int):
         return None if isinstance(value, bool) else value
     if str(getattr(value, "dtype", "")).endswith("bool") or getattr(value, "ndim", 0) != 0:

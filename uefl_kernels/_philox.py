@@ -1,4 +1,5 @@
-"""Philox4x32-10 on whole arrays or tensors of counters: the twin of ``csrc/common/philox.h``, for references."""
+"""Philox4x32-10 on whole arrays or tensors of counters: the twin of ``csrc/common/philox.h``, for
+references."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ _ROUNDS = 10
 
 
 def philox(counter: Sequence[Any], seed: Any) -> list[Any]:
-    """Four words of counter -> four random words; the key is the low, then the high word of ``seed``, of any sign.
+    """Four words of counter -> four random words; the key is the low, then the high word of ``seed``, of any
+    sign.
 
-    Words are in [0, 2^32), all in NumPy arrays of uint64, or all (and the seed) in torch tensors of int64, whose products wrap
-    as unsigned ones do.
+    Words are in [0, 2^32), all in NumPy arrays of uint64, or all (and the seed) in torch tensors of int64,
+    whose products wrap as unsigned ones do.
 
     Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
     """
@@ -32,6 +34,14 @@ def philox(counter: Sequence[Any], seed: Any) -> list[Any]:
 
 def uniforms(count: int, second: int, third: int, fourth: int, seed: int) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1) of 53 bits, one for each counter (0 .. count - 1, second, third, fourth)."""
-    words = philox([np.arange(count, dtype=np.uint64), *(np.full(count, word, np.uint64) for word in (second, third, fourth))], seed)
-    numbers: npt.NDArray[np.float64] = ((words[0] >> 5) * (1 << 26) + (words[1] >> 6)).astype(np.float64) * 2.0**-53
+    words = philox(
+        [
+            np.arange(count, dtype=np.uint64),
+            *(np.full(count, word, np.uint64) for word in (second, third, fourth)),
+        ],
+        seed,
+    )
+    numbers: npt.NDArray[np.float64] = ((words[0] >> 5) * (1 << 26) + (words[1] >> 6)).astype(
+        np.float64
+    ) * 2.0**-53
     return numbers

@@ -15,13 +15,17 @@ from ._version import __version__
 
 ENVIRONMENT = ("UEFL_BACKEND", "UEFL_DATA", "UEFL_CPU", "UEFL_CUDA_SEARCH")
 
-COMPILE = "install g++ 12 or newer (Debian, Ubuntu: apt-get install g++), then run `pip install .` in the sources again"
+COMPILE = (
+    "install g++ 12 or newer (Debian, Ubuntu: apt-get install g++), then run `pip install .` in the sources"
+    " again"
+)
 
 
 def collect() -> dict[str, Any]:
     """Return everything the doctor knows, as plain values.
 
-    Keys: ``versions``, ``compiled`` (``loaded``, ``reason`` and ``advice``), ``cpu`` (``variant``, ``features``, ``reason``),
+    Keys: ``versions``, ``compiled`` (``loaded``, ``reason`` and ``advice``), ``cpu`` (``variant``,
+        ``features``, ``reason``),
     ``cuda`` (one entry per device), ``ops`` (op, device, backend and why), ``environment``.
 
     Raises:
@@ -39,7 +43,11 @@ def collect() -> dict[str, Any]:
             "uefl": __version__,
             **{name: _version(name) for name in ("torch", "triton", "numpy")},
         },
-        "compiled": {"loaded": reason is None, "reason": reason, "advice": None if reason is None else COMPILE},
+        "compiled": {
+            "loaded": reason is None,
+            "reason": reason,
+            "advice": None if reason is None else COMPILE,
+        },
         "cpu": cpu,
         "cuda": [
             {"name": torch.cuda.get_device_name(d), "capability": list(torch.cuda.get_device_capability(d))}
@@ -61,7 +69,10 @@ def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
         *(() if compiled["loaded"] else (("to compile them", compiled["advice"]),)),
         ("CPU kernels", cpu["variant"] or f"unknown: {cpu['reason']}"),
         ("CPU features", " ".join(features) or "unknown"),
-        *((f"CUDA device {i}", f"{d['name']}, sm_{d['capability'][0]}{d['capability'][1]}") for i, d in enumerate(found["cuda"])),
+        *(
+            (f"CUDA device {i}", f"{d['name']}, sm_{d['capability'][0]}{d['capability'][1]}")
+            for i, d in enumerate(found["cuda"])
+        ),
         *(() if found["cuda"] else (("CUDA devices", "none"),)),
         *((name, value or "not set") for name, value in found["environment"].items()),
     ]
@@ -81,7 +92,8 @@ def _version(name: str) -> str:
 
 
 def _cpu() -> dict[str, Any]:
-    """Ask the NumPy front end for the processor; it may be absent, and it refuses a UEFL_CPU that cannot run here."""
+    """Ask the NumPy front end for the processor; it may be absent, and it refuses a UEFL_CPU that cannot run
+    here."""
     try:
         host = importlib.import_module("uefl_kernels._host")
         return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None}
@@ -111,7 +123,10 @@ def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
         if library.has_kernel("uefl", op, "CPU"):
             return {"backend": "cpu", "why": f"compiled, {cpu['variant'] or 'variant unknown'}"}
         absent = library.load_error()
-        return {"backend": "reference", "why": "compiled kernels are absent" if absent else "made of PyTorch and of the other ops"}
+        return {
+            "backend": "reference",
+            "why": "compiled kernels are absent" if absent else "made of PyTorch and of the other ops",
+        }
     if not library.has_kernel("uefl_cuda", op, "CUDA"):
         missing = "no CUDA C++ kernel, or built without nvcc"
     elif library.cuda_architecture_built(device):

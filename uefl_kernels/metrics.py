@@ -1,7 +1,8 @@
 """Metrics of probabilistic classifiers; all take and return tensors, so that nothing waits for the host.
 
-Those with labels raise TypeError or ValueError for shapes, dtypes and values that do not fit; values are looked at on the CPU only.
-NaN, what a model that has diverged gives, is no error: such a row is wrong in the accuracy, and makes the others NaN.
+Those with labels raise TypeError or ValueError for shapes, dtypes and values that do not fit; values are
+looked at on the CPU only. NaN, what a model that has diverged gives, is no error: such a row is wrong in the
+accuracy, and makes the others NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def nll(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar. A probability of zero counts as 2^-126."""
+    """Mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar. A probability of zero counts as
+    2^-126."""
     labels = _check("nll", probs, labels)
     chosen = probs.gather(-1, labels[:, None]).double()
     return -chosen.clamp_min(torch.finfo(torch.float32).tiny).log().mean()
@@ -61,9 +63,11 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
 
 
 def mutual_information(probs: torch.Tensor) -> torch.Tensor:
-    """What passes or members disagree about, in nats: the entropy of their mean less their mean entropy; ``[T, ..., C]`` -> ``[...]``.
+    """What passes or members disagree about, in nats: the entropy of their mean less their mean entropy;
+    ``[T, ..., C]`` -> ``[...]``.
 
-    Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD), eq. 1.
+    Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD),
+        eq. 1.
     """
     return (entropy(probs.mean(0)) - entropy(probs).mean(0)).clamp_min(0)
 
@@ -78,15 +82,23 @@ def _check(op: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"{op}: labels has dtype {labels.dtype}, expected int64, the classes by number")
     if probs.dim() != 2 or probs.shape[1] == 0:
-        raise ValueError(f"{op}: probs must have shape [B, C] with at least one class, got {list(probs.shape)}")
+        raise ValueError(
+            f"{op}: probs must have shape [B, C] with at least one class, got {list(probs.shape)}"
+        )
     if labels.shape != probs.shape[:1]:
-        raise ValueError(f"{op}: labels must have shape [{len(probs)}], one for each row of probs, got {list(labels.shape)}")
+        raise ValueError(
+            f"{op}: labels must have shape [{len(probs)}], one for each row of probs, got"
+            f" {list(labels.shape)}"
+        )
     if labels.device != probs.device:
         raise ValueError(f"{op}: probs is on {probs.device} and labels on {labels.device}; move one of them")
     labels = labels.long()
     if probs.device.type == "cpu" and not torch.compiler.is_compiling():
         if not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
-            raise ValueError(f"{op}: labels must be in [0, {probs.shape[1]}), got {int(labels.min())} to {int(labels.max())}")
+            raise ValueError(
+                f"{op}: labels must be in [0, {probs.shape[1]}), got {int(labels.min())} to"
+                f" {int(labels.max())}"
+            )
         if bool(((probs < 0) | (probs > 1.01)).any()):  # a mean of probabilities may round to more than 1
             raise ValueError(f"{op}: probs must be in [0, 1]; apply softmax to logits first")
     return labels

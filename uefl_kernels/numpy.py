@@ -71,7 +71,9 @@ def vq_assign(
         codebook = np.require(codebook, requirements=("C", "A"))
     except MemoryError as error:
         raise MemoryError(f"vq_assign: codebook {list(codebook.shape)}: {error}; give fewer rows") from None
-    indices: npt.NDArray[np.int64] = _host.vq_assign(x, codebook, metric=metric, exact=precision == "exact", threads=threads)
+    indices: npt.NDArray[np.int64] = _host.vq_assign(
+        x, codebook, metric=metric, exact=precision == "exact", threads=threads
+    )
     return indices
 
 
@@ -91,7 +93,8 @@ def kmeans(
     """Cluster the rows of x: :func:`uefl_kernels.kmeans` for arrays, to the bit.
 
     Args:
-        x: ``[N, d]`` float32 or float64, finite; any strides and byte order. Arrays with masked values are refused.
+        x: ``[N, d]`` float32 or float64, finite; any strides and byte order. Arrays with masked values are
+            refused.
         k, n_init, max_iter, tol, seed, metric: as there.
         weights: ``[N]``, not negative and not all zero.
         init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centres ``[k, d]``.
@@ -157,5 +160,8 @@ def _numbers(op: str, name: str, value: Any) -> npt.NDArray[Any]:
 def _floats(op: str, name: str, value: Any) -> npt.NDArray[Any]:
     array = _numbers(op, name, value)
     if array.dtype not in (np.float32, np.float64):
-        raise TypeError(f"{op}: {name} has dtype {value.dtype}, expected float32 or float64; convert it with {name}.astype(np.float32)")
+        raise TypeError(
+            f"{op}: {name} has dtype {value.dtype}, expected float32 or float64; convert it with"
+            f" {name}.astype(np.float32)"
+        )
     return array

@@ -10,21 +10,27 @@ _TOLERANCE = 1e-4
 
 
 def log_transition_matrix(
-    class_priors: torch.Tensor, set_priors: torch.Tensor | None = None, target_prior: torch.Tensor | None = None
+    class_priors: torch.Tensor,
+    set_priors: torch.Tensor | None = None,
+    target_prior: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k], what :func:`transition_nll` takes.
+    """log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k], what :func:`transition_nll`
+    takes.
 
-    Shares that sum to 1 within 1e-4, or the spacing of their dtype at 1 if that is more, are divided by their sum. Computed in float64.
-    It looks at the values, so on a GPU it waits for the device: call it once, not in a step.
+    Shares that sum to 1 within 1e-4, or the spacing of their dtype at 1 if that is more, are divided by their
+    sum. Computed in float64. It looks at the values, so on a GPU it waits for the device: call it once, not
+    in a step.
 
     Args:
         class_priors: ``[M, K]``: the share of each class in each set; rows sum to 1. Zeros are fine in a row.
-        set_priors: ``[M]``: the share of all samples that each set holds; above 0, sums to 1. Default: all alike.
-        target_prior: ``[K]``: the class prior under which softmax(logits) shall be the posterior; above 0, sums to 1. Default: uniform.
+        set_priors: ``[M]``: the share of all samples that each set holds; above 0, sums to 1. Default: all
+            alike.
+        target_prior: ``[K]``: the class prior under which softmax(logits) shall be the posterior; above 0,
+            sums to 1. Default: uniform.
 
     Returns:
-        ``[M, K]`` float64 on the device of class_priors, -inf where the share of a class is 0; ``.float()`` is enough for all
-        but float64 logits.
+        ``[M, K]`` float64 on the device of class_priors, -inf where the share of a class is 0; ``.float()``
+        is enough for all but float64 logits.
 
     Raises:
         TypeError: not a floating-point tensor.
@@ -37,11 +43,17 @@ def log_transition_matrix(
         (set_priors[:, None] * class_priors / target_prior).log()
     """
     op = "log_transition_matrix"
-    for name, tensor in (("class_priors", class_priors), ("set_priors", set_priors), ("target_prior", target_prior)):
+    for name, tensor in (
+        ("class_priors", class_priors),
+        ("set_priors", set_priors),
+        ("target_prior", target_prior),
+    ):
         if tensor is not None:
             check_tensor(op, name, tensor)
     if class_priors.dim() != 2 or 0 in class_priors.shape:
-        raise ValueError(f"{op}: class_priors must have shape [M, K], sets by classes, got {list(class_priors.shape)}")
+        raise ValueError(
+            f"{op}: class_priors must have shape [M, K], sets by classes, got {list(class_priors.shape)}"
+        )
     m, k = class_priors.shape
     rows = class_priors.detach().double()
     for i, row in enumerate(rows):
@@ -53,16 +65,30 @@ def log_transition_matrix(
         ("target_prior", target, k, "class", target_prior),
     ):
         if list(shares.shape) != [length]:
-            raise ValueError(f"{op}: {name} must have shape [{length}] for class_priors {[m, k]}, got {list(shares.shape)}")
+            raise ValueError(
+                f"{op}: {name} must have shape [{length}] for class_priors {[m, k]}, got {list(shares.shape)}"
+            )
         _require_shares(op, name, shares, unit, shares if given is None else given, positive=True)
-    return (weights / weights.sum()).log()[:, None] + (rows / rows.sum(1, keepdim=True)).log() - (target / target.sum()).log()
+    return (
+        (weights / weights.sum()).log()[:, None]
+        + (rows / rows.sum(1, keepdim=True)).log()
+        - (target / target.sum()).log()
+    )
 
 
-def _require_shares(op: str, name: str, shares: torch.Tensor, unit: str, given: torch.Tensor, *, positive: bool) -> None:
+def _require_shares(
+    op: str, name: str, shares: torch.Tensor, unit: str, given: torch.Tensor, *, positive: bool
+) -> None:
     tolerance = max(_TOLERANCE, torch.finfo(given.dtype).eps)  # that of the dtype the shares were rounded to
     for i, share in enumerate(shares.tolist()):
         if not (0 < share < float("inf") or (share == 0 and not positive)):
-            raise ValueError(f"{op}: {name} is {share:g} for {unit} {i}, expected a share {'above' if positive else 'of at least'} 0")
+            raise ValueError(
+                f"{op}: {name} is {share:g} for {unit} {i}, expected a share"
+                f" {'above' if positive else 'of at least'} 0"
+            )
     total = float(shares.sum())
     if abs(total - 1) > tolerance:
-        raise ValueError(f"{op}: {name} sum to {total:g}, expected 1 within {tolerance:g}; divide by the sum if they are counts")
+        raise ValueError(
+            f"{op}: {name} sum to {total:g}, expected 1 within {tolerance:g}; divide by the sum if they are"
+            " counts"
+        )

@@ -40,7 +40,9 @@ def _call(kind: type, inputs: Inputs) -> Call:
     needs("cpu", x)
     rows = x.numpy()
     fitting = method.startswith("fit")
-    model: Any = kind(len(centers), init=centers.numpy(), n_init=1, max_iter=ITERATIONS if fitting else 2, tol=0)
+    model: Any = kind(
+        len(centers), init=centers.numpy(), n_init=1, max_iter=ITERATIONS if fitting else 2, tol=0
+    )
     if not fitting:
         model.fit(rows)
     call = getattr(model, method)
@@ -74,7 +76,9 @@ def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
         answer, book = found
         truth = torch.cat(
             [
-                torch.cdist(block, torch.from_numpy(book).double(), compute_mode="donot_use_mm_for_euclid_dist")
+                torch.cdist(
+                    block, torch.from_numpy(book).double(), compute_mode="donot_use_mm_for_euclid_dist"
+                )
                 for block in x.double().split(4096)
             ]
         )
@@ -96,7 +100,9 @@ OPS = {
         providers={"uefl": ours, "scikit-learn": scikit_learn},
         gate=Gate("wrong rows, or relative error", limit=1e-5, against=against),
         bytes=lambda case: 4 * case.n * case.d,  # x once
-        flops=lambda case: 2 * case.n * case.d * case.k * (ITERATIONS if case.method.startswith("fit") else 1),
+        flops=lambda case: (
+            2 * case.n * case.d * case.k * (ITERATIONS if case.method.startswith("fit") else 1)
+        ),
         covers=("kmeans_labels", "kmeans_distances"),
     )
 }

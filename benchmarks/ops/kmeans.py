@@ -28,12 +28,15 @@ def features(case: Clusters, device: str) -> tuple[torch.Tensor, int]:
     """Return rows like those of an encoder that ends in a ReLU: 40 loose groups, clipped at zero."""
     generator = torch.Generator().manual_seed(0)
     means = 0.6 * torch.randn(40, case.d, generator=generator)
-    x = means[torch.randint(40, (case.n,), generator=generator)] + torch.randn(case.n, case.d, generator=generator)
+    x = means[torch.randint(40, (case.n,), generator=generator)] + torch.randn(
+        case.n, case.d, generator=generator
+    )
     return x.relu().to(device), case.k
 
 
 def gaussian(case: Clusters, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return Gaussian rows and initial centers: the rows that fastkmeans draws with seed 0, because it takes no others."""
+    """Return Gaussian rows and initial centers: the rows that fastkmeans draws with seed 0, because it takes
+    no others."""
     x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0))
     first = torch.randperm(case.n, generator=torch.Generator().manual_seed(0))[: case.k]
     return x.to(device), x[first].to(device)
@@ -41,11 +44,15 @@ def gaussian(case: Clusters, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def inertia(x: torch.Tensor, centres: torch.Tensor) -> float:
     rows = x.split(1 << 14)
-    return sum(float((block.double() - centres[vq_assign(block, centres)[:, 0]].double()).square().sum()) for block in rows)
+    return sum(
+        float((block.double() - centres[vq_assign(block, centres)[:, 0]].double()).square().sum())
+        for block in rows
+    )
 
 
 def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
-    """Return the relative difference of the inertia to the mean of ours over five seeds. Seeds differ by some percent."""
+    """Return the relative difference of the inertia to the mean of ours over five seeds. Seeds differ by some
+    percent."""
     x, k = inputs
     mean = sum(float(kmeans(x, k, seed=seed).inertia) for seed in range(5)) / 5
     return lambda centres: inertia(x, centres) / mean - 1
@@ -107,7 +114,9 @@ def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
 
     def call() -> torch.Tensor:
         points = {"min_points_per_centroid": 1, "max_points_per_centroid": len(rows)}
-        model = faiss.Kmeans(rows.shape[1], len(start), niter=iterations, check_input_data_for_NaNs=False, **points)
+        model = faiss.Kmeans(
+            rows.shape[1], len(start), niter=iterations, check_input_data_for_NaNs=False, **points
+        )
         model.train(rows, init_centroids=start)
         return torch.from_numpy(model.centroids)
 
@@ -115,13 +124,22 @@ def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
 
 
 def lloyd_fastkmeans(inputs: Inputs) -> Call:
-    """Use blocks with 4 MB of distances instead of 51,200 rows. It draws the initial centers of ``gaussian``."""
+    """Use blocks with 4 MB of distances instead of 51,200 rows. It draws the initial centers of
+    ``gaussian``."""
     from fastkmeans import FastKMeans
 
     x, centres = inputs
     needs("cpu", x)
     rows, k = x.numpy(), len(centres)
-    model = FastKMeans(rows.shape[1], k, niter=ITERATIONS, tol=0.0, gpu=False, seed=0, chunk_size_data=max(256, (1 << 20) // k))
+    model = FastKMeans(
+        rows.shape[1],
+        k,
+        niter=ITERATIONS,
+        tol=0.0,
+        gpu=False,
+        seed=0,
+        chunk_size_data=max(256, (1 << 20) // k),
+    )
 
     def call() -> torch.Tensor:
         with torch.random.fork_rng(devices=()):  # it seeds torch
@@ -131,7 +149,8 @@ def lloyd_fastkmeans(inputs: Inputs) -> Call:
 
 
 def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
-    """Its Triton kernels, configured by its own tables; like every call of it, it begins with the norms of x."""
+    """Its Triton kernels, configured by its own tables; like every call of it, it begins with the norms of
+    x."""
     from flash_kmeans import batch_kmeans_Euclid
 
     x, centres = inputs
@@ -141,22 +160,32 @@ def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
 
 
 def lloyd_superkmeans(inputs: Inputs) -> Call:
-    """All rows, all iterations. It begins with rows of its own choice, so its inertia is another one (column ``error``)."""
+    """All rows, all iterations. It begins with rows of its own choice, so its inertia is another one (column
+    ``error``)."""
     from superkmeans import SuperKMeans
 
     x, centres = inputs
     needs("cpu", x)
     rows = x.numpy()
-    settings = {"hierarchical": False, "iters": ITERATIONS, "sampling_fraction": 1.0, "tol": 0.0, "early_termination": False}
+    settings = {
+        "hierarchical": False,
+        "iters": ITERATIONS,
+        "sampling_fraction": 1.0,
+        "tol": 0.0,
+        "early_termination": False,
+    }
 
     def call() -> torch.Tensor:
-        return torch.from_numpy(SuperKMeans(*centres.shape, n_threads=torch.get_num_threads(), **settings).train(rows))
+        return torch.from_numpy(
+            SuperKMeans(*centres.shape, n_threads=torch.get_num_threads(), **settings).train(rows)
+        )
 
     return call
 
 
 def step(inputs: Inputs) -> Call:
-    """In units that an earlier step found, as every iteration of a loop but the first; with inertia, which the peers leave out."""
+    """In units that an earlier step found, as every iteration of a loop but the first; with inertia, which
+    the peers leave out."""
     x, centres = inputs
     units = kmeans_step(x, centres).units
     return lambda: kmeans_step(x, centres, units=units).centres
@@ -169,7 +198,11 @@ def step_eager(inputs: Inputs) -> Call:
     blocks = x.split(max(256, (1 << 20) // k)) if x.device.type == "cpu" else x.split(1 << 18)
 
     def call() -> torch.Tensor:
-        half_norms, sums, counts = centres.square().sum(1) / 2, torch.zeros_like(centres), centres.new_zeros(k)
+        half_norms, sums, counts = (
+            centres.square().sum(1) / 2,
+            torch.zeros_like(centres),
+            centres.new_zeros(k),
+        )
         for block in blocks:
             labels = torch.addmm(half_norms, block, centres.T, alpha=-1).min(1).indices
             sums.index_add_(0, labels, block)

@@ -1,4 +1,5 @@
-"""A training step of a VQ layer, plain, compiled, and of a residual one: forward, moving averages of the codewords, backward to x."""
+"""A training step of a VQ layer, plain, compiled, and of a residual one: forward, moving averages of the
+codewords, backward to x."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ESTIMATORS = ("rotation", "straight_through")
 
 @dataclass(frozen=True)
 class Step(Case):
-    """A batch of sequences of D elements each, and K codewords for each quantiser; the estimator is both layers' default or not."""
+    """A batch of sequences of D elements each, and K codewords for each quantiser; the estimator is both
+    layers' default or not."""
 
     batch: int
     length: int
@@ -33,7 +35,9 @@ class Step(Case):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.estimator not in ESTIMATORS:
-            raise ValueError(f"estimator {self.estimator!r} is not known, expected one of {', '.join(ESTIMATORS)}")
+            raise ValueError(
+                f"estimator {self.estimator!r} is not known, expected one of {', '.join(ESTIMATORS)}"
+            )
 
     @property
     def elements(self) -> int:
@@ -42,8 +46,12 @@ class Step(Case):
 
     @property
     def bytes(self) -> int:
-        """x, written codewords, the gradient that comes and x again, and the gradient; codebooks read and written; indices."""
-        return 4 * (5 * self.elements + 2 * self.quantizers * self.k * self.dim) + 8 * self.quantizers * self.batch * self.length
+        """x, written codewords, the gradient that comes and x again, and the gradient; codebooks read and
+        written; indices."""
+        return (
+            4 * (5 * self.elements + 2 * self.quantizers * self.k * self.dim)
+            + 8 * self.quantizers * self.batch * self.length
+        )
 
     @property
     def flops(self) -> int:
@@ -52,21 +60,31 @@ class Step(Case):
 
 
 def gaussian(case: Step, device: str) -> Inputs:
-    """The estimator; x and the gradient that comes back [B, L, D], codebooks [Q, K, D]: standard normal, the same numbers everywhere."""
+    """The estimator; x and the gradient that comes back [B, L, D], codebooks [Q, K, D]: standard normal, the
+    same numbers everywhere."""
     generator = torch.Generator().manual_seed(0)
-    sizes = ((case.batch, case.length, case.dim), (case.batch, case.length, case.dim), (case.quantizers, case.k, case.dim))
+    sizes = (
+        (case.batch, case.length, case.dim),
+        (case.batch, case.length, case.dim),
+        (case.quantizers, case.k, case.dim),
+    )
     x, grad, codebooks = (torch.randn(size, generator=generator).to(device) for size in sizes)
     return case.estimator, x, grad, codebooks
 
 
-def train_step(layer_class: Callable[..., Any], compiler: Callable[[Any], Any] = lambda layer: layer) -> Callable[[Inputs], Call]:
-    """Both libraries' layers have the same interface, the same defaults (moving averages) and the same result."""
+def train_step(
+    layer_class: Callable[..., Any], compiler: Callable[[Any], Any] = lambda layer: layer
+) -> Callable[[Inputs], Call]:
+    """Both libraries' layers have the same interface, the same defaults (moving averages) and the same
+    result."""
 
     def prepare(inputs: Inputs) -> Call:
         estimator, x, grad, codebooks = inputs
         count, k, d = codebooks.shape
         several = {"num_quantizers": count} if count > 1 else {}
-        layer = layer_class(dim=d, codebook_size=k, rotation_trick=estimator == "rotation", **several).to(x.device)
+        layer = layer_class(dim=d, codebook_size=k, rotation_trick=estimator == "rotation", **several).to(
+            x.device
+        )
         for quantizer, codes in zip(layer.layers if several else [layer], codebooks, strict=True):
             quantizer.codebook = codes
         run, leaf = compiler(layer), x.detach().requires_grad_()
@@ -82,7 +100,9 @@ def train_step(layer_class: Callable[..., Any], compiler: Callable[[Any], Any] =
     return prepare
 
 
-def vector_quantize_pytorch(name: str, compiler: Callable[[Any], Any] = lambda layer: layer) -> Callable[[Inputs], Call]:
+def vector_quantize_pytorch(
+    name: str, compiler: Callable[[Any], Any] = lambda layer: layer
+) -> Callable[[Inputs], Call]:
     """The peer's layer of that name."""
 
     def prepare(inputs: Inputs) -> Call:
@@ -94,15 +114,18 @@ def vector_quantize_pytorch(name: str, compiler: Callable[[Any], Any] = lambda l
 def gradient_error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     """Relative error of the gradient of the first step; a row with a wrong codeword has a wrong gradient.
 
-    The gradient is the sum of two terms: the gradient of the commitment loss, and the incoming gradient, possibly rotated by the rotation
-    from x to its codeword (Fifty et al. 2024, eq. 4). With several quantizers the terms are summed over all of them. The x of each one is
-    the float32 residual of the quantizers before it.
+    The gradient is the sum of two terms: the gradient of the commitment loss, and the incoming gradient,
+        possibly rotated by the rotation
+    from x to its codeword (Fifty et al. 2024, eq. 4). With several quantizers the terms are summed over all
+    of them. The x of each one is the float32 residual of the quantizers before it.
     """
     estimator, x, grad, codebooks = inputs
     right = torch.zeros_like(x, dtype=torch.float64)
     for codebook in codebooks:
         q = codebook[nearest(x, codebook)].reshape(x.shape)
-        right += (_turned(grad.double(), x.double(), q.double()) if estimator == "rotation" else grad) + 2 / x.numel() * (x - q).double()
+        right += (
+            _turned(grad.double(), x.double(), q.double()) if estimator == "rotation" else grad
+        ) + 2 / x.numel() * (x - q).double()
         x = x - q
     return lambda found: float((found.double() - right).norm() / right.norm())
 
@@ -114,7 +137,12 @@ def _turned(g: torch.Tensor, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return turned * q.norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
 
 
-def row(cases: tuple[Step, ...], smoke: Step, providers: dict[str, Callable[[Inputs], Call]], covers: tuple[str, ...] = ()) -> Op[Step]:
+def row(
+    cases: tuple[Step, ...],
+    smoke: Step,
+    providers: dict[str, Callable[[Inputs], Call]],
+    covers: tuple[str, ...] = (),
+) -> Op[Step]:
     return Op(
         cases=cases,
         smoke=smoke,

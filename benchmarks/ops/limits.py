@@ -1,4 +1,5 @@
-"""Measure the limits of the machine for the roofline: torch's copy, sum and matrix products, and the arithmetic units."""
+"""Measure the limits of the machine for the roofline: torch's copy, sum and matrix products, and the
+arithmetic units."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Inputs = tuple[str, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Limit(Case):
-    """``what`` is "copy", "read", or the dtype of a square product; ``size`` the elements moved, or the side of the matrices."""
+    """``what`` is "copy", "read", or the dtype of a square product; ``size`` the elements moved, or the side
+    of the matrices."""
 
     what: str
     size: int
@@ -46,8 +48,15 @@ def inputs(case: Limit, device: str) -> Inputs:
     """Two float32 vectors, or two matrices."""
     generator = torch.Generator().manual_seed(0)
     if case.what in ("copy", "read"):
-        return case.what, torch.randn(case.size, generator=generator).to(device), torch.empty(case.size, device=device)
-    a, b = (torch.randn(case.size, case.size, generator=generator).to(device, getattr(torch, case.what)) for _ in range(2))
+        return (
+            case.what,
+            torch.randn(case.size, generator=generator).to(device),
+            torch.empty(case.size, device=device),
+        )
+    a, b = (
+        torch.randn(case.size, case.size, generator=generator).to(device, getattr(torch, case.what))
+        for _ in range(2)
+    )
     return case.what, a, b
 
 
@@ -91,7 +100,18 @@ def _compiled() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "peak.so"
         flags = FLAGS.get(os.environ.get("UEFL_CPU", ""), ("-march=native",))
-        command = [compiler, "-O3", "-std=c++20", *flags, "-shared", "-fPIC", f"-I{SOURCES}", PEAK, "-o", library]
+        command = [
+            compiler,
+            "-O3",
+            "-std=c++20",
+            *flags,
+            "-shared",
+            "-fPIC",
+            f"-I{SOURCES}",
+            PEAK,
+            "-o",
+            library,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise Skip(f"peak.cpp does not compile: {done.stderr.strip().splitlines()[-1]}")
@@ -104,8 +124,12 @@ def _compiled() -> ctypes.CDLL:
 def error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     """Relative error, of a few rows of a product."""
     what, a, b = inputs
-    right = {"copy": lambda: a.double(), "read": lambda: a.double().sum()}.get(what, lambda: a[:4].double() @ b.double())()
-    return lambda found: float(((found[:4] if what not in ("copy", "read") else found).double() - right).norm() / right.norm())
+    right = {"copy": lambda: a.double(), "read": lambda: a.double().sum()}.get(
+        what, lambda: a[:4].double() @ b.double()
+    )()
+    return lambda found: float(
+        ((found[:4] if what not in ("copy", "read") else found).double() - right).norm() / right.norm()
+    )
 
 
 def bytes_of(case: Limit) -> int:
@@ -116,13 +140,24 @@ def bytes_of(case: Limit) -> int:
 
 OPS = {
     "limits": Op(
-        cases=(Limit("copy", 1 << 26), Limit("read", 1 << 26), Limit("float32", 2048), Limit("int16", 2048), Limit("bfloat16", 4096)),
-        cuda_cases=(Limit("copy", 1 << 28), Limit("read", 1 << 28), Limit("float32", 8192), Limit("bfloat16", 8192)),
+        cases=(
+            Limit("copy", 1 << 26),
+            Limit("read", 1 << 26),
+            Limit("float32", 2048),
+            Limit("int16", 2048),
+            Limit("bfloat16", 4096),
+        ),
+        cuda_cases=(
+            Limit("copy", 1 << 28),
+            Limit("read", 1 << 28),
+            Limit("float32", 8192),
+            Limit("bfloat16", 8192),
+        ),
         smoke=Limit("float32", 64),
         inputs=inputs,
         providers={"torch": by_torch, "units": units},
         gate=Gate("relative error", limit=1e-2, against=error),
         bytes=bytes_of,
         flops=lambda case: 0 if case.what in ("copy", "read") else 2 * case.size**3,
-    ),
+    )
 }

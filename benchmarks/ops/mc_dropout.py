@@ -1,8 +1,9 @@
-"""Monte Carlo dropout of a classifier's head (``mc_dropout_mlp``) and of a whole classifier (``MCDropout``), compared with loops; and
-the product before a head's first dropout (``linear``).
+"""Monte Carlo dropout of a classifier's head (``mc_dropout_mlp``) and of a whole classifier (``MCDropout``),
+compared with loops; and the product before a head's first dropout (``linear``).
 
-No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same seed, and each peer's
-figure is how far its mean probabilities are from the definition's: sampling noise, of order 1 / sqrt(passes).
+No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same
+seed, and each peer's figure is how far its mean probabilities are from the definition's: sampling noise, of
+order 1 / sqrt(passes).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def gaussian(case: Head, device: str) -> Inputs:
 
 
 def against(inputs: Inputs, consistent: bool = False) -> Callable[[MCStats], float]:
-    """Largest deviation of the mean probabilities of the first rows from the definition's with the same masks."""
+    """Largest deviation of the mean probabilities of the first rows from the definition's with the same
+    masks."""
     case, x, weights, biases = inputs
     hidden = F.gelu(F.linear(x[:CHECKED_ROWS], weights[0], biases[0]))
     with backend("reference"):
@@ -73,7 +75,9 @@ def ours(consistent: bool = False) -> Callable[[Inputs], Call]:
 
     def prepare(inputs: Inputs) -> Call:
         case, x, weights, biases = inputs
-        return lambda: mc_dropout_mlp(x, weights, biases, p=0.1, passes=case.passes, consistent=consistent, seed=0)
+        return lambda: mc_dropout_mlp(
+            x, weights, biases, p=0.1, passes=case.passes, consistent=consistent, seed=0
+        )
 
     return prepare
 
@@ -101,7 +105,9 @@ def shared_prefix(inputs: Inputs) -> Call:
 
     def call() -> MCStats:
         hidden = F.gelu(F.linear(x, weights[0], biases[0]))
-        return _statistics([F.linear(F.dropout(hidden, 0.1), weights[1], biases[1]).softmax(-1) for _ in range(case.passes)])
+        return _statistics(
+            [F.linear(F.dropout(hidden, 0.1), weights[1], biases[1]).softmax(-1) for _ in range(case.passes)]
+        )
 
     return call
 
@@ -111,7 +117,9 @@ def whole_passes(inputs: Inputs) -> Call:
     case, x, weights, biases = inputs
 
     def head() -> torch.Tensor:
-        return F.linear(F.dropout(F.gelu(F.linear(x, weights[0], biases[0])), 0.1), weights[1], biases[1]).softmax(-1)
+        return F.linear(
+            F.dropout(F.gelu(F.linear(x, weights[0], biases[0])), 0.1), weights[1], biases[1]
+        ).softmax(-1)
 
     return lambda: _statistics([head() for _ in range(case.passes)])
 
@@ -169,7 +177,8 @@ def around(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
 
 
 def against_reference(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Callable[[MCStats], float]:
-    """Return the largest error of the mean probabilities against the float64 definition on the same features."""
+    """Return the largest error of the mean probabilities against the float64 definition on the same
+    features."""
     with backend("reference"):
         truth = around(inputs)().mean_probs
     return lambda found: float((found.mean_probs.double() - truth.double()).abs().max())
@@ -242,7 +251,9 @@ OPS = {
         inputs=operands,
         providers={"uefl": by_our_product, "torch": by_torch},
         gate=Gate("largest error by the size of the terms", limit=1e-6, against=against_float64),
-        bytes=lambda case: 4 * (case.rows * case.inputs + case.units * (case.inputs + 1) + case.rows * case.units),
+        bytes=lambda case: (
+            4 * (case.rows * case.inputs + case.units * (case.inputs + 1) + case.rows * case.units)
+        ),
         flops=lambda case: 2 * case.rows * case.inputs * case.units,
     ),
     "mc_dropout": Op(
@@ -255,7 +266,11 @@ OPS = {
         flops=lambda case: case.flops,
     ),
     "mc_dropout_mlp": Op(
-        cases=(Head(10_000, 512, 512, 10, 100), Head(10_000, 512, 512, 10, 20), Head(2_000, 4_608, 512, 10, 20)),
+        cases=(
+            Head(10_000, 512, 512, 10, 100),
+            Head(10_000, 512, 512, 10, 20),
+            Head(2_000, 4_608, 512, 10, 20),
+        ),
         smoke=Head(40, 16, 24, 10, 4),
         inputs=gaussian,
         providers={
@@ -267,7 +282,12 @@ OPS = {
             "torch-shared-prefix": shared_prefix,
             "torch-whole-passes": whole_passes,
         },
-        gate=Gate("largest error of mean_probs", limit=1e-5, against=against, own={"uefl-consistent": partial(against, consistent=True)}),
+        gate=Gate(
+            "largest error of mean_probs",
+            limit=1e-5,
+            against=against,
+            own={"uefl-consistent": partial(against, consistent=True)},
+        ),
         covers=("dropout_mask", "mc_dropout_mlp_backward"),
         bytes=lambda case: case.bytes,
         flops=lambda case: case.flops,

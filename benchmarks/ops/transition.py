@@ -1,4 +1,5 @@
-"""Losses for learning from sets, forward and backward: transition, set probabilities, published loss, set proportions."""
+"""Losses for learning from sets, forward and backward: transition, set probabilities, published loss, set
+proportions."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from uefl_kernels import backend, log_transition_probs, set_proportion_loss, transition_double_softmax, transition_nll
+from uefl_kernels import (
+    backend,
+    log_transition_probs,
+    set_proportion_loss,
+    transition_double_softmax,
+    transition_nll,
+)
 
 from ..registry import Call, Case, Gate, Op
 
@@ -29,12 +36,14 @@ class Batch(Case):
 
     @property
     def flops(self) -> int:
-        """An exponential, and a product and an addition with each of two rows, per logit; as much for the gradient."""
+        """An exponential, and a product and an addition with each of two rows, per logit; as much for the
+        gradient."""
         return 8 * self.b * self.k
 
 
 def inputs(case: Batch, device: str) -> Inputs:
-    """Logits (a leaf), targets, log_transition, log_marginal, its weights in the mean, offsets of M sets of like size."""
+    """Logits (a leaf), targets, log_transition, log_marginal, its weights in the mean, offsets of M sets of
+    like size."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(case.b, case.k, generator=generator)
     targets = torch.randint(case.m, (case.b,), generator=generator)
@@ -72,11 +81,15 @@ def largest_error(loss: Callable[..., torch.Tensor]) -> Callable[[Inputs], Calla
     return against
 
 
-def nll(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+def nll(
+    z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor
+) -> torch.Tensor:
     return transition_nll(z, y, matrix, log_marginal=marginal)
 
 
-def eager_nll(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+def eager_nll(
+    z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor
+) -> torch.Tensor:
     """As stable as ours, and as few steps as we know."""
     return (z + marginal).logsumexp(1) - (z + matrix[y]).logsumexp(1)
 
@@ -87,17 +100,23 @@ def published_nll(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: to
     return torch.nn.functional.nll_loss((g / g.sum(1, keepdim=True)).log(), y, reduction="none")
 
 
-def probs(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+def probs(
+    z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor
+) -> torch.Tensor:
     return log_transition_probs(z, matrix, log_marginal=marginal).square()
 
 
-def eager_probs(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+def eager_probs(
+    z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor
+) -> torch.Tensor:
     """The product of probabilities: fast, infinite where they underflow."""
     g = z.softmax(1) @ matrix.exp().T
     return (g / g.sum(1, keepdim=True)).log().square()
 
 
-def double(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+def double(
+    z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor
+) -> torch.Tensor:
     return transition_double_softmax(z, y, matrix, log_marginal=marginal)
 
 
@@ -107,12 +126,24 @@ def eager_double(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: tor
     return torch.nn.functional.cross_entropy(g / g.sum(1, keepdim=True), y, reduction="none")
 
 
-def sets(z: torch.Tensor, y: torch.Tensor, m: torch.Tensor, s: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def sets(
+    z: torch.Tensor,
+    y: torch.Tensor,
+    m: torch.Tensor,
+    s: torch.Tensor,
+    shares: torch.Tensor,
+    offsets: torch.Tensor,
+) -> torch.Tensor:
     return set_proportion_loss(z, offsets, shares)
 
 
 def eager_sets(
-    z: torch.Tensor, y: torch.Tensor, m: torch.Tensor, s: torch.Tensor, shares: torch.Tensor, offsets: torch.Tensor
+    z: torch.Tensor,
+    y: torch.Tensor,
+    m: torch.Tensor,
+    s: torch.Tensor,
+    shares: torch.Tensor,
+    offsets: torch.Tensor,
 ) -> torch.Tensor:
     """All sets at once, by a segmented sum."""
     sizes = offsets.diff()
@@ -122,7 +153,10 @@ def eager_sets(
 
 
 def row(
-    ours: Callable[..., torch.Tensor], peers: dict[str, Callable[..., torch.Tensor]], *cases: Batch, covers: tuple[str, ...] = ()
+    ours: Callable[..., torch.Tensor],
+    peers: dict[str, Callable[..., torch.Tensor]],
+    *cases: Batch,
+    covers: tuple[str, ...] = (),
 ) -> Op[Batch]:
     providers = {"uefl": step(ours)} | {name: step(peer) for name, peer in peers.items()}
     return Op(
@@ -137,11 +171,21 @@ def row(
     )
 
 
-TRAINING = Batch(128, 10, 10), Batch(128, 10, 40), Batch(4096, 10, 40), Batch(100_000, 10, 10), Batch(1024, 1000, 100)
+TRAINING = (
+    Batch(128, 10, 10),
+    Batch(128, 10, 40),
+    Batch(4096, 10, 40),
+    Batch(100_000, 10, 10),
+    Batch(1024, 1000, 100),
+)
 
 OPS = {
     "transition_nll": row(nll, {"eager": eager_nll, "published": published_nll}, *TRAINING),
-    "log_transition_probs": row(probs, {"eager": eager_probs}, *TRAINING[:3], covers=("log_transition_probs_backward",)),
+    "log_transition_probs": row(
+        probs, {"eager": eager_probs}, *TRAINING[:3], covers=("log_transition_probs_backward",)
+    ),
     "transition_double_softmax": row(double, {"eager": eager_double}, *TRAINING[:3]),
-    "set_proportion_loss": row(sets, {"eager": eager_sets}, Batch(720, 10, 1), Batch(7200, 10, 10), Batch(36_000, 10, 50)),
+    "set_proportion_loss": row(
+        sets, {"eager": eager_sets}, Batch(720, 10, 1), Batch(7200, 10, 10), Batch(36_000, 10, 50)
+    ),
 }

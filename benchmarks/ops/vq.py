@@ -1,7 +1,8 @@
 """Nearest codewords: the search (``vq_assign``) and the whole forward pass of a VQ layer (``vq``).
 
-The peers' settings were chosen by measurement on a Sapphire Rapids core: ``min(1).indices`` is faster than ``argmin(1)``, blocks that
-stay in the cache are faster than the whole product, and ``KMeans.predict`` is faster than ``pairwise_distances_argmin``.
+The peers' settings were chosen by measurement on a Sapphire Rapids core: ``min(1).indices`` is faster than
+``argmin(1)``, blocks that stay in the cache are faster than the whole product, and ``KMeans.predict`` is
+faster than ``pairwise_distances_argmin``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Search(Case):
     @property
     def bytes(self) -> int:
         """Rows and codewords read once, int64 indices written once."""
-        return self.itemsize * (self.n * self.dim + self.k * self.dim // self.segments) + 8 * self.n * self.segments
+        return (
+            self.itemsize * (self.n * self.dim + self.k * self.dim // self.segments)
+            + 8 * self.n * self.segments
+        )
 
     @property
     def itemsize(self) -> int:
@@ -62,7 +66,8 @@ def gaussian(case: Search, device: str) -> Inputs:
 
 
 def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """The float64 argmin of every row: by a float64 product, and by the op's slow definition where rounding could matter."""
+    """The float64 argmin of every row: by a float64 product, and by the op's slow definition where rounding
+    could matter."""
     rows, codes = rows_of(x, codebook).double(), codebook.double()
     half_norms, longest = codes.square().sum(1) / 2, codes.norm(dim=1).max()
     indices = torch.empty(len(rows), dtype=torch.int64, device=x.device)
@@ -114,12 +119,14 @@ def matmul(inputs: Inputs) -> Call:
 
 
 def block_rows(codebook: torch.Tensor) -> int:
-    """Return the rows of a block: its scores fill half of the second-level cache of every core, with a minimum for a fast product."""
+    """Return the rows of a block: its scores fill half of the second-level cache of every core, with a
+    minimum for a fast product."""
     return torch.get_num_threads() * max(256, (1 << 18) // len(codebook))
 
 
 def blocked_matmul(inputs: Inputs) -> Call:
-    """The stricter ruler: nothing of size N x K, every block into the same memory. A search multiplies this much and then compares."""
+    """The stricter ruler: nothing of size N x K, every block into the same memory. A search multiplies this
+    much and then compares."""
     x, codebook = inputs
     needs("cpu", x)
     block = torch.empty(block_rows(codebook), len(codebook), dtype=x.dtype)
@@ -189,19 +196,23 @@ def superkmeans(inputs: Inputs) -> Call:
 
 
 def fastkmeans(inputs: Inputs) -> Call:
-    """Call ``predict`` in blocks with 4 MB of distances instead of 51,200 rows. Its interface takes CPU arrays only."""
+    """Call ``predict`` in blocks with 4 MB of distances instead of 51,200 rows. Its interface takes CPU
+    arrays only."""
     from fastkmeans import FastKMeans
 
     x, codebook = inputs
     needs("cpu", x)
     rows, codes = rows_of(x, codebook).numpy(), codebook.numpy()
-    model = FastKMeans(codes.shape[1], len(codes), gpu=False, chunk_size_data=max(256, (1 << 20) // len(codes)))
+    model = FastKMeans(
+        codes.shape[1], len(codes), gpu=False, chunk_size_data=max(256, (1 << 20) // len(codes))
+    )
     model.centroids = codes
     return lambda: torch.from_numpy(model.predict(rows))
 
 
 def flash_kmeans(inputs: Inputs) -> Call:
-    """Its Triton search, configured by its own tables; the norms of x, which a fit computes once, are left out of the time."""
+    """Its Triton search, configured by its own tables; the norms of x, which a fit computes once, are left
+    out of the time."""
     from flash_kmeans.assign_euclid_triton import euclid_assign_triton
 
     x, codebook = inputs
@@ -333,7 +344,11 @@ OPS = {
         cuda_cases=(
             *(Search(MILLION, 64, k) for k in (256, 1024, 8192)),
             *(Search(MILLION, dim, k, dtype="float16") for dim, k in ((64, 256), (128, 1024))),
-            *(Search(1 << 20, dim, k, dtype="float16") for dim in (64, 128, 256, 512) for k in (256, 1024, 4096, 16384)),
+            *(
+                Search(1 << 20, dim, k, dtype="float16")
+                for dim in (64, 128, 256, 512)
+                for k in (256, 1024, 4096, 16384)
+            ),
             *(Search(1 << 16, dim, k, dtype="float16") for dim in (64, 128, 512) for k in (256, 1024, 4096)),
         ),
         smoke=SMOKE,
@@ -376,7 +391,8 @@ OPS = {
         },
         gate=GATE,
         covers=("vq_forward",),  # what vq is on a GPU
-        bytes=lambda case: case.bytes + case.itemsize * case.n * case.dim + 8 * case.k,  # the codewords and the counts written once
+        # the codewords and the counts written once
+        bytes=lambda case: case.bytes + case.itemsize * case.n * case.dim + 8 * case.k,
         flops=lambda case: case.flops,
     ),
 }

@@ -1,5 +1,6 @@
-// Ways to keep of 64 scores of a thread what a search needs: 32 columns of each of two rows. In lane t of four, score n of a row is of
-// column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent, so that their bits order as integers do.
+// Ways to keep of 64 scores of a thread what a search needs: 32 columns of each of two rows. In lane t of
+// four, score n of a row is of column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent, so
+// that their bits order as integers do.
 #pragma once
 
 #include "instructions.h"
@@ -31,7 +32,8 @@ __device__ Two two_of(const int (&values)[kCount]) {
   Two pairs[kCount / 2];
   UEFL_UNROLL
   for (int i = 0; i < kCount / 2; ++i) {
-    pairs[i].best = lesser(values[2 * i], values[2 * i + 1]), pairs[i].second = greater(values[2 * i], values[2 * i + 1]);
+    pairs[i].best = lesser(values[2 * i], values[2 * i + 1]),
+    pairs[i].second = greater(values[2 * i], values[2 * i + 1]);
   }
   UEFL_UNROLL
   for (int step = 1; step < kCount / 2; step *= 2) {
@@ -58,15 +60,17 @@ struct Packed {
     for (int group = 0; group < 32; group += 8) {
       int packed[8];
       UEFL_UNROLL
-      for (int i = 0; i < 8; ++i) packed[i] = multiply_add_integer(__float_as_int(scores[group + i]), shift, group + i);
+      for (int i = 0; i < 8; ++i)
+        packed[i] = multiply_add_integer(__float_as_int(scores[group + i]), shift, group + i);
       all.add(two_of(packed));
     }
     return all;
   }
 };
 
-// Every score has its number; the least of four groups of eight and of eight groups of four across them. The second of the row is the
-// less of both seconds, since the least score shares no two of these groups with another score.
+// Every score has its number; the least of four groups of eight and of eight groups of four across them. The
+// second of the row is the less of both seconds, since the least score shares no two of these groups with
+// another score.
 struct Cross {
   static constexpr int kShift = 32;
   __device__ static Two run(const float (&scores)[32], int shift) {

@@ -1,12 +1,28 @@
-// Micro-measurements: how fast a unit of a multiprocessor is, alone and beside products. benchmarks/gpu_variants.py says what each decides.
+// Micro-measurements: how fast a unit of a multiprocessor is, alone and beside products.
+// benchmarks/gpu_variants.py says what each decides.
 //
-// A kernel writes clocks; no number that it computes is used, and the compiler cannot leave out what is volatile.
+// A kernel writes clocks; no number that it computes is used, and the compiler cannot leave out what is
+// volatile.
 #include "instructions.h"
 
 namespace uefl::variants {
 namespace {
 
-enum class Stream { none, fadd, ffma, vimnmx, vimnmx3, lop3, imad, imad_wide, shf, f2fp, viaddmnmx, prmt, hmma };
+enum class Stream {
+  none,
+  fadd,
+  ffma,
+  vimnmx,
+  vimnmx3,
+  lop3,
+  imad,
+  imad_wide,
+  shf,
+  f2fp,
+  viaddmnmx,
+  prmt,
+  hmma
+};
 constexpr int kLanes = 16, kRounds = 256;  // results of a thread that wait for each other; repetitions
 
 // One instruction for each of the results of a thread. kOdd: two minima in a row would become one of three.
@@ -15,44 +31,55 @@ __device__ void operate(uint32_t (&a)[kLanes], uint64_t (&wide)[kLanes / 2], uin
   UEFL_UNROLL
   for (int i = 0; i < kLanes; ++i) {
     if constexpr (kStream == Stream::fadd) asm volatile("add.rn.f32 %0, %0, %1;" : "+r"(a[i]) : "r"(b));
-    if constexpr (kStream == Stream::ffma) asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
-    if constexpr (kStream == Stream::vimnmx && !kOdd) asm volatile("min.s32 %0, %0, %1;" : "+r"(a[i]) : "r"(b));
-    if constexpr (kStream == Stream::vimnmx && kOdd) asm volatile("max.s32 %0, %0, %1;" : "+r"(a[i]) : "r"(c));
+    if constexpr (kStream == Stream::ffma)
+      asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
+    if constexpr (kStream == Stream::vimnmx && !kOdd)
+      asm volatile("min.s32 %0, %0, %1;" : "+r"(a[i]) : "r"(b));
+    if constexpr (kStream == Stream::vimnmx && kOdd)
+      asm volatile("max.s32 %0, %0, %1;" : "+r"(a[i]) : "r"(c));
     if constexpr (kStream == Stream::vimnmx3) {
       a[i] = __vimin3_s32(a[i], b, c);
       asm volatile("" : "+r"(a[i]));
     }
-    if constexpr (kStream == Stream::lop3) asm volatile("lop3.b32 %0, %0, %1, %2, 0x96;" : "+r"(a[i]) : "r"(b), "r"(c));
-    if constexpr (kStream == Stream::imad) asm volatile("mad.lo.s32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
-    if constexpr (kStream == Stream::shf) asm volatile("shf.l.wrap.b32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
+    if constexpr (kStream == Stream::lop3)
+      asm volatile("lop3.b32 %0, %0, %1, %2, 0x96;" : "+r"(a[i]) : "r"(b), "r"(c));
+    if constexpr (kStream == Stream::imad)
+      asm volatile("mad.lo.s32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
+    if constexpr (kStream == Stream::shf)
+      asm volatile("shf.l.wrap.b32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
     if constexpr (kStream == Stream::f2fp) asm volatile("cvt.rn.f16x2.f32 %0, %0, %1;" : "+r"(a[i]) : "r"(b));
     if constexpr (kStream == Stream::viaddmnmx) {
       a[i] = __viaddmin_s32(a[i], b, c);
       asm volatile("" : "+r"(a[i]));
     }
-    if constexpr (kStream == Stream::prmt) asm volatile("prmt.b32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
-    if constexpr (kStream == Stream::imad_wide) {  // both halves of a product are in the next one, or the compiler makes one of them
+    if constexpr (kStream == Stream::prmt)
+      asm volatile("prmt.b32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
+    if constexpr (kStream == Stream::imad_wide) {  // both halves of a product are in the next one, or the
+                                                   // compiler makes one of them
       const uint32_t mixed = static_cast<uint32_t>(wide[i / 2] >> 32) ^ static_cast<uint32_t>(wide[i / 2]);
       if (i % 2 == 0) asm volatile("mul.wide.u32 %0, %1, %2;" : "=l"(wide[i / 2]) : "r"(mixed), "r"(b));
     }
     if constexpr (kStream == Stream::hmma) {
       if (i % 4 == 0) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%4, %5}, {%0, %1, %2, %3};"
-                     : "+r"(a[i]), "+r"(a[i + 1]), "+r"(a[i + 2]), "+r"(a[i + 3])
-                     : "r"(b), "r"(c));
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%4, %5}, "
+            "{%0, %1, %2, %3};"
+            : "+r"(a[i]), "+r"(a[i + 1]), "+r"(a[i + 2]), "+r"(a[i + 3])
+            : "r"(b), "r"(c));
       }
     }
   }
 }
 
-// Warpgroup 0 sends products until the others have done their stream, or some hundred where there are no others.
-// clocks: [blocks, 4, {clocks, products of the warpgroup, or rounds}].
+// Warpgroup 0 sends products until the others have done their stream, or some hundred where there are no
+// others. clocks: [blocks, 4, {clocks, products of the warpgroup, or rounds}].
 template <Stream kStream, bool kProducts>
 __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
   __shared__ int done;
   __shared__ bool stop;
   unsigned char* memory = dynamic_memory();
-  for (unsigned i = threadIdx.x; i < 128 * 128 / 4; i += blockDim.x) reinterpret_cast<uint32_t*>(memory)[i] = 0;
+  for (unsigned i = threadIdx.x; i < 128 * 128 / 4; i += blockDim.x)
+    reinterpret_cast<uint32_t*>(memory)[i] = 0;
   if (threadIdx.x == 0) done = 0;
   written();
   __syncthreads();
@@ -82,7 +109,8 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
       }
       count += 32;
       group_sync();
-      if (threadIdx.x == 0) stop = kStream == Stream::none ? count >= 4 * kRounds : *static_cast<volatile int*>(&done) >= others;
+      if (threadIdx.x == 0)
+        stop = kStream == Stream::none ? count >= 4 * kRounds : *static_cast<volatile int*>(&done) >= others;
       group_sync();
     } while (!*static_cast<volatile bool*>(&stop));
     note(begin, count);
@@ -109,7 +137,8 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
     note(begin, kRounds);
     uint32_t all = 0;
     UEFL_UNROLL
-    for (int i = 0; i < kLanes; ++i) all ^= values[i] ^ static_cast<uint32_t>(wide[i / 2] >> 32) ^ static_cast<uint32_t>(wide[i / 2]);
+    for (int i = 0; i < kLanes; ++i)
+      all ^= values[i] ^ static_cast<uint32_t>(wide[i / 2] >> 32) ^ static_cast<uint32_t>(wide[i / 2]);
     if (all == b) clocks[0] = 0;  // which it never is, as far as the compiler knows
     __syncwarp();
     if (threadIdx.x % 32 == 0) atomicAdd(&done, 1);
@@ -119,20 +148,24 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
 }  // namespace
 
 // M1, M3 and M7.
-#define STREAM(name)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(512, 1) stream_##name(long long* clocks, uint32_t b, uint32_t c) { \
-    stream<Stream::name, false>(clocks, b, c);                                                                    \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(512, 1) beside_##name(long long* clocks, uint32_t b, uint32_t c) { \
-    stream<Stream::name, true>(clocks, b, c);                                                                     \
+#define STREAM(name)                                             \
+  extern "C" __global__ void __launch_bounds__(512, 1)           \
+      stream_##name(long long* clocks, uint32_t b, uint32_t c) { \
+    stream<Stream::name, false>(clocks, b, c);                   \
+  }                                                              \
+  extern "C" __global__ void __launch_bounds__(512, 1)           \
+      beside_##name(long long* clocks, uint32_t b, uint32_t c) { \
+    stream<Stream::name, true>(clocks, b, c);                    \
   }
 STREAM(none)
 STREAM(fadd)
 STREAM(ffma)
-STREAM(vimnmx) STREAM(vimnmx3) STREAM(lop3) STREAM(imad) STREAM(imad_wide) STREAM(shf) STREAM(f2fp) STREAM(viaddmnmx) STREAM(prmt)
-    STREAM(hmma)
+STREAM(vimnmx)
+STREAM(vimnmx3) STREAM(lop3) STREAM(imad) STREAM(imad_wide) STREAM(shf) STREAM(f2fp) STREAM(viaddmnmx)
+    STREAM(prmt) STREAM(hmma)
 
-    // M4. Loads of 16 bytes a lane: 0: lanes side by side, 1: four addresses, in lane t of four, 2: one address.
+    // M4. Loads of 16 bytes a lane: 0: lanes side by side, 1: four addresses, in lane t of four, 2: one
+    // address.
     extern "C" __global__ void loads(long long* clocks, int pattern) {
   unsigned char* memory = dynamic_memory();
   for (unsigned i = threadIdx.x; i < 4096; i += blockDim.x) reinterpret_cast<uint32_t*>(memory)[i] = i;
@@ -152,11 +185,12 @@ STREAM(vimnmx) STREAM(vimnmx3) STREAM(lop3) STREAM(imad) STREAM(imad_wide) STREA
     UEFL_UNROLL
     for (int i = 0; i < 8; ++i) all ^= values[i].x ^ values[i].w;
   }
-  if (threadIdx.x % 32 == 0) clocks[blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32] = now() - begin + (all == 1);
+  if (threadIdx.x % 32 == 0)
+    clocks[blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32] = now() - begin + (all == 1);
 }
 
-// M5. Additions to shared memory: 0: 32 neighbours, 1: a row of 64 cells of a codeword that is drawn for each warp, 2: one cell,
-// 3: exchanges of 32 neighbours.
+// M5. Additions to shared memory: 0: 32 neighbours, 1: a row of 64 cells of a codeword that is drawn for each
+// warp, 2: one cell, 3: exchanges of 32 neighbours.
 extern "C" __global__ void additions(long long* clocks, int pattern, int codewords) {
   uint32_t* cells = reinterpret_cast<uint32_t*>(dynamic_memory());
   for (int i = threadIdx.x; i < codewords * 64; i += blockDim.x) cells[i] = 0;
@@ -171,14 +205,16 @@ extern "C" __global__ void additions(long long* clocks, int pattern, int codewor
     uint32_t* target = cells + row * 64 + (pattern == 2 ? 0 : lane);
     UEFL_UNROLL
     for (int i = 0; i < 2; ++i)
-      pattern == 3 ? (void)(all += atomicExch(target + 32 * i, drawn)) : (void)atomicAdd(target + 32 * i * (pattern != 2), drawn);
+      pattern == 3 ? (void)(all += atomicExch(target + 32 * i, drawn))
+                   : (void)atomicAdd(target + 32 * i * (pattern != 2), drawn);
   }
   if (lane == 0) clocks[blockIdx.x * (blockDim.x / 32) + warp] = now() - begin + (all == 1);
 }
 
 // M6. Every block reads a codebook of so many blocks of 16 KB, so often, some of them under way at a time.
 template <int kCluster>
-__device__ void read_codebook(const unsigned char* codes, int blocks, int times, int ahead, long long* clocks) {
+__device__ void read_codebook(const unsigned char* codes, int blocks, int times, int ahead,
+                              long long* clocks) {
   constexpr int kBytes = 16384;
   Barrier* full = reinterpret_cast<Barrier*>(dynamic_memory() + ahead * kBytes);
   if (threadIdx.x == 0) {
@@ -197,7 +233,8 @@ __device__ void read_codebook(const unsigned char* codes, int blocks, int times,
       copy_bulk(dynamic_memory() + place * kBytes, source, kBytes, full + place);
     } else {
       const unsigned at = cluster_rank() * (kBytes / kCluster);
-      copy_multicast(dynamic_memory() + place * kBytes + at, source + at, kBytes / kCluster, full + place, (1 << kCluster) - 1);
+      copy_multicast(dynamic_memory() + place * kBytes + at, source + at, kBytes / kCluster, full + place,
+                     (1 << kCluster) - 1);
     }
   };
   // A place is filled again when both blocks have seen it full, so blocks of a cluster go on side by side.
@@ -221,11 +258,14 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(32, 1)
   read_codebook<2>(codes, blocks, times, ahead, clocks);
 }
 
-// M8. sums [64, 128] = start + a [64, 16] b [128, 16]^T by one product of a warpgroup; a and b in the layout of operand().
-extern "C" __global__ void __launch_bounds__(128, 1) product_wgmma(const uint32_t* a, const uint32_t* b, const float* start, float* sums) {
+// M8. sums [64, 128] = start + a [64, 16] b [128, 16]^T by one product of a warpgroup; a and b in the layout
+// of operand().
+extern "C" __global__ void __launch_bounds__(128, 1)
+    product_wgmma(const uint32_t* a, const uint32_t* b, const float* start, float* sums) {
   unsigned char* memory = dynamic_memory();
   for (int i = threadIdx.x; i < 64 * 128 / 4; i += 128) reinterpret_cast<uint32_t*>(memory)[i] = a[i];
-  for (int i = threadIdx.x; i < 128 * 128 / 4; i += 128) reinterpret_cast<uint32_t*>(memory + 64 * 128)[i] = b[i];
+  for (int i = threadIdx.x; i < 128 * 128 / 4; i += 128)
+    reinterpret_cast<uint32_t*>(memory + 64 * 128)[i] = b[i];
   written();
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16 + lane / 4, t = lane % 4;
@@ -244,8 +284,10 @@ extern "C" __global__ void __launch_bounds__(128, 1) product_wgmma(const uint32_
   for (int i = 0; i < 64; ++i) sums[(row + i % 4 / 2 * 8) * 128 + i / 4 * 8 + 2 * t + i % 2] = c[i];
 }
 
-// The same by mma.sync: sums [16, 8] = start + a [16, 16] b [8, 16]^T for each of the blocks, rows of 32 bytes side by side.
-extern "C" __global__ void __launch_bounds__(32, 1) product_mma(const uint32_t* a, const uint32_t* b, const float* start, float* sums) {
+// The same by mma.sync: sums [16, 8] = start + a [16, 16] b [8, 16]^T for each of the blocks, rows of 32
+// bytes side by side.
+extern "C" __global__ void __launch_bounds__(32, 1)
+    product_mma(const uint32_t* a, const uint32_t* b, const float* start, float* sums) {
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
   a += blockIdx.x * 16 * 8, b += blockIdx.x * 8 * 8, start += blockIdx.x * 128, sums += blockIdx.x * 128;
   const uint32_t left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
@@ -257,8 +299,8 @@ extern "C" __global__ void __launch_bounds__(32, 1) product_mma(const uint32_t* 
   for (int i = 0; i < 4; ++i) sums[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
 }
 
-// M9. Clocks of a turn that two warpgroups hand to each other; of a barrier in shared memory that is over; of one that a warp hands to
-// another one and back.
+// M9. Clocks of a turn that two warpgroups hand to each other; of a barrier in shared memory that is over; of
+// one that a warp hands to another one and back.
 extern "C" __global__ void __launch_bounds__(256, 1) barriers(long long* clocks) {
   __shared__ Barrier there[2], back[2];
   if (threadIdx.x == 0) {
@@ -293,7 +335,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) barriers(long long* clocks)
   if (threadIdx.x == 0) clocks[2] = (now() - begin) / (2 * kRounds);
 }
 
-// A kernel with nothing to do; and one that lets the next one begin, and waits for the one before it as late as it can.
+// A kernel with nothing to do; and one that lets the next one begin, and waits for the one before it as late
+// as it can.
 extern "C" __global__ void nothing(long long* clocks) {
   if (clocks == nullptr) asm volatile("trap;");
 }

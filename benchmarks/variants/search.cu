@@ -1,9 +1,10 @@
-// Variants of the loop of the search: products of 64 rows with 128 codewords at a time, and the comparison of their scores. Rows and
-// codewords come packed as the products read them, so that a variant is timed without what prepares and finishes rows.
+// Variants of the loop of the search: products of 64 rows with 128 codewords at a time, and the comparison of
+// their scores. Rows and codewords come packed as the products read them, so that a variant is timed without
+// what prepares and finishes rows.
 //
-// kGroups warpgroups multiply and compare; a further one copies: a thread the codebook, a thread the rows. Where the ring has a place for
-// every block of the codebook, that is copied once. All warpgroups take as many turns, the last ones maybe with rows that another one has
-// too, whose answers are not written.
+// kGroups warpgroups multiply and compare; a further one copies: a thread the codebook, a thread the rows.
+// Where the ring has a place for every block of the codebook, that is copied once. All warpgroups take as
+// many turns, the last ones maybe with rows that another one has too, whose answers are not written.
 #include "compare.h"
 
 namespace uefl::variants {
@@ -24,16 +25,18 @@ struct Work {
   int blocks, tiles, places, shift;
 };
 
-// kFirst: the sums begin at the starts. kDescribed: the left operand is read from shared memory by each product. kCluster: blocks that
-// share what they read of the codebook. kMarked: the clock at the beginning and the end of products and comparisons.
-template <class Way, int kGroups_, int kChunks_, bool kOrder_, bool kFirst_ = false, bool kDescribed_ = false, int kCluster_ = 1,
-          bool kMarked_ = false>
+// kFirst: the sums begin at the starts. kDescribed: the left operand is read from shared memory by each
+// product. kCluster: blocks that share what they read of the codebook. kMarked: the clock at the beginning
+// and the end of products and comparisons.
+template <class Way, int kGroups_, int kChunks_, bool kOrder_, bool kFirst_ = false, bool kDescribed_ = false,
+          int kCluster_ = 1, bool kMarked_ = false>
 struct Variant {
   using How = Way;
-  static constexpr int kGroups = kGroups_, kChunks = kChunks_, kCluster = kCluster_, kThreads = (kGroups_ + 1) * 128;
+  static constexpr int kGroups = kGroups_, kChunks = kChunks_, kCluster = kCluster_,
+                       kThreads = (kGroups_ + 1) * 128;
   static constexpr bool kOrder = kOrder_, kFirst = kFirst_, kDescribed = kDescribed_, kMarked = kMarked_;
   static constexpr int kTiles = kChunks > 2 ? 1 : kAhead;  // of rows, for each warpgroup
-  static constexpr int kStarts = kFirst ? 68 : 36;         // floats of a lane, beside each other in other banks
+  static constexpr int kStarts = kFirst ? 68 : 36;  // floats of a lane, beside each other in other banks
   static constexpr int kStartsBytes = 4 * kStarts * sizeof(float);
   static constexpr int kRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 152 : 224;
 };
@@ -48,8 +51,12 @@ struct Memory {
   __device__ unsigned char* starts(int place) const { return rows(V::kGroups, 0) + place * V::kStartsBytes; }
   __device__ Barrier* full(int place) const { return reinterpret_cast<Barrier*>(starts(places)) + place; }
   __device__ Barrier* empty(int place) const { return full(places) + place; }
-  __device__ Barrier* rows_full(int group, int tile) const { return empty(places) + group * V::kTiles + tile; }
-  __device__ Barrier* rows_empty(int group, int tile) const { return rows_full(V::kGroups, 0) + group * V::kTiles + tile; }
+  __device__ Barrier* rows_full(int group, int tile) const {
+    return empty(places) + group * V::kTiles + tile;
+  }
+  __device__ Barrier* rows_empty(int group, int tile) const {
+    return rows_full(V::kGroups, 0) + group * V::kTiles + tile;
+  }
 };
 
 struct Ring {
@@ -88,7 +95,8 @@ __device__ void feed_codes(const Work& work, const Memory<V>& memory) {
         const unsigned at = cluster_rank() * kShare;
         copy_multicast(memory.codes(ring.place) + at, source + at, kShare, full, (1 << V::kCluster) - 1);
       }
-      copy_bulk(memory.starts(ring.place), work.starts + block / V::kChunks * (V::kStartsBytes / 4), V::kStartsBytes, full);
+      copy_bulk(memory.starts(ring.place), work.starts + block / V::kChunks * (V::kStartsBytes / 4),
+                V::kStartsBytes, full);
     }
   }
 }
@@ -102,18 +110,21 @@ __device__ void feed_rows(const Work& work, const Memory<V>& memory) {
       barrier_wait(memory.rows_empty(group, ring.place), ring.parity ^ 1);
       Barrier* full = memory.rows_full(group, ring.place);
       barrier_arrive_expecting(full, V::kChunks * kRowsBytes);
-      copy_bulk(memory.rows(group, ring.place), work.rows + static_cast<int64_t>(block) * V::kChunks * kRowsBytes, V::kChunks * kRowsBytes,
+      copy_bulk(memory.rows(group, ring.place),
+                work.rows + static_cast<int64_t>(block) * V::kChunks * kRowsBytes, V::kChunks * kRowsBytes,
                 full);
     }
   }
 }
 
-// The products of a tile of codewords. A turn is a tile of one or two chunks, or else a chunk: a warpgroup that sent more chunks than the
-// ring has places would wait for another one to give them back, which waits for its turn. Up to two chunks the fragments stay in registers;
-// of longer rows two chunks are under way. Returns the place of the chunk before the last one, which is still read where there are two.
+// The products of a tile of codewords. A turn is a tile of one or two chunks, or else a chunk: a warpgroup
+// that sent more chunks than the ring has places would wait for another one to give them back, which waits
+// for its turn. Up to two chunks the fragments stay in registers; of longer rows two chunks are under way.
+// Returns the place of the chunk before the last one, which is still read where there are two.
 template <class V>
-__device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 ? 2 : V::kChunks][4][4], const unsigned char* rows,
-                        const Memory<V>& memory, Ring& ring, bool arrived, const auto& release) {
+__device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 ? 2 : V::kChunks][4][4],
+                        const unsigned char* rows, const Memory<V>& memory, Ring& ring, bool arrived,
+                        const auto& release) {
   const int group = threadIdx.x / 128;
   int before = 0;
   UEFL_UNROLL
@@ -215,7 +226,8 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
       products_wait<0>();
       registers_settled(sums);
       if (marked) mark[1] = now();
-      compare<V>(sums, reinterpret_cast<const float*>(memory.starts(codes.place)) + t * V::kStarts, work.shift, tile, kept);
+      compare<V>(sums, reinterpret_cast<const float*>(memory.starts(codes.place)) + t * V::kStarts,
+                 work.shift, tile, kept);
       if (marked) mark[2] = now();
       if (V::kChunks == 2) release(before);
       release(codes.place);
@@ -266,9 +278,10 @@ __device__ void run(const Work& work) {
   extern "C" __global__ void __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
     run<Variant<__VA_ARGS__>>(work);                                                                        \
   }
-#define VARIANT_CLUSTER(name, ...)                                                                                                    \
-  extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
-    run<Variant<__VA_ARGS__>>(work);                                                                                                  \
+#define VARIANT_CLUSTER(name, ...)                                                   \
+  extern "C" __global__ void __cluster_dims__(2, 1, 1)                               \
+      __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
+    run<Variant<__VA_ARGS__>>(work);                                                 \
   }
 #include "table.h"
 

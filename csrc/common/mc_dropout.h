@@ -14,7 +14,9 @@ namespace {  // internal linkage: see the note in cpu/strided_rows.h
 constexpr int64_t kMcUnits = 8, kMcWords = 4;  // units of one Philox call, 16 bits each, and its words
 
 // What a kept unit is multiplied by, where those are dropped whose 16 bits are below the threshold.
-constexpr float dropout_scale(uint32_t threshold) { return static_cast<float>(65536.0 / (65536.0 - threshold)); }
+constexpr float dropout_scale(uint32_t threshold) {
+  return static_cast<float>(65536.0 / (65536.0 - threshold));
+}
 
 }  // namespace
 }  // namespace uefl

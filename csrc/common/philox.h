@@ -1,7 +1,9 @@
-// Philox4x32-10: random bits as a function of a counter and a key, the same on CPU and GPU, in any order and on any thread.
+// Philox4x32-10: random bits as a function of a counter and a key, the same on CPU and GPU, in any order and
+// on any thread.
 //
-// Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123), section 4.3 and table 2.
-// Who draws what is told apart by the counter; each user documents how it fills the four words. The key is the seed.
+// Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123),
+// section 4.3 and table 2. Who draws what is told apart by the counter; each user documents how it fills the
+// four words. The key is the seed.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +31,11 @@ struct PhiloxWords {
 UEFL_HOST_DEVICE constexpr PhiloxWords philox(PhiloxWords counter, uint64_t seed) {
   uint32_t low_key = static_cast<uint32_t>(seed), high_key = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t first = uint64_t{kPhiloxMultiplier0} * counter.word[0], second = uint64_t{kPhiloxMultiplier1} * counter.word[2];
-    counter = {{static_cast<uint32_t>(second >> 32) ^ counter.word[1] ^ low_key, static_cast<uint32_t>(second),
-                static_cast<uint32_t>(first >> 32) ^ counter.word[3] ^ high_key, static_cast<uint32_t>(first)}};
+    const uint64_t first = uint64_t{kPhiloxMultiplier0} * counter.word[0],
+                   second = uint64_t{kPhiloxMultiplier1} * counter.word[2];
+    counter = {
+        {static_cast<uint32_t>(second >> 32) ^ counter.word[1] ^ low_key, static_cast<uint32_t>(second),
+         static_cast<uint32_t>(first >> 32) ^ counter.word[3] ^ high_key, static_cast<uint32_t>(first)}};
     low_key += kPhiloxWeyl0;
     high_key += kPhiloxWeyl1;
   }

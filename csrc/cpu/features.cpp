@@ -57,10 +57,13 @@ Isa choose() {
   for (const Isa isa : {Isa::amx, Isa::avx512vnni, Isa::avx512, Isa::avx2, Isa::portable}) {
     if (forced && std::string(forced) != name(isa)) continue;
     if (supported(isa)) return isa;
-    if (forced) throw std::runtime_error("UEFL_CPU=" + std::string(forced) + " needs instructions that this CPU lacks; unset it");
+    if (forced)
+      throw std::runtime_error("UEFL_CPU=" + std::string(forced) +
+                               " needs instructions that this CPU lacks; unset it");
   }
-  throw std::runtime_error("UEFL_CPU=" + std::string(forced) +
-                           " is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it");
+  throw std::runtime_error(
+      "UEFL_CPU=" + std::string(forced) +
+      " is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Which instruction set the kernels run on: the best that this CPU has, or the one that UEFL_CPU names, as if the CPU had no better one.
+// Which instruction set the kernels run on: the best that this CPU has, or the one that UEFL_CPU names, as if
+// the CPU had no better one.
 #pragma once
 
 #include <string>
@@ -9,10 +10,12 @@ namespace uefl::cpu {
 
 enum class Isa { portable, avx2, avx512, avx512vnni, amx };  // each one has all that the ones before it have
 
-// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant or is one that this CPU cannot run.
+// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant or is one that this CPU
+// cannot run.
 Isa isa();
 
-// True when UEFL_CPU_EVERY_SHAPE is set: that instruction set then runs on every shape, also where a simpler one is faster. For tests.
+// True when UEFL_CPU_EVERY_SHAPE is set: that instruction set then runs on every shape, also where a simpler
+// one is faster. For tests.
 bool on_every_shape();
 
 const char* name(Isa isa);

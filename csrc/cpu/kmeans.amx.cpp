@@ -1,5 +1,6 @@
-// Distances between rows of whole numbers on AMX: every number is 256 * high + low, both of 8 bits, and their products are summed in
-// 32 bits without rounding. Eight candidates fill a tile, their high digits beside their low ones, so that two products do for four.
+// Distances between rows of whole numbers on AMX: every number is 256 * high + low, both of 8 bits, and their
+// products are summed in 32 bits without rounding. Eight candidates fill a tile, their high digits beside
+// their low ones, so that two products do for four.
 #if defined(__x86_64__)
 // GCC 12 warns about the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -17,8 +18,8 @@ constexpr int64_t kTileBytes = kTile * kDepth;
 
 inline int64_t padded(int64_t d) { return (d + kDepth - 1) / kDepth * kDepth; }
 
-// 16 rows: for each 64 elements a tile of their high digits, then one of their low ones, in the order in which they are read. A group:
-// for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
+// 16 rows: for each 64 elements a tile of their high digits, then one of their low ones, in the order in
+// which they are read. A group: for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
 int64_t row_bytes(int64_t d) { return 2 * padded(d); }
 int64_t group_bytes(int64_t d) { return padded(d) / kDepth * kTileBytes; }
 
@@ -35,7 +36,8 @@ void store(const int16_t* values, int64_t d, int64_t row, char* rows) {
     int8_t* high = reinterpret_cast<int8_t*>(rows + place(row, d, start));
     int8_t* low = high + kTileBytes;
     const int64_t n = d - start < kDepth ? d - start : kDepth;
-    for (int64_t j = 0; j < n; ++j) high[j] = high_digit(values[start + j]), low[j] = low_digit(values[start + j]);
+    for (int64_t j = 0; j < n; ++j)
+      high[j] = high_digit(values[start + j]), low[j] = low_digit(values[start + j]);
     for (int64_t j = n; j < kDepth; ++j) high[j] = low[j] = 0;
   }
 }
@@ -79,11 +81,12 @@ inline __attribute__((always_inline)) __m512i combine(const Products& products, 
   const __m512i low_high = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(low));
   const __m512i low_low = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(low, 1));
   const __m512i mixed = _mm512_add_epi64(high_low, low_high);
-  return _mm512_add_epi64(_mm512_add_epi64(_mm512_slli_epi64(high_high, 16), _mm512_slli_epi64(mixed, 8)), low_low);
+  return _mm512_add_epi64(_mm512_add_epi64(_mm512_slli_epi64(high_high, 16), _mm512_slli_epi64(mixed, 8)),
+                          low_low);
 }
 
-void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_t count, int64_t d, int64_t, const char* group,
-               const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
+void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_t count, int64_t d, int64_t,
+               const char* group, const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
   const ConfiguredTiles configured;
   const int64_t bytes = kTile * row_bytes(d);
   const __m512i others = _mm512_loadu_si512(group_norms);

@@ -62,9 +62,11 @@ class Lloyd {
   KMeansCentres centres_;
   KMeansTotals totals_;  // of labels_
   std::vector<int64_t> labels_;
-  std::optional<KMeansBounds> bounds_, sample_;  // of all rows, where they pay, and of some, by which that is seen
+  std::optional<KMeansBounds> bounds_,
+      sample_;  // of all rows, where they pay, and of some, by which that is seen
   std::vector<int64_t> sample_labels_;
-  int64_t one_in_ = 8;  // bounds pay while they leave one distance in so many: more take, one by one, as long as a search of all
+  int64_t one_in_ = 8;  // bounds pay while they leave one distance in so many: more take, one by one, as long
+                        // as a search of all
   double inertia_ = 0;
   int64_t iterations_ = 0;
 };
@@ -97,21 +99,26 @@ bool Lloyd::assign() {
     }
     std::atomic<int64_t> scored = 0;
     const auto finder = [&]() -> FindLabels {
-      return [&](const Dense&, int64_t first, int64_t last, int64_t* found) { scored += bounds_->assign(first, last, found - first); };
+      return [&](const Dense&, int64_t first, int64_t last, int64_t* found) {
+        scored += bounds_->assign(first, last, found - first);
+      };
     };
-    const bool changed =
-        kmeans_step(rows_of(dense_), kBlockRows, finder, centres_.data(), units_, parallel, labels_.data(), totals_, nullptr);
+    const bool changed = kmeans_step(rows_of(dense_), kBlockRows, finder, centres_.data(), units_, parallel,
+                                     labels_.data(), totals_, nullptr);
     if (filled && scored > dense_.n * k_ / one_in_) bounds_.reset(), one_in_ *= 2;
     return changed;
   }
-  const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2, true, "kmeans", parallel);
-  return kmeans_step(rows_of(dense_), search, centres_.data(), units_, parallel, labels_.data(), totals_, nullptr);
+  const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2,
+                      true, "kmeans", parallel);
+  return kmeans_step(rows_of(dense_), search, centres_.data(), units_, parallel, labels_.data(), totals_,
+                     nullptr);
 }
 
-// Whether bounds of the iteration before leave few distances of some rows. Bounds of more centres than elements would take more memory
-// than float32 x, and looking through them half as long as a search.
+// Whether bounds of the iteration before leave few distances of some rows. Bounds of more centres than
+// elements would take more memory than float32 x, and looking through them half as long as a search.
 bool Lloyd::bounds_pay() {
-  if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds) return false;
+  if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds)
+    return false;
   if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // whose search is as fast
   bool pay = false;
   if (sample_) {
@@ -152,13 +159,15 @@ double Lloyd::update() {
   return tree_sum(moves);
 }
 
-// The first empty cluster takes the row that is farthest from its centre, the second one the next; update() of the reference.
+// The first empty cluster takes the row that is farthest from its centre, the second one the next; update()
+// of the reference.
 void Lloyd::fill_empty(KMeansTotals& totals) const {
   const std::vector<double> distances = prepared_.distances(centres_, labels_.data());
   const int64_t n = dense_.n, spread = (int64_t{1} << ceil_log2(n)) - 1;
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < n; ++i) {
-    if (distances[i] > 0 && units_.mass(i) > 0) keys.push_back((std::bit_cast<int64_t>(distances[i]) & ~spread) | (spread - i));
+    if (distances[i] > 0 && units_.mass(i) > 0)
+      keys.push_back((std::bit_cast<int64_t>(distances[i]) & ~spread) | (spread - i));
   }
   const int64_t fill = std::min(totals.empty(), static_cast<int64_t>(keys.size()));
   std::partial_sort(keys.begin(), keys.begin() + fill, keys.end(), std::greater<>());
@@ -176,8 +185,9 @@ void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Pa
   double lowest = std::numeric_limits<double>::infinity();
   for (int64_t restart = 0; restart < options.n_init; ++restart) {
     Lloyd lloyd(prepared,
-                options.seeding == Seeding::given ? prepared.given(problem.init, problem.k, options.spherical)
-                                                  : prepared.seeds(options.seeding, problem.k, problem.seed, restart),
+                options.seeding == Seeding::given
+                    ? prepared.given(problem.init, problem.k, options.spherical)
+                    : prepared.seeds(options.seeding, problem.k, problem.seed, restart),
                 options);
     lloyd.run(prepared.variance() * options.tol);
     if (restart == 0 || lloyd.inertia() < lowest) {

@@ -1,6 +1,7 @@
-// k-means on the CPU: seeding, Lloyd's algorithm and inertia of one problem, as ops/kmeans/reference.py defines them, to the bit.
-// Nothing depends on the number of threads: labels are the exact answer of the search, sums over rows are integers, distances are
-// summed in a fixed order. kmeans_step.h: one iteration; kmeans_problem.h: the rows; kmeans_seeding.h: seeding.
+// k-means on the CPU: seeding, Lloyd's algorithm and inertia of one problem, as ops/kmeans/reference.py
+// defines them, to the bit. Nothing depends on the number of threads: labels are the exact answer of the
+// search, sums over rows are integers, distances are summed in a fixed order. kmeans_step.h: one iteration;
+// kmeans_problem.h: the rows; kmeans_seeding.h: seeding.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,8 @@ struct KMeansProblem {
   int64_t* iterations;  // [1]
 };
 
-// Throws std::runtime_error when x, weights or given centres are not finite or too large, or weights are negative or all zero.
+// Throws std::runtime_error when x, weights or given centres are not finite or too large, or weights are
+// negative or all zero.
 void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel);
 
 }  // namespace uefl::cpu

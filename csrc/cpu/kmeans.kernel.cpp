@@ -26,10 +26,12 @@ bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* hi
       for (int64_t j = 0; j < columns; ++j) {
         const T ab_least = a[j] < b[j] ? a[j] : b[j], ce_least = c[j] < e[j] ? c[j] : e[j];
         const T ab_most = a[j] > b[j] ? a[j] : b[j], ce_most = c[j] > e[j] ? c[j] : e[j];
-        const T all_least = ab_least < ce_least ? ab_least : ce_least, all_most = ab_most > ce_most ? ab_most : ce_most;
+        const T all_least = ab_least < ce_least ? ab_least : ce_least,
+                all_most = ab_most > ce_most ? ab_most : ce_most;
         least[j] = all_least < least[j] ? all_least : least[j];
         most[j] = all_most > most[j] ? all_most : most[j];
-        zero[j] += ((a[j] * 0 + b[j] * 0) + (c[j] * 0 + e[j] * 0));  // NaN from the first element that is not finite
+        zero[j] +=
+            ((a[j] * 0 + b[j] * 0) + (c[j] * 0 + e[j] * 0));  // NaN from the first element that is not finite
       }
     }
     for (int64_t j = 0; j < columns; ++j) {
@@ -43,9 +45,11 @@ bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* hi
 
 // Left to the compiler, whose own narrowing to 16 bits is the faster one.
 template <class T>
-void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* values, int64_t* sums, int64_t* squares) {
+void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* values, int64_t* sums,
+                    int64_t* squares) {
   for (int64_t j = 0; j < d; ++j) {
-    const double value = __builtin_rint((static_cast<double>(row[j]) - rounding.middle[j]) * rounding.scale[j]);
+    const double value =
+        __builtin_rint((static_cast<double>(row[j]) - rounding.middle[j]) * rounding.scale[j]);
     values[j] = static_cast<int16_t>(static_cast<int32_t>(value));
   }
   for (int64_t j = 0; j < d; ++j) {
@@ -56,7 +60,8 @@ void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* 
 }
 
 template <class T, bool kWeighted>
-void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
+void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* to,
+                int64_t* from) {
   int64_t j = 0;
   for (; j + kDoubles <= d; j += kDoubles) {
     Doubles value, middle, scale;
@@ -108,14 +113,16 @@ bool range(const Dense& x, int64_t lo, int64_t hi, double* low, double* high) {
   return x.wide ? range_typed<double>(x, lo, hi, low, high) : range_typed<float>(x, lo, hi, low, high);
 }
 
-void quantise(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums, int64_t* squares) {
+void quantise(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums,
+              int64_t* squares) {
   if (x.wide) return quantise_typed(typed_row<double>(x, row), x.d, rounding, values, sums, squares);
   quantise_typed(typed_row<float>(x, row), x.d, rounding, values, sums, squares);
 }
 
 void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
   const auto add = [&]<class T>(const T* values) {
-    weight == 1 ? move_typed<T, false>(values, x.d, rounding, 1, to, from) : move_typed<T, true>(values, x.d, rounding, weight, to, from);
+    weight == 1 ? move_typed<T, false>(values, x.d, rounding, 1, to, from)
+                : move_typed<T, true>(values, x.d, rounding, weight, to, from);
   };
   x.wide ? add(typed_row<double>(x, row)) : add(typed_row<float>(x, row));
 }
@@ -150,7 +157,8 @@ void distances_typed(const T* row, const double* centers, int64_t d, double* out
       const double difference = static_cast<double>(row[j + i]) - centers[c * d + j + i];
       total[i] += difference * difference;
     }
-    out[c] = ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+    out[c] =
+        ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
   }
 }
 
@@ -161,7 +169,8 @@ void all_distances(const Dense& x, int64_t lo, int64_t hi, const double* centers
   int64_t first = 0;
   for (; first + kTogether <= k; first += kTogether) {
     for (int64_t i = lo; i < hi; ++i) {
-      distances_typed<T, kTogether>(typed_row<T>(x, i), centers + first * x.d, x.d, out + (i - lo) * k + first);
+      distances_typed<T, kTogether>(typed_row<T>(x, i), centers + first * x.d, x.d,
+                                    out + (i - lo) * k + first);
     }
   }
   for (; first < k; ++first) {
@@ -172,7 +181,8 @@ void all_distances(const Dense& x, int64_t lo, int64_t hi, const double* centers
 }
 
 void distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
-  x.wide ? all_distances<double>(x, lo, hi, centers, k, out) : all_distances<float>(x, lo, hi, centers, k, out);
+  x.wide ? all_distances<double>(x, lo, hi, centers, k, out)
+         : all_distances<float>(x, lo, hi, centers, k, out);
 }
 
 template <class T>
@@ -190,7 +200,8 @@ float centre_typed(const T* row, int64_t d, const float* mean, float* y) {
 }
 
 float centre(const Dense& x, int64_t row, const float* mean, float* y) {
-  return x.wide ? centre_typed(typed_row<double>(x, row), x.d, mean, y) : centre_typed(typed_row<float>(x, row), x.d, mean, y);
+  return x.wide ? centre_typed(typed_row<double>(x, row), x.d, mean, y)
+                : centre_typed(typed_row<float>(x, row), x.d, mean, y);
 }
 
 // The lanes of each vector added up, as the lanes of one.
@@ -204,9 +215,11 @@ UEFL_INLINE Floats sums_across(Floats (&square)[kLanes]) {
   return square[0];
 }
 
-void products(const float* y, const float* codes, int64_t pitch, const int32_t* code, int64_t count, float* out) {
+void products(const float* y, const float* codes, int64_t pitch, const int32_t* code, int64_t count,
+              float* out) {
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {  // so many that the elements of the row are read once for all of them
+  for (; i + kLanes <= count;
+       i += kLanes) {  // so many that the elements of the row are read once for all of them
     Floats sum[kLanes] = {}, value, other;
     const float* b[kLanes];
     for (int c = 0; c < kLanes; ++c) b[c] = codes + code[i + c] * pitch;
@@ -257,7 +270,8 @@ int64_t improve(const int64_t* nearest, const double* weights, int shift, int64_
     if (weights == nullptr) sum += distances[i];
   }
   if (weights == nullptr) return sum << shift;
-  for (int64_t i = 0; i < count; ++i) sum += static_cast<int64_t>(__builtin_rint(weights[i] * static_cast<double>(distances[i])));
+  for (int64_t i = 0; i < count; ++i)
+    sum += static_cast<int64_t>(__builtin_rint(weights[i] * static_cast<double>(distances[i])));
   return sum;
 }
 
@@ -291,6 +305,7 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
 
 }  // namespace
 
-const KMeansKernel UEFL_VARIANT(kmeans){range, quantise, move, distance, distances, centre, products, possible, improve, squares};
+const KMeansKernel UEFL_VARIANT(kmeans){range,  quantise, move,     distance, distances,
+                                        centre, products, possible, improve,  squares};
 
 }  // namespace uefl::cpu

@@ -14,7 +14,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 }  // namespace
 
-KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCentres& centres, const Parallel& parallel)
+KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCentres& centres,
+                           const Parallel& parallel)
     : x_(x),
       stride_(stride),
       rows_((x.n + stride - 1) / stride),
@@ -66,9 +67,11 @@ void KMeansBounds::follow(const KMeansCentres& centres, const Parallel& parallel
   });
   const double most = *std::max_element(squares.begin(), squares.end());
   most_square_ = std::max(most_square_, most);
-  const double most_way = *std::max_element(ways_.begin(), ways_.end()), half_square = most_square_ / 2, radius = std::sqrt(most_square_);
+  const double most_way = *std::max_element(ways_.begin(), ways_.end()), half_square = most_square_ / 2,
+               radius = std::sqrt(most_square_);
   error_ = 2 * score_error(d_, half_square, radius, most_norm_ * most_norm_, true);
-  // Beside it what is lost by rounding reach, bounds and limits: some five times 2^-24 of what they are made of.
+  // Beside it what is lost by rounding reach, bounds and limits: some five times 2^-24 of what they are made
+  // of.
   slack_ = error_ + 0x1p-20 * (half_square + most_norm_ * (radius + 2 * most_way));
 }
 
@@ -140,7 +143,8 @@ int64_t KMeansBounds::nearest(int64_t row, const int32_t* codes, const float* sc
     double distance = 0;
     const char* x = x_.row(row * stride_);
     for (int64_t j = 0; j < d_; ++j) {
-      const double value = x_.wide ? reinterpret_cast<const double*>(x)[j] : reinterpret_cast<const float*>(x)[j];
+      const double value =
+          x_.wide ? reinterpret_cast<const double*>(x)[j] : reinterpret_cast<const float*>(x)[j];
       const double difference = value - centres_[codes[i] * d_ + j];
       distance += difference * difference;
     }

@@ -1,10 +1,12 @@
-// Lloyd's algorithm without most of its distances: Elkan's lower bounds (2003), one for each row and centre, on scores instead of
-// distances. With y = x - mean and b = c - mean, |x - c|^2 / 2 = |y|^2 / 2 + |b|^2 / 2 - y.b, whose first term is the same for all
-// centres. A centre that has gone a way p since y.b was computed changes it by at most |y| p. So with what is kept,
+// Lloyd's algorithm without most of its distances: Elkan's lower bounds (2003), one for each row and centre,
+// on scores instead of distances. With y = x - mean and b = c - mean, |x - c|^2 / 2 = |y|^2 / 2 + |b|^2 / 2 -
+// y.b, whose first term is the same for all centres. A centre that has gone a way p since y.b was computed
+// changes it by at most |y| p. So with what is kept,
 //   reach = -y.b + |y| way,   score = |b|^2 / 2 - y.b >= |b|^2 / 2 + reach - |y| way   at all later times,
-// and a centre that moves changes nothing that is kept for a row. A row keeps its label while the score of its own centre is below all
-// these bounds by more than rounding explains (common/certificate.h); else the centres that are not ruled out are scored, in float32, and
-// the nearest is found as in vq_assign.h. So labels are those of a search.
+// and a centre that moves changes nothing that is kept for a row. A row keeps its label while the score of
+// its own centre is below all these bounds by more than rounding explains (common/certificate.h); else the
+// centres that are not ruled out are scored, in float32, and the nearest is found as in vq_assign.h. So
+// labels are those of a search.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +26,8 @@ class KMeansBounds {
   // Takes the centres as they are now.
   void follow(const KMeansCentres& centres, const Parallel& parallel);
 
-  // Labels of rows [first, last) of those given: before and after. Returns how many centres were scored. Several threads may do so, each
-  // for rows of its own.
+  // Labels of rows [first, last) of those given: before and after. Returns how many centres were scored.
+  // Several threads may do so, each for rows of its own.
   int64_t assign(int64_t first, int64_t last, int64_t* labels);
 
   int64_t rows() const { return rows_; }

@@ -26,8 +26,8 @@ void require_finite(const StridedRows& x, const Parallel& parallel, bool finite)
 
 }  // namespace
 
-void kmeans_labels(const StridedRows& x, const Search& search, const void* centers, const Parallel& parallel, int64_t* labels,
-                   double* distances) {
+void kmeans_labels(const StridedRows& x, const Search& search, const void* centers, const Parallel& parallel,
+                   int64_t* labels, double* distances) {
   const int64_t step = search.block_rows(x.dim), center_bytes = x.dim * (x.dtype == Dtype::f64 ? 8 : 4);
   std::atomic<bool> finite = true;
   in_portions(x.outer * x.inner, step, parallel, [&](int64_t first, int64_t last) {
@@ -41,7 +41,8 @@ void kmeans_labels(const StridedRows& x, const Search& search, const void* cente
         const Dense dense = rows.read(lo, hi);
         search.assign(rows_of(dense), lo, hi, labels, scratch);
         for (int64_t i = lo; i < hi; ++i) {
-          distances[i] = kmeans_kernel().distance(dense, i, static_cast<const char*>(centers) + labels[i] * center_bytes);
+          distances[i] = kmeans_kernel().distance(
+              dense, i, static_cast<const char*>(centers) + labels[i] * center_bytes);
         }
       }
     }
@@ -50,7 +51,8 @@ void kmeans_labels(const StridedRows& x, const Search& search, const void* cente
   require_finite(x, parallel, finite);
 }
 
-void kmeans_distances(const StridedRows& x, const double* centers, int64_t k, const Parallel& parallel, void* distances) {
+void kmeans_distances(const StridedRows& x, const double* centers, int64_t k, const Parallel& parallel,
+                      void* distances) {
   std::atomic<bool> finite = true;
   in_portions(x.outer * x.inner, kRows, parallel, [&](int64_t first, int64_t last) {
     DenseRows rows(x);

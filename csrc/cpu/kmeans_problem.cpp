@@ -21,7 +21,8 @@ double square_norm(const double* values, int64_t d) {
 
 bool to_unit(double* values, int64_t d) {
   const double norm = std::sqrt(square_norm(values, d));
-  for (int64_t j = 0; j < d; ++j) values[j] = norm == 0 ? 0 : values[j] / norm;  // NaN stays NaN, and is refused
+  for (int64_t j = 0; j < d; ++j)
+    values[j] = norm == 0 ? 0 : values[j] / norm;  // NaN stays NaN, and is refused
   return std::any_of(values, values + d, [](double value) { return value != 0; });
 }
 
@@ -34,23 +35,29 @@ void KMeansCentres::set(int64_t k, const double* values) {
 template <class Work>
 void PreparedProblem::for_rows(const Work& work) const {
   const int64_t n = dense_.n;
-  parallel_((n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) { work(lo * kRowsOfWork, std::min(n, hi * kRowsOfWork)); });
+  parallel_((n + kRowsOfWork - 1) / kRowsOfWork,
+            [&](int64_t lo, int64_t hi) { work(lo * kRowsOfWork, std::min(n, hi * kRowsOfWork)); });
 }
 
-PreparedProblem::PreparedProblem(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel)
+PreparedProblem::PreparedProblem(const KMeansProblem& problem, const KMeansOptions& options,
+                                 const Parallel& parallel)
     : parallel_(parallel) {
   make_dense(problem.x, options.spherical);
   scales_ = kmeans_scales(rows_of(dense_), problem.weights, parallel, "kmeans");
   const int64_t n = dense_.n, d = dense_.d;
   if (problem.weights) {
     weights_.resize(n);
-    std::transform(problem.weights, problem.weights + n, weights_.begin(), [&](double weight) { return weight / scales_.weight_unit; });
+    std::transform(problem.weights, problem.weights + n, weights_.begin(),
+                   [&](double weight) { return weight / scales_.weight_unit; });
   }
   const bool seeding = options.seeding != Seeding::given;
   if (seeding || options.tol > 0) {
     const int64_t bits = std::min<int64_t>(kSeedingBits, (60 - ceil_log2(n * d)) / 2);
     // The reach of a column is below 2^e, and its scale is 2^(mass_bits - e).
-    make_seeder(bits, *std::min_element(scales_.scale.begin(), scales_.scale.end()) * power_of_two(bits - mass_bits(n)), seeding);
+    make_seeder(
+        bits,
+        *std::min_element(scales_.scale.begin(), scales_.scale.end()) * power_of_two(bits - mass_bits(n)),
+        seeding);
   }
 }
 
@@ -78,7 +85,8 @@ void PreparedProblem::make_dense(const StridedRows& x, bool spherical) {
         std::copy(values.begin(), values.end(), row);
       }
     };
-    wide ? scale(reinterpret_cast<double*>(out + lo * bytes)) : scale(reinterpret_cast<float*>(out + lo * bytes));
+    wide ? scale(reinterpret_cast<double*>(out + lo * bytes))
+         : scale(reinterpret_cast<float*>(out + lo * bytes));
   });
 }
 
@@ -93,15 +101,19 @@ void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
     const int64_t count = std::min(n, kSample);
     std::vector<int16_t> values(d);
     std::vector<int64_t> sum(d), square(d);
-    for (int64_t i = 0; i < count; ++i) kernel_.quantise(dense_, i * n / count, rounding, values.data(), sum.data(), square.data());
-    for (int64_t j = 0; j < d; ++j) values[j] = static_cast<int16_t>(std::clamp<int64_t>(sum[j] / count, -kMostShift, kMostShift));
+    for (int64_t i = 0; i < count; ++i)
+      kernel_.quantise(dense_, i * n / count, rounding, values.data(), sum.data(), square.data());
+    for (int64_t j = 0; j < d; ++j)
+      values[j] = static_cast<int16_t>(std::clamp<int64_t>(sum[j] / count, -kMostShift, kMostShift));
     seeder_ = std::make_unique<Seeder>(n, d, bits, weights_, std::move(values), parallel_);
   }
   std::vector<int64_t> sums(d), squares(d);
   std::mutex merge;
   for_rows([&](int64_t lo, int64_t hi) {
     std::vector<int64_t> sum(d), square(d);
-    const auto quantise = [&](int64_t i, int16_t* values) { kernel_.quantise(dense_, i, rounding, values, sum.data(), square.data()); };
+    const auto quantise = [&](int64_t i, int16_t* values) {
+      kernel_.quantise(dense_, i, rounding, values, sum.data(), square.data());
+    };
     if (keep) {
       seeder_->store(lo, hi, quantise);
     } else {
@@ -125,8 +137,10 @@ KMeansCentres PreparedProblem::given(const void* init, int64_t k, bool spherical
   std::vector<double> values(d);
   for (int64_t i = 0; i < k; ++i) {
     for (int64_t j = 0; j < d; ++j) {
-      values[j] = dense_.wide ? static_cast<const double*>(init)[i * d + j] : static_cast<const float*>(init)[i * d + j];
-      if (!(std::abs(values[j]) <= kLargest)) throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
+      values[j] = dense_.wide ? static_cast<const double*>(init)[i * d + j]
+                              : static_cast<const float*>(init)[i * d + j];
+      if (!(std::abs(values[j]) <= kLargest))
+        throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
     }
     if (spherical) to_unit(values.data(), d);
     centres.set(i, values.data());

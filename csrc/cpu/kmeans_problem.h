@@ -20,7 +20,8 @@ bool to_unit(double* values, int64_t d);
 // k centres [k, d] in the dtype of the rows, with the same numbers in float64 beside them.
 class KMeansCentres {
  public:
-  KMeansCentres(int64_t k, int64_t d, bool wide) : d_(d), wide_(wide), exact_(k * d), narrow_(wide ? 0 : k * d) {}
+  KMeansCentres(int64_t k, int64_t d, bool wide)
+      : d_(d), wide_(wide), exact_(k * d), narrow_(wide ? 0 : k * d) {}
 
   const void* data() const { return wide_ ? static_cast<const void*>(exact_.data()) : narrow_.data(); }
   const char* centre(int64_t k) const { return static_cast<const char*>(data()) + k * d_ * (wide_ ? 8 : 4); }
@@ -45,7 +46,9 @@ class PreparedProblem {
   const Dense& dense() const { return dense_; }
   const Parallel& parallel() const { return parallel_; }
   KMeansUnits units() const {
-    return {{scales_.middle.data(), scales_.scale.data()}, weights_.empty() ? nullptr : weights_.data(), scales_.mass_scale};
+    return {{scales_.middle.data(), scales_.scale.data()},
+            weights_.empty() ? nullptr : weights_.data(),
+            scales_.mass_scale};
   }
   double weight_unit() const { return scales_.weight_unit; }
   double variance() const { return variance_; }

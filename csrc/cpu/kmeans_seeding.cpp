@@ -22,13 +22,16 @@ const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
 
 // Number t of a round, in [0, 1).
 double uniform(int64_t t, int64_t round, int64_t restart, uint32_t stage, uint64_t seed) {
-  const PhiloxWords words = philox({{static_cast<uint32_t>(t), static_cast<uint32_t>(round), static_cast<uint32_t>(restart), stage}}, seed);
+  const PhiloxWords words = philox(
+      {{static_cast<uint32_t>(t), static_cast<uint32_t>(round), static_cast<uint32_t>(restart), stage}},
+      seed);
   return static_cast<double>((uint64_t{words.word[0] >> 5} << 26) + (words.word[1] >> 6)) * 0x1p-53;
 }
 
 }  // namespace
 
-Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift, const Parallel& parallel)
+Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift,
+               const Parallel& parallel)
     : n_(n),
       d_(d),
       bits_(bits),
@@ -47,7 +50,8 @@ Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, 
   }
 }
 
-// Two products of numbers up to 32,639 fit 32 bits. By Cauchy's inequality those of a longer run do where its squares do.
+// Two products of numbers up to 32,639 fit 32 bits. By Cauchy's inequality those of a longer run do where its
+// squares do.
 int64_t Seeder::run() const {
   int64_t run = 2;
   for (int level = 2; level < kRunLevels; ++level) {
@@ -81,10 +85,12 @@ Seeder::Candidates::Candidates(const Seeder& seeder, const std::vector<int64_t>&
 }
 
 // Of the rows of a block to the candidates of a group.
-void Seeder::distances(const Candidates& candidates, int64_t group, int64_t block, int64_t* const* out) const {
+void Seeder::distances(const Candidates& candidates, int64_t group, int64_t block,
+                       int64_t* const* out) const {
   kernel_.distances(rows(), norms_.data(), block * kBlock, block_end(block) - block * kBlock, d_, run(),
                     reinterpret_cast<const char*>(candidates.packed.data()) + group * kernel_.group_bytes(d_),
-                    &candidates.norms[group * kGroup], std::min(kGroup, candidates.count - group * kGroup), out);
+                    &candidates.norms[group * kGroup], std::min(kGroup, candidates.count - group * kGroup),
+                    out);
 }
 
 template <class Mass>
@@ -130,7 +136,8 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
   const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k)));
   const int shift = static_cast<int>(60 - 2 * bits_ - ceil_log2(n_ * d_));
   const double* weights = weights_.empty() ? nullptr : weights_.data();
-  // Distances to the nearest chosen row, and what they would be with each candidate, which then change places.
+  // Distances to the nearest chosen row, and what they would be with each candidate, which then change
+  // places.
   std::vector<std::vector<int64_t>> nearest_with(trials, std::vector<int64_t>(n_));
   std::vector<int64_t> nearest(n_, INT64_MAX >> 1), potentials(blocks() * trials), chosen, running(blocks());
   std::vector<char> taken(n_);
@@ -151,12 +158,13 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
         const int64_t first = block * kBlock, count = block_end(block) - first;
         for (int64_t g = 0; g < candidates.groups; ++g) {
           int64_t* out[kGroup] = {};
-          for (int64_t c = 0; c < kGroup && g * kGroup + c < candidates.count; ++c) out[c] = &nearest_with[g * kGroup + c][first];
+          for (int64_t c = 0; c < kGroup && g * kGroup + c < candidates.count; ++c)
+            out[c] = &nearest_with[g * kGroup + c][first];
           distances(candidates, g, block, out);
         }
         for (int64_t c = 0; c < candidates.count; ++c) {
-          potentials[block * trials + c] =
-              kmeans_kernel().improve(&nearest[first], weights ? weights + first : nullptr, shift, count, &nearest_with[c][first]);
+          potentials[block * trials + c] = kmeans_kernel().improve(
+              &nearest[first], weights ? weights + first : nullptr, shift, count, &nearest_with[c][first]);
         }
       }
     });
@@ -166,7 +174,8 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
     }
     const int64_t best = std::min_element(total.begin(), total.end()) - total.begin();
     std::swap(nearest, nearest_with[best]);
-    for (int64_t block = 0, sum = 0; block < blocks(); ++block) running[block] = sum += potentials[block * trials + best];
+    for (int64_t block = 0, sum = 0; block < blocks(); ++block)
+      running[block] = sum += potentials[block * trials + best];
     chosen.push_back(drawn[best]);
     taken[drawn[best]] = 1;
   }
@@ -215,7 +224,8 @@ std::vector<int64_t> Seeder::oversampled(int64_t k, uint64_t seed, int64_t resta
   const double unit = least_power_of_two(*std::max_element(weights.begin(), weights.end()));
   for (double& weight : weights) weight /= unit;
   Seeder drawn_rows(static_cast<int64_t>(drawn.size()), d_, bits_, std::move(weights), {}, parallel_);
-  drawn_rows.store(0, drawn_rows.n_, [&](int64_t i, int16_t* values) { kernel_.load(rows(), d_, drawn[i], values); });
+  drawn_rows.store(0, drawn_rows.n_,
+                   [&](int64_t i, int16_t* values) { kernel_.load(rows(), d_, drawn[i], values); });
   std::vector<int64_t> chosen = drawn_rows.plus_plus(k, seed, restart, kDrawn);
   for (int64_t& row : chosen) row = drawn[row];
   return chosen;

@@ -1,5 +1,6 @@
-// Seeding of k-means, on rows as whole numbers: distances and potentials are integers, and so the same whoever adds them up.
-// The rules and the counters of the random numbers are those of Grid in ops/kmeans/reference.py.
+// Seeding of k-means, on rows as whole numbers: distances and potentials are integers, and so the same
+// whoever adds them up. The rules and the counters of the random numbers are those of Grid in
+// ops/kmeans/reference.py.
 #pragma once
 
 #include <array>
@@ -22,11 +23,14 @@ struct alignas(64) SeedingLine {
 
 class Seeder {
  public:
-  // Memory for n rows of d elements; weights: at most 1, or empty for ones. shift [d], of magnitudes up to kMostShift, or empty: what rows
-  // are stored without. No distance depends on it, but short rows can be multiplied in fewer bits.
-  Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift, const Parallel& parallel);
+  // Memory for n rows of d elements; weights: at most 1, or empty for ones. shift [d], of magnitudes up to
+  // kMostShift, or empty: what rows are stored without. No distance depends on it, but short rows can be
+  // multiplied in fewer bits.
+  Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift,
+         const Parallel& parallel);
 
-  // To be called for all rows before anything else: row(i, values) gives row i, [d]. Thread-safe for different rows.
+  // To be called for all rows before anything else: row(i, values) gives row i, [d]. Thread-safe for
+  // different rows.
   template <class Row>
   void store(int64_t lo, int64_t hi, const Row& row);
 
@@ -56,7 +60,9 @@ class Seeder {
 
   const char* rows() const { return reinterpret_cast<const char*>(rows_.data()); }
   int64_t blocks() const { return (n_ + kBlock - 1) / kBlock; }
-  int64_t block_end(int64_t block) const { return block * kBlock + kBlock < n_ ? block * kBlock + kBlock : n_; }
+  int64_t block_end(int64_t block) const {
+    return block * kBlock + kBlock < n_ ? block * kBlock + kBlock : n_;
+  }
   int64_t mass(int64_t i) const { return masses_.empty() ? int64_t{1} << mass_bits(n_) : masses_[i]; }
   int64_t potential(int64_t i, int64_t square) const;
   void distances(const Candidates& candidates, int64_t group, int64_t block, int64_t* const* out) const;
@@ -87,7 +93,8 @@ void Seeder::store(int64_t lo, int64_t hi, const Row& row) {
     kernel_.store(values.data(), d_, i, reinterpret_cast<char*>(rows_.data()));
   }
   const std::lock_guard<std::mutex> lock(merge_);
-  for (int level = 0; level < kRunLevels; ++level) largest_[level] = std::max(largest_[level], largest[level]);
+  for (int level = 0; level < kRunLevels; ++level)
+    largest_[level] = std::max(largest_[level], largest[level]);
 }
 
 }  // namespace uefl::cpu

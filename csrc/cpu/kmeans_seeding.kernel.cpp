@@ -6,7 +6,8 @@
 namespace uefl::cpu {
 namespace {
 
-// Rows in panels, a lane to each: [pairs of elements][kPanel rows][2]. A group: [pairs][kGroup candidates][2].
+// Rows in panels, a lane to each: [pairs of elements][kPanel rows][2]. A group: [pairs][kGroup
+// candidates][2].
 constexpr int kVectors = 2, kPanel = kVectors * kLanes;
 
 inline int64_t pairs_of_row(int64_t d) { return (d + 1) / 2; }
@@ -71,26 +72,28 @@ void multiply(const char* panel, const char* group, int64_t pairs, int64_t run, 
 }
 
 template <int kCount>
-void distances_to(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
-                  const int64_t* group_norms, int64_t* const* out) {
+void distances_to(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d,
+                  int64_t run, const char* group, const int64_t* group_norms, int64_t* const* out) {
   const int64_t pairs = pairs_of_row(d);
   alignas(64) int64_t products[kCount][kPanel];
   for (int64_t start = 0; start < count; start += kPanel) {
     multiply<kCount>(rows + (first + start) * row_bytes(d), group, pairs, run < 2 ? 1 : run / 2, products);
     const int64_t n = count - start < kPanel ? count - start : kPanel;
     for (int c = 0; c < kCount; ++c) {
-      for (int64_t i = 0; i < n; ++i) out[c][start + i] = norms[first + start + i] + group_norms[c] - 2 * products[c][i];
+      for (int64_t i = 0; i < n; ++i)
+        out[c][start + i] = norms[first + start + i] + group_norms[c] - 2 * products[c][i];
     }
   }
 }
 
-void distances(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
-               const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
+void distances(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run,
+               const char* group, const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
   constexpr int kMost = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 4;  // whose sums fit into the registers
   while (candidates > 0) {
     const int64_t passes = (candidates + kMost - 1) / kMost, now = (candidates + passes - 1) / passes;
-    decltype(&distances_to<1>) const functions[] = {distances_to<1>, distances_to<2>, distances_to<3>, distances_to<4>,
-                                                    distances_to<5>, distances_to<6>, distances_to<7>, distances_to<8>};
+    decltype(&distances_to<1>)
+        const functions[] = {distances_to<1>, distances_to<2>, distances_to<3>, distances_to<4>,
+                             distances_to<5>, distances_to<6>, distances_to<7>, distances_to<8>};
     functions[now - 1](rows, norms, first, count, d, run, group, group_norms, out);
     group += now * 4, group_norms += now, out += now, candidates -= now;
   }

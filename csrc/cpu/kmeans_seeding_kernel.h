@@ -15,11 +15,12 @@ struct SeedingKernel {
   void (*load)(const char* rows, int64_t d, int64_t row, int16_t* values);
   // Puts a row into its place in a group, which was zero.
   void (*pack)(const int16_t* values, int64_t d, int64_t place, char* group);
-  // out[c][0 .. count): distances of the rows from `first` on, a multiple of 32, to the first candidates of a group, given the squared
-  // norms of the rows and of the group. run: elements, a power of two, whose squares add up to less than 2^31 in every row, from a multiple
-  // of run on.
-  void (*distances)(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run, const char* group,
-                    const int64_t* group_norms, int64_t candidates, int64_t* const* out);
+  // out[c][0 .. count): distances of the rows from `first` on, a multiple of 32, to the first candidates of a
+  // group, given the squared norms of the rows and of the group. run: elements, a power of two, whose squares
+  // add up to less than 2^31 in every row, from a multiple of run on.
+  void (*distances)(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d,
+                    int64_t run, const char* group, const int64_t* group_norms, int64_t candidates,
+                    int64_t* const* out);
 };
 
 extern const SeedingKernel seeding_portable, seeding_avx2, seeding_avx512, seeding_avx512vnni, seeding_amx;

@@ -38,7 +38,8 @@ double tree_sum(std::vector<double> values) {
 DenseRows::DenseRows(const StridedRows& x)
     : x_(x),
       wide_(x.dtype == Dtype::f64),
-      in_place_((wide_ || x.dtype == Dtype::f32) && (x.dim_stride == 1 || x.dim == 1) && (x.inner == 1 || x.inner_stride == x.dim) &&
+      in_place_((wide_ || x.dtype == Dtype::f32) && (x.dim_stride == 1 || x.dim == 1) &&
+                (x.inner == 1 || x.inner_stride == x.dim) &&
                 (x.outer == 1 || x.outer_stride == x.inner * x.dim)) {}
 
 Dense DenseRows::read(int64_t lo, int64_t hi) {
@@ -65,14 +66,16 @@ double least_power_of_two(double value) {
   return power_of_two(std::max(e - (mantissa == 0.5), -900));
 }
 
-KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel, const std::string& op) {
+KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
+                           const std::string& op) {
   const auto require = [&](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(op + ": " + expected);
   };
   const int64_t n = x.outer * x.inner, d = x.dim;
   KMeansScales result{std::vector<double>(d), std::vector<double>(d, 1), power_of_two(mass_bits(n)), 1};
   if (n == 0) return result;
-  std::vector<double> low(d, std::numeric_limits<double>::infinity()), high(d, -std::numeric_limits<double>::infinity());
+  std::vector<double> low(d, std::numeric_limits<double>::infinity()),
+      high(d, -std::numeric_limits<double>::infinity());
   bool finite = true;
   std::mutex merge;
   parallel((n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) {
@@ -90,14 +93,18 @@ KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Pa
   });
   require(finite, "x holds NaN or infinity; remove or replace those rows");
   for (int64_t j = 0; j < d; ++j) {
-    require(low[j] >= -kLargest && high[j] <= kLargest, "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+    require(low[j] >= -kLargest && high[j] <= kLargest,
+            "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
     result.middle[j] = low[j] / 2 + high[j] / 2;
-    result.scale[j] = power_of_two(mass_bits(n) - exponent(std::max(high[j] - result.middle[j], result.middle[j] - low[j])));
+    result.scale[j] = power_of_two(mass_bits(n) -
+                                   exponent(std::max(high[j] - result.middle[j], result.middle[j] - low[j])));
   }
   if (weights) {
     const double heaviest = *std::max_element(weights, weights + n);
-    require(std::all_of(weights, weights + n, [](double weight) { return 0 <= weight && weight <= kHeaviest; }) && heaviest > 0,
-            "weights must be finite (at most 2^1000), not negative and not all zero");
+    require(
+        std::all_of(weights, weights + n, [](double weight) { return 0 <= weight && weight <= kHeaviest; }) &&
+            heaviest > 0,
+        "weights must be finite (at most 2^1000), not negative and not all zero");
     result.weight_unit = least_power_of_two(heaviest);
   }
   return result;
@@ -111,8 +118,9 @@ void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, i
   if (old) masses[from] -= mass;
 }
 
-bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLabels()>& finder, const void* centres,
-                 const KMeansUnits& units, const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances) {
+bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLabels()>& finder,
+                 const void* centres, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
+                 KMeansTotals& totals, double* distances) {
   const int64_t n = x.outer * x.inner, d = x.dim, blocks = (n + step - 1) / step;
   const int64_t centre_bytes = d * (x.dtype == Dtype::f64 ? 8 : 4);
   std::atomic<bool> changed = false;
@@ -132,7 +140,9 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
       find(dense, first, last, found.data());
       for (int64_t i = first; i < last; ++i) {
         const int64_t to = found[i - first];
-        if (distances) distances[i] = kmeans_kernel().distance(dense, i, static_cast<const char*>(centres) + to * centre_bytes);
+        if (distances)
+          distances[i] =
+              kmeans_kernel().distance(dense, i, static_cast<const char*>(centres) + to * centre_bytes);
         if (to == labels[i]) continue;
         mine.move(dense, i, units, labels[i], to);
         labels[i] = to;
@@ -148,15 +158,16 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
   return changed;
 }
 
-bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
-                 int64_t* labels, KMeansTotals& totals, double* distances) {
+bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units,
+                 const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances) {
   const auto finder = [&]() -> FindLabels {
     const auto scratch = std::make_shared<Search::Scratch>(search);
     return [&search, scratch](const Dense& rows, int64_t first, int64_t last, int64_t* found) {
       search.assign(rows_of(rows), first, last, found - first, *scratch);
     };
   };
-  return kmeans_step(x, search.block_rows(x.dim), finder, centres, units, parallel, labels, totals, distances);
+  return kmeans_step(x, search.block_rows(x.dim), finder, centres, units, parallel, labels, totals,
+                     distances);
 }
 
 }  // namespace uefl::cpu

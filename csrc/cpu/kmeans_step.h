@@ -1,8 +1,9 @@
 // One step of Lloyd's algorithm on the CPU, in one pass over the rows: labels, sums, masses and distances, as
 // ops/kmeans_step/reference.py defines them, to the bit.
 //
-// Sums are integers. So the order of the rows and the number of threads do not matter, and a step that follows another one touches only
-// the rows whose label changed: what a row added to its old cluster is taken away again exactly.
+// Sums are integers. So the order of the rows and the number of threads do not matter, and a step that
+// follows another one touches only the rows whose label changed: what a row added to its old cluster is taken
+// away again exactly.
 #pragma once
 
 #include <algorithm>
@@ -31,9 +32,12 @@ double least_power_of_two(double value);
 // Sum by halves: value i and value i + half, half a power of two.
 double tree_sum(std::vector<double> values);
 
-inline StridedRows rows_of(const Dense& x) { return {x.data, x.wide ? Dtype::f64 : Dtype::f32, x.n, 1, x.d, x.d, 0, 1}; }
+inline StridedRows rows_of(const Dense& x) {
+  return {x.data, x.wide ? Dtype::f64 : Dtype::f32, x.n, 1, x.d, x.d, 0, 1};
+}
 
-// Rows without gaps in float64, or in float32 for all other dtypes: in place where they are so already, else a copy of some of them.
+// Rows without gaps in float64, or in float32 for all other dtypes: in place where they are so already, else
+// a copy of some of them.
 class DenseRows {
  public:
   explicit DenseRows(const StridedRows& x);
@@ -54,11 +58,13 @@ struct KMeansScales {
   double mass_scale, weight_unit;
 };
 
-// weights [n] or null. Throws std::runtime_error, which names the op, when x or the weights are not finite or too large, or weights are
-// negative or all zero.
-KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel, const std::string& op);
+// weights [n] or null. Throws std::runtime_error, which names the op, when x or the weights are not finite or
+// too large, or weights are negative or all zero.
+KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
+                           const std::string& op);
 
-// What a row adds to its cluster: round((x - middle) * weight * scale) to the sums, round(weight * mass_scale) to the mass.
+// What a row adds to its cluster: round((x - middle) * weight * scale) to the sums, round(weight *
+// mass_scale) to the mass.
 struct KMeansUnits {
   Rounding rounding;
   const double* weights;  // [n], at most 1, or null for ones
@@ -79,17 +85,19 @@ struct KMeansTotals {
   std::vector<int64_t> sums, masses;  // [k, d] and [k]
 };
 
-// Finds the labels of rows [first, last) of x, which lie as DenseRows has them; labels[0] is that of the first, before and after.
+// Finds the labels of rows [first, last) of x, which lie as DenseRows has them; labels[0] is that of the
+// first, before and after.
 using FindLabels = std::function<void(const Dense& x, int64_t first, int64_t last, int64_t* labels)>;
 
-// Gives each row of x [n, d] its label, and takes it there in the totals from where `labels` says that it was: -1 for nowhere. Blocks of
-// so many rows are found together, by a finder of each thread. centres [k, d] in the dtype of DenseRows. distances [n], squared, or null.
-// True when a label changed.
-bool kmeans_step(const StridedRows& x, int64_t block_rows, const std::function<FindLabels()>& finder, const void* centres,
-                 const KMeansUnits& units, const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances);
+// Gives each row of x [n, d] its label, and takes it there in the totals from where `labels` says that it
+// was: -1 for nowhere. Blocks of so many rows are found together, by a finder of each thread. centres [k, d]
+// in the dtype of DenseRows. distances [n], squared, or null. True when a label changed.
+bool kmeans_step(const StridedRows& x, int64_t block_rows, const std::function<FindLabels()>& finder,
+                 const void* centres, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
+                 KMeansTotals& totals, double* distances);
 // The same with the labels of a search of the centres.
-bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units, const Parallel& parallel,
-                 int64_t* labels, KMeansTotals& totals, double* distances);
+bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units,
+                 const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances);
 
 const KMeansKernel& kmeans_kernel();
 

@@ -14,7 +14,9 @@ struct alignas(64) Line {
   char bytes[64];
 };
 
-std::unique_ptr<Line[]> lines(int64_t bytes) { return std::unique_ptr<Line[]>(new Line[(bytes + sizeof(Line) - 1) / sizeof(Line)]); }
+std::unique_ptr<Line[]> lines(int64_t bytes) {
+  return std::unique_ptr<Line[]>(new Line[(bytes + sizeof(Line) - 1) / sizeof(Line)]);
+}
 
 #if defined(__x86_64__)
 constexpr int64_t kPanel = 32;  // units: two tiles, as linear.amx.cpp packs them
@@ -25,11 +27,13 @@ bool tiles_pay(const LinearOperands& op) {
   return on_every_shape() || (op.rows >= 512 && op.inputs >= 128 && op.outputs >= 64);
 }
 
-// The largest magnitude of a unit, or of a row, must be zero or in [2^-40, 2^40). Then no part overflows, and what is lost among the
-// subnormal numbers, which AMX takes for zero, is below 2^-46 of the largest of the row times the largest of the unit.
+// The largest magnitude of a unit, or of a row, must be zero or in [2^-40, 2^40). Then no part overflows, and
+// what is lost among the subnormal numbers, which AMX takes for zero, is below 2^-46 of the largest of the
+// row times the largest of the unit.
 bool holds(const std::vector<uint32_t>& largest) {
   constexpr uint32_t kLeast = 0x2b800000u, kBeyond = 0x53800000u;  // 2^-40 and 2^40
-  return std::all_of(largest.begin(), largest.end(), [](uint32_t bits) { return bits == 0 || (bits >= kLeast && bits < kBeyond); });
+  return std::all_of(largest.begin(), largest.end(),
+                     [](uint32_t bits) { return bits == 0 || (bits >= kLeast && bits < kBeyond); });
 }
 
 // False when three bfloat16 do not hold one of the values; y then has no meaning.
@@ -42,7 +46,8 @@ bool on_tiles(const LinearOperands& op, const Parallel& parallel) {
   parallel(panels, [&](int64_t lo, int64_t hi) {
     for (int64_t panel = lo; panel < hi && held; ++panel) {
       std::vector<uint32_t> largest(kPanel);
-      linear_amx.pack(op.weight, op.inputs, op.outputs, panel, packed[0].bytes + panel * panel_bytes, largest.data());
+      linear_amx.pack(op.weight, op.inputs, op.outputs, panel, packed[0].bytes + panel * panel_bytes,
+                      largest.data());
       if (!holds(largest)) held = false;
     }
   });
@@ -51,7 +56,8 @@ bool on_tiles(const LinearOperands& op, const Parallel& parallel) {
     const int64_t first = lo * kShare, last = std::min(hi * kShare, op.rows);
     const std::unique_ptr<Line[]> work = lines(linear_amx.work_bytes);
     std::vector<uint32_t> largest(last - first);
-    linear_amx.run(op.x, first, last, op.inputs, packed[0].bytes, base.data(), op.outputs, work[0].bytes, op.y, largest.data());
+    linear_amx.run(op.x, first, last, op.inputs, packed[0].bytes, base.data(), op.outputs, work[0].bytes,
+                   op.y, largest.data());
     if (!holds(largest)) held = false;
   });
   return held;
@@ -67,14 +73,19 @@ void linear(const LinearOperands& op, const Parallel& parallel) {
 #if defined(__x86_64__)
   if (tiles_pay(op) && on_tiles(op, parallel)) return;
 #endif
-  constexpr int64_t kFewRows = 512, kFewUnits = 128;    // few rows are shared out by units, so that each of these is packed once
+  constexpr int64_t kFewRows = 512,
+                    kFewUnits =
+                        128;  // few rows are shared out by units, so that each of these is packed once
   constexpr int64_t kLeastProducts = int64_t{1} << 20;  // that are worth a thread's turn
   const LinearKernel& chosen = kernel();
   const int64_t group = op.rows < kFewRows ? kFewUnits : chosen.most_units;
-  const int64_t pieces = (op.rows + chosen.tile_rows - 1) / chosen.tile_rows * ((op.outputs + group - 1) / group);
-  const int64_t share = 1 + kLeastProducts / (chosen.tile_rows * std::min(op.outputs, group) * std::max<int64_t>(op.inputs, 1));
+  const int64_t pieces =
+      (op.rows + chosen.tile_rows - 1) / chosen.tile_rows * ((op.outputs + group - 1) / group);
+  const int64_t share =
+      1 + kLeastProducts / (chosen.tile_rows * std::min(op.outputs, group) * std::max<int64_t>(op.inputs, 1));
   parallel((pieces + share - 1) / share, [&](int64_t lo, int64_t hi) {
-    const std::unique_ptr<Line[]> work = lines(chosen.work_floats(group) * static_cast<int64_t>(sizeof(float)));
+    const std::unique_ptr<Line[]> work =
+        lines(chosen.work_floats(group) * static_cast<int64_t>(sizeof(float)));
     chosen.run(op, group, lo * share, std::min(hi * share, pieces), reinterpret_cast<float*>(work.get()));
   });
 }

@@ -1,7 +1,8 @@
 // The product in float32 on vectors; AMX has a kernel of its own, linear.amx.cpp.
 //
-// A tile of rows stays in the first-level cache while a group of units, packed, passes by from the second. A result is the same chain of
-// additions wherever it is computed, 256 inputs at a time: its bits depend on its row and its unit alone.
+// A tile of rows stays in the first-level cache while a group of units, packed, passes by from the second. A
+// result is the same chain of additions wherever it is computed, 256 inputs at a time: its bits depend on its
+// row and its unit alone.
 #include "cpu/linear_kernel.h"
 #include "cpu/simd.h"
 #include "cpu/variant.h"
@@ -12,7 +13,7 @@ namespace {
 constexpr int64_t kDepth = 256;  // inputs that are summed before they are added to y
 constexpr int kVectors = 2, kUnits = kVectors * kLanes;
 #if defined(__AVX512F__)
-constexpr int kRows = 14;            // 14 x 2 sums, 2 vectors of units and an element of a row: 31 of 32 registers
+constexpr int kRows = 14;  // 14 x 2 sums, 2 vectors of units and an element of a row: 31 of 32 registers
 constexpr int64_t kMostUnits = 512;  // half a megabyte
 #else
 constexpr int kRows = kLanes == 8 ? 6 : 4;  // 15 of 16 registers with FMA
@@ -22,9 +23,10 @@ constexpr int64_t kLine = 16;  // floats of a line of the cache
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Inputs [start, start + depth) of units [first, last) as [panels of kUnits][kDepth][kUnits]. A panel that is not full repeats the last
-// unit.
-void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, int64_t depth, float* packed) {
+// Inputs [start, start + depth) of units [first, last) as [panels of kUnits][kDepth][kUnits]. A panel that is
+// not full repeats the last unit.
+void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, int64_t depth,
+          float* packed) {
   for (; first < last; first += kUnits, packed += kDepth * kUnits) {
     const float* unit[kUnits];
     for (int64_t i = 0; i < kUnits; ++i) unit[i] = op.weight + least(first + i, last - 1) * op.inputs + start;
@@ -36,7 +38,8 @@ void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, 
         for (int i = 0; i < kLanes; ++i) __builtin_memcpy(&square[i], unit[lane + i] + j, sizeof(Floats));
         transpose(square);
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) __builtin_memcpy(packed + (j + i) * kUnits + lane, &square[i], sizeof(Floats));
+        for (int i = 0; i < kLanes; ++i)
+          __builtin_memcpy(packed + (j + i) * kUnits + lane, &square[i], sizeof(Floats));
       }
     }
     for (; j < depth; ++j) {
@@ -47,8 +50,8 @@ void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, 
 
 // kTileRows rows times a panel, of which `columns` units are real, on top of what is at `before`.
 template <int kTileRows>
-void multiply(const float* tile, const float* packed, int64_t depth, const float* before, int64_t before_stride, int64_t columns,
-              int64_t stride, float* y) {
+void multiply(const float* tile, const float* packed, int64_t depth, const float* before,
+              int64_t before_stride, int64_t columns, int64_t stride, float* y) {
   for (int r = 0; r < kTileRows; ++r) {
     for (int64_t line = 0; line < kUnits; line += kLine) __builtin_prefetch(y + r * stride + line, 1);
   }
@@ -85,21 +88,26 @@ void multiply(const float* tile, const float* packed, int64_t depth, const float
 }
 
 template <int kTileRows>
-void multiply_rows(int64_t rows, const float* tile, const float* packed, int64_t depth, const float* before, int64_t before_stride,
-                   int64_t columns, int64_t stride, float* y) {
-  if (rows == kTileRows) return multiply<kTileRows>(tile, packed, depth, before, before_stride, columns, stride, y);
-  if constexpr (kTileRows > 1) multiply_rows<kTileRows - 1>(rows, tile, packed, depth, before, before_stride, columns, stride, y);
+void multiply_rows(int64_t rows, const float* tile, const float* packed, int64_t depth, const float* before,
+                   int64_t before_stride, int64_t columns, int64_t stride, float* y) {
+  if (rows == kTileRows)
+    return multiply<kTileRows>(tile, packed, depth, before, before_stride, columns, stride, y);
+  if constexpr (kTileRows > 1)
+    multiply_rows<kTileRows - 1>(rows, tile, packed, depth, before, before_stride, columns, stride, y);
 }
 
-// Asks the memory for a share of the rows that come next: line `part` of each, and every `parts` lines from there.
-inline void ask_for(const float* x, int64_t rows, int64_t stride, int64_t depth, int64_t part, int64_t parts) {
+// Asks the memory for a share of the rows that come next: line `part` of each, and every `parts` lines from
+// there.
+inline void ask_for(const float* x, int64_t rows, int64_t stride, int64_t depth, int64_t part,
+                    int64_t parts) {
   for (int64_t j = part * kLine; j < depth; j += parts * kLine) {
     for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(x + r * stride + j, 0, 2);
   }
 }
 
 // Rows [row_begin, row_end) times units [first, last).
-void run_group(const LinearOperands& op, int64_t row_begin, int64_t row_end, int64_t first, int64_t last, float* work) {
+void run_group(const LinearOperands& op, int64_t row_begin, int64_t row_end, int64_t first, int64_t last,
+               float* work) {
   float *tile = work, *packed = work + kRows * kDepth;
   const int64_t panels = (last - first + kUnits - 1) / kUnits;
   int64_t start = 0;
@@ -109,13 +117,15 @@ void run_group(const LinearOperands& op, int64_t row_begin, int64_t row_end, int
     for (int64_t row = row_begin; row < row_end; row += kRows) {
       const int64_t rows = least(row_end - row, kRows);
       const float* x = op.x + row * op.inputs + start;
-      for (int64_t r = 0; r < rows; ++r) __builtin_memcpy(tile + r * kDepth, x + r * op.inputs, depth * sizeof(float));
+      for (int64_t r = 0; r < rows; ++r)
+        __builtin_memcpy(tile + r * kDepth, x + r * op.inputs, depth * sizeof(float));
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t unit = first + panel * kUnits;
         float* y = op.y + row * op.outputs + unit;
         ask_for(x + kRows * op.inputs, least(row_end - row - kRows, kRows), op.inputs, depth, panel, panels);
-        multiply_rows<kRows>(rows, tile, packed + panel * kDepth * kUnits, depth, start == 0 ? op.bias + unit : y,
-                             start == 0 ? 0 : op.outputs, last - unit, op.outputs, y);
+        multiply_rows<kRows>(rows, tile, packed + panel * kDepth * kUnits, depth,
+                             start == 0 ? op.bias + unit : y, start == 0 ? 0 : op.outputs, last - unit,
+                             op.outputs, y);
       }
     }
   } while ((start += kDepth) < op.inputs);

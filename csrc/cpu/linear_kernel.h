@@ -12,7 +12,8 @@ struct LinearOperands {
   int64_t rows, inputs, outputs;
 };
 
-// The work is [groups of units][tiles of rows]; run() does the pieces [lo, hi) of it and packs the units that these need. Thread-safe.
+// The work is [groups of units][tiles of rows]; run() does the pieces [lo, hi) of it and packs the units that
+// these need. Thread-safe.
 struct LinearKernel {
   int64_t tile_rows, most_units;                // of a tile, of a group
   int64_t (*work_floats)(int64_t group_units);  // aligned to 64 bytes
@@ -21,15 +22,17 @@ struct LinearKernel {
 
 extern const LinearKernel linear_portable, linear_avx2, linear_avx512;
 
-// The parts of linear.amx.cpp, where each value is the sum of three bfloat16, and six of the nine products reach the last bits of a
-// float32. packed is [panels of 32 units][steps of 32 inputs][3 parts][2] tiles. largest: magnitude of a unit (of 32) or row, as bits; it
-// is raised, so it begins at zero. base: the bias, and zeros up to a whole panel.
+// The parts of linear.amx.cpp, where each value is the sum of three bfloat16, and six of the nine products
+// reach the last bits of a float32. packed is [panels of 32 units][steps of 32 inputs][3 parts][2] tiles.
+// largest: magnitude of a unit (of 32) or row, as bits; it is raised, so it begins at zero. base: the bias,
+// and zeros up to a whole panel.
 struct LinearTiles {
   int64_t work_bytes;
   int64_t (*panel_bytes)(int64_t inputs);
-  void (*pack)(const float* weight, int64_t inputs, int64_t outputs, int64_t panel, char* packed, uint32_t* largest);
-  void (*run)(const float* x, int64_t lo, int64_t hi, int64_t inputs, const char* packed, const float* base, int64_t outputs, char* work,
-              float* y, uint32_t* largest);
+  void (*pack)(const float* weight, int64_t inputs, int64_t outputs, int64_t panel, char* packed,
+               uint32_t* largest);
+  void (*run)(const float* x, int64_t lo, int64_t hi, int64_t inputs, const char* packed, const float* base,
+              int64_t outputs, char* work, float* y, uint32_t* largest);
 };
 
 extern const LinearTiles linear_amx;

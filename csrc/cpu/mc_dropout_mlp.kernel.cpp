@@ -14,18 +14,22 @@ constexpr int kMostOutputs = 6;
 
 inline Floats* vectors(float* data) { return reinterpret_cast<Floats*>(data); }
 
-// The random words of one layer's inputs (or of the logits) in one pass, for a tile: words[w] holds units 2 w (low half) and 2 w + 1.
+// The random words of one layer's inputs (or of the logits) in one pass, for a tile: words[w] holds units 2 w
+// (low half) and 2 w + 1.
 //
-// The counter is (pass, row, stream, unit / 8), so that most of the first three rounds is the same for all rows or for all units:
-// what is known is computed once, and a call costs seven rounds and two exclusive ors.
-UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_t pass, uint32_t stream, int64_t units, Words* words) {
+// The counter is (pass, row, stream, unit / 8), so that most of the first three rounds is the same for all
+// rows or for all units: what is known is computed once, and a call costs seven rounds and two exclusive ors.
+UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_t pass, uint32_t stream,
+                      int64_t units, Words* words) {
   uint32_t key0[kPhiloxRounds], key1[kPhiloxRounds];
   for (int round = 0; round < kPhiloxRounds; ++round) {
     key0[round] = static_cast<uint32_t>(seed) + static_cast<uint32_t>(round) * kPhiloxWeyl0;
     key1[round] = static_cast<uint32_t>(seed >> 32) + static_cast<uint32_t>(round) * kPhiloxWeyl1;
   }
-  const uint64_t from_stream = uint64_t{kPhiloxMultiplier1} * stream, from_pass = uint64_t{kPhiloxMultiplier0} * pass;
-  Longs first[2] = {}, second[2] = {};  // of the even and of the odd rows: the products of rounds 2 and 3 that do not depend on the unit
+  const uint64_t from_stream = uint64_t{kPhiloxMultiplier1} * stream,
+                 from_pass = uint64_t{kPhiloxMultiplier0} * pass;
+  Longs first[2] = {}, second[2] = {};  // of the even and of the odd rows: the products of rounds 2 and 3
+                                        // that do not depend on the unit
   for (int odd = 0; odd < 2; ++odd) {
     Longs word0 = {};
     for (int i = 0; i < kLanes / 2; ++i) {
@@ -37,8 +41,10 @@ UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_
     multiply(word2, kPhiloxMultiplier1, second[odd]);
   }
   for (int64_t block = 0; block * kMcUnits < units; ++block, words += kMcWords) {
-    const uint64_t two = uint64_t{kPhiloxMultiplier1} * (static_cast<uint32_t>(from_pass >> 32) ^ static_cast<uint32_t>(block) ^ key1[0]);
-    const uint64_t three = uint64_t{kPhiloxMultiplier0} * (static_cast<uint32_t>(two >> 32) ^ static_cast<uint32_t>(from_stream) ^ key0[1]);
+    const uint64_t two = uint64_t{kPhiloxMultiplier1} *
+                         (static_cast<uint32_t>(from_pass >> 32) ^ static_cast<uint32_t>(block) ^ key1[0]);
+    const uint64_t three = uint64_t{kPhiloxMultiplier0} *
+                           (static_cast<uint32_t>(two >> 32) ^ static_cast<uint32_t>(from_stream) ^ key0[1]);
     Longs word[2][4];
     for (int odd = 0; odd < 2; ++odd) {
       word[odd][0] = (second[odd] >> 32) ^ (static_cast<uint32_t>(two) ^ key0[2]);
@@ -63,8 +69,9 @@ UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_
 
 // sums[pass][output] += weights * inputs, over the units that the words keep. threshold 0 keeps all.
 template <int OUTPUTS, int PASSES, bool DROP>
-UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Floats* input, int64_t input_step, const Words* words,
-                            int64_t words_step, Floats* sums, int64_t sums_step) {
+UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Floats* input,
+                            int64_t input_step, const Words* words, int64_t words_step, Floats* sums,
+                            int64_t sums_step) {
   Floats sum[PASSES][OUTPUTS];
   for (int pass = 0; pass < PASSES; ++pass) {
     for (int o = 0; o < OUTPUTS; ++o) sum[pass][o] = sums[pass * sums_step + o];
@@ -80,7 +87,8 @@ UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Fl
       }
     }
     for (int o = 0; o < OUTPUTS; ++o) {
-      for (int pass = 0; pass < PASSES; ++pass) multiply_add(kept[pass], weights[unit * OUTPUTS + o], sum[pass][o]);
+      for (int pass = 0; pass < PASSES; ++pass)
+        multiply_add(kept[pass], weights[unit * OUTPUTS + o], sum[pass][o]);
     }
   };
   int64_t unit = 0;
@@ -92,11 +100,12 @@ UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Fl
 }
 
 template <int PASSES, int OUTPUTS = kMostOutputs>
-void multiply_block(const McLayer& layer, const float* weights, const Floats* input, int64_t input_step, const Words* words,
-                    int64_t words_step, Floats* sums, int64_t sums_step) {
+void multiply_block(const McLayer& layer, const float* weights, const Floats* input, int64_t input_step,
+                    const Words* words, int64_t words_step, Floats* sums, int64_t sums_step) {
   if constexpr (OUTPUTS > 1) {
     if (layer.block < OUTPUTS) {
-      return multiply_block<PASSES, OUTPUTS - 1>(layer, weights, input, input_step, words, words_step, sums, sums_step);
+      return multiply_block<PASSES, OUTPUTS - 1>(layer, weights, input, input_step, words, words_step, sums,
+                                                 sums_step);
     }
   }
   if (layer.threshold) {
@@ -107,8 +116,8 @@ void multiply_block(const McLayer& layer, const float* weights, const Floats* in
 }
 
 // The probabilities of one pass enter the statistics (Welford's update).
-UEFL_INLINE void add_pass(const McModel& model, Floats* logits, const Words* words, int64_t pass, Floats* mean, Floats* moment,
-                          Floats& entropy) {
+UEFL_INLINE void add_pass(const McModel& model, Floats* logits, const Words* words, int64_t pass,
+                          Floats* mean, Floats* moment, Floats& entropy) {
   if (model.logit_threshold) {
     for (int64_t c = 0; c < model.classes; ++c) {
       keep_from(c % 2 ? words[c / 2] : words[c / 2] << 16, model.logit_threshold << 16, logits[c]);
@@ -148,8 +157,8 @@ void run_passes(const McModel& model, const McGroup& group, int64_t pass) {
     const auto draw_stream = [&](int64_t stream, int64_t units, uint32_t threshold) {
       if (threshold == 0 || (model.consistent && tile > 0)) return;
       for (int p = 0; p < PASSES; ++p) {
-        draw(model.seed, model.consistent, group.first_row + tile * kLanes, static_cast<uint32_t>(pass + p), static_cast<uint32_t>(stream),
-             units, words_of(stream) + p * words_step);
+        draw(model.seed, model.consistent, group.first_row + tile * kLanes, static_cast<uint32_t>(pass + p),
+             static_cast<uint32_t>(stream), units, words_of(stream) + p * words_step);
       }
     };
     Floats* output = buffers[0];
@@ -166,8 +175,8 @@ void run_passes(const McModel& model, const McGroup& group, int64_t pass) {
         for (int64_t j = 0; j < layer.block; ++j) {
           for (int p = 0; p < PASSES; ++p) output[p * model.width + o + j] = Floats{} + layer.bias[o + j];
         }
-        multiply_block<PASSES>(layer, layer.weights + o * layer.inputs, input, input_step, words_of(i), words_step, output + o,
-                               model.width);
+        multiply_block<PASSES>(layer, layer.weights + o * layer.inputs, input, input_step, words_of(i),
+                               words_step, output + o, model.width);
       }
       if (i + 1 < model.depth) {
         for (int p = 0; p < PASSES; ++p) {
@@ -180,7 +189,8 @@ void run_passes(const McModel& model, const McGroup& group, int64_t pass) {
     draw_stream(model.depth, model.classes, model.logit_threshold);
     for (int p = 0; p < PASSES; ++p) {
       add_pass(model, output + p * model.width, words_of(model.depth) + p * words_step, pass + p,
-               vectors(group.mean) + tile * model.classes, vectors(group.moment) + tile * model.classes, vectors(group.entropy)[tile]);
+               vectors(group.mean) + tile * model.classes, vectors(group.moment) + tile * model.classes,
+               vectors(group.entropy)[tile]);
     }
   }
 }

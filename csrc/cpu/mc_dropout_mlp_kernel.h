@@ -20,8 +20,8 @@ struct McLayer {
 
 struct McModel {
   const McLayer* layers;
-  int64_t depth, inputs, width;  // depth 0: the inputs are the logits; width: the most that any layer has of inputs, or of outputs with
-                                 // what its last block adds
+  int64_t depth, inputs, width;  // depth 0: the inputs are the logits; width: the most that any layer has of
+                                 // inputs, or of outputs with what its last block adds
   uint32_t logit_threshold;
   float logit_scale;
   McActivation activation;

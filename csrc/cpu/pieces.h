@@ -1,5 +1,6 @@
-// Sums of whole arrays by several threads at once. Each piece of the array has a lock of its own, and each thread begins at another piece,
-// so threads that end together do not wait for one another. For integers, whose sum does not depend on the order.
+// Sums of whole arrays by several threads at once. Each piece of the array has a lock of its own, and each
+// thread begins at another piece, so threads that end together do not wait for one another. For integers,
+// whose sum does not depend on the order.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,8 @@ class Pieces {
   }
 
  private:
-  static constexpr size_t kMost = 64, kLeast = 512;  // pieces, and elements of one: a microsecond is worth a lock
+  static constexpr size_t kMost = 64,
+                          kLeast = 512;  // pieces, and elements of one: a microsecond is worth a lock
   std::array<std::mutex, kMost> locks_;
   std::atomic<size_t> threads_ = 0;
 };

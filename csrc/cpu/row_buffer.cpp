@@ -13,7 +13,8 @@ void copy_typed(const StridedRows& rows, int64_t lo, int64_t hi, T* memory, int6
   for (int64_t first = 0; first < rows.dim; first += kColumns) {
     const int64_t columns = std::min(kColumns, rows.dim - first);
     for (int64_t n = lo; n < hi; ++n) {
-      T *apart = reinterpret_cast<T*>(const_cast<char*>(element(rows, n, first))), *beside = memory + (n - lo) * pitch + first;
+      T *apart = reinterpret_cast<T*>(const_cast<char*>(element(rows, n, first))),
+        *beside = memory + (n - lo) * pitch + first;
       for (int64_t j = 0; j < columns; ++j) {
         write ? apart[j * rows.dim_stride] = beside[j] : beside[j] = apart[j * rows.dim_stride];
       }

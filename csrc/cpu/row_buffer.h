@@ -1,5 +1,6 @@
-// Rows whose elements lie apart in memory, as in a channels-first map, brought side by side some rows at a time: read in place, an
-// element of a row is a cache line of its own, and maps with a power of two of pixels have all of them in the same few sets.
+// Rows whose elements lie apart in memory, as in a channels-first map, brought side by side some rows at a
+// time: read in place, an element of a row is a cache line of its own, and maps with a power of two of pixels
+// have all of them in the same few sets.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,9 @@ class RowBuffer {
  public:
   explicit RowBuffer(const StridedRows& rows) : rows_(rows) {}
 
-  // Rows [lo, hi) with their elements side by side: in place where they are, else in memory that the next call takes again. read()
-  // fills it; after place() the caller does, and write() takes the rows to where they belong.
+  // Rows [lo, hi) with their elements side by side: in place where they are, else in memory that the next
+  // call takes again. read() fills it; after place() the caller does, and write() takes the rows to where
+  // they belong.
   Span read(int64_t lo, int64_t hi);
   Span place(int64_t lo, int64_t hi);
   void write();

@@ -47,13 +47,15 @@ double define(const StridedRows& logits, int64_t begin, int64_t end, const T* pr
   double loss = 0;
   for (int64_t j = 0; j < k; ++j) {
     total[j] = log_sum_exp(&log_p[j], n, k);
-    if (proportions[j] != 0) loss -= static_cast<double>(proportions[j]) * (total[j] - std::log(static_cast<double>(n)));
+    if (proportions[j] != 0)
+      loss -= static_cast<double>(proportions[j]) * (total[j] - std::log(static_cast<double>(n)));
   }
   for (int64_t i = 0; gradient && i < n; ++i) {
     std::vector<double> slope(k);
     double pull = 0;
     for (int64_t j = 0; j < k; ++j) {
-      if (proportions[j] != 0) slope[j] = static_cast<double>(proportions[j]) * std::exp(log_p[i * k + j] - total[j]);
+      if (proportions[j] != 0)
+        slope[j] = static_cast<double>(proportions[j]) * std::exp(log_p[i * k + j] - total[j]);
       pull += slope[j];
     }
     for (int64_t j = 0; j < k; ++j) slope[j] = std::exp(log_p[i * k + j]) * pull - slope[j];
@@ -76,7 +78,8 @@ void check_proportions(const Sets& sets) {
       fail("proportions[", s, ", ", j, "] is ", of_set[j], ", expected a finite number of at least 0");
     }
     if (std::abs(total - 1) > kTolerance) {
-      fail("proportions of set ", s, " sum to ", total, ", expected 1 within ", kTolerance, "; divide each row by its sum");
+      fail("proportions of set ", s, " sum to ", total, ", expected 1 within ", kTolerance,
+           "; divide each row by its sum");
     }
   }
 }
@@ -85,7 +88,8 @@ void check_proportions(const Sets& sets) {
 
 void check(const Sets& sets, const StridedRows& logits) {
   const int64_t n = logits.outer * logits.inner, first = sets.offsets[0], last = sets.offsets[sets.sets];
-  if (first != 0 || last != n) fail("offsets run from ", first, " to ", last, ", expected from 0 to the ", n, " rows of logits");
+  if (first != 0 || last != n)
+    fail("offsets run from ", first, " to ", last, ", expected from 0 to the ", n, " rows of logits");
   for (int64_t s = 0; s < sets.sets; ++s) {
     const int64_t rows = sets.offsets[s + 1] - sets.offsets[s];
     if (rows <= 0) fail("set ", s, " has ", rows, " rows, expected at least one; leave empty sets out");
@@ -93,7 +97,8 @@ void check(const Sets& sets, const StridedRows& logits) {
   logits.dtype == Dtype::f64 ? check_proportions<double>(sets) : check_proportions<float>(sets);
 }
 
-void set_proportion_loss(const Sets& sets, const StridedRows& logits, int64_t lo, int64_t hi, void* loss, void* gradient) {
+void set_proportion_loss(const Sets& sets, const StridedRows& logits, int64_t lo, int64_t hi, void* loss,
+                         void* gradient) {
   const int64_t k = sets.k, end = padded(k);
   std::vector<float> scratch(3 * end);
   for (int64_t s = lo; s < hi; ++s) {
@@ -115,7 +120,8 @@ void set_proportion_loss(const Sets& sets, const StridedRows& logits, int64_t lo
     double total = 0;
     if (softmax_kernel().proportion(run)) {
       for (int64_t j = 0; j < k; ++j) {
-        if (proportions[j] > 0) total -= proportions[j] * std::log(run.sums[j] / static_cast<double>(last - first));
+        if (proportions[j] > 0)
+          total -= proportions[j] * std::log(run.sums[j] / static_cast<double>(last - first));
       }
     } else {
       total = define(logits, first, last, proportions, gradient);

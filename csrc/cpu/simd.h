@@ -1,6 +1,7 @@
-// The vectors of an instruction set and what the kernels do with them: one text for all, and an intrinsic where GCC's vector types do not
-// come to the instruction that is meant. Vectors are as wide as the registers: wider ones GCC lowers through memory. Float results may
-// differ in the last bits between instruction sets (FMA or not); integers never do.
+// The vectors of an instruction set and what the kernels do with them: one text for all, and an intrinsic
+// where GCC's vector types do not come to the instruction that is meant. Vectors are as wide as the
+// registers: wider ones GCC lowers through memory. Float results may differ in the last bits between
+// instruction sets (FMA or not); integers never do.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +45,9 @@ constexpr int kDoubles = kLanes / 2;
 typedef double Doubles __attribute__((vector_size(4 * kLanes)));
 typedef float HalfFloats __attribute__((vector_size(4 * kDoubles)));
 
-UEFL_INLINE Floats broadcast(float value) { return value - Floats{}; }  // 0 + value is an addition: of -0 it makes 0
+UEFL_INLINE Floats broadcast(float value) {
+  return value - Floats{};
+}  // 0 + value is an addition: of -0 it makes 0
 UEFL_INLINE Ints broadcast(int32_t value) { return value - Ints{}; }
 
 template <class Vector>
@@ -113,16 +116,22 @@ UEFL_INLINE __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n)
 UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
   out = (Floats)_mm512_mask_loadu_ps(_mm512_set1_ps(-__builtin_inff()), first(n), from);
 }
-UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) { _mm512_mask_storeu_ps(to, first(n), (__m512)value); }
+UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) {
+  _mm512_mask_storeu_ps(to, first(n), (__m512)value);
+}
 #elif defined(__AVX2__)
 UEFL_INLINE __m256i first(int64_t n) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
   const __m256i mask = first(n);
-  out = (Floats)_mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask));
+  out = (Floats)_mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), _mm256_maskload_ps(from, mask),
+                                 _mm256_castsi256_ps(mask));
 }
-UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) { _mm256_maskstore_ps(to, first(n), (__m256)value); }
+UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) {
+  _mm256_maskstore_ps(to, first(n), (__m256)value);
+}
 #else
 UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
   out = Floats{} - __builtin_inff();
@@ -148,7 +157,8 @@ UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
 #endif
 }
 
-// x with infinity in one lane; not through memory, where a vector that is read after a part of it was written has to wait.
+// x with infinity in one lane; not through memory, where a vector that is read after a part of it was written
+// has to wait.
 UEFL_INLINE Floats with_infinity(const Floats& x, int lane) {
   Ints numbers;
   for (int i = 0; i < kLanes; ++i) numbers[i] = i;
@@ -175,19 +185,22 @@ UEFL_INLINE void widen(const float* from, Doubles& out) {
   out = __builtin_convertvector(narrow, Doubles);
 }
 UEFL_INLINE void widen(const double* from, Doubles& out) { load(from, out); }
-UEFL_INLINE void store_narrow(const Doubles& value, float* to) { store(__builtin_convertvector(value, HalfFloats), to); }
+UEFL_INLINE void store_narrow(const Doubles& value, float* to) {
+  store(__builtin_convertvector(value, HalfFloats), to);
+}
 
 // To the nearest integers, ties to even, of at most 2^62.
 UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #if defined(__AVX512F__)
   return (SignedLongs)_mm512_cvtpd_epi64((__m512d)x);
 #else
-  // 1.5 * 2^52 on top leaves an integer below 2^51 in the low bits: once for x in units of 2^26, an even number of ones, once for the rest.
-  // Products are exact, so it does not matter whether they are fused.
+  // 1.5 * 2^52 on top leaves an integer below 2^51 in the low bits: once for x in units of 2^26, an even
+  // number of ones, once for the rest. Products are exact, so it does not matter whether they are fused.
   constexpr double kTop = 0x1.8p52;
   constexpr uint64_t kTopBits = 0x4338000000000000u;
 #if defined(__FMA__)
-  const __m256d value = (__m256d)x, top = _mm256_set1_pd(kTop), upper = _mm256_fmadd_pd(value, _mm256_set1_pd(0x1p-26), top);
+  const __m256d value = (__m256d)x, top = _mm256_set1_pd(kTop),
+                upper = _mm256_fmadd_pd(value, _mm256_set1_pd(0x1p-26), top);
   const __m256d lower = _mm256_fnmadd_pd(upper - top, _mm256_set1_pd(0x1p26), value) + top;
 #else
   const Doubles upper = x * 0x1p-26 + kTop, lower = (x - (upper - kTop) * 0x1p26) + kTop;
@@ -196,8 +209,8 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #endif
 }
 
-// The two products of each pair of 16-bit numbers, added to a sum of 32 bits. By hand: around the intrinsics GCC 12 copies every sum, or
-// moves all products before all sums, which then do not fit into the registers.
+// The two products of each pair of 16-bit numbers, added to a sum of 32 bits. By hand: around the intrinsics
+// GCC 12 copies every sum, or moves all products before all sums, which then do not fit into the registers.
 UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
 #if defined(__AVX512VNNI__)
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -251,7 +264,8 @@ UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
 #endif
 }
 
-// The lanes of vectors to vectors of the lanes: one perfect shuffle of the whole square moves each of its log2(kLanes) address bits by one.
+// The lanes of vectors to vectors of the lanes: one perfect shuffle of the whole square moves each of its
+// log2(kLanes) address bits by one.
 UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
 #if defined(__clang__)
 #define UEFL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -275,7 +289,8 @@ UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
 // Zero where word < threshold, bit by bit, so that what is dropped leaves nothing, not even a NaN.
 UEFL_INLINE void keep_from(const Words& word, uint32_t threshold, Floats& x) {
 #if defined(__AVX512F__)
-  const __mmask16 keep = _mm512_cmpge_epu32_mask((__m512i)word, _mm512_set1_epi32(static_cast<int>(threshold)));
+  const __mmask16 keep =
+      _mm512_cmpge_epu32_mask((__m512i)word, _mm512_set1_epi32(static_cast<int>(threshold)));
   x = (Floats)_mm512_maskz_mov_ps(keep, (__m512)x);
 #else
   x = (Floats)((Words)x & (Words)(word >= threshold));
@@ -314,8 +329,8 @@ UEFL_INLINE Floats fused(const Floats& a, const Floats& b, const Floats& c) {
 #endif
 }
 
-// e^x for x <= 0 within 1.5 ulp (tests/cpp/test_transition.cpp); 0 where the result is below 2^-126; NaN stays NaN. With n the integer
-// nearest to x / ln 2, e^x = 2^n e^r, |r| <= ln 2 / 2.
+// e^x for x <= 0 within 1.5 ulp (tests/cpp/test_transition.cpp); 0 where the result is below 2^-126; NaN
+// stays NaN. With n the integer nearest to x / ln 2, e^x = 2^n e^r, |r| <= ln 2 / 2.
 UEFL_INLINE void small_exponential(Floats& x) {
   constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to an integer
   const Floats zero{};
@@ -357,10 +372,12 @@ UEFL_INLINE void normal_logarithm(Floats& x) {
   x = fused(n, zero + 0x1.63p-1f, f + tail);
 }
 
-// The two above have another order of operations than the two that follow, for MC dropout; results of a version keep their bits.
+// The two above have another order of operations than the two that follow, for MC dropout; results of a
+// version keep their bits.
 constexpr float kLeastExponent = -87;  // exp of it is still a normal float
 
-// exp(x) for x in [-87, 0], within 2 units in the last place; NaN stays NaN. 2^n times a polynomial on |r| <= ln(2) / 2 (Cephes).
+// exp(x) for x in [-87, 0], within 2 units in the last place; NaN stays NaN. 2^n times a polynomial on |r| <=
+// ln(2) / 2 (Cephes).
 UEFL_INLINE void exponential(const Floats& x, Floats& result) {
   const float round = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   const Floats shifted = x * 1.44269504f + round, n = shifted - round;
@@ -368,20 +385,24 @@ UEFL_INLINE void exponential(const Floats& x, Floats& result) {
   multiply_add(n, -0.693359375f, r);
   multiply_add(n, 2.12194440e-4f, r);
   Floats p = Floats{} + 1.9875691500e-4f;
-  constexpr float kCoefficients[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  constexpr float kCoefficients[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                                     5.0000001201e-1f};
   for (const float coefficient : kCoefficients) p = p * r + coefficient;
   p = p * r * r + r + 1.0f;
   result = (Floats)((Ints)p + ((Ints)shifted << 23));
 }
 
-// ln(x) for finite x >= 1, within 2 units in the last place of 1. A polynomial on [sqrt(1/2), sqrt(2)) (Cephes).
+// ln(x) for finite x >= 1, within 2 units in the last place of 1. A polynomial on [sqrt(1/2), sqrt(2))
+// (Cephes).
 UEFL_INLINE void logarithm(const Floats& x, Floats& result) {
   const Ints bits = (Ints)x - 0x3f3504f3;  // of sqrt(1/2)
   const Ints exponent = bits >> 23;
-  const Floats m = (Floats)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f, n = __builtin_convertvector(exponent, Floats), square = m * m;
+  const Floats m = (Floats)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f,
+               n = __builtin_convertvector(exponent, Floats), square = m * m;
   Floats p = Floats{} + 7.0376836292e-2f;
-  constexpr float kCoefficients[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
-                                     -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+  constexpr float kCoefficients[] = {-1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f,
+                                     1.4249322787e-1f,  -1.6668057665e-1f, 2.0000714765e-1f,
+                                     -2.4999993993e-1f, 3.3333331174e-1f};
   for (const float coefficient : kCoefficients) p = p * m + coefficient;
   result = (p * m * square - 2.12194440e-4f * n) - 0.5f * square + m + 0.693359375f * n;
 }
@@ -411,7 +432,9 @@ UEFL_INLINE void activate(McActivation activation, Floats& x) {
     case McActivation::gelu: {  // erf by Abramowitz and Stegun 7.1.26
       decay(-0.5f * x * x, e);
       const Floats t = 1.0f / (1.0f + (0.3275911f * 0.70710678f) * size);
-      const Floats p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+      const Floats p =
+          ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) *
+          t;
       const Floats tail = 0.5f * p * e;  // of the normal distribution, beyond |x|
       x = x * (x < 0.0f ? tail : 1.0f - tail);
       return;

@@ -93,7 +93,8 @@ int64_t nll_typed(const TransitionRun& run) {
       run.pending[pending++] = n;
       continue;
     }
-    const double scale = static_cast<double>(run.marginal_scale[group]) - run.matrix_scale[group * run.padded_m + run.targets[n]];
+    const double scale = static_cast<double>(run.marginal_scale[group]) -
+                         run.matrix_scale[group * run.padded_m + run.targets[n]];
     run.out[n] = static_cast<float>(__builtin_log(static_cast<double>(all) / own) + scale);
     if (!run.gradient) continue;
     const float inverse_all = 1 / all, inverse_own = 1 / own;
@@ -109,10 +110,11 @@ int64_t nll_typed(const TransitionRun& run) {
   return pending;
 }
 
-// out[r][j] = sum_i weights[r][i] table[i][j] for R rows and `Vectors` vectors of j: the order of the additions is the same for any R.
+// out[r][j] = sum_i weights[r][i] table[i][j] for R rows and `Vectors` vectors of j: the order of the
+// additions is the same for any R.
 template <int R, int Vectors>
-UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const float* table, int64_t count, int64_t stride, float* out,
-                               int64_t out_stride) {
+UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const float* table, int64_t count,
+                               int64_t stride, float* out, int64_t out_stride) {
   Floats total[R][Vectors] = {};
   for (int64_t from = 0; from < count; from += kTerms) {
     const int64_t to = count < from + kTerms ? count : from + kTerms;
@@ -136,13 +138,15 @@ UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const f
 
 // The same for `width` columns of the table, a multiple of a vector.
 template <int R>
-UEFL_INLINE void multiply(const float* weights, int64_t row_stride, const float* table, int64_t count, int64_t width, float* out) {
+UEFL_INLINE void multiply(const float* weights, int64_t row_stride, const float* table, int64_t count,
+                          int64_t width, float* out) {
   constexpr int kVectors = R == 1 ? 4 : 2;  // as many sums at a time as hide the latency of an addition
   int64_t j = 0;
   for (; j + kVectors * kLanes <= width; j += kVectors * kLanes) {
     weighted_sums<R, kVectors>(weights, row_stride, table + j, count, width, out + j, width);
   }
-  for (; j < width; j += kLanes) weighted_sums<R, 1>(weights, row_stride, table + j, count, width, out + j, width);
+  for (; j < width; j += kLanes)
+    weighted_sums<R, 1>(weights, row_stride, table + j, count, width, out + j, width);
 }
 
 // Rows of a tile: up to kTile that follow one another and are of one group, their exponentials in run.row.

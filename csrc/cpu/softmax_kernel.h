@@ -7,15 +7,18 @@
 
 namespace uefl::cpu {
 
-constexpr int64_t kPad = 16;    // rows of tables are filled up with zeros to a multiple of this, the widest vector
-constexpr int64_t kTile = 4;    // rows that share what they read of the matrix
-constexpr int64_t kTerms = 64;  // terms of a sum that are added to one another before they are added to the rest
+constexpr int64_t kPad =
+    16;  // rows of tables are filled up with zeros to a multiple of this, the widest vector
+constexpr int64_t kTile = 4;  // rows that share what they read of the matrix
+constexpr int64_t kTerms =
+    64;  // terms of a sum that are added to one another before they are added to the rest
 
 namespace {
 inline int64_t padded(int64_t count) { return (count + kPad - 1) / kPad * kPad; }
 }  // namespace
 
-// Below this a dot product of exponentials may have lost terms to underflow: its row is left to the definition.
+// Below this a dot product of exponentials may have lost terms to underflow: its row is left to the
+// definition.
 constexpr float kSmallest = 0x1p-60f;
 
 struct TransitionRun {
@@ -24,11 +27,11 @@ struct TransitionRun {
   const int64_t *targets, *groups;  // groups may be null
   int64_t ignore_index, m, padded_m;
   const float *matrix, *transposed, *marginal, *matrix_scale, *marginal_scale;  // of LinearTransition
-  float* out;                                                                   // loss [B] of nll, log g [B, m] of probs
-  const float* grad;                                                            // [B, m] of probs_backward
-  char* gradient;                                                               // [B, k]; null: nll without one
-  float *row, *sets, *mix;                                                      // kTile x [padded k], [padded m], [padded k], scratch
-  int64_t* pending;                                                             // [hi - lo]: the rows left to the definition
+  float* out;               // loss [B] of nll, log g [B, m] of probs
+  const float* grad;        // [B, m] of probs_backward
+  char* gradient;           // [B, k]; null: nll without one
+  float *row, *sets, *mix;  // kTile x [padded k], [padded m], [padded k], scratch
+  int64_t* pending;         // [hi - lo]: the rows left to the definition
 };
 
 struct ProportionRun {

@@ -1,6 +1,7 @@
-// Where the rows of x lie and how one element of any dtype becomes a float; shared by every kernel and its callers.
-// Everything with code in it has internal linkage: files compiled for different instruction sets include this header, and
-// a function that the linker could merge between them might run AVX-512 on a CPU that lacks it.
+// Where the rows of x lie and how one element of any dtype becomes a float; shared by every kernel and its
+// callers. Everything with code in it has internal linkage: files compiled for different instruction sets
+// include this header, and a function that the linker could merge between them might run AVX-512 on a CPU
+// that lacks it.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,8 @@ inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
 inline float widen(BFloat16 value) { return float_from_bits(static_cast<uint32_t>(value.bits) << 16); }
 
-// Without branches, so that loops over it vectorise, and without subnormal floats, so that flush-to-zero does not touch it.
+// Without branches, so that loops over it vectorise, and without subnormal floats, so that flush-to-zero does
+// not touch it.
 inline float widen(Half value) {
   const uint32_t exponent = value.bits & 0x7c00u, bits = (value.bits & 0x7fffu) << 13;
   const float normal = float_from_bits(bits + ((exponent == 0x7c00u ? 224u : 112u) << 23));
@@ -71,7 +73,9 @@ inline Half narrow(double value) {
   memcpy(&small, &shifted, sizeof small);
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13;
   const uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  return {static_cast<uint16_t>(sign | (magnitude < 113u << 23 ? small - (126u << 23) : magnitude < 0x477ff000u ? normal : large))};
+  return {static_cast<uint16_t>(sign | (magnitude < 113u << 23    ? small - (126u << 23)
+                                        : magnitude < 0x477ff000u ? normal
+                                                                  : large))};
 }
 
 // Calls body with a null pointer of the element type.
@@ -92,11 +96,14 @@ inline void with_type(Dtype dtype, const Body& body) {
 // Address of element `column` of row n, n in [0, outer * inner).
 inline const char* element(const StridedRows& x, int64_t n, int64_t column) {
   const int64_t a = x.inner == 1 ? n : n / x.inner, b = x.inner == 1 ? 0 : n % x.inner;
-  return static_cast<const char*>(x.data) + (a * x.outer_stride + b * x.inner_stride + column * x.dim_stride) * element_size(x.dtype);
+  return static_cast<const char*>(x.data) +
+         (a * x.outer_stride + b * x.inner_stride + column * x.dim_stride) * element_size(x.dtype);
 }
 
-// Views a strided [..., dim] array as StridedRows; false when its leading dimensions do not collapse into two.
-inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const int64_t* strides, int64_t ndim, StridedRows& rows) {
+// Views a strided [..., dim] array as StridedRows; false when its leading dimensions do not collapse into
+// two.
+inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const int64_t* strides,
+                      int64_t ndim, StridedRows& rows) {
   int64_t size[2] = {1, 1}, stride[2] = {0, 0};  // innermost first
   int used = 0;
   for (int64_t i = ndim - 2; i >= 0; --i) {

@@ -25,7 +25,8 @@ double log_sum_exp(const std::vector<double>& z, const T* log_weight) {
 
 // to_k += weight * softmax_k(z + log_weight).
 template <class T>
-void add_softmax(double weight, const std::vector<double>& z, const T* log_weight, double log_total, std::vector<double>& to) {
+void add_softmax(double weight, const std::vector<double>& z, const T* log_weight, double log_total,
+                 std::vector<double>& to) {
   for (size_t k = 0; k < z.size(); ++k) to[k] += weight * std::exp(z[k] + log_weight[k] - log_total);
 }
 
@@ -34,9 +35,10 @@ bool is_empty(const T* log_weight, int64_t k) {
   return std::all_of(log_weight, log_weight + k, [](T value) { return value == -kInfinity; });
 }
 
-// Whether a row looks like shares of the classes instead of their logarithms: nothing below 0, and the sum is 1, with room for half
-// precision. Logarithms of priors do for no set (it would be likelier than it can be for every class at once), those of counts for no
-// counts, those of other weights (1 to e) may. With one class it is all the same: a constant changes nothing.
+// Whether a row looks like shares of the classes instead of their logarithms: nothing below 0, and the sum is
+// 1, with room for half precision. Logarithms of priors do for no set (it would be likelier than it can be
+// for every class at once), those of counts for no counts, those of other weights (1 to e) may. With one
+// class it is all the same: a constant changes nothing.
 template <class T>
 bool is_shares(const T* row, int64_t k) {
   if (k == 1) return false;
@@ -51,7 +53,8 @@ bool is_shares(const T* row, int64_t k) {
 // Calls body with a null pointer of the type of the matrix.
 template <class Body>
 void with_precision(Dtype logits, const Body& body) {
-  return logits == Dtype::f64 ? body(static_cast<const double*>(nullptr)) : body(static_cast<const float*>(nullptr));
+  return logits == Dtype::f64 ? body(static_cast<const double*>(nullptr))
+                              : body(static_cast<const float*>(nullptr));
 }
 
 std::string at(const char* name, int64_t n, int64_t value) {
@@ -60,8 +63,8 @@ std::string at(const char* name, int64_t n, int64_t value) {
 
 }  // namespace
 
-Transition::Transition(const char* op, const StridedRows& logits, const int64_t* targets, const int64_t* groups, const LogTransition& log,
-                       int64_t ignore_index)
+Transition::Transition(const char* op, const StridedRows& logits, const int64_t* targets,
+                       const int64_t* groups, const LogTransition& log, int64_t ignore_index)
     : op_(op),
       logits_(logits),
       targets_(targets),
@@ -81,7 +84,8 @@ Transition::Transition(const char* op, const StridedRows& logits, const int64_t*
         throw std::runtime_error(name + " holds NaN or +inf for class " + std::to_string(k) +
                                  "; expected logarithms of priors, -inf for 0");
       }
-      if (is_empty(marginal, log.k)) throw std::runtime_error(name + " is -inf throughout; at least one class needs a positive prior");
+      if (is_empty(marginal, log.k))
+        throw std::runtime_error(name + " is -inf throughout; at least one class needs a positive prior");
     }
   });
   require_groups();
@@ -94,8 +98,8 @@ Transition::Transition(const char* op, const StridedRows& logits, const int64_t*
 void Transition::require_groups() const {
   for (int64_t n = 0; groups_ && n < rows_; ++n) {
     if (groups_[n] >= 0 && groups_[n] < log_.g) continue;
-    throw std::runtime_error(op_ + at("groups", n, groups_[n]) + ", expected 0 to " + std::to_string(log_.g - 1) +
-                             ", the groups of log_transition");
+    throw std::runtime_error(op_ + at("groups", n, groups_[n]) + ", expected 0 to " +
+                             std::to_string(log_.g - 1) + ", the groups of log_transition");
   }
 }
 
@@ -104,7 +108,8 @@ std::vector<bool> Transition::require_targets() const {
   for (int64_t n = 0; n < rows_; ++n) {
     if (targets_[n] == ignore_index_) continue;
     if (targets_[n] < 0 || targets_[n] >= log_.m) {
-      throw std::runtime_error(op_ + at("targets", n, targets_[n]) + ", expected the index of a set, 0 to " + std::to_string(log_.m - 1));
+      throw std::runtime_error(op_ + at("targets", n, targets_[n]) + ", expected the index of a set, 0 to " +
+                               std::to_string(log_.m - 1));
     }
     const int64_t set = group(n) * log_.m + targets_[n];
     if (used[set]) continue;
@@ -112,8 +117,10 @@ std::vector<bool> Transition::require_targets() const {
     require_logarithms(set);
     with_precision(logits_.dtype, [&]<class T>(const T*) {
       if (!is_empty(static_cast<const T*>(log_.matrix) + set * log_.k, log_.k)) return;
-      throw std::runtime_error(op_ + at("targets", n, targets_[n]) + ", but that set of group " + std::to_string(group(n)) +
-                               " has a row of -inf throughout in log_transition; a set with samples needs a class with a positive prior");
+      throw std::runtime_error(op_ + at("targets", n, targets_[n]) + ", but that set of group " +
+                               std::to_string(group(n)) +
+                               " has a row of -inf throughout in log_transition; a set with samples needs a "
+                               "class with a positive prior");
     });
   }
   return used;
@@ -140,11 +147,13 @@ void Transition::linearise(const std::vector<bool>& used) {
     return scale;
   };
   for (int64_t g = 0; g < log_.g; ++g) {
-    marginal_scale_[g] = exponentials(static_cast<const float*>(log_.marginal) + g * k, &marginal_[g * padded_k_]);
+    marginal_scale_[g] =
+        exponentials(static_cast<const float*>(log_.marginal) + g * k, &marginal_[g * padded_k_]);
     for (int64_t m = 0; m < log_.m; ++m) {
       const int64_t set = g * log_.m + m;
       if (!used[set]) continue;
-      matrix_scale_[g * padded_m_ + m] = exponentials(static_cast<const float*>(log_.matrix) + set * k, &matrix_[set * padded_k_]);
+      matrix_scale_[g * padded_m_ + m] =
+          exponentials(static_cast<const float*>(log_.matrix) + set * k, &matrix_[set * padded_k_]);
     }
   }
   if (targets_) return;
@@ -155,10 +164,11 @@ void Transition::linearise(const std::vector<bool>& used) {
   }
 }
 
-// Blocks [lo, hi) by the kernel, and what it leaves by the definition: define(n, z, matrix, marginal) with z in float64 and the
-// logarithms of the group of row n.
+// Blocks [lo, hi) by the kernel, and what it leaves by the definition: define(n, z, matrix, marginal) with z
+// in float64 and the logarithms of the group of row n.
 template <class Kernel, class Define>
-void Transition::each_row(int64_t lo, int64_t hi, TransitionRun run, const Kernel& kernel, const Define& define) const {
+void Transition::each_row(int64_t lo, int64_t hi, TransitionRun run, const Kernel& kernel,
+                          const Define& define) const {
   const int64_t first = std::min(rows_, lo * block_rows_), last = std::min(rows_, hi * block_rows_);
   std::vector<int64_t> pending(last - first);
   int64_t count = last - first;
@@ -187,35 +197,39 @@ void Transition::each_row(int64_t lo, int64_t hi, TransitionRun run, const Kerne
 void Transition::nll(int64_t lo, int64_t hi, void* loss, void* gradient) const {
   TransitionRun run{};
   run.out = static_cast<float*>(loss), run.gradient = static_cast<char*>(gradient);
-  each_row(lo, hi, run, softmax_kernel().nll, [&]<class T>(int64_t n, const std::vector<double>& z, const T* matrix, const T* marginal) {
-    std::vector<double> slope(z.size());
-    double value = 0;
-    if (targets_[n] != ignore_index_) {
-      const T* target = matrix + targets_[n] * log_.k;
-      const double all = log_sum_exp(z, marginal), own = log_sum_exp(z, target);
-      value = all - own;
-      add_softmax(1, z, marginal, all, slope);
-      add_softmax(-1, z, target, own, slope);
-    }
-    static_cast<T*>(loss)[n] = static_cast<T>(value);
-    if (gradient) write_row(slope, logits_.dtype, gradient, n);
-  });
+  each_row(lo, hi, run, softmax_kernel().nll,
+           [&]<class T>(int64_t n, const std::vector<double>& z, const T* matrix, const T* marginal) {
+             std::vector<double> slope(z.size());
+             double value = 0;
+             if (targets_[n] != ignore_index_) {
+               const T* target = matrix + targets_[n] * log_.k;
+               const double all = log_sum_exp(z, marginal), own = log_sum_exp(z, target);
+               value = all - own;
+               add_softmax(1, z, marginal, all, slope);
+               add_softmax(-1, z, target, own, slope);
+             }
+             static_cast<T*>(loss)[n] = static_cast<T>(value);
+             if (gradient) write_row(slope, logits_.dtype, gradient, n);
+           });
 }
 
 void Transition::probs(int64_t lo, int64_t hi, void* log_g) const {
   TransitionRun run{};
   run.out = static_cast<float*>(log_g);
-  each_row(lo, hi, run, softmax_kernel().probs, [&]<class T>(int64_t n, const std::vector<double>& z, const T* matrix, const T* marginal) {
-    const double all = log_sum_exp(z, marginal);
-    T* out = static_cast<T*>(log_g) + n * log_.m;
-    for (int64_t m = 0; m < log_.m; ++m) out[m] = static_cast<T>(log_sum_exp(z, matrix + m * log_.k) - all);
-  });
+  each_row(lo, hi, run, softmax_kernel().probs,
+           [&]<class T>(int64_t n, const std::vector<double>& z, const T* matrix, const T* marginal) {
+             const double all = log_sum_exp(z, marginal);
+             T* out = static_cast<T*>(log_g) + n * log_.m;
+             for (int64_t m = 0; m < log_.m; ++m)
+               out[m] = static_cast<T>(log_sum_exp(z, matrix + m * log_.k) - all);
+           });
 }
 
 void Transition::probs_backward(int64_t lo, int64_t hi, const void* grad, void* gradient) const {
   TransitionRun run{};
   run.grad = static_cast<const float*>(grad), run.gradient = static_cast<char*>(gradient);
-  const auto define = [&]<class T>(int64_t n, const std::vector<double>& z, const T* matrix, const T* marginal) {
+  const auto define = [&]<class T>(int64_t n, const std::vector<double>& z, const T* matrix,
+                                   const T* marginal) {
     const T* weight = static_cast<const T*>(grad) + n * log_.m;
     std::vector<double> slope(z.size());
     double total = 0;

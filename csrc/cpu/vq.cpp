@@ -22,7 +22,8 @@ int exponent_of(double value) {
 
 }  // namespace
 
-Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x, const VqOutput& output)
+Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x,
+       const VqOutput& output)
     : search_(search),
       codebook_(codebook),
       codes_(codes),
@@ -32,7 +33,8 @@ Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const 
       block_rows_(search.block_rows(x_.dim)),
       errors_((rows_ + block_rows_ - 1) / block_rows_),
       largest_(codebook.segments * codebook.k),
-      bits_(62 - std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows_ * (x_.dim / codebook.d), 1) - 1))),
+      bits_(62 -
+            std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows_ * (x_.dim / codebook.d), 1) - 1))),
       fixed_(output.sums ? codebook.segments * codebook.k * codebook.d : 0) {
   if (!output.sums) return;
   constexpr int kRoom = 3;
@@ -74,8 +76,8 @@ void Vq::run(int64_t lo, int64_t hi) {
   }
 }
 
-// 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: N rows below 2^exponent each cannot exceed 2^62. Zero for a
-// codeword with a row that is not finite.
+// 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: N rows below 2^exponent each cannot
+// exceed 2^62. Zero for a codeword with a row that is not finite.
 double Vq::scale(int64_t code) const {
   constexpr int kLeast = 31;
   const double largest = std::bit_cast<double>(largest_[code]);
@@ -107,7 +109,8 @@ void Vq::write_sums(int64_t lo, int64_t hi) {
   for (int64_t code = lo; code < hi; ++code) {
     const double scale = this->scale(code);
     for (int64_t i = code * d; i < (code + 1) * d; ++i) {
-      output_.sums[i] = scale > 0 ? static_cast<double>(fixed_[i]) / scale : std::numeric_limits<double>::quiet_NaN();
+      output_.sums[i] =
+          scale > 0 ? static_cast<double>(fixed_[i]) / scale : std::numeric_limits<double>::quiet_NaN();
     }
   }
 }

@@ -1,8 +1,10 @@
-// vq on the CPU: search, gather, squared error and counts in one pass over blocks of rows, per-codeword sums in a second one.
+// vq on the CPU: search, gather, squared error and counts in one pass over blocks of rows, per-codeword sums
+// in a second one.
 //
-// Results do not depend on the number of threads: each block owns its error sum, and counts and sums are integers. The sums
-// are in 64-bit fixed point, in the units that ops/vq/composed.py defines, so they equal it to the bit. A unit may depend on all rows
-// of its codeword, which are known only when every row has been searched: hence the second pass.
+// Results do not depend on the number of threads: each block owns its error sum, and counts and sums are
+// integers. The sums are in 64-bit fixed point, in the units that ops/vq/composed.py defines, so they equal
+// it to the bit. A unit may depend on all rows of its codeword, which are known only when every row has been
+// searched: hence the second pass.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +25,10 @@ struct VqOutput {
 
 class Vq {
  public:
-  // codes: the codebook in the dtype of x, which is what `quantized` receives. All pointers must outlive the object.
-  Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x, const VqOutput& output);
+  // codes: the codebook in the dtype of x, which is what `quantized` receives. All pointers must outlive the
+  // object.
+  Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x,
+     const VqOutput& output);
 
   int64_t blocks() const { return static_cast<int64_t>(errors_.size()); }
 
@@ -53,13 +57,14 @@ class Vq {
   const StridedRows x_;
   const VqOutput output_;
   const int64_t rows_, block_rows_;
-  std::vector<double> errors_;    // one per block
-  std::vector<int64_t> largest_;  // per codeword the largest |x| of its rows, as bits: they order like the values, NaN last
-  const int bits_;                // of a row, so that all of them add up within 2^62
-  std::vector<int> expected_;     // expected_shift() of each codeword; empty without sums
-  std::vector<int64_t> fixed_;    // sums in the unit of the codeword
-  std::mutex merge_;              // of counts
-  Pieces pieces_;                 // of the sums
+  std::vector<double> errors_;  // one per block
+  std::vector<int64_t>
+      largest_;     // per codeword the largest |x| of its rows, as bits: they order like the values, NaN last
+  const int bits_;  // of a row, so that all of them add up within 2^62
+  std::vector<int> expected_;   // expected_shift() of each codeword; empty without sums
+  std::vector<int64_t> fixed_;  // sums in the unit of the codeword
+  std::mutex merge_;            // of counts
+  Pieces pieces_;               // of the sums
 };
 
 }  // namespace uefl::cpu

@@ -14,11 +14,12 @@
 namespace uefl::cpu {
 namespace {
 
-// Measured (docs/design/search-cpu.md). AMX pads elements and codewords to 32, and turning rows into columns costs as much as a few
-// codewords.
+// Measured (docs/design/search-cpu.md). AMX pads elements and codewords to 32, and turning rows into columns
+// costs as much as a few codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-// What a pass in half the bits costs besides its products, above all for the codewords that it leaves possible, is paid by long ones.
+// What a pass in half the bits costs besides its products, above all for the codewords that it leaves
+// possible, is paid by long ones.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
   if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
@@ -34,13 +35,16 @@ void raise(double& largest, double value) {
 }
 
 // Long rows come in smaller tiles, which with some codewords stay in the second-level cache.
-int64_t tile_rows(int64_t at_most, int64_t d) { return std::min(at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64)); }
+int64_t tile_rows(int64_t at_most, int64_t d) {
+  return std::min(at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64));
+}
 
 // Elements [column, column + d) of row n in float64.
 void widen_row(const StridedRows& x, int64_t n, int64_t column, std::vector<double>& values) {
   const char* source = element(x, n, column);
   with_type(x.dtype, [&]<class T>(const T*) {
-    for (size_t j = 0; j < values.size(); ++j) values[j] = static_cast<double>(widen(reinterpret_cast<const T*>(source)[j * x.dim_stride]));
+    for (size_t j = 0; j < values.size(); ++j)
+      values[j] = static_cast<double>(widen(reinterpret_cast<const T*>(source)[j * x.dim_stride]));
   });
 }
 
@@ -83,13 +87,14 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
 void check_blocks(const Plan& plan) {
   if (!plan.prefilter || plan.prefilter->block_codes == plan.kernel->block_codes) return;
   throw std::logic_error("the passes of a search must take blocks of as many codewords, got " +
-                         std::to_string(plan.prefilter->block_codes) + " before " + std::to_string(plan.kernel->block_codes) + " (" +
-                         name(plan.isa) + ")");
+                         std::to_string(plan.prefilter->block_codes) + " before " +
+                         std::to_string(plan.kernel->block_codes) + " (" + name(plan.isa) + ")");
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {
-  // About 2^21 multiply-adds, some tens of microseconds, and at most 2^16 elements, which stay in the second-level cache.
-  // Whole tiles on every instruction set: 192 is a multiple of 12, 6 and 4. The same for all of them, as the error sum is.
+  // About 2^21 multiply-adds, some tens of microseconds, and at most 2^16 elements, which stay in the
+  // second-level cache. Whole tiles on every instruction set: 192 is a multiple of 12, 6 and 4. The same for
+  // all of them, as the error sum is.
   const int64_t rows = std::min((int64_t{1} << 21) / (dim * k), (int64_t{1} << 16) / dim);
   return std::max<int64_t>(192, rows / 192 * 192);
 }
@@ -110,16 +115,18 @@ struct Search::FineTile {
     kernel.load(source, count, x.dtype, d, mean, y.get(), size);
   }
 
-  void top_two(const StridedRows& x, int64_t start, int64_t count, int64_t column, const float* mean, const void* panels,
-               const float* half_squares, int64_t blocks) {
+  void top_two(const StridedRows& x, int64_t start, int64_t count, int64_t column, const float* mean,
+               const void* panels, const float* half_squares, int64_t blocks) {
     const char* source[kMaxRows];
     for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, column);
     if (kernel.load_top_two) {
-      kernel.load_top_two(source, count, x.dtype, d, mean, y.get(), size, panels, half_squares, blocks, best, second, index);
+      kernel.load_top_two(source, count, x.dtype, d, mean, y.get(), size, panels, half_squares, blocks, best,
+                          second, index);
       return;
     }
     kernel.load(source, count, x.dtype, d, mean, y.get(), size);
-    kernel.top_two(y.get(), count, panels, half_squares, blocks, d, ahead_of(x, start + count, rows, column, d), best, second, index);
+    kernel.top_two(y.get(), count, panels, half_squares, blocks, d,
+                   ahead_of(x, start + count, rows, column, d), best, second, index);
   }
 
   const VqAssignKernel& kernel;
@@ -152,13 +159,16 @@ struct Search::PrefilterTile {
 
 double Search::error_bound(const Segment& segment, const RowSize& row) const {
   const bool euclidean = metric_ == Metric::l2;
-  if (plan_.kernel->arithmetic == Arithmetic::f32) return score_error(d_, segment.half_square, segment.radius, row.square, euclidean);
-  return score_error_bf16x3(d_, segment.half_square, segment.radius, segment.fine.rest_radius, row.square, row.rest, euclidean);
+  if (plan_.kernel->arithmetic == Arithmetic::f32)
+    return score_error(d_, segment.half_square, segment.radius, row.square, euclidean);
+  return score_error_bf16x3(d_, segment.half_square, segment.radius, segment.fine.rest_radius, row.square,
+                            row.rest, euclidean);
 }
 
 double Search::prefilter_error(const Segment& segment, const RowSize& row) const {
   const auto bound = plan_.prefilter->arithmetic == Arithmetic::bf16 ? score_error_bf16 : score_error_i16;
-  return bound(d_, segment.half_square, segment.radius, segment.prefilter.rest_radius, row.square, row.rest, metric_ == Metric::l2);
+  return bound(d_, segment.half_square, segment.radius, segment.prefilter.rest_radius, row.square, row.rest,
+               metric_ == Metric::l2);
 }
 
 Search::Scratch::Scratch(const Search& search) : search_(search) {}
@@ -186,14 +196,16 @@ void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indic
     for (int64_t first = lo; first < hi; first += block_rows(x.dim)) {
       const int64_t last = std::min(first + block_rows(x.dim), hi);
       const Span span = together.read(first, last);
-      assign(span.rows, span.first, span.first + last - first, indices + (first - span.first) * segments, scratch);
+      assign(span.rows, span.first, span.first + last - first, indices + (first - span.first) * segments,
+             scratch);
     }
     return;
   }
   for (int64_t s = 0; s < segments; ++s) assign_segment(x, s, lo, hi, indices, scratch);
 }
 
-void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
+void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
+                            Scratch& scratch) const {
   std::vector<int64_t>& uncertain = scratch.uncertain_;
   const auto see = [&](const RowSize* size, int64_t count) {
     for (int64_t r = 0; r < count; ++r) scratch.finite_ = scratch.finite_ && std::isfinite(size[r].square);
@@ -213,14 +225,16 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
       see(scratch.fine().size, end - start);
       without -= end - start;
     }
-    if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(scratch.fine(), x, s, uncertain, indices);
+    if (static_cast<int64_t>(uncertain.size()) >= kRescored)
+      rescore(scratch.fine(), x, s, uncertain, indices);
   }
   if (!uncertain.empty()) rescore(scratch.fine(), x, s, uncertain, indices);
 }
 
-// The prefilter for rows [start, end), of which those with many codewords within the bound go to `uncertain`. Returns how many.
-int64_t Search::look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
-                     std::vector<int64_t>& uncertain) const {
+// The prefilter for rows [start, end), of which those with many codewords within the bound go to `uncertain`.
+// Returns how many.
+int64_t Search::look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
+                     int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
   const Segment& segment = this->segment(s);
   Candidates& found = tile.found;
@@ -233,8 +247,9 @@ int64_t Search::look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64
     const double slack = 0x1p-22 * (segment.half_square + std::sqrt(tile.size[r].square) * segment.radius);
     found.margin[r] = error < 0x1p120 ? static_cast<float>(2.01 * error + slack) : NAN;
   }
-  tile.kernel.candidates(tile.y.get(), count, segment.prefilter.lines.get(), segment.half_squares.data(), blocks_, d_, segment.unit,
-                         ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
+  tile.kernel.candidates(tile.y.get(), count, segment.prefilter.lines.get(), segment.half_squares.data(),
+                         blocks_, d_, segment.unit, ahead_of(x, end, tile.rows, s * d_, d_),
+                         tile.scratch.get(), found);
   // Scoring a codeword in float32 costs as much as the fine pass for some sixteen.
   const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, Candidates::kMost));
   for (int64_t r = 0; r < count; ++r) {
@@ -248,21 +263,24 @@ int64_t Search::look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64
     if (left == 0 || left > most) {
       uncertain.push_back(start + r);
     } else {
-      indices[(start + r) * segments + s] = left == 1 ? found.code[r][0] : choose(tile, x, s, start + r, tile.size[r], found.code[r], left);
+      indices[(start + r) * segments + s] =
+          left == 1 ? found.code[r][0] : choose(tile, x, s, start + r, tile.size[r], found.code[r], left);
     }
   }
   return static_cast<int64_t>(uncertain.size()) - before;
 }
 
 // The nearest of a few codewords, which are in ascending order.
-int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size, int* codes, int count) const {
+int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
+                       int* codes, int count) const {
   const Segment& segment = this->segment(s);
   float score[Candidates::kMost];
-  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.get(), segment.half_squares.data(),
-                               codes, count, tile.row.get(), score);
+  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.get(),
+                               segment.half_squares.data(), codes, count, tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);
   if (!exact_) return codes[best];
-  const double limit = score[best] + 2 * score_error(d_, segment.half_square, segment.radius, size.square, metric_ == Metric::l2);
+  const double limit = score[best] + 2 * score_error(d_, segment.half_square, segment.radius, size.square,
+                                                     metric_ == Metric::l2);
   int left = 0;
   for (int i = 0; i < count; ++i) {
     if (!(score[i] > limit)) codes[left++] = codes[i];
@@ -279,11 +297,12 @@ int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int
 }
 
 // Steps 1 and 2 for rows [start, end), of which those whose winner is not certain go to `uncertain`.
-void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
-                     std::vector<int64_t>& uncertain) const {
+void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
+                     int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
   const Segment& segment = this->segment(s);
-  tile.top_two(x, start, count, s * d_, segment.mean.data(), fine(segment).lines.get(), segment.half_squares.data(), blocks_);
+  tile.top_two(x, start, count, s * d_, segment.mean.data(), fine(segment).lines.get(),
+               segment.half_squares.data(), blocks_);
   // The bound of the largest row, which mostly suffices for all, saves two square roots for each.
   RowSize largest{0, 0};
   for (int64_t r = 0; r < count; ++r) {
@@ -292,16 +311,20 @@ void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t st
   }
   const double bound = exact_ ? error_bound(segment, largest) : 0;
   for (int64_t r = 0; r < count; ++r) {
-    indices[(start + r) * segments + s] = std::isnan(tile.size[r].square) ? 0 : tile.index[r];  // a NaN may round to a number in bfloat16
+    indices[(start + r) * segments + s] =
+        std::isnan(tile.size[r].square) ? 0 : tile.index[r];  // a NaN may round to a number in bfloat16
     const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
-    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(segment, tile.size[r]))) uncertain.push_back(start + r);
+    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(segment, tile.size[r])))
+      uncertain.push_back(start + r);
   }
 }
 
 // Step 3.
-void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vector<int64_t>& rows, int64_t* indices) const {
+void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vector<int64_t>& rows,
+                     int64_t* indices) const {
   const VqAssignKernel& kernel = tile.kernel;
-  const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codes, total = static_cast<int64_t>(rows.size());
+  const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codes,
+                total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(tile.rows, kRescored);
   const Segment& segment = this->segment(s);
   tile.scores.resize(together * padded);
@@ -309,7 +332,8 @@ void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vecto
   for (int64_t start = 0; start < total; start += together) {
     const int64_t count = std::min(together, total - start);
     tile.load(x, &rows[start], count, s * d_, segment.mean.data());
-    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_, tile.scores.data());
+    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_,
+                  tile.scores.data());
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = rows[start + r];
       const float* score = &tile.scores[r * padded];
@@ -347,7 +371,8 @@ StridedRows Search::flatten_segments(const StridedRows& x) const {
   const int64_t segments = x.dim / d_;
   if (segments_.size() != 1 || segments == 1 || (x.inner != 1 && x.outer != 1)) return x;
   const int64_t sizes[3] = {x.outer * x.inner, segments, d_};
-  const int64_t strides[3] = {x.inner == 1 ? x.outer_stride : x.inner_stride, d_ * x.dim_stride, x.dim_stride};
+  const int64_t strides[3] = {x.inner == 1 ? x.outer_stride : x.inner_stride, d_ * x.dim_stride,
+                              x.dim_stride};
   StridedRows rows;
   view_rows(x.data, x.dtype, sizes, strides, 3, rows);  // two leading dimensions always fit
   return rows;

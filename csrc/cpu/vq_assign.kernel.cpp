@@ -14,13 +14,17 @@ constexpr int kRows = 6;  // 15 of 16
 #else
 constexpr int kRows = 4;  // 12 of 16, and products on their way to the sums
 #endif
-constexpr int kGroups = 48 / kRows;  // groups of rows that pass by a block of codewords, which stays in the first-level cache
-constexpr int64_t kLine = 64;        // of the cache, and the alignment of panels
+constexpr int kGroups =
+    48 / kRows;  // groups of rows that pass by a block of codewords, which stays in the first-level cache
+constexpr int64_t kLine = 64;  // of the cache, and the alignment of panels
 constexpr float kInfinity = __builtin_inff();
 
-// A group of rows is laid out [ceil(d / 64)][kRows][64]: rows at a distance known to the compiler, so that each is one address away.
+// A group of rows is laid out [ceil(d / 64)][kRows][64]: rows at a distance known to the compiler, so that
+// each is one address away.
 inline int64_t group_floats(int64_t d) { return (d + kChunk - 1) / kChunk * kChunk * kRows; }
-int64_t tile_bytes(int64_t, int64_t d) { return kGroups * group_floats(d) * static_cast<int64_t>(sizeof(float)); }
+int64_t tile_bytes(int64_t, int64_t d) {
+  return kGroups * group_floats(d) * static_cast<int64_t>(sizeof(float));
+}
 
 int64_t block_bytes(int64_t d) {
   const int64_t bytes = d * kCodes * static_cast<int64_t>(sizeof(float));
@@ -44,28 +48,33 @@ inline double square_row(const float* row, int64_t d) {
   return square_bound(sum_across(sum[0] + sum[1]), d);
 }
 
-void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size) {
+void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
+               RowSize* size) {
   with_type(dtype, [&]<class T>(const T*) {
     float* group = static_cast<float*>(y);
     for (int64_t first = 0; first < count; first += kRows, group += group_floats(d)) {
       for (int64_t start = 0; start < d; start += kChunk) {
         load_chunk<T, kRows, kLanes>(source + first, count - first, start, d, mean, group + start * kRows);
       }
-      for (int r = 0; r < kRows && first + r < count; ++r) size[first + r] = {square_row(group + r * kChunk, d), 0};
+      for (int r = 0; r < kRows && first + r < count; ++r)
+        size[first + r] = {square_row(group + r * kChunk, d), 0};
     }
   });
 }
 
-// Scores of each group of rows against each block of codewords, handed to sink(block, group, scores) in registers.
+// Scores of each group of rows against each block of codewords, handed to sink(block, group, scores) in
+// registers.
 template <class Sink>
-UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d,
-                              Ahead ahead, const Sink& sink) {
+UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, const float* half_squares,
+                              int64_t blocks, int64_t d, Ahead ahead, const Sink& sink) {
   const int64_t groups = (count + kRows - 1) / kRows, steps = blocks * groups * ((d + kChunk - 1) / kChunk);
-  const int64_t lines = ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;  // to ask for in a step
+  const int64_t lines =
+      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;  // to ask for in a step
   for (int64_t block = 0; block < blocks; ++block) {
     const float* tile = static_cast<const float*>(y);
     for (int64_t group = 0; group < groups; ++group) {
-      const Floats* codes = reinterpret_cast<const Floats*>(static_cast<const char*>(panels) + block * block_bytes(d));
+      const Floats* codes =
+          reinterpret_cast<const Floats*>(static_cast<const char*>(panels) + block * block_bytes(d));
       Floats score[kRows][kPanels];
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
@@ -74,7 +83,8 @@ UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, 
       }
       for (int64_t start = 0; start < d; start += kChunk, tile += kRows * kChunk) {
         const int64_t n = d - start < kChunk ? d - start : kChunk;
-        for (int64_t i = 0; i < lines && ahead.next < ahead.end; ++i, ahead.next += kLine) __builtin_prefetch(ahead.next, 0, 2);
+        for (int64_t i = 0; i < lines && ahead.next < ahead.end; ++i, ahead.next += kLine)
+          __builtin_prefetch(ahead.next, 0, 2);
         for (int64_t j = 0; j < n; ++j, codes += kPanels) {
 #pragma GCC unroll 16
           for (int r = 0; r < kRows; ++r) {
@@ -89,25 +99,26 @@ UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, 
   }
 }
 
-void top_two(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, Ahead ahead,
-             float* best, float* second, int64_t* index) {
+void top_two(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
+             int64_t d, Ahead ahead, float* best, float* second, int64_t* index) {
   struct {
     Floats best, second;
     Ints panel;
   } state[kGroups * kRows];
   for (auto& row : state) row = {broadcast(kInfinity), broadcast(kInfinity), Ints{}};
   score_blocks(y, count, panels, half_squares, blocks, d, ahead,
-               [&](int64_t block, int64_t group, const Floats(&score)[kRows][kPanels]) __attribute__((always_inline)) {
-                 const Ints first = broadcast(static_cast<int32_t>(block * kPanels)), other = first + 1;
+               [&](int64_t block, int64_t group, const Floats(&score)[kRows][kPanels])
+                   __attribute__((always_inline)) {
+                     const Ints first = broadcast(static_cast<int32_t>(block * kPanels)), other = first + 1;
 #pragma GCC unroll 16
-                 for (int r = 0; r < kRows; ++r) {
-                   auto& row = state[group * kRows + r];
-                   const Floats &a = score[r][0], &b = score[r][1], low = least(b, a), high = most(a, b);
-                   row.panel = low < row.best ? (b < a ? other : first) : row.panel;
-                   row.second = least(least(most(low, row.best), high), row.second);
-                   row.best = least(low, row.best);
-                 }
-               });
+                     for (int r = 0; r < kRows; ++r) {
+                       auto& row = state[group * kRows + r];
+                       const Floats &a = score[r][0], &b = score[r][1], low = least(b, a), high = most(a, b);
+                       row.panel = low < row.best ? (b < a ? other : first) : row.panel;
+                       row.second = least(least(most(low, row.best), high), row.second);
+                       row.best = least(low, row.best);
+                     }
+                   });
   for (int64_t r = 0; r < count; ++r) {
     best[r] = least_across(state[r].best);
     const uint32_t lanes = lanes_not_above(state[r].best, broadcast(best[r]));
@@ -117,18 +128,21 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
   }
 }
 
-void scores(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
+void scores(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
+            int64_t d, float* out) {
   score_blocks(y, count, panels, half_squares, blocks, d, {},
-               [&](int64_t block, int64_t group, const Floats(&score)[kRows][kPanels]) __attribute__((always_inline)) {
-                 for (int64_t r = 0; r < kRows && group * kRows + r < count; ++r) {
-                   __builtin_memcpy(out + (group * kRows + r) * blocks * kCodes + block * kCodes, score[r], sizeof score[r]);
-                 }
-               });
+               [&](int64_t block, int64_t group, const Floats(&score)[kRows][kPanels])
+                   __attribute__((always_inline)) {
+                     for (int64_t r = 0; r < kRows && group * kRows + r < count; ++r) {
+                       __builtin_memcpy(out + (group * kRows + r) * blocks * kCodes + block * kCodes,
+                                        score[r], sizeof score[r]);
+                     }
+                   });
 }
 
 }  // namespace
 
-const VqAssignKernel UEFL_VARIANT(vq_assign){Arithmetic::f32, kGroups * kRows, kCodes, tile_bytes, block_bytes, pack,
-                                             load_rows,       top_two,         scores};
+const VqAssignKernel UEFL_VARIANT(vq_assign){
+    Arithmetic::f32, kGroups * kRows, kCodes, tile_bytes, block_bytes, pack, load_rows, top_two, scores};
 
 }  // namespace uefl::cpu

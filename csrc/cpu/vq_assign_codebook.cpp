@@ -1,5 +1,5 @@
-// A codebook made ready for a search: in float64, less its mean, packed for the passes that the plan has. All in parallel, also the first
-// touch of the memory: nothing is set to zero before it is filled.
+// A codebook made ready for a search: in float64, less its mean, packed for the passes that the plan has. All
+// in parallel, also the first touch of the memory: nothing is set to zero before it is filled.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -22,13 +22,15 @@ void to_unit(const double* code, int64_t d, double* unit) {
 
 // Infinite when one of them, from a mean that overflowed, is not finite.
 double largest_of(const std::vector<double>& values) {
-  const bool finite = std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
+  const bool finite =
+      std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
   return finite ? *std::max_element(values.begin(), values.end()) : std::numeric_limits<double>::infinity();
 }
 
 }  // namespace
 
-Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op, const Parallel& parallel)
+Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op,
+               const Parallel& parallel)
     : metric_(metric),
       exact_(exact),
       k_(codebook.k),
@@ -53,9 +55,10 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
     for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codes_[k * d_], d_, &units_[k * d_]);
   });
   if (!valid) {
-    throw std::runtime_error(op +
-                             ": the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; "
-                             "re-initialise those codewords (or lower the learning rate)");
+    throw std::runtime_error(
+        op +
+        ": the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; "
+        "re-initialise those codewords (or lower the learning rate)");
   }
   for (int64_t s = 0; s < codebook.segments; ++s) {
     segments_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;
@@ -63,15 +66,18 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
   }
 }
 
-// Packs every codeword into its lane of a block: pack_code(k, block), which returns the square of what its first part leaves.
+// Packs every codeword into its lane of a block: pack_code(k, block), which returns the square of what its
+// first part leaves.
 template <class PackCode>
-void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const {
+void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
+                  const PackCode& pack_code) const {
   const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(Line)), codes = plan_.kernel->block_codes;
   panels.lines.reset(new Line[blocks_ * lines]);
   std::vector<double> rest(k_);
   parallel(blocks_, [&](int64_t lo, int64_t hi) {
     std::fill(&panels.lines[lo * lines], &panels.lines[hi * lines], Line{});
-    for (int64_t k = lo * codes; k < std::min(hi * codes, k_); ++k) rest[k] = pack_code(k, &panels.lines[k / codes * lines]);
+    for (int64_t k = lo * codes; k < std::min(hi * codes, k_); ++k)
+      rest[k] = pack_code(k, &panels.lines[k / codes * lines]);
   });
   panels.rest_radius = std::sqrt(largest_of(rest));
 }
@@ -129,7 +135,8 @@ void Search::prepare(Segment& segment, const Parallel& parallel) const {
     fine(segment, parallel);
     return;
   }
-  segment.unit = fixed_unit(static_cast<float>(segment.radius), *std::max_element(largest.begin(), largest.end()));
+  segment.unit =
+      fixed_unit(static_cast<float>(segment.radius), *std::max_element(largest.begin(), largest.end()));
   pack(segment.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
     return prefilter->pack(&segment.table[k * pitch], d_, segment.unit, k % prefilter->block_codes, block);
   });

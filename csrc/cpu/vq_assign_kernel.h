@@ -15,34 +15,42 @@ struct RowSize {
   double square, rest;
 };
 
-// The rows that will be loaded next, where they lie in one piece; a kernel may ask the memory for them while it computes.
+// The rows that will be loaded next, where they lie in one piece; a kernel may ask the memory for them while
+// it computes.
 struct Ahead {
   const char *next, *end;
 };
 
-// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `block_codes` codewords.
+// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `block_codes`
+// codewords.
 struct VqAssignKernel {
   Arithmetic arithmetic;
   int rows, block_codes;
   // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, and so aligned.
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
-  // Puts one centred codeword into its lane of a block, which was zero. Returns |b - b1|^2 where there are parts.
+  // Puts one centred codeword into its lane of a block, which was zero. Returns |b - b1|^2 where there are
+  // parts.
   double (*pack)(const float* code, int64_t d, int64_t lane, void* block);
-  // y = row - mean for the rows that start at source[0 .. count), their elements side by side, and the size of each; both have room for
-  // all rows of the tile.
-  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size);
+  // y = row - mean for the rows that start at source[0 .. count), their elements side by side, and the size
+  // of each; both have room for all rows of the tile.
+  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
+               RowSize* size);
   // Best and second-best score of each row over all blocks, and the codeword of the best.
-  void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, Ahead ahead,
-                  float* best, float* second, int64_t* index);
+  void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
+                  int64_t d, Ahead ahead, float* best, float* second, int64_t* index);
   // All scores, [count][blocks * block_codes].
-  void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out);
-  // Where a kernel searches rows as it loads them, and then has no top_two: both in one. Its load() and scores() take up to kRescored rows.
-  void (*load_top_two)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size,
-                       const void* panels, const float* half_squares, int64_t blocks, float* best, float* second, int64_t* index) = nullptr;
+  void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
+                 int64_t d, float* out);
+  // Where a kernel searches rows as it loads them, and then has no top_two: both in one. Its load() and
+  // scores() take up to kRescored rows.
+  void (*load_top_two)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean,
+                       void* y, RowSize* size, const void* panels, const float* half_squares, int64_t blocks,
+                       float* best, float* second, int64_t* index) = nullptr;
 };
 
-extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx, vq_assign_small_k_amx;
+extern const VqAssignKernel vq_assign_portable, vq_assign_avx2, vq_assign_avx512, vq_assign_amx,
+    vq_assign_small_k_amx;
 
 constexpr int64_t kRescored = 32;  // rows that are scored again together
 
@@ -58,10 +66,11 @@ inline float centre(T value, float mean) {
   return static_cast<float>(widen(value) - mean);  // in float64 for float64, then rounded once
 }
 
-// Elements [start, min(start + 64, d)) of kRows rows, less the mean, into chunk [kRows][64], filled up with zeros to a multiple of
-// kFill. Rows from `count` on repeat the last.
+// Elements [start, min(start + 64, d)) of kRows rows, less the mean, into chunk [kRows][64], filled up with
+// zeros to a multiple of kFill. Rows from `count` on repeat the last.
 template <class T, int kRows, int kFill>
-inline void load_chunk(const char* const* source, int64_t count, int64_t start, int64_t d, const float* mean, float* chunk) {
+inline void load_chunk(const char* const* source, int64_t count, int64_t start, int64_t d, const float* mean,
+                       float* chunk) {
   const int64_t n = d - start < kChunk ? d - start : kChunk;
   mean += start;
   for (int r = 0; r < kRows; ++r, chunk += kChunk) {

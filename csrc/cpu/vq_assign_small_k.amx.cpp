@@ -1,8 +1,9 @@
 // The search on AMX among up to 64 codewords, in the same three products as vq_assign.amx.cpp.
 //
-// The sums of 16 rows and all codewords fit into the tile registers, so a row is needed once. Rows are the left operand, which takes
-// them as they lie: what is turned instead is the sums, and they are fewer. While 16 rows are multiplied the next 16 are split, row after
-// row, so that the memory is read without a pause and the vector port that the tile unit leaves free is not idle.
+// The sums of 16 rows and all codewords fit into the tile registers, so a row is needed once. Rows are the
+// left operand, which takes them as they lie: what is turned instead is the sums, and they are fewer. While
+// 16 rows are multiplied the next 16 are split, row after row, so that the memory is read without a pause and
+// the vector port that the tile unit leaves free is not idle.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 
@@ -13,7 +14,8 @@ constexpr int kRows = 192;
 
 inline int64_t steps_of(int64_t d) { return (d + kDepth - 1) / kDepth; }
 
-// 16 rows: [depth][2 parts] tiles. A tile of rows is two of them, of which one is multiplied while the other is filled.
+// 16 rows: [depth][2 parts] tiles. A tile of rows is two of them, of which one is multiplied while the other
+// is filled.
 inline int64_t group_bytes(int64_t d) { return steps_of(d) * 2 * kTileBytes; }
 int64_t two_groups(int64_t, int64_t d) { return 2 * group_bytes(d); }
 
@@ -28,7 +30,8 @@ double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
     const int64_t n = d - start < kDepth ? d - start : kDepth;
     squares += pack<2>(code + start, n, 0, packed);  // two tiles of each part, of which it fills one line
     for (int part = 0; part < 2; ++part, target += 2 * kTileBytes) {
-      for (int w = 0; w < kTile; ++w) __builtin_memcpy(target + w * 64, packed + part * part_bytes(n) + w * 4, 4);
+      for (int w = 0; w < kTile; ++w)
+        __builtin_memcpy(target + w * 64, packed + part * part_bytes(n) + w * 4, 4);
     }
   }
   return squares;
@@ -38,8 +41,8 @@ double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
 template <class T>
 class Splitter {
  public:
-  inline __attribute__((always_inline)) Splitter(const char* const* source, int64_t count, int64_t d, const float* mean, char* group,
-                                                 RowSize* size)
+  inline __attribute__((always_inline)) Splitter(const char* const* source, int64_t count, int64_t d,
+                                                 const float* mean, char* group, RowSize* size)
       : source_(source), count_(count), d_(d), mean_(mean), group_(group), size_(size) {}
 
   inline __attribute__((always_inline)) void until(int64_t unit) {
@@ -78,7 +81,9 @@ class Splitter {
   }
 
   inline __attribute__((always_inline)) void next_row() {
-    if (row_ < count_) size_[row_] = {square_bound(_mm512_reduce_add_ps(square_), d_), square_bound(_mm512_reduce_add_ps(rest_), d_)};
+    if (row_ < count_)
+      size_[row_] = {square_bound(_mm512_reduce_add_ps(square_), d_),
+                     square_bound(_mm512_reduce_add_ps(rest_), d_)};
     square_ = rest_ = _mm512_setzero_ps();
     start_ = 0;
     ++row_;
@@ -98,9 +103,11 @@ struct alignas(64) Sums {
   float product[4][kTile][kTile];
 };
 
-// Tiles 0 to 3 += 16 rows times the 16 codewords of each of 2 * kBlocks tiles. between(): after every three products.
+// Tiles 0 to 3 += 16 rows times the 16 codewords of each of 2 * kBlocks tiles. between(): after every three
+// products.
 template <int kBlocks, class Between>
-inline __attribute__((always_inline)) void multiply(const char* rows, const char* panels, int64_t d, Sums& sums, const Between& between) {
+inline __attribute__((always_inline)) void multiply(const char* rows, const char* panels, int64_t d,
+                                                    Sums& sums, const Between& between) {
   asm volatile("" ::: "memory");  // GCC 12's tile loads do not say that they read memory
   _tile_zero(0);
   _tile_zero(1);
@@ -137,7 +144,8 @@ inline __attribute__((always_inline)) void multiply(const char* rows, const char
 
 // Of 16 rows: each has its lane.
 template <int kBlocks>
-inline void compare(const Sums& sums, const float* half_squares, int64_t count, float* best, float* second, int64_t* index) {
+inline void compare(const Sums& sums, const float* half_squares, int64_t count, float* best, float* second,
+                    int64_t* index) {
   __m512 least = _mm512_set1_ps(__builtin_inff()), next = least;
   __m512i code = _mm512_setzero_si512();
   for (int tile = 0; tile < 2 * kBlocks; ++tile) {
@@ -160,33 +168,39 @@ inline void compare(const Sums& sums, const float* half_squares, int64_t count, 
 }
 
 template <class T, int kBlocks>
-void load_top_two_typed(const char* const* source, int64_t count, int64_t d, const float* mean, char* y, RowSize* size, const char* panels,
-                        const float* half_squares, float* best, float* second, int64_t* index) {
+void load_top_two_typed(const char* const* source, int64_t count, int64_t d, const float* mean, char* y,
+                        RowSize* size, const char* panels, const float* half_squares, float* best,
+                        float* second, int64_t* index) {
   const int64_t units = kTile * steps_of(d);
   constexpr int kPortion = kTile / (2 * kBlocks);
   Sums sums;
   Splitter<T>(source, count, d, mean, y, size).until(units);
   for (int64_t first = 0, turn = 0; first < count; first += kTile, turn ^= 1) {
     const int64_t following = first + kTile;
-    Splitter<T> splitter(source + following, count - following, d, mean, y + (turn ^ 1) * group_bytes(d), size + following);
+    Splitter<T> splitter(source + following, count - following, d, mean, y + (turn ^ 1) * group_bytes(d),
+                         size + following);
     int64_t unit = 0;
     const int64_t portion = following < count ? kPortion : 0;
     multiply<kBlocks>(y + turn * group_bytes(d), panels, d, sums,
                       [&]() __attribute__((always_inline)) { splitter.until(unit += portion); });
-    compare<kBlocks>(sums, half_squares, count - first < kTile ? count - first : kTile, best + first, second + first, index + first);
+    compare<kBlocks>(sums, half_squares, count - first < kTile ? count - first : kTile, best + first,
+                     second + first, index + first);
   }
 }
 
-void load_top_two(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size,
-                  const void* panels, const float* half_squares, int64_t blocks, float* best, float* second, int64_t* index) {
+void load_top_two(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean,
+                  void* y, RowSize* size, const void* panels, const float* half_squares, int64_t blocks,
+                  float* best, float* second, int64_t* index) {
   const ConfiguredTiles configured;
   with_type(dtype, [&]<class T>(const T*) {
     const auto search = blocks == 1 ? load_top_two_typed<T, 1> : load_top_two_typed<T, 2>;
-    search(source, count, d, mean, static_cast<char*>(y), size, static_cast<const char*>(panels), half_squares, best, second, index);
+    search(source, count, d, mean, static_cast<char*>(y), size, static_cast<const char*>(panels),
+           half_squares, best, second, index);
   });
 }
 
-void load_groups(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size) {
+void load_groups(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
+                 RowSize* size) {
   with_type(dtype, [&]<class T>(const T*) {
     for (int64_t first = 0; first < count; first += kTile) {
       char* group = static_cast<char*>(y) + first / kTile * group_bytes(d);
@@ -195,17 +209,20 @@ void load_groups(const char* const* source, int64_t count, Dtype dtype, int64_t 
   });
 }
 
-void scores(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float* out) {
+void scores(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
+            int64_t d, float* out) {
   const ConfiguredTiles configured;
   const auto nothing = [] {};
   Sums sums;
   for (int64_t first = 0; first < count; first += kTile) {
-    const char *rows = static_cast<const char*>(y) + first / kTile * group_bytes(d), *codes = static_cast<const char*>(panels);
+    const char *rows = static_cast<const char*>(y) + first / kTile * group_bytes(d),
+               *codes = static_cast<const char*>(panels);
     blocks == 1 ? multiply<1>(rows, codes, d, sums, nothing) : multiply<2>(rows, codes, d, sums, nothing);
     for (int64_t r = 0; r < kTile && first + r < count; ++r) {
       for (int64_t tile = 0; tile < 2 * blocks; ++tile) {
         const __m512 half = _mm512_loadu_ps(half_squares + tile * kTile);
-        _mm512_storeu_ps(out + (first + r) * blocks * kPair + tile * kTile, _mm512_sub_ps(half, _mm512_load_ps(sums.product[tile][r])));
+        _mm512_storeu_ps(out + (first + r) * blocks * kPair + tile * kTile,
+                         _mm512_sub_ps(half, _mm512_load_ps(sums.product[tile][r])));
       }
     }
   }
@@ -213,8 +230,9 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
 
 }  // namespace
 
-const VqAssignKernel vq_assign_small_k_amx{Arithmetic::bf16x3, kRows,       kPair,   two_groups, small_k_block_bytes,
-                                           pack_columns,       load_groups, nullptr, scores,     load_top_two};
+const VqAssignKernel vq_assign_small_k_amx{
+    Arithmetic::bf16x3, kRows,       kPair,   two_groups, small_k_block_bytes,
+    pack_columns,       load_groups, nullptr, scores,     load_top_two};
 
 }  // namespace uefl::cpu
 #endif

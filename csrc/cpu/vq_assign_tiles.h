@@ -1,5 +1,5 @@
-// Rows and codewords as tiles of AMX: 16 x 32 bfloat16, in two parts for three products (vq_assign.amx.cpp) or the first part for one
-// (vq_prefilter.amx.cpp).
+// Rows and codewords as tiles of AMX: 16 x 32 bfloat16, in two parts for three products (vq_assign.amx.cpp)
+// or the first part for one (vq_prefilter.amx.cpp).
 #pragma once
 
 // GCC 12 warns about the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
@@ -17,7 +17,8 @@ constexpr int kPair = 2 * kTile;      // rows, and codewords, multiplied togethe
 constexpr int64_t kDepth = 32;        // elements in one tile
 constexpr int64_t kTileBytes = 1024;  // [16][32] bfloat16
 
-// One part (the bfloat16 nearest to the values, or nearest to what that leaves) of 32 rows or codewords: [depth][2] tiles.
+// One part (the bfloat16 nearest to the values, or nearest to what that leaves) of 32 rows or codewords:
+// [depth][2] tiles.
 inline int64_t part_bytes(int64_t d) { return (d + kDepth - 1) / kDepth * 2 * kTileBytes; }
 
 // 32 codewords, or a tile of rows, of kParts parts each.
@@ -35,15 +36,17 @@ struct alignas(64) TileConfig {
   uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
-const TileConfig kConfig;  // in memory for good: the compiler does not see that the instruction reads all of it
+const TileConfig
+    kConfig;  // in memory for good: the compiler does not see that the instruction reads all of it
 
 struct ConfiguredTiles {
   ConfiguredTiles() { _tile_loadconfig(&kConfig); }
   ~ConfiguredTiles() { _tile_release(); }  // or every later switch of threads saves 8 KiB
 };
 
-// The bfloat16 nearest to each of 32 values, ties away from zero, and the one nearest to what that leaves. Element j shares a word with
-// element j + 16, which rows and codewords agree on: so packing takes no shuffle.
+// The bfloat16 nearest to each of 32 values, ties away from zero, and the one nearest to what that leaves.
+// Element j shares a word with element j + 16, which rows and codewords agree on: so packing takes no
+// shuffle.
 struct Split {
   __m512i first, second;
   __m512 rest[2];  // value - first
@@ -56,12 +59,14 @@ inline __attribute__((always_inline)) __m512i nearest(__m512 value) {
 
 // What nearest() leaves of a value.
 inline __attribute__((always_inline)) __m512 rest_of(__m512 value, __m512i rounded) {
-  return _mm512_sub_ps(value, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000)))));
+  return _mm512_sub_ps(
+      value, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000)))));
 }
 
 // Words of two bfloat16: the low half from low, the high half from high.
 inline __attribute__((always_inline)) __m512i words(__m512i low, __m512i high) {
-  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, _mm512_set1_epi32(static_cast<int>(0xffff0000)), 0xf8);
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high,
+                                   _mm512_set1_epi32(static_cast<int>(0xffff0000)), 0xf8);
 }
 
 inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split& out) {
@@ -86,7 +91,8 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
     _mm512_store_si512(target, parts.first);
     if (kParts == 2) _mm512_store_si512(target + part_bytes(d), parts.second);
     for (const __m512 rest : parts.rest) {
-      const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(rest)), high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(rest, 1));
+      const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(rest)),
+                    high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(rest, 1));
       squares = _mm512_fmadd_pd(high, high, _mm512_fmadd_pd(low, low, squares));
     }
   }
@@ -94,21 +100,25 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
 }
 
 // [16][16] of 32 bits, rows to columns.
-inline __attribute__((always_inline)) void transpose(const void* source, int64_t stride, void* target, int64_t target_stride) {
+inline __attribute__((always_inline)) void transpose(const void* source, int64_t stride, void* target,
+                                                     int64_t target_stride) {
   __m512i a[16], b[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(static_cast<const char*>(source) + i * stride);
 #pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  for (int i = 0; i < 16; i += 2)
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
     a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]), a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]), a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]),
+          a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-    b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88), b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+    b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88),
+          b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
@@ -118,16 +128,21 @@ inline __attribute__((always_inline)) void transpose(const void* source, int64_t
   for (int i = 0; i < 16; ++i) _mm512_storeu_si512(static_cast<char*>(target) + i * target_stride, a[i]);
 }
 
-// Rows lie in a tile as columns: [16 words][16 rows]. A row is read in one go, for the sake of the prefetcher, then columns are formed.
+// Rows lie in a tile as columns: [16 words][16 rows]. A row is read in one go, for the sake of the
+// prefetcher, then columns are formed.
 template <class T, int kParts>
-void load_columns(const char* const* source, int64_t count, int64_t d, const float* mean, char* y, RowSize* size) {
+void load_columns(const char* const* source, int64_t count, int64_t d, const float* mean, char* y,
+                  RowSize* size) {
   constexpr int64_t kSlab = 512;
-  alignas(64) __m512i parts[kParts][kTile][kSlab / kDepth + 1];  // one more: rows a power of two apart would share sets of the cache
+  alignas(64)
+      __m512i parts[kParts][kTile]
+                   [kSlab / kDepth + 1];  // one more: rows a power of two apart would share sets of the cache
   alignas(64) float chunk[kTile][kChunk];
   double square[kTile] = {}, left[kTile] = {};
   for (int64_t slab = 0; slab < d; slab += kSlab) {
     const int64_t end = d - slab < kSlab ? d - slab : kSlab;
-    const auto convert = [&](int r, int64_t from, int64_t to, const auto& value_at) __attribute__((always_inline)) {
+    const auto convert = [&](int r, int64_t from, int64_t to,
+                             const auto& value_at) __attribute__((always_inline)) {
       __m512 sum = _mm512_setzero_ps(), rest = _mm512_setzero_ps();
       for (int64_t j = from; j < to; j += kDepth) {
         const __m512 value[2] = {value_at(j, 0), value_at(j, 1)};
@@ -146,9 +161,11 @@ void load_columns(const char* const* source, int64_t count, int64_t d, const flo
         const float* row = reinterpret_cast<const float*>(source[r < count ? r : count - 1]) + slab;
         convert(r, 0, end, [&](int64_t j, int i) __attribute__((always_inline)) {
           const int64_t at = j + i * kTile;
-          if (at + kTile <= end) return _mm512_sub_ps(_mm512_loadu_ps(row + at), _mm512_loadu_ps(mean + slab + at));
+          if (at + kTile <= end)
+            return _mm512_sub_ps(_mm512_loadu_ps(row + at), _mm512_loadu_ps(mean + slab + at));
           const __mmask16 mask = at < end ? static_cast<__mmask16>(0xffff >> (at + kTile - end)) : 0;
-          return _mm512_maskz_sub_ps(mask, _mm512_maskz_loadu_ps(mask, row + at), _mm512_maskz_loadu_ps(mask, mean + slab + at));
+          return _mm512_maskz_sub_ps(mask, _mm512_maskz_loadu_ps(mask, row + at),
+                                     _mm512_maskz_loadu_ps(mask, mean + slab + at));
         });
       }
     } else {
@@ -156,7 +173,9 @@ void load_columns(const char* const* source, int64_t count, int64_t d, const flo
         load_chunk<T, kTile, kDepth>(source, count, slab + start, d, mean, chunk[0]);
         for (int r = 0; r < kTile; ++r) {
           convert(r, start, end - start < kChunk ? end : start + kChunk,
-                  [&](int64_t j, int i) __attribute__((always_inline)) { return _mm512_load_ps(chunk[r] + j - start + i * kTile); });
+                  [&](int64_t j, int i) __attribute__((always_inline)) {
+                    return _mm512_load_ps(chunk[r] + j - start + i * kTile);
+                  });
         }
       }
     }
@@ -167,17 +186,20 @@ void load_columns(const char* const* source, int64_t count, int64_t d, const flo
       }
     }
   }
-  for (int r = 0; r < kTile && r < count; ++r) size[r] = {square_bound(square[r], d), square_bound(left[r], d)};
+  for (int r = 0; r < kTile && r < count; ++r)
+    size[r] = {square_bound(square[r], d), square_bound(left[r], d)};
 }
 
 template <int kParts>
-void load(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size) {
+void load(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
+          RowSize* size) {
   char* tile = static_cast<char*>(y);
   with_type(dtype, [&]<class T>(const T*) {
     for (int64_t r = 0; r < (count + kPair - 1) / kPair * kPair; r += kTile) {
       const int64_t from = r < count ? r : count - 1;  // a second tile without rows repeats the last one
       RowSize unused[kTile];
-      load_columns<T, kParts>(source + from, count - from, d, mean, tile + r / kPair * kParts * part_bytes(d) + r / kTile % 2 * kTileBytes,
+      load_columns<T, kParts>(source + from, count - from, d, mean,
+                              tile + r / kPair * kParts * part_bytes(d) + r / kTile % 2 * kTileBytes,
                               r < count ? size + r : unused);
     }
   });

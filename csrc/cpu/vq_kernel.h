@@ -13,7 +13,8 @@ namespace uefl::cpu {
 struct VqRun {
   Span x;
   int64_t rows, d;
-  int64_t codebook_step;   // codewords from one segment's codebook to the next: k, or 0 when all segments share one
+  int64_t codebook_step;   // codewords from one segment's codebook to the next: k, or 0 when all segments
+                           // share one
   const int64_t* indices;  // [N, S]
   const char* codes;       // [.., k, d] in the dtype of x
   const double* exact;     // the same, in float64

@@ -1,8 +1,8 @@
 // The first pass on AMX: one product of bfloat16 instead of three.
 //
-// A chunk of codewords is scored, keeping the best score of each row, and then looked through for what comes close to it. Both are
-// comparisons, and the tile unit leaves one of the two vector ports to them: they are handed out in portions, one after every few
-// products of later codewords.
+// A chunk of codewords is scored, keeping the best score of each row, and then looked through for what comes
+// close to it. Both are comparisons, and the tile unit leaves one of the two vector ports to them: they are
+// handed out in portions, one after every few products of later codewords.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 #include "cpu/vq_prefilter_candidates.h"
@@ -14,8 +14,8 @@ constexpr int kChunkBlocks = 8;  // whose scores with 32 rows, 32 KiB, are looke
 
 // The products of 32 codewords and 32 rows. between() is called after every four of them.
 template <class Between>
-inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part, Products& products,
-                                                    const Between& between) {
+inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part,
+                                                    Products& products, const Between& between) {
   Products::begin();
   for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
     _tile_loadd(4, codes + i, 64);
@@ -46,8 +46,9 @@ class Lowest {
     for (; done_ < k; ++done_) {
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
-        best_[i] =
-            _mm512_min_ps(chunk_.products[done_ / kPair].score(done_ % kPair, i, chunk_.half_squares + done_ / kPair * kPair), best_[i]);
+        best_[i] = _mm512_min_ps(chunk_.products[done_ / kPair].score(
+                                     done_ % kPair, i, chunk_.half_squares + done_ / kPair * kPair),
+                                 best_[i]);
       }
     }
   }
@@ -64,7 +65,8 @@ class Lowest {
 // What comes close to it.
 class Close {
  public:
-  inline __attribute__((always_inline)) Close(const Chunk& chunk, Candidates& found) : chunk_(chunk), found_(found) {
+  inline __attribute__((always_inline)) Close(const Chunk& chunk, Candidates& found)
+      : chunk_(chunk), found_(found) {
     for (int i = 0; i < 2; ++i) {
       const int64_t row = chunk.row + i * kTile;
       limit_[i] = _mm512_add_ps(_mm512_loadu_ps(found.best + row), _mm512_loadu_ps(found.margin + row));
@@ -81,7 +83,8 @@ class Close {
         score[i] = products.score(done_ % kPair, i, half_squares);
         close[i] = _mm512_cmp_ps_mask(score[i], limit_[i], _CMP_LE_OQ);
       }
-      if (__builtin_expect(!_kortestz_mask16_u8(close[0], close[1]), 0)) note_all(close[0] | static_cast<uint32_t>(close[1]) << kTile);
+      if (__builtin_expect(!_kortestz_mask16_u8(close[0], close[1]), 0))
+        note_all(close[0] | static_cast<uint32_t>(close[1]) << kTile);
     }
   }
 
@@ -90,7 +93,8 @@ class Close {
     const Products& products = chunk_.products[done_ / kPair];
     for (; rows; rows &= rows - 1) {
       const int row = __builtin_ctz(rows);
-      const float score = chunk_.half_squares[done_] - products.value[done_ % kPair][row / kTile][row % kTile];
+      const float score =
+          chunk_.half_squares[done_] - products.value[done_ % kPair][row / kTile][row % kTile];
       note(found_, chunk_.row + row, chunk_.first + done_, score);
     }
   }
@@ -101,12 +105,14 @@ class Close {
   int done_ = 0;
 };
 
-void candidates(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float, Ahead ahead,
-                void* scratch, Candidates& out) {
+void candidates(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
+                int64_t d, float, Ahead ahead, void* scratch, Candidates& out) {
   const ConfiguredTiles configured;
-  const int64_t part = part_bytes(d), groups = (count + kPair - 1) / kPair, chunks = (blocks + kChunkBlocks - 1) / kChunkBlocks;
-  const int64_t steps = part / (2 * kTileBytes);                                        // of four products, in a block
-  const int64_t bytes = (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // to ask for in a step
+  const int64_t part = part_bytes(d), groups = (count + kPair - 1) / kPair,
+                chunks = (blocks + kChunkBlocks - 1) / kChunkBlocks;
+  const int64_t steps = part / (2 * kTileBytes);  // of four products, in a block
+  const int64_t bytes =
+      (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // to ask for in a step
   const char* line = ahead.next;
   for (int64_t r = 0; r < groups * kPair; ++r) {
     out.best[r] = __builtin_inff();
@@ -131,15 +137,16 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
         const int scored = static_cast<int>(block - begin) * kPair;  // all but those of this block
         int lowest_progress = 0;
         const auto between = [&]() __attribute__((always_inline)) {
-          for (ahead.next += bytes; line < ahead.next && line < ahead.end; line += 64) _mm_prefetch(line, _MM_HINT_T1);
+          for (ahead.next += bytes; line < ahead.next && line < ahead.end; line += 64)
+            _mm_prefetch(line, _MM_HINT_T1);
           progress += rate;
           close.until(progress >> 16 < waiting.codes ? progress >> 16 : waiting.codes);
           lowest_progress += lowest_rate;
           const int before = scored - kPair + (lowest_progress >> 16);
           lowest.until(before < scored ? before : scored);
         };
-        multiply(static_cast<const char*>(panels) + block * part, static_cast<const char*>(y) + g * part, part,
-                 products[turn][block - begin], between);
+        multiply(static_cast<const char*>(panels) + block * part, static_cast<const char*>(y) + g * part,
+                 part, products[turn][block - begin], between);
       }
       close.until(waiting.codes);
       lowest.until(current.codes);
@@ -150,13 +157,16 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
   Close(waiting, out).until(waiting.codes);
 }
 
-double pack_code(const float* code, int64_t d, float, int64_t lane, void* block) { return pack<1>(code, d, lane, block); }
+double pack_code(const float* code, int64_t d, float, int64_t lane, void* block) {
+  return pack<1>(code, d, lane, block);
+}
 
 }  // namespace
 
-const PrefilterKernel vq_prefilter_amx{
-    Arithmetic::bf16, 6 * kPair, kPair,      tile_bytes<1>,   block_bytes<1>, 2 * kChunkBlocks * sizeof(Products),
-    pack_code,        load<1>,   candidates, score_candidates};
+const PrefilterKernel vq_prefilter_amx{Arithmetic::bf16, 6 * kPair,      kPair,
+                                       tile_bytes<1>,    block_bytes<1>, 2 * kChunkBlocks * sizeof(Products),
+                                       pack_code,        load<1>,        candidates,
+                                       score_candidates};
 
 }  // namespace uefl::cpu
 #endif

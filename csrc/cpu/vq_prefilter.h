@@ -1,6 +1,6 @@
-// A first pass over all codewords in half the bits, for long codewords: it lists, for each row, the codewords that its error bound
-// leaves possible. Mostly that is one; a few are scored again in float32 (score_candidates), rows with many go to the kernels of
-// vq_assign_kernel.h.
+// A first pass over all codewords in half the bits, for long codewords: it lists, for each row, the codewords
+// that its error bound leaves possible. Mostly that is one; a few are scored again in float32
+// (score_candidates), rows with many go to the kernels of vq_assign_kernel.h.
 #pragma once
 
 #include <cstdint>
@@ -25,24 +25,29 @@ struct PrefilterKernel {
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
   int64_t scratch_bytes;  // for candidates()
-  // As in VqAssignKernel. unit: of the fixed-point numbers of the codebook, where the arithmetic has them (code_unit).
+  // As in VqAssignKernel. unit: of the fixed-point numbers of the codebook, where the arithmetic has them
+  // (code_unit).
   double (*pack)(const float* code, int64_t d, float unit, int64_t lane, void* block);
-  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size);
-  void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float unit,
-                     Ahead ahead, void* scratch, Candidates& out);
-  // Float32 scores of `count` codewords with one row; `codes`: centred, table_pitch(d) apart, filled up with zeros. y: room for a row.
-  void (*score_candidates)(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
-                           const int* code, int count, float* y, float* score);
+  void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
+               RowSize* size);
+  void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares,
+                     int64_t blocks, int64_t d, float unit, Ahead ahead, void* scratch, Candidates& out);
+  // Float32 scores of `count` codewords with one row; `codes`: centred, table_pitch(d) apart, filled up with
+  // zeros. y: room for a row.
+  void (*score_candidates)(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes,
+                           const float* half_squares, const int* code, int count, float* y, float* score);
 };
 
-extern const PrefilterKernel vq_prefilter_portable, vq_prefilter_avx2, vq_prefilter_avx512vnni, vq_prefilter_amx;
+extern const PrefilterKernel vq_prefilter_portable, vq_prefilter_avx2, vq_prefilter_avx512vnni,
+    vq_prefilter_amx;
 
 namespace {
 
 inline int64_t table_pitch(int64_t d) { return (d + 15) / 16 * 16; }
 
-// Unit of 16-bit numbers for a vector: its length comes to at most 46,000 units, so that a product of two, each 0.5 units off in up to
-// 2^16 elements, stays below 2^31, and its largest element to 32,767. Not below 2^-40, so that products of units are normal floats.
+// Unit of 16-bit numbers for a vector: its length comes to at most 46,000 units, so that a product of two,
+// each 0.5 units off in up to 2^16 elements, stays below 2^31, and its largest element to 32,767. Not below
+// 2^-40, so that products of units are normal floats.
 inline float fixed_unit(float norm, float largest) {
   const float by_norm = norm * (1 / 46000.0f), by_element = largest * (1 / 32767.0f);
   const float unit = (by_norm > by_element ? by_norm : by_element) * (1 + 0x1p-20f);

@@ -1,5 +1,5 @@
-// The first pass in 16-bit fixed point: an instruction multiplies twice as many elements as an FMA, and the sums are exact. AMX has a
-// first pass of its own, vq_prefilter.amx.cpp.
+// The first pass in 16-bit fixed point: an instruction multiplies twice as many elements as an FMA, and the
+// sums are exact. AMX has a first pass of its own, vq_prefilter.amx.cpp.
 #if defined(__SSE2__) && (!defined(__AVX512F__) || defined(__AVX512VNNI__))  // elsewhere float32 is as fast
 #include "cpu/variant.h"
 #include "cpu/vq_prefilter_candidates.h"
@@ -9,28 +9,33 @@ namespace {
 
 constexpr int kPanels = 2, kCodes = kPanels * kLanes;  // vectors of a block of codewords, and codewords
 #if defined(__AVX512F__)
-constexpr int kRows = 12, kGroups = 4;  // 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers
+constexpr int kRows = 12,
+              kGroups = 4;  // 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers
 #elif defined(__AVX2__)
-constexpr int kRows = 6, kGroups = 8;  // 12 sums, 2 vectors of codewords, a row element and products: 16 of 16
+constexpr int kRows = 6,
+              kGroups = 8;  // 12 sums, 2 vectors of codewords, a row element and products: 16 of 16
 #else
 constexpr int kRows = 4, kGroups = 12;
 #endif
-constexpr int kTileRows = kRows * kGroups;  // groups of rows pass by a block of codewords, which stays in the first-level cache
-constexpr int kChunkBlocks = 16;            // blocks whose scores are looked through together
-constexpr int64_t kDepth = 2 * kLanes;      // elements that are packed together, into kLanes words
+constexpr int kTileRows =
+    kRows * kGroups;  // groups of rows pass by a block of codewords, which stays in the first-level cache
+constexpr int kChunkBlocks = 16;        // blocks whose scores are looked through together
+constexpr int64_t kDepth = 2 * kLanes;  // elements that are packed together, into kLanes words
 constexpr int64_t kLine = 64;
 
 inline int64_t words(int64_t d) { return (d + kDepth - 1) / kDepth * kLanes; }
 
-// A tile: the unit of each row; its words [groups][ceil(words / 64)][kRows][64], so that each row is one constant address away; the floats
-// of a row on their way there.
+// A tile: the unit of each row; its words [groups][ceil(words / 64)][kRows][64], so that each row is one
+// constant address away; the floats of a row on their way there.
 constexpr int64_t kUnitBytes = (kTileRows * 4 + kLine - 1) / kLine * kLine;
 inline int64_t group_words(int64_t d) { return (words(d) + kChunk - 1) / kChunk * kChunk * kRows; }
-int64_t tile_bytes(int64_t, int64_t d) { return kUnitBytes + kGroups * group_words(d) * 4 + (d + kChunk - 1) / kChunk * kChunk * 4; }
+int64_t tile_bytes(int64_t, int64_t d) {
+  return kUnitBytes + kGroups * group_words(d) * 4 + (d + kChunk - 1) / kChunk * kChunk * 4;
+}
 int64_t block_bytes(int64_t d) { return words(d) * kCodes * 4; }
 
-// kDepth elements in units, as pairs in kLanes words; which element lies where does not matter, as long as rows and codewords agree. Adds
-// the squares of what rounding leaves.
+// kDepth elements in units, as pairs in kLanes words; which element lies where does not matter, as long as
+// rows and codewords agree. Adds the squares of what rounding leaves.
 UEFL_INLINE Ints quantise(const float* values, float unit, float per_unit, Floats& rest) {
   Ints integers[2];
 #pragma GCC unroll 2
@@ -63,13 +68,15 @@ inline void centre_row(const T* x, int64_t d, const float* mean, float* y) {
   for (int64_t j = d; j % kDepth != 0; ++j) y[j] = 0;
 }
 
-void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y, RowSize* size) {
+void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
+               RowSize* size) {
   float* const units = static_cast<float*>(y);
   int32_t* const packed = reinterpret_cast<int32_t*>(static_cast<char*>(y) + kUnitBytes);
   float* const row = reinterpret_cast<float*>(packed + kGroups * group_words(d));
   const int64_t depth = words(d);
   for (int64_t r = 0; r < count; ++r) {
-    with_type(dtype, [&]<class T>(const T*) { centre_row(reinterpret_cast<const T*>(source[r]), d, mean, row); });
+    with_type(dtype,
+              [&]<class T>(const T*) { centre_row(reinterpret_cast<const T*>(source[r]), d, mean, row); });
     Floats sum[2] = {}, largest[2] = {}, rest = {}, value;
     for (int64_t j = 0; j < d; j += kDepth) {
 #pragma GCC unroll 2
@@ -80,22 +87,26 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
       }
     }
     const double square = square_bound(sum_across(sum[0] + sum[1]), d);
-    units[r] = fixed_unit(__builtin_sqrtf(static_cast<float>(square)), most_across(most(largest[0], largest[1])));
+    units[r] =
+        fixed_unit(__builtin_sqrtf(static_cast<float>(square)), most_across(most(largest[0], largest[1])));
     const float per_unit = 1 / units[r];
     int32_t* target = packed + r / kRows * group_words(d) + r % kRows * kChunk;
     for (int64_t w = 0; w < depth; w += kLanes) {
-      store(quantise(row + 2 * w, units[r], per_unit, rest), target + w / kChunk * kChunk * kRows + w % kChunk);
+      store(quantise(row + 2 * w, units[r], per_unit, rest),
+            target + w / kChunk * kChunk * kRows + w % kChunk);
     }
     size[r] = {square, square_bound(sum_across(rest), d)};
   }
 }
 
-void candidates(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks, int64_t d, float unit,
-                Ahead ahead, void* scratch, Candidates& out) {
+void candidates(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
+                int64_t d, float unit, Ahead ahead, void* scratch, Candidates& out) {
   const float* const units = static_cast<const float*>(y);
-  const int64_t depth = words(d), groups = (count + kRows - 1) / kRows, steps = blocks * groups * ((depth + kChunk - 1) / kChunk);
-  const int64_t lines = ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;  // to ask for in a step
-  auto* const scores = static_cast<float (*)[kTileRows][kCodes]>(scratch);                   // of a chunk of blocks
+  const int64_t depth = words(d), groups = (count + kRows - 1) / kRows,
+                steps = blocks * groups * ((depth + kChunk - 1) / kChunk);
+  const int64_t lines =
+      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;   // to ask for in a step
+  auto* const scores = static_cast<float (*)[kTileRows][kCodes]>(scratch);  // of a chunk of blocks
   Floats lowest[kTileRows];
   for (int r = 0; r < kTileRows; ++r) out.best[r] = __builtin_inff(), out.count[r] = 0;
   for (int64_t begin = 0; begin < blocks; begin += kChunkBlocks) {
@@ -104,13 +115,15 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
     for (int64_t block = begin; block < end; ++block) {
       const int32_t* tile = reinterpret_cast<const int32_t*>(static_cast<const char*>(y) + kUnitBytes);
       for (int64_t group = 0; group < groups; ++group) {
-        const Ints* codes = reinterpret_cast<const Ints*>(static_cast<const char*>(panels) + block * block_bytes(d));
+        const Ints* codes =
+            reinterpret_cast<const Ints*>(static_cast<const char*>(panels) + block * block_bytes(d));
         Ints sum[kRows][kPanels];
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = Ints{};
         for (int64_t start = 0; start < depth; start += kChunk, tile += kRows * kChunk) {
           const int64_t n = depth - start < kChunk ? depth - start : kChunk;
-          for (int64_t i = 0; i < lines && ahead.next < ahead.end; ++i, ahead.next += kLine) __builtin_prefetch(ahead.next, 0, 2);
+          for (int64_t i = 0; i < lines && ahead.next < ahead.end; ++i, ahead.next += kLine)
+            __builtin_prefetch(ahead.next, 0, 2);
           for (int64_t j = 0; j < n; ++j, codes += kPanels) {
             const Ints first = codes[0], second = codes[1];
 #pragma GCC unroll 16
@@ -156,9 +169,16 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
 
 }  // namespace
 
-const PrefilterKernel UEFL_VARIANT(vq_prefilter){
-    Arithmetic::i16, kTileRows,  kCodes,          tile_bytes, block_bytes, kChunkBlocks * kTileRows * kCodes * 4, pack,
-    load_rows,       candidates, score_candidates};
+const PrefilterKernel UEFL_VARIANT(vq_prefilter){Arithmetic::i16,
+                                                 kTileRows,
+                                                 kCodes,
+                                                 tile_bytes,
+                                                 block_bytes,
+                                                 kChunkBlocks * kTileRows * kCodes * 4,
+                                                 pack,
+                                                 load_rows,
+                                                 candidates,
+                                                 score_candidates};
 
 }  // namespace uefl::cpu
 #endif

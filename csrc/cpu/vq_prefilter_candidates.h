@@ -29,8 +29,8 @@ __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, fl
   ++count;
 }
 
-void score_candidates(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes, const float* half_squares,
-                      const int* code, int count, float* y, float* score) {
+void score_candidates(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes,
+                      const float* half_squares, const int* code, int count, float* y, float* score) {
   constexpr int kSums = 4, kStep = kSums * kLanes;
   const int64_t pitch = table_pitch(d);
   const auto fetch = [&](int i, int64_t j) __attribute__((always_inline)) {

@@ -1,6 +1,7 @@
-// The instructions of sm_90a that a search is made of: barriers in shared memory that count bytes, bulk copies that report to them,
-// and products of a warpgroup, four warps, whose right operand is in shared memory, and which run while the warps do other work.
-// tests/cpp/cuda/emulation_hopper.h has the same functions for the CPU, written from the PTX manual.
+// The instructions of sm_90a that a search is made of: barriers in shared memory that count bytes, bulk
+// copies that report to them, and products of a warpgroup, four warps, whose right operand is in shared
+// memory, and which run while the warps do other work. tests/cpp/cuda/emulation_hopper.h has the same
+// functions for the CPU, written from the PTX manual.
 #pragma once
 
 #include <cstdint>
@@ -16,39 +17,53 @@ namespace {
 // A phase of a barrier is over when so many threads have arrived and all bytes that they announced have come.
 using Barrier = uint64_t;
 __device__ inline void barrier_init(Barrier* barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
 }
 // After the last of them: also to those that copy.
-__device__ inline void barriers_are_there() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void barriers_are_there() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ inline void barrier_arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 __device__ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
 }
 // Until the phase of this parity is over; the phase before the first counts as one of parity 1 that is.
 __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   unsigned over = 0;
   while (over == 0) {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(over)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(over)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
   }
 }
 
-// Named barriers, of so many threads, of which some only arrive: those that arrive before the others come are not held up.
-__device__ inline void named_wait(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-__device__ inline void named_arrive(int name, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+// Named barriers, of so many threads, of which some only arrive: those that arrive before the others come are
+// not held up.
+__device__ inline void named_wait(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
 
 // Between what this thread wrote to shared memory and products that read it.
 __device__ inline void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// From global to shared memory, both addresses and the size multiples of 16 bytes; the barrier counts what has come.
+// From global to shared memory, both addresses and the size multiples of 16 bytes; the barrier counts what
+// has come.
 __device__ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(target)),
-               "l"(source), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(target)),
+      "l"(source), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
 }
 
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -64,32 +79,39 @@ __device__ inline void products_wait() {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-#define UEFL_SUMS(c)                                                                                                                    \
-  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]),  \
-      "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), \
-      "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), \
-      "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), \
-      "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), \
-      "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), \
-      "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+#define UEFL_SUMS(c)                                                                                        \
+  "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),           \
+      "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
+      "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),            \
+      "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),            \
+      "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]),            \
+      "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]),            \
+      "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]),            \
+      "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),            \
+      "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
 
-// c [64, 128] (+)= a [64, 16] b [128, 16]^T, float16 into float32. Thread 32 w + 4 g + t of the warpgroup has of rows 16 w + g and
-// 16 w + g + 8 the columns 8 j + 2 t and 8 j + 2 t + 1, in c[4 j] to c[4 j + 3]. The left operand is the fragment of multiply_add(),
+// c [64, 128] (+)= a [64, 16] b [128, 16]^T, float16 into float32. Thread 32 w + 4 g + t of the warpgroup has
+// of rows 16 w + g and 16 w + g + 8 the columns 8 j + 2 t and 8 j + 2 t + 1, in c[4 j] to c[4 j + 3]. The
+// left operand is the fragment of multiply_add(),
 __device__ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " UEFL_SUMS_NAMED
-               "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"
-               : UEFL_SUMS(c)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, "
+      "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " UEFL_SUMS_NAMED
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"
+      : UEFL_SUMS(c)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 // or lies in shared memory as the right one does.
 __device__ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " UEFL_SUMS_NAMED
-               "%64, %65, p, 1, 1, 0, 0;\n}"
-               : UEFL_SUMS(c)
-               : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, "
+      "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " UEFL_SUMS_NAMED "%64, %65, p, 1, 1, 0, 0;\n}"
+      : UEFL_SUMS(c)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// Between a wait and what reads or writes these registers, which the compiler would not keep in this order by itself.
+// Between a wait and what reads or writes these registers, which the compiler would not keep in this order by
+// itself.
 __device__ inline void registers_settled(float (&c)[64]) {
   UEFL_UNROLL
   for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
@@ -112,10 +134,11 @@ __device__ inline void fewer_registers() {
 namespace uefl::cuda {
 namespace {
 
-// Operands of a product lie in blocks of 8 rows x 128 bytes, one after the other, in which the 16 bytes number i of row r are at place
-// i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes.
+// Operands of a product lie in blocks of 8 rows x 128 bytes, one after the other, in which the 16 bytes
+// number i of row r are at place i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes.
 __device__ inline uint64_t operand(const void* first) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowsApart = uint64_t{1024 >> 4} << 32, kIgnored = uint64_t{1} << 16;
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowsApart = uint64_t{1024 >> 4} << 32,
+                     kIgnored = uint64_t{1} << 16;
   return kSwizzle128 | kRowsApart | kIgnored | (shared_address(first) & 0x3ffff) >> 4;
 }
 constexpr uint64_t kOperandStep = 32 >> 4;  // to the next 16 elements of the 64 in a row

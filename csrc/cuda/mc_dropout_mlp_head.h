@@ -1,12 +1,14 @@
 // mc_dropout_mlp on CUDA for one layer after the first dropout with at most 32 outputs, the usual head.
 //
-// Rows and weights are the same in every pass, so they are cut up once per call: a number is two of float16, together within 2^-23, and
-// a product three, because that of the two rests is left out. Powers of two bring the largest of 32 units of a row, and the largest weight
-// of 32 units, to 2^14 ... 2^15; what is below 2^-16 of it loses bits, but never more than 2^-39 of the largest. Two units lie in a
-// register, as two draws do in a word of Philox, so that one mask drops both.
+// Rows and weights are the same in every pass, so they are cut up once per call: a number is two of float16,
+// together within 2^-23, and a product three, because that of the two rests is left out. Powers of two bring
+// the largest of 32 units of a row, and the largest weight of 32 units, to 2^14 ... 2^15; what is below 2^-16
+// of it loses bits, but never more than 2^-39 of the largest. Two units lie in a register, as two draws do in
+// a word of Philox, so that one mask drops both.
 //
-// The loop over blocks of units is bound by instructions, 311 on sm_90a for 32 masks of a lane: 142 for Philox, with its keys, 64 to make
-// masks of its words, 32 to drop units, 24 products, 16 to add them up. 167 of them are for a unit that takes one in two cycles.
+// The loop over blocks of units is bound by instructions, 311 on sm_90a for 32 masks of a lane: 142 for
+// Philox, with its keys, 64 to make masks of its words, 32 to drop units, 24 products, 16 to add them up. 167
+// of them are for a unit that takes one in two cycles.
 #pragma once
 
 #include "cuda/mc_dropout_mlp_softmax.h"
@@ -15,8 +17,9 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-constexpr int kHeadSteps = 2;                           // of 16 units in a block
-constexpr int kHeadVectors = kVectors + kTileRows / 4;  // of a block of a tile: two float16 for a number, a scale for a row
+constexpr int kHeadSteps = 2;  // of 16 units in a block
+constexpr int kHeadVectors =
+    kVectors + kTileRows / 4;  // of a block of a tile: two float16 for a number, a scale for a row
 
 // uint4 of a block of units: {first, rest} of each step, n8 block and lane, and the scale.
 UEFL_HOST_DEVICE constexpr int head_weights(int n) { return kHeadSteps * n * kWarp + 1; }
@@ -33,18 +36,24 @@ struct Scale {
 };
 
 // Infinities and NaN, which no scale helps, are passed over.
-__device__ inline float larger_size(float most, float value) { return fabsf(value) < INFINITY ? fmaxf(most, fabsf(value)) : most; }
+__device__ inline float larger_size(float most, float value) {
+  return fabsf(value) < INFINITY ? fmaxf(most, fabsf(value)) : most;
+}
 
 // Two numbers as float16 and the float16 of what is left; of what is not finite a NaN is left.
 __device__ inline uint2 split(float low, float high) {
   const uint32_t first = to_halves(low, high);
-  const auto left = [&](float value, uint32_t half) { return value - from_half(static_cast<uint16_t>(half)); };
+  const auto left = [&](float value, uint32_t half) {
+    return value - from_half(static_cast<uint16_t>(half));
+  };
   return {first, to_halves(left(low, first), left(high, first >> 16))};
 }
 
-// weights [outputs, inputs], times the scale of the dropout: the units 8 t + 4 s ... 8 t + 4 s + 3 of step s. A warp has a block of units.
+// weights [outputs, inputs], times the scale of the dropout: the units 8 t + 4 s ... 8 t + 4 s + 3 of step s.
+// A warp has a block of units.
 template <int kBlocks>
-__global__ void pack_head_weights(const float* weights, int inputs, int outputs, float scale, int unit_blocks, uint4* packed) {
+__global__ void pack_head_weights(const float* weights, int inputs, int outputs, float scale, int unit_blocks,
+                                  uint4* packed) {
   const int lane = threadIdx.x % kWarp;
   for (int64_t block = thread() / kWarp; block < unit_blocks; block += threads() / kWarp) {
     float values[kHeadSteps * kBlocks][4], most = 0;
@@ -52,10 +61,12 @@ __global__ void pack_head_weights(const float* weights, int inputs, int outputs,
     for (int i = 0; i < kHeadSteps * kBlocks * 4; ++i) {
       const int64_t unit = block * kUnits + lane % 4 * 8 + 4 * (i / 4 / kBlocks) + i % 4;
       const int output = lane / 8 * 2 * kBlocks + 2 * (i / 4 % kBlocks) + lane / 4 % 2;
-      values[i / 4][i % 4] = output < outputs && unit < inputs ? weights[output * int64_t{inputs} + unit] * scale : 0.0f;
+      values[i / 4][i % 4] =
+          output < outputs && unit < inputs ? weights[output * int64_t{inputs} + unit] * scale : 0.0f;
       most = larger_size(most, values[i / 4][i % 4]);
     }
-    for (int mask = kWarp / 2; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, mask));
+    for (int mask = kWarp / 2; mask > 0; mask /= 2)
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, mask));
     const Scale power(most);
     uint4* const target = packed + block * head_weights(kBlocks);
     UEFL_UNROLL
@@ -68,11 +79,11 @@ __global__ void pack_head_weights(const float* weights, int inputs, int outputs,
   }
 }
 
-// Vector h of lane 4 g + t of a block: units 8 t ... 8 t + 7 of row g + 8 h, vector 2 + h: their rests; then what a product of row g, and
-// of row g + 8, is to be multiplied by. A warp has a block of units of a tile.
+// Vector h of lane 4 g + t of a block: units 8 t ... 8 t + 7 of row g + 8 h, vector 2 + h: their rests; then
+// what a product of row g, and of row g + 8, is to be multiplied by. A warp has a block of units of a tile.
 template <class T>
-__global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride, int unit_blocks,
-                               const uint4* weights, int n, int64_t blocks, uint4* packed) {
+__global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
+                               int unit_blocks, const uint4* weights, int n, int64_t blocks, uint4* packed) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   for (int64_t i = thread() / kWarp; i < blocks; i += threads() / kWarp) {
     const int64_t block = i % unit_blocks, unit = block * kUnits + 8 * t;
@@ -89,22 +100,27 @@ __global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row
       const Scale power(row_max(most));
       uint2 pair[4];
       UEFL_UNROLL
-      for (int j = 0; j < 4; ++j) pair[j] = split(values[2 * j] * power.there, values[2 * j + 1] * power.there);
+      for (int j = 0; j < 4; ++j)
+        pair[j] = split(values[2 * j] * power.there, values[2 * j + 1] * power.there);
       target[h * kWarp + lane] = {pair[0].x, pair[1].x, pair[2].x, pair[3].x};
       target[(2 + h) * kWarp + lane] = {pair[0].y, pair[1].y, pair[2].y, pair[3].y};
-      const float of_weights = __int_as_float(static_cast<int>(weights[block * head_weights(n) + head_weights(n) - 1].x));
+      const float of_weights =
+          __int_as_float(static_cast<int>(weights[block * head_weights(n) + head_weights(n) - 1].x));
       if (t == 0) reinterpret_cast<float*>(target + kVectors)[2 * g + h] = power.back * of_weights;
     }
   }
 }
 
-// Sixteen ones for each half of a word that is not below the threshold, both at once: the lower 15 bits by a subtraction that borrows from
-// no neighbour, the upper bits by the majority of the word's, that outcome and what the threshold's is not; then they fill their halves.
+// Sixteen ones for each half of a word that is not below the threshold, both at once: the lower 15 bits by a
+// subtraction that borrows from no neighbour, the upper bits by the majority of the word's, that outcome and
+// what the threshold's is not; then they fill their halves.
 __device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
   const uint32_t not_below = (word | 0x80008000u) - threshold.low;
   uint32_t mask;
 #if defined(__CUDACC__)
-  asm("lop3.b32 %0, %1, %2, %3, 0xe8;" : "=r"(mask) : "r"(word), "r"(not_below), "r"(threshold.not_high));  // left alone, two of them
+  asm("lop3.b32 %0, %1, %2, %3, 0xe8;"
+      : "=r"(mask)
+      : "r"(word), "r"(not_below), "r"(threshold.not_high));  // left alone, two of them
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(mask));
 #else
   mask = (word & not_below) | (threshold.not_high & (word | not_below));
@@ -115,8 +131,9 @@ __device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
 
 // sums[pass][n8 block] += kept units * weights, over one block of units.
 template <int kBlocks, int kRows>
-__device__ inline void multiply_kept(const uint4* units, const PhiloxWords (&words)[kPasses][kRows], const Halves& threshold,
-                                     const uint4* weights, int lane, float (&sums)[kPasses][kBlocks][4]) {
+__device__ inline void multiply_kept(const uint4* units, const PhiloxWords (&words)[kPasses][kRows],
+                                     const Halves& threshold, const uint4* weights, int lane,
+                                     float (&sums)[kPasses][kBlocks][4]) {
   uint32_t first[2][4], rest[2][4];
   UEFL_UNROLL
   for (int h = 0; h < 2; ++h) {
@@ -152,7 +169,8 @@ __device__ inline void multiply_kept(const uint4* units, const PhiloxWords (&wor
   UEFL_UNROLL
   for (int p = 0; p < kPasses; ++p) {
     UEFL_UNROLL
-    for (int i = 0; i < 4 * kBlocks; ++i) sums[p][i / 4][i % 4] += part[p][i / 4][i % 4] * (i % 4 < 2 ? scale.x : scale.y);
+    for (int i = 0; i < 4 * kBlocks; ++i)
+      sums[p][i / 4][i % 4] += part[p][i / 4][i % 4] * (i % 4 < 2 ? scale.x : scale.y);
   }
 }
 
@@ -171,13 +189,15 @@ struct Statistics {
     UEFL_UNROLL
     for (int j = 0; j < kClasses; j += 4) {
       *reinterpret_cast<float4*>(problem.mean + place + j) = {mean[j], mean[j + 1], mean[j + 2], mean[j + 3]};
-      *reinterpret_cast<float4*>(problem.moment + place + j) = {moment[j], moment[j + 1], moment[j + 2], moment[j + 3]};
+      *reinterpret_cast<float4*>(problem.moment + place + j) = {moment[j], moment[j + 1], moment[j + 2],
+                                                                moment[j + 3]};
     }
     if (first_class == 0) problem.entropy[row] = entropy;
   }
 };
 
-// Four blocks to a multiprocessor leave a thread 128 registers: the statistics spill, once a pair of passes, and the loop does not.
+// Four blocks to a multiprocessor leave a thread 128 registers: the statistics spill, once a pair of passes,
+// and the loop does not.
 template <int kBlocks, bool kConsistent>
 __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem problem) {
   constexpr int kClasses = 2 * kBlocks;  // of a lane, in each of its two rows
@@ -187,11 +207,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem p
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const Layer& layer = problem.layers[0];
   const auto* const weights = reinterpret_cast<const uint4*>(layer.weights);
-  const auto* const units = reinterpret_cast<const uint4*>(problem.x) + int64_t{item.tile} * problem.unit_blocks * kHeadVectors;
+  const auto* const units =
+      reinterpret_cast<const uint4*>(problem.x) + int64_t{item.tile} * problem.unit_blocks * kHeadVectors;
   const auto row = static_cast<uint32_t>(problem.first_row + int64_t{item.tile} * kTileRows + g);
   float bias[kClasses];
   UEFL_UNROLL
-  for (int j = 0; j < kClasses; ++j) bias[j] = kClasses * t + j < layer.outputs ? layer.bias[kClasses * t + j] : -INFINITY;
+  for (int j = 0; j < kClasses; ++j)
+    bias[j] = kClasses * t + j < layer.outputs ? layer.bias[kClasses * t + j] : -INFINITY;
 
   Statistics<kClasses> statistics[2];
   float done = 0;
@@ -200,7 +222,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem p
     const Masks<kConsistent> masks(keys, pass, row, 0);
     float logits[kPasses][kBlocks][4] = {};
     const uint4 *block_units = units, *block_weights = weights;
-    for (int block = 0; block < problem.unit_blocks; ++block, block_units += kHeadVectors, block_weights += head_weights(kBlocks)) {
+    for (int block = 0; block < problem.unit_blocks;
+         ++block, block_units += kHeadVectors, block_weights += head_weights(kBlocks)) {
       PhiloxWords words[kPasses][Masks<kConsistent>::kRows];
       masks.draw(static_cast<uint32_t>(4 * block + t), words);
       multiply_kept<kBlocks>(block_units, words, problem.halves, block_weights, lane, logits);
@@ -213,15 +236,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem p
       for (int h = 0; h < 2; ++h) {
         float logit[kClasses];
         UEFL_UNROLL
-        for (int j = 0; j < kClasses; ++j) logit[j] = (logits[p][j / 2][2 * h + j % 2] + bias[j]) * problem.logit_scale;
+        for (int j = 0; j < kClasses; ++j)
+          logit[j] = (logits[p][j / 2][2 * h + j % 2] + bias[j]) * problem.logit_scale;
         if (problem.thresholds[1] > 0) {
-          const PhiloxWords words =
-              philox({{pass + p, kConsistent ? 0 : row + 8 * h, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
+          const PhiloxWords words = philox({{pass + p, kConsistent ? 0 : row + 8 * h, 1, kClasses * t / 8u}},
+                                           static_cast<uint64_t>(*problem.seed));
           UEFL_UNROLL
           for (int j = 0; j < kClasses; ++j) {
             // Of 16 classes a lane has half a call: the words 0 and 1, or 2 and 3.
-            const uint32_t word = kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
-            if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < layer.outputs) logit[j] = 0;
+            const uint32_t word =
+                kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
+            if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < layer.outputs)
+              logit[j] = 0;
           }
         }
         Softmax softmax;
@@ -237,7 +263,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem p
   }
   UEFL_UNROLL
   for (int h = 0; h < 2; ++h) {
-    statistics[h].store(problem, item.slot * problem.rows() + int64_t{item.tile} * kTileRows + g + 8 * h, kClasses * t);
+    statistics[h].store(problem, item.slot * problem.rows() + int64_t{item.tile} * kTileRows + g + 8 * h,
+                        kClasses * t);
   }
 }
 

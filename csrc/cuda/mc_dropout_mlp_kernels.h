@@ -1,15 +1,18 @@
-// mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in registers.
+// mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in
+// registers.
 //
 //   pack_...   rows and weights, padded with zeros, in the order in which lanes take them; once per call
-//   head       one layer with at most 32 outputs: nothing but the statistics leaves the registers (mc_dropout_mlp_head.h)
-//   stack      any number of layers and classes: what a pass hands from layer to layer lies in memory of the warp's own, which is the
+//   head       one layer with at most 32 outputs: nothing but the statistics leaves the registers
+//   (mc_dropout_mlp_head.h) stack      any number of layers and classes: what a pass hands from layer to
+//   layer lies in memory of the warp's own, which is the
 //              same for all passes, so that each mask is drawn once
 //   combine    the statistics of the slots
 //
-// A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. The pair shares each load of rows and weights. The slots
-// depend on the number of passes alone, and combine adds them up in their order; so neither the grid nor the number of rows changes a bit
-// of a row's results. They grow shorter, and the longest of all tiles come first: what is left to do at the end is short, and no part of
-// the machine waits for long. Warps never wait for one another, and a lane reads only what it, or a kernel before, has written.
+// A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. The pair shares each load of
+// rows and weights. The slots depend on the number of passes alone, and combine adds them up in their order;
+// so neither the grid nor the number of rows changes a bit of a row's results. They grow shorter, and the
+// longest of all tiles come first: what is left to do at the end is short, and no part of the machine waits
+// for long. Warps never wait for one another, and a lane reads only what it, or a kernel before, has written.
 #pragma once
 
 #include "cuda/mc_dropout_mlp_head.h"
@@ -20,10 +23,12 @@ namespace {
 
 // One row's probabilities of a pass enter the statistics of its slot; done: passes so far, with this one.
 template <int kClasses>
-__device__ inline void add_row(const Problem& problem, int64_t row, int first_class, const float (&powers)[kClasses],
-                               const Softmax& softmax, float done) {
+__device__ inline void add_row(const Problem& problem, int64_t row, int first_class,
+                               const float (&powers)[kClasses], const Softmax& softmax, float done) {
   const int64_t place = row * problem.padded_classes + first_class;
-  float4 *const means = reinterpret_cast<float4*>(problem.mean + place), *const moments = reinterpret_cast<float4*>(problem.moment + place);
+  float4 *const means = reinterpret_cast<float4*>(problem.mean + place), *const moments =
+                                                                             reinterpret_cast<float4*>(
+                                                                                 problem.moment + place);
   const float share = 1 / done;
   UEFL_UNROLL
   for (int i = 0; i < kClasses / 4; ++i) {
@@ -38,8 +43,10 @@ __device__ inline void add_row(const Problem& problem, int64_t row, int first_cl
   if (first_class == 0) problem.entropy[row] = softmax.nats() + (done > 1 ? problem.entropy[row] : 0);
 }
 
-// The statistics of one more pass of a slot, whose logits lie in a buffer; a lane has classes 8 t ... 8 t + 7 of each block of 32.
-__device__ inline void add_pass(const Problem& problem, const float4* logits, int64_t first_row, float done, int lane) {
+// The statistics of one more pass of a slot, whose logits lie in a buffer; a lane has classes 8 t ... 8 t + 7
+// of each block of 32.
+__device__ inline void add_pass(const Problem& problem, const float4* logits, int64_t first_row, float done,
+                                int lane) {
   const int blocks = problem.padded_classes / kUnits, t = lane % 4;
   const auto logit = [&](const Units& units, int block, int h, int j) {
     return block * kUnits + 8 * t + j < problem.classes ? units.row[h][j] * problem.logit_scale : -INFINITY;
@@ -48,7 +55,8 @@ __device__ inline void add_pass(const Problem& problem, const float4* logits, in
   for (int block = 0; block < blocks; ++block) {
     const Units units = load_units(logits + int64_t{block} * kVectors, lane);
     UEFL_UNROLL
-    for (int i = 0; i < 16; ++i) softmax[i / 8].most = fmaxf(softmax[i / 8].most, logit(units, block, i / 8, i % 8));
+    for (int i = 0; i < 16; ++i)
+      softmax[i / 8].most = fmaxf(softmax[i / 8].most, logit(units, block, i / 8, i % 8));
   }
   UEFL_UNROLL
   for (int h = 0; h < 2; ++h) softmax[h].most = row_max(softmax[h].most);
@@ -113,7 +121,8 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
       };
       for (int block = 0; block < problem.unit_blocks; ++block) {
         Units units[kPasses];
-        units[0] = units[1] = load_units(problem.x + (int64_t{tile} * problem.unit_blocks + block) * kVectors, lane);
+        units[0] = units[1] =
+            load_units(problem.x + (int64_t{tile} * problem.unit_blocks + block) * kVectors, lane);
         enter(0, block, units);
       }
       for (int i = 0; i < problem.depth; ++i) {
@@ -121,9 +130,11 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
         for (int o = 0; o < layer.output_blocks; ++o) {
           float sums[kPasses][kWideOutputs][4] = {};
           for (int block = 0; block < layer.unit_blocks; ++block) {
-            const Units units[kPasses] = {load_units(at(i, 0, block), lane), load_units(at(i, 1, block), lane)};
+            const Units units[kPasses] = {load_units(at(i, 0, block), lane),
+                                          load_units(at(i, 1, block), lane)};
             const int64_t place = int64_t{o} * layer.unit_blocks + block;
-            multiply_block<kWideOutputs>(units, layer.weights + place * (4 * kWideOutputs * kWarp), lane, sums);
+            multiply_block<kWideOutputs>(units, layer.weights + place * (4 * kWideOutputs * kWarp), lane,
+                                         sums);
           }
           Units units[kPasses];
           UEFL_UNROLL
@@ -147,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
 }
 
 // One thread per row and class, and one more per row for the entropy.
-__global__ void combine(Problem problem, int64_t rows, float* mean_out, float* entropy_out, float* variance_out) {
+__global__ void combine(Problem problem, int64_t rows, float* mean_out, float* entropy_out,
+                        float* variance_out) {
   const int width = problem.classes + 1;
   const float all = static_cast<float>(problem.passes);
   for (int64_t i = thread(); i < rows * width; i += threads()) {
@@ -160,7 +172,8 @@ __global__ void combine(Problem problem, int64_t rows, float* mean_out, float* e
         continue;
       }
       const float count = problem.passes_of(slot);
-      const float deviation = problem.mean[at * problem.padded_classes + c] - mean, share = count / (done + count);
+      const float deviation = problem.mean[at * problem.padded_classes + c] - mean,
+                  share = count / (done + count);
       mean += deviation * share;
       moment += problem.moment[at * problem.padded_classes + c] + deviation * deviation * done * share;
       done += count;
@@ -174,13 +187,14 @@ __global__ void combine(Problem problem, int64_t rows, float* mean_out, float* e
   }
 }
 
-__global__ void dropout_mask(const int64_t* seed, int64_t rows, int64_t columns, uint32_t pass, uint32_t stream, uint32_t threshold,
-                             bool consistent, bool* keep) {
+__global__ void dropout_mask(const int64_t* seed, int64_t rows, int64_t columns, uint32_t pass,
+                             uint32_t stream, uint32_t threshold, bool consistent, bool* keep) {
   const int64_t calls = (columns + kMcUnits - 1) / kMcUnits;
   for (int64_t i = thread(); i < rows * calls; i += threads()) {
     const int64_t row = i / calls, call = i % calls;
     const PhiloxWords words =
-        philox({{pass, consistent ? 0 : static_cast<uint32_t>(row), stream, static_cast<uint32_t>(call)}}, static_cast<uint64_t>(*seed));
+        philox({{pass, consistent ? 0 : static_cast<uint32_t>(row), stream, static_cast<uint32_t>(call)}},
+               static_cast<uint64_t>(*seed));
     UEFL_UNROLL
     for (int64_t j = 0; j < kMcUnits; ++j) {
       if (call * kMcUnits + j >= columns) break;

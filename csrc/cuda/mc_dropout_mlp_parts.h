@@ -1,14 +1,18 @@
-// What the kernels of mc_dropout_mlp on CUDA are made of: packed rows and weights, masks, products on tensor cores.
+// What the kernels of mc_dropout_mlp on CUDA are made of: packed rows and weights, masks, products on tensor
+// cores.
 //
-// Products run on tensor cores as three of tf32: a number is its first 11 bits and the first 11 bits of the rest, together within 2^-21;
-// the product of the two rests is left out. Tensor cores may cut what they add, so 32 units are summed there and the sums added in
-// float32. tf32 has the range of float32: nothing is scaled, and NaN and infinities stay in their row.
+// Products run on tensor cores as three of tf32: a number is its first 11 bits and the first 11 bits of the
+// rest, together within 2^-21; the product of the two rests is left out. Tensor cores may cut what they add,
+// so 32 units are summed there and the sums added in float32. tf32 has the range of float32: nothing is
+// scaled, and NaN and infinities stay in their row.
 //
-// stack, whose units change with every layer and pass, multiplies so; head has its own way (mc_dropout_mlp_head.h).
+// stack, whose units change with every layer and pass, multiplies so; head has its own way
+// (mc_dropout_mlp_head.h).
 //
-// The lane 4 g + t of a fragment takes row g (and g + 8). Which unit stands where in a sum is free, so t takes the units 8 t ... 8 t + 7
-// of a block of 32: those of one Philox call. Outputs are dealt alike, 2 n t ... 2 n t + 2 n - 1 of a block of 8 n, so that what a lane
-// computes of a layer is what it needs for the next.
+// The lane 4 g + t of a fragment takes row g (and g + 8). Which unit stands where in a sum is free, so t
+// takes the units 8 t ... 8 t + 7 of a block of 32: those of one Philox call. Outputs are dealt alike, 2 n t
+// ... 2 n t + 2 n - 1 of a block of 8 n, so that what a lane computes of a layer is what it needs for the
+// next.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -29,10 +33,11 @@ namespace {
 
 constexpr int kWarp = 32, kThreads = 128, kSide = kThreads / kWarp;  // a block of kSide warps
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kTileRows = 16, kUnits = 32;         // of a tile, of a block of a sum
-constexpr int kVectors = kTileRows * kUnits / 4;   // float4 of a tile's block of units
-constexpr int kPasses = 2, kMostSlots = 24;        // that a warp works on at once; shares of the passes
-constexpr int kWideOutputs = 4, kMostLayers = 32;  // n8 blocks of a block of outputs in stack; after the first dropout
+constexpr int kTileRows = 16, kUnits = 32;        // of a tile, of a block of a sum
+constexpr int kVectors = kTileRows * kUnits / 4;  // float4 of a tile's block of units
+constexpr int kPasses = 2, kMostSlots = 24;       // that a warp works on at once; shares of the passes
+constexpr int kWideOutputs = 4,
+              kMostLayers = 32;  // n8 blocks of a block of outputs in stack; after the first dropout
 
 struct Layer {
   int inputs, outputs, unit_blocks, output_blocks;
@@ -56,20 +61,23 @@ struct Problem {
   bool consistent;
   const int64_t* seed;
   float logit_scale;
-  Halves halves;                         // of thresholds[0]
-  uint32_t thresholds[kMostLayers + 1];  // of the inputs, ..., of the logits; of 32 bits: the high half is compared
+  Halves halves;  // of thresholds[0]
+  uint32_t thresholds[kMostLayers +
+                      1];  // of the inputs, ..., of the logits; of 32 bits: the high half is compared
   Layer layers[kMostLayers];
-  float *mean, *moment, *entropy;  // of each slot: [slots, 16 tiles, padded_classes], twice, and [slots, 16 tiles]; sums but for the mean
+  float *mean, *moment, *entropy;  // of each slot: [slots, 16 tiles, padded_classes], twice, and [slots, 16
+                                   // tiles]; sums but for the mean
 
   __device__ int64_t rows() const { return int64_t{tiles} * kTileRows; }
   UEFL_HOST_DEVICE int64_t items() const { return int64_t{tiles} * ((slots + side - 1) / side * side); }
   __device__ float passes_of(int slot) const {  // of an odd number the last pair is half a pair
-    return static_cast<float>(kPasses * (begin[slot + 1] - begin[slot]) - (slot + 1 == slots ? passes % kPasses : 0));
+    return static_cast<float>(kPasses * (begin[slot + 1] - begin[slot]) -
+                              (slot + 1 == slots ? passes % kPasses : 0));
   }
 };
 
-// What a warp does at a time, one of items(): the first slots, which are the longest, of all tiles come first. A slot that is not there,
-// behind the last, is nothing to do.
+// What a warp does at a time, one of items(): the first slots, which are the longest, of all tiles come
+// first. A slot that is not there, behind the last, is nothing to do.
 struct Item {
   int tile, slot;
 
@@ -89,13 +97,15 @@ __device__ inline int64_t threads() { return gridDim.x * int64_t{blockDim.x}; }
 
 // Vector 2 h + q of lane 4 g + t of a block: units 8 t + 4 q ... of row g + 8 h.
 template <class T>
-__global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride, int unit_blocks, int64_t vectors,
-                          float4* packed) {
+__global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
+                          int unit_blocks, int64_t vectors, float4* packed) {
   for (int64_t i = thread(); i < vectors; i += threads()) {
     const int lane = static_cast<int>(i % kWarp), q = static_cast<int>(i / kWarp % 4);
     const int64_t block = i / kVectors, row = block / unit_blocks * kTileRows + q / 2 * 8 + lane / 4;
     const int unit = static_cast<int>(block % unit_blocks) * kUnits + lane % 4 * 8 + q % 2 * 4;
-    const auto at = [&](int j) { return row < rows && unit + j < inputs ? widen(x[row * row_stride + (unit + j) * stride]) : 0.0f; };
+    const auto at = [&](int j) {
+      return row < rows && unit + j < inputs ? widen(x[row * row_stride + (unit + j) * stride]) : 0.0f;
+    };
     packed[i] = {at(0), at(1), at(2), at(3)};
   }
 }
@@ -103,15 +113,19 @@ __global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stri
 __device__ inline float first_bits(float value) { return __int_as_float(__float_as_int(value) & ~0x1fff); }
 __device__ inline uint32_t bits(float value) { return static_cast<uint32_t>(__float_as_int(value)); }
 
-// weights [outputs, inputs] -> {first bits of units 8 t + 2 s and 8 t + 2 s + 1, and their rests}, times the scale of the dropout.
-__global__ void pack_weights(const float* weights, int inputs, int outputs, int n, float scale, int unit_blocks, int64_t vectors,
-                             float4* packed) {
+// weights [outputs, inputs] -> {first bits of units 8 t + 2 s and 8 t + 2 s + 1, and their rests}, times the
+// scale of the dropout.
+__global__ void pack_weights(const float* weights, int inputs, int outputs, int n, float scale,
+                             int unit_blocks, int64_t vectors, float4* packed) {
   for (int64_t i = thread(); i < vectors; i += threads()) {
-    const int lane = static_cast<int>(i % kWarp), block = static_cast<int>(i / kWarp % n), step = static_cast<int>(i / kWarp / n % 4);
+    const int lane = static_cast<int>(i % kWarp), block = static_cast<int>(i / kWarp % n),
+              step = static_cast<int>(i / kWarp / n % 4);
     const int64_t blocks = i / kWarp / n / 4;
     const int unit = static_cast<int>(blocks % unit_blocks) * kUnits + lane % 4 * 8 + 2 * step;
     const int64_t output = blocks / unit_blocks * 8 * n + lane / 8 * 2 * n + 2 * block + lane / 4 % 2;
-    const auto at = [&](int j) { return output < outputs && unit + j < inputs ? weights[output * inputs + unit + j] * scale : 0.0f; };
+    const auto at = [&](int j) {
+      return output < outputs && unit + j < inputs ? weights[output * inputs + unit + j] * scale : 0.0f;
+    };
     const float first = at(0), second = at(1), head0 = first_bits(first), head1 = first_bits(second);
     // Half of the last of the 11 bits of a rest more, so that cutting rounds.
     const auto rounded = [](float rest) { return __int_as_float(static_cast<int>(bits(rest) + 0x1000)); };
@@ -143,7 +157,8 @@ __device__ inline void store_units(const Units& units, float4* block, int lane) 
   }
 }
 
-// What a round adds to the key, for all rounds, in shared memory: as many registers would cost a third of the warps.
+// What a round adds to the key, for all rounds, in shared memory: as many registers would cost a third of the
+// warps.
 __device__ inline const volatile uint2* round_keys(const int64_t* seed) {
   __shared__ uint2 keys[kPhiloxRounds];
   const auto key = static_cast<uint64_t>(*seed);
@@ -165,16 +180,17 @@ __device__ inline Product multiply(uint32_t a, uint32_t b) {
 
 // Masks of a lane's two rows in a pair of passes, in one stream.
 //
-// The counter is (pass, row, stream, call), so that most of the first three rounds is the same for all rows or for all calls: what is
-// known is computed once, and a call costs seven rounds and two exclusive ors.
+// The counter is (pass, row, stream, call), so that most of the first three rounds is the same for all rows
+// or for all calls: what is known is computed once, and a call costs seven rounds and two exclusive ors.
 template <bool kConsistent>
 struct Masks {
   static constexpr int kRows = kConsistent ? 1 : 2;
   const volatile uint2* keys;
-  uint32_t from_pass[kPasses], from_stream;                                 // to the third word of round 1 and to the first of round 2
+  uint32_t from_pass[kPasses], from_stream;  // to the third word of round 1 and to the first of round 2
   uint32_t from_row[kRows], first[kPasses][kRows], second[kPasses][kRows];  // to the words of round 3
 
-  __device__ Masks(const volatile uint2* keys, uint32_t first_pass, uint32_t first_row, uint32_t stream) : keys(keys) {
+  __device__ Masks(const volatile uint2* keys, uint32_t first_pass, uint32_t first_row, uint32_t stream)
+      : keys(keys) {
     const Product streams = multiply(stream, kPhiloxMultiplier1);
     from_stream = streams.low ^ keys[1].x;
     UEFL_UNROLL
@@ -183,7 +199,8 @@ struct Masks {
       from_pass[p] = passes.high ^ keys[0].y;
       UEFL_UNROLL
       for (int h = 0; h < kRows; ++h) {
-        const Product rows = multiply(streams.high ^ (kConsistent ? 0 : first_row + 8 * h) ^ keys[0].x, kPhiloxMultiplier0);
+        const Product rows =
+            multiply(streams.high ^ (kConsistent ? 0 : first_row + 8 * h) ^ keys[0].x, kPhiloxMultiplier0);
         const Product both = multiply(rows.high ^ passes.low ^ keys[1].y, kPhiloxMultiplier1);
         from_row[h] = rows.low ^ keys[2].y;
         first[p][h] = both.high ^ keys[2].x, second[p][h] = both.low;
@@ -194,9 +211,11 @@ struct Masks {
   __device__ void draw(uint32_t call, PhiloxWords (&words)[kPasses][kRows]) const {
     UEFL_UNROLL
     for (int p = 0; p < kPasses; ++p) {
-      const Product two = multiply(from_pass[p] ^ call, kPhiloxMultiplier1), three = multiply(two.high ^ from_stream, kPhiloxMultiplier0);
+      const Product two = multiply(from_pass[p] ^ call, kPhiloxMultiplier1),
+                    three = multiply(two.high ^ from_stream, kPhiloxMultiplier0);
       UEFL_UNROLL
-      for (int h = 0; h < kRows; ++h) words[p][h] = {{first[p][h] ^ two.low, second[p][h], three.high ^ from_row[h], three.low}};
+      for (int h = 0; h < kRows; ++h)
+        words[p][h] = {{first[p][h] ^ two.low, second[p][h], three.high ^ from_row[h], three.low}};
     }
     UEFL_UNROLL
     for (int round = 3; round < kPhiloxRounds; ++round) {
@@ -205,12 +224,14 @@ struct Masks {
       for (int i = 0; i < kPasses * kRows; ++i) {
         uint32_t (&word)[4] = words[i / kRows][i % kRows].word;
         const Product a = multiply(word[0], kPhiloxMultiplier0), b = multiply(word[2], kPhiloxMultiplier1);
-        word[0] = b.high ^ word[1] ^ low_key, word[1] = b.low, word[2] = a.high ^ word[3] ^ high_key, word[3] = a.low;
+        word[0] = b.high ^ word[1] ^ low_key, word[1] = b.low, word[2] = a.high ^ word[3] ^ high_key,
+        word[3] = a.low;
       }
     }
   }
 
-  // Drops of the eight units of a call; threshold: of 32 bits, so that a half word is compared where it stands, or 16 bits higher.
+  // Drops of the eight units of a call; threshold: of 32 bits, so that a half word is compared where it
+  // stands, or 16 bits higher.
   __device__ void drop(Units (&units)[kPasses], uint32_t threshold, uint32_t call) const {
     PhiloxWords words[kPasses][kRows];
     draw(call, words);
@@ -225,7 +246,8 @@ struct Masks {
 
 // sums[pass][n8 block] += units * weights, over one block of units.
 template <int kBlocks>
-__device__ inline void multiply_block(const Units (&units)[kPasses], const float4* weights, int lane, float (&sums)[kPasses][kBlocks][4]) {
+__device__ inline void multiply_block(const Units (&units)[kPasses], const float4* weights, int lane,
+                                      float (&sums)[kPasses][kBlocks][4]) {
   float part[kPasses][kBlocks][4] = {};
   UEFL_UNROLL
   for (int step = 0; step < 4; ++step) {

@@ -1,5 +1,5 @@
-// How a call of mc_dropout_mlp on CUDA is cut up, the memory that it needs, and the order of its launches: plain C++, so that
-// tests/cpp/test_cuda_mc_dropout.cpp runs what mc_dropout_mlp.cu launches.
+// How a call of mc_dropout_mlp on CUDA is cut up, the memory that it needs, and the order of its launches:
+// plain C++, so that tests/cpp/test_cuda_mc_dropout.cpp runs what mc_dropout_mlp.cu launches.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// Rows are taken in slabs whose workspace stays below the first; what the layers of stack hand on should stay in the second-level cache.
+// Rows are taken in slabs whose workspace stays below the first; what the layers of stack hand on should stay
+// in the second-level cache.
 constexpr int64_t kSlabBytes = int64_t{256} << 20, kBufferBytes = int64_t{64} << 20;
 constexpr int64_t kNarrow = 16, kWide = 32;  // classes that head keeps in registers
 
@@ -36,13 +37,16 @@ struct Plan {
   Problem problem{};                                             // but for pointers and the slab at hand
 
   // slab_bytes, buffer_bytes: other ones are for tests. depth at most kMostLayers.
-  explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes, int64_t buffer_bytes = kBufferBytes) : rows(call.rows) {
+  explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes, int64_t buffer_bytes = kBufferBytes)
+      : rows(call.rows) {
     const int64_t depth = static_cast<int64_t>(call.widths.size()) - 1, classes = call.widths.back();
     small = depth == 1 && classes <= kWide;
     n = small && classes <= kNarrow ? 2 : kWideOutputs, inputs = static_cast<int>(call.widths[0]);
     problem.unit_blocks = static_cast<int>(ceil_div(inputs, kUnits)), problem.depth = static_cast<int>(depth);
-    problem.classes = static_cast<int>(classes), problem.padded_classes = static_cast<int>(ceil_div(classes, 8 * n) * 8 * n);
-    problem.passes = static_cast<uint32_t>(call.passes), problem.activation = call.activation, problem.consistent = call.consistent;
+    problem.classes = static_cast<int>(classes),
+    problem.padded_classes = static_cast<int>(ceil_div(classes, 8 * n) * 8 * n);
+    problem.passes = static_cast<uint32_t>(call.passes), problem.activation = call.activation,
+    problem.consistent = call.consistent;
     share_passes();
     for (int64_t i = 0; i <= depth; ++i) problem.thresholds[i] = call.thresholds[i] << 16;
     problem.logit_scale = dropout_scale(call.thresholds[depth]);
@@ -62,9 +66,11 @@ struct Plan {
     tile_vectors = problem.unit_blocks * int64_t{small ? kHeadVectors : kVectors};
     const int64_t statistics = problem.slots * (2 * int64_t{problem.padded_classes} + 1);  // of a row
     const int64_t row_bytes = tile_vectors * int64_t{sizeof(float4)} / kTileRows + 4 * statistics;
-    slab = std::min(ceil_div(rows, kTileRows), std::max<int64_t>(slab_bytes / row_bytes / kTileRows, 1)) * kTileRows;
+    slab = std::min(ceil_div(rows, kTileRows), std::max<int64_t>(slab_bytes / row_bytes / kTileRows, 1)) *
+           kTileRows;
     row_vectors = slab / kTileRows * tile_vectors, moments = slab * statistics;
-    const int64_t warp_vectors = 2 * kPasses * width * int64_t{kVectors}, most = slab / kTileRows * problem.slots;
+    const int64_t warp_vectors = 2 * kPasses * width * int64_t{kVectors},
+                  most = slab / kTileRows * problem.slots;
     tail_warps = std::clamp<int64_t>(buffer_bytes / (warp_vectors * int64_t{sizeof(float4)}), 1, most);
     tail_warps = ceil_div(tail_warps, kThreads / kWarp) * (kThreads / kWarp);  // those of whole blocks
     buffer_vectors = small ? 0 : tail_warps * warp_vectors;
@@ -75,14 +81,16 @@ struct Plan {
   }
 
  private:
-  // kSide slots share half of the pairs, the next half of what is left, and so on, the last the rest: few slots, and short ones for the
-  // end.
+  // kSide slots share half of the pairs, the next half of what is left, and so on, the last the rest: few
+  // slots, and short ones for the end.
   void share_passes() {
     const int64_t pairs = ceil_div(problem.passes, kPasses);
     for (int64_t begin = 0; begin < pairs;) {
       const int64_t left = pairs - begin;
-      const int64_t share = problem.slots + kSide < kMostSlots ? std::max<int64_t>(left / (2 * kSide), 1) : ceil_div(left, kSide);
-      for (int i = 0; i < kSide && begin < pairs; ++i, begin += share) problem.begin[problem.slots++] = static_cast<uint32_t>(begin);
+      const int64_t share = problem.slots + kSide < kMostSlots ? std::max<int64_t>(left / (2 * kSide), 1)
+                                                               : ceil_div(left, kSide);
+      for (int i = 0; i < kSide && begin < pairs; ++i, begin += share)
+        problem.begin[problem.slots++] = static_cast<uint32_t>(begin);
     }
     problem.begin[problem.slots] = static_cast<uint32_t>(pairs);
     problem.side = std::min(kSide, problem.slots);
@@ -97,9 +105,11 @@ struct Arrays {
   float *mean, *entropy, *variance;  // what is wanted
 };
 
-// launch.over(threads, kernel, arguments): a kernel that loops, launch.all(...): one that has a thread for everything.
+// launch.over(threads, kernel, arguments): a kernel that loops, launch.all(...): one that has a thread for
+// everything.
 template <class T, class Launch>
-void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride, int64_t stride, const Launch& launch) {
+void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride, int64_t stride,
+         const Launch& launch) {
   Problem problem = plan.problem;
   problem.seed = arrays.seed, problem.x = arrays.rows;
   const float* source = arrays.parameters;
@@ -108,10 +118,12 @@ void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride,
     Layer& layer = problem.layers[i];
     const int64_t count = plan.vectors_of(layer);
     if (plan.small) {
-      launch.over(layer.unit_blocks * int64_t{kWarp}, plan.n == 2 ? pack_head_weights<2> : pack_head_weights<4>, source, layer.inputs,
+      launch.over(layer.unit_blocks * int64_t{kWarp},
+                  plan.n == 2 ? pack_head_weights<2> : pack_head_weights<4>, source, layer.inputs,
                   layer.outputs, plan.scales[i], layer.unit_blocks, reinterpret_cast<uint4*>(target));
     } else {
-      launch.over(count, pack_weights, source, layer.inputs, layer.outputs, plan.n, plan.scales[i], layer.unit_blocks, count, target);
+      launch.over(count, pack_weights, source, layer.inputs, layer.outputs, plan.n, plan.scales[i],
+                  layer.unit_blocks, count, target);
     }
     layer.weights = target, layer.bias = source + int64_t{layer.inputs} * layer.outputs;
     target += count, source = layer.bias + layer.outputs;
@@ -127,19 +139,21 @@ void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride,
     const int64_t blocks = int64_t{problem.tiles} * problem.unit_blocks;
     const T* const rows = x + first * row_stride;
     if (plan.small) {
-      launch.over(blocks * kWarp, pack_head_rows<T>, rows, count, plan.inputs, row_stride, stride, problem.unit_blocks,
-                  reinterpret_cast<const uint4*>(arrays.weights), plan.n, blocks, reinterpret_cast<uint4*>(arrays.rows));
+      launch.over(blocks * kWarp, pack_head_rows<T>, rows, count, plan.inputs, row_stride, stride,
+                  problem.unit_blocks, reinterpret_cast<const uint4*>(arrays.weights), plan.n, blocks,
+                  reinterpret_cast<uint4*>(arrays.rows));
     } else {
-      launch.over(blocks * kVectors, pack_rows<T>, rows, count, plan.inputs, row_stride, stride, problem.unit_blocks, blocks * kVectors,
-                  arrays.rows);
+      launch.over(blocks * kVectors, pack_rows<T>, rows, count, plan.inputs, row_stride, stride,
+                  problem.unit_blocks, blocks * kVectors, arrays.rows);
     }
     const auto statistics = [&](auto narrow, auto wide, auto deep) {
       if (plan.small) return launch.all(problem.items() * kWarp, plan.n == 2 ? narrow : wide, problem);
       launch.over(plan.tail_warps * kWarp, deep, problem, arrays.buffers, plan.width);
     };
-    problem.consistent ? statistics(head<2, true>, head<4, true>, stack<true>) : statistics(head<2, false>, head<4, false>, stack<false>);
-    launch.over(count * (classes + 1), combine, problem, count, arrays.mean + first * classes, arrays.entropy + first,
-                arrays.variance + first * classes);
+    problem.consistent ? statistics(head<2, true>, head<4, true>, stack<true>)
+                       : statistics(head<2, false>, head<4, false>, stack<false>);
+    launch.over(count * (classes + 1), combine, problem, count, arrays.mean + first * classes,
+                arrays.entropy + first, arrays.variance + first * classes);
   }
 }
 

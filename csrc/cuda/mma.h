@@ -1,5 +1,6 @@
-// The instructions of a tensor-core pass, for sm_80 and later: asynchronous copies, fragments from shared memory, the product.
-// tests/cpp/cuda/emulation_mma.h has the same functions for the CPU, written from the layouts of the PTX manual.
+// The instructions of a tensor-core pass, for sm_80 and later: asynchronous copies, fragments from shared
+// memory, the product. tests/cpp/cuda/emulation_mma.h has the same functions for the CPU, written from the
+// layouts of the PTX manual.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -10,14 +11,17 @@
 namespace uefl::cuda {
 namespace {
 
-__device__ inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
 
 extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // 1024: the swizzle of wgmma's operands
 __device__ inline unsigned char* dynamic_memory() { return dynamic_shared; }
 
 // 16 bytes from global to shared memory, not waited for.
 __device__ inline void copy_async(void* target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source)
+               : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kPending groups of this thread are under way.
@@ -43,9 +47,11 @@ __device__ inline float rough_root(float value) {
 
 __device__ inline int lesser(int a, int b) { return min(a, b); }
 __device__ inline int greater(int a, int b) { return max(a, b); }
-__device__ inline int least(int a, int b, int c) { return __vimin3_s32(a, b, c); }  // one instruction from sm_90 on
-// a * b + c. Where b is a power of two the compiler takes a shift with an addition, if it knows; that goes to the pipe of the comparisons,
-// and a product to the one of floating point.
+__device__ inline int least(int a, int b, int c) {
+  return __vimin3_s32(a, b, c);
+}  // one instruction from sm_90 on
+// a * b + c. Where b is a power of two the compiler takes a shift with an addition, if it knows; that goes to
+// the pipe of the comparisons, and a product to the one of floating point.
 __device__ inline int multiply_add_integer(int a, int b, int c) {
   int sum;
   asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
@@ -62,16 +68,21 @@ __device__ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
 
 // c [16, 8] += a [16, 16] b [16, 8], float16 into float32.
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+      "%1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c [16, 8] += a [16, 8] b [8, 8], tf32 into float32: float32 operands of which the last 13 bits are not looked at.
+// c [16, 8] += a [16, 8] b [8, 8], tf32 into float32: float32 operands of which the last 13 bits are not
+// looked at.
 __device__ inline void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+      "%1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace

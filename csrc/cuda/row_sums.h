@@ -1,9 +1,11 @@
-// Sums of the rows of each codeword: for vq, with all else that it makes of indices, and for a step of k-means.
+// Sums of the rows of each codeword: for vq, with all else that it makes of indices, and for a step of
+// k-means.
 //
-// A block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared memory. Its warps then walk the sorted
-// rows, an equal share each, a row at a time: a lane adds up two columns in registers, eight rows under way, and reports to memory where
-// the codeword changes. So one reduction stands for as many rows as a range has of a codeword, and a codeword that takes most rows is work
-// for all warps. With so many codewords that a range has few rows of each, they are walked as they come.
+// A block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared memory. Its
+// warps then walk the sorted rows, an equal share each, a row at a time: a lane adds up two columns in
+// registers, eight rows under way, and reports to memory where the codeword changes. So one reduction stands
+// for as many rows as a range has of a codeword, and a codeword that takes most rows is work for all warps.
+// With so many codewords that a range has few rows of each, they are walked as they come.
 //
 // The sort keeps the order of the rows of a codeword, so the error too has the same bits at every run.
 //
@@ -30,12 +32,14 @@ struct RowSums {
   const int64_t* indices;    // [outputs]
   long long *counts, *sums;  // [codes] and [codes, d], zeroed
   const double* scales;      // units in 1.0: [codes]; [d] for k-means
-  // k-means: a row adds round((x - middle) * weight * scale), and round(weight * mass_scale) to what is counted.
+  // k-means: a row adds round((x - middle) * weight * scale), and round(weight * mass_scale) to what is
+  // counted.
   const double *middle, *weights, *mass_scale;  // [d], [outputs] or null for 1, [1]
   // vq: a row adds round(x * scale), and 1.
-  const Code* codes;   // [codes, d]
-  T* quantized;        // [outputs, d]
-  long long* largest;  // [codes], zeroed: the largest |x| as the bits of a double; infinity for what is not finite
+  const Code* codes;  // [codes, d]
+  T* quantized;       // [outputs, d]
+  long long*
+      largest;  // [codes], zeroed: the largest |x| as the bits of a double; infinity for what is not finite
   Total error;
   int rows;     // of a block
   bool sorted;  // else the rows are walked as they come
@@ -47,7 +51,8 @@ inline int64_t column_blocks(const Shape& shape) { return (shape.d + kSumColumns
 template <class T, class Code>
 int64_t divide_rows(RowSums<T, Code>& wanted, const Shape& shape, int64_t resident_blocks) {
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
-  const int64_t columns = column_blocks(shape), codes = shape.books * shape.k, ranges = parts(resident_blocks, columns);
+  const int64_t columns = column_blocks(shape), codes = shape.books * shape.k,
+                ranges = parts(resident_blocks, columns);
   const int64_t waves = parts(shape.outputs, ranges * kMostRows);
   wanted.rows = static_cast<int>(parts(shape.outputs, ranges * waves));
   wanted.sorted = codes <= kMostSorted && codes <= wanted.rows;
@@ -67,15 +72,17 @@ struct Sort {
   uint16_t* places;  // [warps, codewords], workspace
 };
 
-// The rows are those of the outputs from `first` on. A warp counts its part of them, and knows then where its rows of a codeword go. Every
-// thread of the block calls it.
-__device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows, const Sort& sort) {
+// The rows are those of the outputs from `first` on. A warp counts its part of them, and knows then where its
+// rows of a codeword go. Every thread of the block calls it.
+__device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows,
+                                 const Sort& sort) {
   __shared__ int of_warps[32];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int codes = static_cast<int>(shape.books * shape.k), part = (rows + warps - 1) / warps;
   const int begin = warp * part, end = begin + part < rows ? begin + part : rows;
   uint16_t* places = sort.places;
-  for (int row = threadIdx.x; row < rows; row += blockDim.x) sort.codes[row] = static_cast<uint16_t>(code_of(shape, indices, first + row));
+  for (int row = threadIdx.x; row < rows; row += blockDim.x)
+    sort.codes[row] = static_cast<uint16_t>(code_of(shape, indices, first + row));
   for (int i = threadIdx.x; i < warps * codes; i += blockDim.x) places[i] = 0;
   __syncthreads();
 
@@ -148,7 +155,8 @@ __device__ const T* kept(const T* pointer) {
 
 // kGather: vq, else k-means.
 template <class T, bool kGather, class Code>
-__global__ void __launch_bounds__(kSumThreads, kSumBlocks) row_sums(const T* x, Shape shape, RowSums<T, Code> wanted) {
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks)
+    row_sums(const T* x, Shape shape, RowSums<T, Code> wanted) {
   using Element = decltype(widen(T()));
   using Wide = std::conditional_t<sizeof(Code) == sizeof(double), double, Element>;
   constexpr int kOwn = kSumColumns / kWarp, kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
@@ -159,7 +167,8 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks) row_sums(const T* x, 
   Weight* weights = all_weights + warp * kWarp;
   const int column_blocks = static_cast<int>((shape.d + kSumColumns - 1) / kSumColumns);
   const int64_t first = int64_t{blockIdx.x / column_blocks} * wanted.rows, d = shape.d;
-  const int rows = static_cast<int>(shape.outputs - first < wanted.rows ? shape.outputs - first : wanted.rows);
+  const int rows =
+      static_cast<int>(shape.outputs - first < wanted.rows ? shape.outputs - first : wanted.rows);
   const bool counting = blockIdx.x % column_blocks == 0 && lane == 0, weighted = !kGather && wanted.weights;
   uint16_t* memory = reinterpret_cast<uint16_t*>(dynamic_memory());
   const Sort sort{memory, memory + wanted.rows, memory + 2 * wanted.rows};
@@ -189,7 +198,9 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks) row_sums(const T* x, 
   double error = 0;
   const auto report = [&] {
     if (current < 0) return;
-    if (counting) add_to(wanted.counts + current, kGather || weighted ? count : count * __double2ll_rn(*wanted.mass_scale));
+    if (counting)
+      add_to(wanted.counts + current,
+             kGather || weighted ? count : count * __double2ll_rn(*wanted.mass_scale));
     count = 0;
     UEFL_UNROLL
     for (int i = 0; i < kOwn; ++i) {
@@ -233,7 +244,8 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks) row_sums(const T* x, 
     if (kGather && inside[0]) error += squares(exact, codeword);
   };
 
-  const int begin = static_cast<int>(int64_t{rows} * warp / warps), end = static_cast<int>(int64_t{rows} * (warp + 1) / warps);
+  const int begin = static_cast<int>(int64_t{rows} * warp / warps),
+            end = static_cast<int>(int64_t{rows} * (warp + 1) / warps);
   for (int base = begin; base < end; base += kWarp) {
     const int there = end - base < kWarp ? end - base : kWarp;
     int code = -1;
@@ -247,7 +259,8 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks) row_sums(const T* x, 
       }
     }
     const int before = __shfl_sync(kAllLanes, code, lane == 0 ? 0 : lane - 1);
-    const unsigned changes = __ballot_sync(kAllLanes, lane > 0 && code != before);  // also behind the last row
+    const unsigned changes =
+        __ballot_sync(kAllLanes, lane > 0 && code != before);  // also behind the last row
     __syncwarp();
     for (int from = 0; from < there;) {
       const unsigned later = changes & ~((2u << from) - 1);

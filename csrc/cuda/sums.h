@@ -1,5 +1,5 @@
-// Sums that many blocks add to, whose bits do not depend on who comes first: of integers in any order, and of the errors of vq in a fixed
-// one.
+// Sums that many blocks add to, whose bits do not depend on who comes first: of integers in any order, and of
+// the errors of vq in a fixed one.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace uefl::cuda {
 
-// Arrays that the packing of a codebook clears. Outside the unnamed namespace, because a launcher in another file takes them.
+// Arrays that the packing of a codebook clears. Outside the unnamed namespace, because a launcher in another
+// file takes them.
 constexpr int kSpans = 5;
 struct Spans {
   long long* begin[kSpans];
@@ -18,13 +19,15 @@ struct Spans {
 namespace {
 
 #if defined(__CUDACC__)
-// Reductions of a global address: nothing is fetched, and the second-level cache adds what the lanes of a warp have for the same 32 bytes
-// at once.
+// Reductions of a global address: nothing is fetched, and the second-level cache adds what the lanes of a
+// warp have for the same 32 bytes at once.
 __device__ inline void add_to(long long* target, long long value) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "l"(value));
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)),
+               "l"(value));
 }
 __device__ inline void raise_to(long long* target, long long value) {
-  asm volatile("red.relaxed.gpu.global.max.s64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "l"(value));
+  asm volatile("red.relaxed.gpu.global.max.s64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)),
+               "l"(value));
 }
 #else
 inline void add_to(long long* target, long long value) {
@@ -42,7 +45,9 @@ __device__ inline int code_of(const Shape& shape, const int64_t* indices, int64_
 }
 
 // Lanes that hold the same number; and whether a lane is the first of them.
-__device__ inline bool leads(unsigned same) { return __ffs(same) - 1 == static_cast<int>(threadIdx.x % kWarp); }
+__device__ inline bool leads(unsigned same) {
+  return __ffs(same) - 1 == static_cast<int>(threadIdx.x % kWarp);
+}
 
 // Sum of the squares of differences.
 template <int kCount>
@@ -53,7 +58,8 @@ __device__ double squares(const double (&a)[kCount], const double (&b)[kCount]) 
   return total;
 }
 
-// Of a few float32 in float32, one conversion for all of them, where nothing overflows or is near what underflows; else in float64.
+// Of a few float32 in float32, one conversion for all of them, where nothing overflows or is near what
+// underflows; else in float64.
 template <int kCount>
 __device__ double squares(const float (&a)[kCount], const float (&b)[kCount]) {
   static_assert(kCount <= 8);
@@ -85,7 +91,8 @@ __device__ inline double block_sum(double value) {
   return sum;
 }
 
-// What all threads of the grid have: the last block to come adds up the parts of all, in a fixed order. Every thread calls it once.
+// What all threads of the grid have: the last block to come adds up the parts of all, in a fixed order. Every
+// thread calls it once.
 __device__ inline void add_up(double value, const Total& total) {
   __shared__ bool last;
   const double part = block_sum(value);
@@ -98,7 +105,8 @@ __device__ inline void add_up(double value, const Total& total) {
   __syncthreads();
   if (!last) return;
   double rest = 0;
-  for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x) rest += __ldcg(total.parts + block);
+  for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x)
+    rest += __ldcg(total.parts + block);
   rest = block_sum(rest);
   if (threadIdx.x == 0) *total.sum = rest;
 }
@@ -106,7 +114,8 @@ __device__ inline void add_up(double value, const Total& total) {
 __device__ inline void clear_spans(const Spans& spans) {
   UEFL_UNROLL
   for (int i = 0; i < kSpans; ++i) {
-    for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < spans.size[i]; at += int64_t{gridDim.x} * blockDim.x) {
+    for (int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; at < spans.size[i];
+         at += int64_t{gridDim.x} * blockDim.x) {
       spans.begin[i][at] = 0;
     }
   }

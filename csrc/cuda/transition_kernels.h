@@ -1,8 +1,8 @@
 // The transition ops and set_proportion_loss on CUDA, in log space like their definitions.
 //
-// A warp works on a row, or on a set: lanes stride over the classes and combine what they found by shuffles. float32 (float64 for
-// float64 logits); the largest logit is taken off first, which costs large logits no digits. A group or a target out of range reads
-// nothing and gives NaN.
+// A warp works on a row, or on a set: lanes stride over the classes and combine what they found by shuffles.
+// float32 (float64 for float64 logits); the largest logit is taken off first, which costs large logits no
+// digits. A group or a target out of range reads nothing and gives NaN.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -63,7 +63,8 @@ __device__ W warp_sum(W value) {
 
 template <class W>
 __device__ W warp_max(W value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) value = larger(value, __shfl_xor_sync(kAllLanes, value, step));
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    value = larger(value, __shfl_xor_sync(kAllLanes, value, step));
   return value;
 }
 
@@ -83,13 +84,15 @@ __device__ Wide<T> largest(const T* z, const Wide<T>* weights, int64_t k, int64_
 
 // log of the sum over k of exp(z_k - off + weights_k); -inf where all are -inf, NaN where one is.
 template <class T>
-__device__ Wide<T> log_sum_exp(const T* z, int64_t k, int64_t stride, Wide<T> off, const Wide<T>* weights, int lane) {
+__device__ Wide<T> log_sum_exp(const T* z, int64_t k, int64_t stride, Wide<T> off, const Wide<T>* weights,
+                               int lane) {
   using W = Wide<T>;
   W most = -W(INFINITY), total = 0;
   for (int64_t j = lane; j < k; j += kWarp) most = larger(W(widen(z[j * stride])) - off + weights[j], most);
   most = warp_max(most);
   if (most == -W(INFINITY)) return off == off ? most : W(NAN);
-  for (int64_t j = lane; j < k; j += kWarp) total += exponential(W(widen(z[j * stride])) - off + weights[j] - most);
+  for (int64_t j = lane; j < k; j += kWarp)
+    total += exponential(W(widen(z[j * stride])) - off + weights[j] - most);
   return most + logarithm(warp_sum(total));
 }
 
@@ -98,7 +101,8 @@ __device__ inline int64_t warps() { return gridDim.x * int64_t{blockDim.x} / kWa
 
 // loss [b], gradient [b, k] or null.
 template <class T>
-__global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_index, Wide<T>* loss, T* gradient) {
+__global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_index, Wide<T>* loss,
+                    T* gradient) {
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
   const int64_t k = problem.k;
@@ -110,7 +114,8 @@ __global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_i
     W value = ignored ? W(0) : W(NAN), off = 0, every = 0, own = 0;
     const W *all_weights = nullptr, *own_weights = nullptr;
     if (!ignored && inside) {
-      all_weights = problem.marginal + group * k, own_weights = problem.matrix + (group * problem.m + target) * k;
+      all_weights = problem.marginal + group * k,
+      own_weights = problem.matrix + (group * problem.m + target) * k;
       off = largest(z, all_weights, k, problem.stride_k, lane);
       every = log_sum_exp(z, k, problem.stride_k, off, all_weights, lane);
       own = log_sum_exp(z, k, problem.stride_k, off, own_weights, lane);
@@ -149,7 +154,8 @@ __global__ void probs(Problem<T> problem, Wide<T>* log_g) {
   }
 }
 
-// From grad and log_g [b, m] to gradient [b, k]: a lane has the classes lane, lane + 32, ... and adds the sets up for each.
+// From grad and log_g [b, m] to gradient [b, k]: a lane has the classes lane, lane + 32, ... and adds the
+// sets up for each.
 template <class T>
 __global__ void probs_backward(Problem<T> problem, const Wide<T>* grad, const Wide<T>* log_g, T* gradient) {
   using W = Wide<T>;
@@ -168,7 +174,8 @@ __global__ void probs_backward(Problem<T> problem, const Wide<T>* grad, const Wi
       for (int64_t m = 0; m < problem.m; ++m) {
         const W own = log_g[n * problem.m + m] + every, weight = grad[n * problem.m + m];
         if (own == -W(INFINITY)) continue;  // a set that is not there
-        slope += weight * exponential(shifted + problem.matrix[((inside ? group : 0) * problem.m + m) * k + j] - own);
+        slope += weight *
+                 exponential(shifted + problem.matrix[((inside ? group : 0) * problem.m + m) * k + j] - own);
         counted += weight;
       }
       narrow(slope - counted * exponential(shifted + marginal[j] - every), gradient[n * k + j]);
@@ -203,7 +210,8 @@ __global__ void row_totals(SetProblem<T> problem) {
     const T* z = problem.logits + n * problem.stride_n;
     const W off = largest<T>(z, nullptr, problem.k, problem.stride_k, lane);
     W total = 0;
-    for (int64_t j = lane; j < problem.k; j += kWarp) total += exponential(W(widen(z[j * problem.stride_k])) - off);
+    for (int64_t j = lane; j < problem.k; j += kWarp)
+      total += exponential(W(widen(z[j * problem.stride_k])) - off);
     total = off + logarithm(warp_sum(total));
     if (lane == 0) problem.row_total[n] = total;
   }
@@ -219,7 +227,8 @@ __global__ void class_totals(SetProblem<T> problem) {
     range(problem, i / problem.k, begin, end);
     const T* z = problem.logits + i % problem.k * problem.stride_k;
     W most = -W(INFINITY), total = 0;
-    for (int64_t n = begin + lane; n < end; n += kWarp) most = larger(W(widen(z[n * problem.stride_n])) - problem.row_total[n], most);
+    for (int64_t n = begin + lane; n < end; n += kWarp)
+      most = larger(W(widen(z[n * problem.stride_n])) - problem.row_total[n], most);
     most = warp_max(most);
     const W shift = most == -W(INFINITY) ? W(0) : most;
     for (int64_t n = begin + lane; n < end; n += kWarp) {

@@ -1,5 +1,5 @@
-// The definition of vq_assign on CUDA, for the rows that a search in lower precision leaves open: float64, in the order of the elements,
-// without contraction to FMA, ties to the lowest index.
+// The definition of vq_assign on CUDA, for the rows that a search in lower precision leaves open: float64, in
+// the order of the elements, without contraction to FMA, ties to the lowest index.
 #pragma once
 
 #include "cuda/vq_assign_pack.h"
@@ -7,7 +7,8 @@
 namespace uefl::cuda {
 namespace {
 
-// The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum, whose order is fixed.
+// The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum,
+// whose order is fixed.
 template <int kAhead = 8, class T>
 __device__ double distance(const T* row, int64_t stride, const double* code, int64_t d, bool euclidean) {
   double total = 0;
@@ -22,7 +23,8 @@ __device__ double distance(const T* row, int64_t stride, const double* code, int
     for (int i = 0; i < kAhead; ++i) {
       if (start + i >= d) break;
       const double difference = __dsub_rn(values[i], codes[i]);
-      total = euclidean ? __dadd_rn(total, __dmul_rn(difference, difference)) : __dsub_rn(total, __dmul_rn(values[i], codes[i]));
+      total = euclidean ? __dadd_rn(total, __dmul_rn(difference, difference))
+                        : __dsub_rn(total, __dmul_rn(values[i], codes[i]));
     }
   }
   return total;
@@ -33,7 +35,8 @@ struct Nearest {
   int64_t index = 0;
 
   __device__ void add(double other_best, int64_t other_index) {
-    if (other_best < best || (other_best == best && other_index < index)) best = other_best, index = other_index;
+    if (other_best < best || (other_best == best && other_index < index))
+      best = other_best, index = other_index;
   }
   // Of kLanes lanes that follow one another.
   template <int kLanes>

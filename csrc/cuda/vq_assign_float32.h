@@ -1,7 +1,8 @@
-// vq_assign in float32, without tensor cores: for codewords too long for the shared memory of the other searches, and to compare with
-// (UEFL_CUDA_SEARCH=float32).
+// vq_assign in float32, without tensor cores: for codewords too long for the shared memory of the other
+// searches, and to compare with (UEFL_CUDA_SEARCH=float32).
 //
-//   search_float32  tiles of rows against all codewords, best and second best kept in registers, never a score in memory; a row whose gap
+//   search_float32  tiles of rows against all codewords, best and second best kept in registers, never a
+//   score in memory; a row whose gap
 //                   is not above twice the error bound gets -1, or for "fast" one whose scores may overflow
 //   rescore         each -1 by the definition
 #pragma once
@@ -11,7 +12,8 @@
 namespace uefl::cuda {
 namespace {
 
-// A block of 16 x 16 threads scores kRows rows against kCodes codewords, kElements at a time; a thread has 8 x 4 of the scores.
+// A block of 16 x 16 threads scores kRows rows against kCodes codewords, kElements at a time; a thread has 8
+// x 4 of the scores.
 constexpr int kRows = 128, kCodes = 64, kElements = 16;
 constexpr int kThreadRows = kRows / 16, kThreadCodes = kCodes / 16;
 
@@ -35,19 +37,24 @@ struct FloatTopTwo {
   }
 };
 
-// Elements [start, start + kElements) of the tile's rows, less the centre, transposed. Neighbouring threads take what lies side by side.
+// Elements [start, start + kElements) of the tile's rows, less the centre, transposed. Neighbouring threads
+// take what lies side by side.
 template <class T>
-__device__ void load_rows(const T* x, const Shape& shape, const int64_t* begin, const float* centre, int64_t start,
-                          float (*tile)[kRows + 4]) {
+__device__ void load_rows(const T* x, const Shape& shape, const int64_t* begin, const float* centre,
+                          int64_t start, float (*tile)[kRows + 4]) {
   for (int i = threadIdx.x; i < kRows * kElements; i += kThreads) {
-    const int row = shape.stride == 1 ? i / kElements : i % kRows, j = shape.stride == 1 ? i % kElements : i / kRows;
+    const int row = shape.stride == 1 ? i / kElements : i % kRows,
+              j = shape.stride == 1 ? i % kElements : i / kRows;
     const bool inside = begin[row] >= 0 && start + j < shape.d;
-    tile[j][row] = inside ? static_cast<float>(widen(x[begin[row] + (start + j) * shape.stride]) - centre[start + j]) : 0;
+    tile[j][row] =
+        inside ? static_cast<float>(widen(x[begin[row] + (start + j) * shape.stride]) - centre[start + j])
+               : 0;
   }
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) search_float32(const T* x, Shape shape, Packed packed, bool exact, int64_t* indices) {
+__global__ void __launch_bounds__(kThreads)
+    search_float32(const T* x, Shape shape, Packed packed, bool exact, int64_t* indices) {
   __shared__ __align__(16) float rows[kElements][kRows + 4];  // + 4: fewer bank conflicts, still aligned
   __shared__ __align__(16) float codes[kElements][kCodes];
   __shared__ int64_t begin[kRows];
@@ -56,7 +63,8 @@ __global__ void __launch_bounds__(kThreads) search_float32(const T* x, Shape sha
   const int64_t tiles = (shape.outputs / shape.books + kRows - 1) / kRows * shape.books;
 
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int64_t book = tile % shape.books, first_row = tile / shape.books * kRows, count = shape.outputs / shape.books;
+    const int64_t book = tile % shape.books, first_row = tile / shape.books * kRows,
+                  count = shape.outputs / shape.books;
     const float* centre = packed.centre + book * shape.d;
     if (thread < kRows) {
       const int64_t m = first_row + thread;
@@ -70,12 +78,13 @@ __global__ void __launch_bounds__(kThreads) search_float32(const T* x, Shape sha
         __syncthreads();
         load_rows(x, shape, begin, centre, start, rows);
         const int j = thread / 16;
-        const float4* source =
-            reinterpret_cast<const float4*>(packed.codes + (book * shape.d + start + j) * shape.padded_k + first + column);
+        const float4* source = reinterpret_cast<const float4*>(
+            packed.codes + (book * shape.d + start + j) * shape.padded_k + first + column);
         *reinterpret_cast<float4*>(&codes[j][column]) = start + j < shape.d ? *source : float4{};
         __syncthreads();
         if (first == 0 && thread < kRows) {
-          for (int j = 0; j < kElements; ++j) square += static_cast<double>(rows[j][thread]) * rows[j][thread];
+          for (int j = 0; j < kElements; ++j)
+            square += static_cast<double>(rows[j][thread]) * rows[j][thread];
         }
         UEFL_UNROLL
         for (int j = 0; j < kElements; ++j) {
@@ -106,7 +115,8 @@ __global__ void __launch_bounds__(kThreads) search_float32(const T* x, Shape sha
     for (int r = 0; r < kThreadRows; ++r) {
       UEFL_UNROLL
       for (int step = 8; step > 0; step /= 2) {  // over the 16 threads that share the row
-        top[r].merge(__shfl_xor_sync(kAllLanes, top[r].best, step), __shfl_xor_sync(kAllLanes, top[r].second, step),
+        top[r].merge(__shfl_xor_sync(kAllLanes, top[r].best, step),
+                     __shfl_xor_sync(kAllLanes, top[r].second, step),
                      __shfl_xor_sync(kAllLanes, top[r].index, step));
       }
       if (thread % 16 == r) found = top[r];
@@ -115,8 +125,10 @@ __global__ void __launch_bounds__(kThreads) search_float32(const T* x, Shape sha
     const bool there = r < kThreadRows && first_row + row < count;
     const int64_t output = there ? (first_row + row) * shape.books + book : -1;
     if (there) {
-      const double error = score_error(shape.d, packed.bounds[4 * book], packed.bounds[4 * book + 1], squares[row], shape.euclidean);
-      const bool certain = exact ? static_cast<double>(found.second) - found.best > 2 * error : error < INFINITY;
+      const double error = score_error(shape.d, packed.bounds[4 * book], packed.bounds[4 * book + 1],
+                                       squares[row], shape.euclidean);
+      const bool certain =
+          exact ? static_cast<double>(found.second) - found.best > 2 * error : error < INFINITY;
       indices[output] = certain ? found.index : -1;
     }
     __syncthreads();
@@ -127,7 +139,8 @@ __global__ void __launch_bounds__(kThreads) search_float32(const T* x, Shape sha
 template <class T>
 __global__ void rescore(const T* x, Shape shape, Packed packed, int64_t* indices) {
   const int lane = threadIdx.x % kWarp;
-  const int64_t first_warp = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp, warps = int64_t{gridDim.x} * blockDim.x / kWarp;
+  const int64_t first_warp = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp,
+                warps = int64_t{gridDim.x} * blockDim.x / kWarp;
   for (int64_t start = first_warp * kWarp; start < shape.outputs; start += warps * kWarp) {
     unsigned flagged = __ballot_sync(kAllLanes, start + lane < shape.outputs && indices[start + lane] < 0);
     for (; flagged != 0; flagged &= flagged - 1) {

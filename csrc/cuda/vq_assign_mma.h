@@ -1,13 +1,17 @@
-// vq_assign with mma.sync (sm_80 and later), for x of any type and strides: a whole first pass, and on every GPU the second one. The tests
-// also run it on the CPU, instruction by instruction.
+// vq_assign with mma.sync (sm_80 and later), for x of any type and strides: a whole first pass, and on every
+// GPU the second one. The tests also run it on the CPU, instruction by instruction.
 //
-// A block keeps 64 rows in shared memory as float16 and goes through the codebook in blocks of 128 codewords x 64 elements, which stream
-// through two buffers. Of the eight warps, each has 32 rows and 32 codewords of every product.
+// A block keeps 64 rows in shared memory as float16 and goes through the codebook in blocks of 128 codewords
+// x 64 elements, which stream through two buffers. Of the eight warps, each has 32 rows and 32 codewords of
+// every product.
 //
-//   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a limit: no codeword whose score
+//   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a
+//   limit: no codeword whose score
 //           is above it can be the nearest
-//   second  takes the rows of that list, some per cent; the codewords within the limit, two or three as a rule, are candidates, and the
-//           definition decides between them; rows with too many candidates are scored by the definition against all codewords
+//   second  takes the rows of that list, some per cent; the codewords within the limit, two or three as a
+//   rule, are candidates, and the
+//           definition decides between them; rows with too many candidates are scored by the definition
+//           against all codewords
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -22,16 +26,20 @@ constexpr int kMmaRows = 64, kMmaColumns = kGroupColumns, kParts = kThreads / kM
 
 // Bytes of dynamic shared memory, beside what the kernel declares.
 constexpr int64_t kMmaStaticBytes = 10 * 1024;
-UEFL_HOST_DEVICE inline int64_t mma_width(int64_t d) { return (d + kBlockElements - 1) / kBlockElements * kBlockElements; }
-UEFL_HOST_DEVICE inline int64_t mma_bytes(int64_t d) { return (mma_width(d) * kMmaRows + 2 * kBlockHalves) * 2; }
+UEFL_HOST_DEVICE inline int64_t mma_width(int64_t d) {
+  return (d + kBlockElements - 1) / kBlockElements * kBlockElements;
+}
+UEFL_HOST_DEVICE inline int64_t mma_bytes(int64_t d) {
+  return (mma_width(d) * kMmaRows + 2 * kBlockHalves) * 2;
+}
 
 __device__ inline void copy_block(const uint16_t* block, uint16_t* buffer) {
   for (int i = threadIdx.x * 8; i < kBlockHalves; i += kThreads * 8) copy_async(buffer + i, block + i);
   commit_copies();
 }
 
-// The 16 x 16 elements from (row, j) on of a block, as load_matrices() takes them: rows, then elements for an operand of rows (of = 0),
-// the other way round for one of codewords (of = 1).
+// The 16 x 16 elements from (row, j) on of a block, as load_matrices() takes them: rows, then elements for an
+// operand of rows (of = 0), the other way round for one of codewords (of = 1).
 __device__ inline const uint16_t* corner(const uint16_t* block, int row, int j, int of) {
   const int lane = threadIdx.x % kWarp, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
   return block + swizzled(row + lane % 8 + (of == 0 ? first : second), j + (of == 0 ? second : first));
@@ -51,7 +59,8 @@ struct MmaRows {
 static_assert(sizeof(MmaRows) + kMmaRows / kWarp * sizeof(OpenRows::Rows) <= kMmaStaticBytes);
 
 // The scores of a thread for one row against its limit, which few of them are within.
-__device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64_t first_code, int row, float limit, MmaRows& known) {
+__device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64_t first_code, int row,
+                                       float limit, MmaRows& known) {
   float lowest = scores[0];
   UEFL_UNROLL
   for (int i = 1; i < kMmaColumns; ++i) lowest = fminf(lowest, scores[i]);
@@ -60,21 +69,25 @@ __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64
   for (int i = 0; i < kMmaColumns; ++i) {
     if (!(scores[i] <= limit)) continue;
     const int place = atomicAdd(&known.found[row], 1);
-    if (place < kMostCandidates) known.candidates[row][place] = static_cast<int>(first_code) + i / 2 * 8 + i % 2;
+    if (place < kMostCandidates)
+      known.candidates[row][place] = static_cast<int>(first_code) + i / 2 * 8 + i % 2;
   }
 }
 
-// The rows of a block by the definition: four threads take the candidates of a row, then a warp each row that has too many, or none.
+// The rows of a block by the definition: four threads take the candidates of a row, then a warp each row that
+// has too many, or none.
 template <class T>
-__device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book, int rows, const int64_t* outputs,
-                       const MmaRows& known, int64_t* indices) {
+__device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book, int rows,
+                       const int64_t* outputs, const MmaRows& known, int64_t* indices) {
   const double* codes = packed.exact + book * shape.k * shape.d;
   const int row = threadIdx.x / kParts, found = row < rows ? known.found[row] : 0;
   const bool listed = 0 < found && found <= kMostCandidates;
   Nearest nearer;
   for (int i = threadIdx.x % kParts; i < found && listed; i += kParts) {
     const int64_t code = known.candidates[row][i];
-    nearer.add(distance(x + shape.begin(outputs[row]), shape.stride, codes + code * shape.d, shape.d, shape.euclidean), code);
+    nearer.add(distance(x + shape.begin(outputs[row]), shape.stride, codes + code * shape.d, shape.d,
+                        shape.euclidean),
+               code);
   }
   nearer.merge<kParts>();
   if (listed && threadIdx.x % kParts == 0) indices[outputs[row]] = nearer.index;
@@ -87,7 +100,8 @@ __device__ void decide(const T* x, const Shape& shape, const Packed& packed, int
 
 template <class T, Pass kPass>
 __global__ void __launch_bounds__(kThreads, 2)
-    search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed, bool exact, int64_t* indices) {
+    search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
+               bool exact, int64_t* indices) {
   __shared__ MmaRows known;
   __shared__ OpenRows::Rows open_rows[kMmaRows / kWarp];
   uint16_t* rows = reinterpret_cast<uint16_t*>(dynamic_memory());  // [width / 64] blocks of 64 rows
@@ -98,7 +112,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int row = shape.stride == 1 ? threadIdx.x / kParts : threadIdx.x % kMmaRows;
   const int part = shape.stride == 1 ? threadIdx.x % kParts : threadIdx.x / kMmaRows;
   const int64_t all = shape.outputs / shape.books, tiles = (all + kMmaRows - 1) / kMmaRows * shape.books;
-  const int chunks = width / kBlockElements, code_blocks = static_cast<int>(shape.padded_k / kBlockCodes) * chunks;
+  const int chunks = width / kBlockElements,
+            code_blocks = static_cast<int>(shape.padded_k / kBlockCodes) * chunks;
   OpenRows list{&open_rows[warp % 2]};  // of warps 0 and 1, which judge the rows
 
   for (int64_t work = blockIdx.x; work < tiles; work += gridDim.x) {
@@ -107,7 +122,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (first_row >= count && shape.books == 1) break;
     if (first_row >= count) continue;
     const int64_t* listed = packed.listed + book * all + first_row;
-    const auto output_of = [&](int which) { return kPass == Pass::second ? listed[which] : (first_row + which) * shape.books + book; };
+    const auto output_of = [&](int which) {
+      return kPass == Pass::second ? listed[which] : (first_row + which) * shape.books + book;
+    };
     const float* centre = packed.centre + book * shape.d;
     const uint16_t* codes = packed.halves + book * shape.padded_k * width;
     const int code_exponent = book_exponent(packed, book);
@@ -117,7 +134,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     // Read twice, the second time from the cache.
     const T* source = first_row + row < count ? x + shape.begin(output_of(row)) : nullptr;
     float square = 0, rest = 0;
-    for (int j = part * 4; j < shape.d; j += kParts * 4) square = squared(centred_four(source, shape, centre, j), square);
+    for (int j = part * 4; j < shape.d; j += kParts * 4)
+      square = squared(centred_four(source, shape, centre, j), square);
     known.squares[part][row] = square;
     __syncthreads();
     const auto sum_of = [&](const float (&parts)[kParts][kMmaRows], int which) {
@@ -141,12 +159,15 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     if (part == 0) known.rest[row] = row_rest(sum_of(known.rests, row), norm);
     float longest = 0, down[4], limit[4];  // row r of the thread: 8 r + g of those of the warp
-    for (int i = lane; i < kMmaRows; i += kWarp) longest = fmaxf(longest, certificate.holds(known.norm[i]) ? known.norm[i] : 0);
-    for (int step = kWarp / 2; step > 0; step /= 2) longest = fmaxf(longest, __shfl_xor_sync(kAllLanes, longest, step));
+    for (int i = lane; i < kMmaRows; i += kWarp)
+      longest = fmaxf(longest, certificate.holds(known.norm[i]) ? known.norm[i] : 0);
+    for (int step = kWarp / 2; step > 0; step /= 2)
+      longest = fmaxf(longest, __shfl_xor_sync(kAllLanes, longest, step));
     const Base base(certificate.half_square, certificate.radius, longest);
     UEFL_UNROLL
     for (int r = 0; r < 4; ++r) {
-      down[r] = scale_down(known.norm[warp_row + 8 * r + g], code_exponent), limit[r] = known.limits[warp_row + 8 * r + g];
+      down[r] = scale_down(known.norm[warp_row + 8 * r + g], code_exponent),
+      limit[r] = known.limits[warp_row + 8 * r + g];
     }
 
     PackedTopTwo top[4];
@@ -173,7 +194,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         UEFL_UNROLL
         for (int i = 0; i < 2; ++i) {
           UEFL_UNROLL
-          for (int c = 0; c < 4; ++c) multiply_add(dot[i][c], left[i], right[c / 2][c % 2 * 2], right[c / 2][c % 2 * 2 + 1]);
+          for (int c = 0; c < 4; ++c)
+            multiply_add(dot[i][c], left[i], right[c / 2][c % 2 * 2], right[c / 2][c % 2 * 2 + 1]);
         }
       }
       __syncthreads();  // before the buffer is written again
@@ -219,12 +241,14 @@ __global__ void __launch_bounds__(kThreads, 2)
       if (warp < kMmaRows / kWarp) {
         const int which = warp * kWarp + lane;
         TopTwo all_codes{INT_MAX, INT_MAX, 0};
-        for (int i = 0; i < 4; ++i) all_codes.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
+        for (int i = 0; i < 4; ++i)
+          all_codes.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
         const bool there = first_row + which < count;
         const Verdict verdict(known.norm[which], known.rest[which], certificate, base);
         const bool certain = verdict.holds() && (!exact || verdict.apart(all_codes.best, all_codes.second));
         if (there && certain) indices[output_of(which)] = all_codes.index;
-        list.push(there && !certain, output_of(which), verdict.limit(all_codes.best, base), packed, book, shape);
+        list.push(there && !certain, output_of(which), verdict.limit(all_codes.best, base), packed, book,
+                  shape);
         if (shape.books > 1) list.flush(packed, book, shape);
       }
     }

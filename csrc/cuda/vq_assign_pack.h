@@ -1,5 +1,6 @@
-// The codebook as the searches read it, made by every call in one launch. Its first half measures the codewords, its second half writes
-// them in the units that the longest codeword asks for; a barrier of the grid is between them.
+// The codebook as the searches read it, made by every call in one launch. Its first half measures the
+// codewords, its second half writes them in the units that the longest codeword asks for; a barrier of the
+// grid is between them.
 //
 // Notation as in common/certificate.h: mu is the centre, b = c - mu a codeword less the centre.
 #pragma once
@@ -15,34 +16,41 @@
 namespace uefl::cuda {
 namespace {
 
-// The score of what is no codeword: above all others, and so is what a shift by kColumnBits leaves of its bits, as a signed integer.
+// The score of what is no codeword: above all others, and so is what a shift by kColumnBits leaves of its
+// bits, as a signed integer.
 constexpr float kNever = 0x1.fffffep120f;
 constexpr int kColumnBits = 5;  // of the number of a column beside a score; see vq_assign_scores.h
 
-// wgmma and ldmatrix read blocks of 128 codewords x 64 elements; in the 128 bytes of codeword k, 16 bytes number i are at place i ^ k % 8.
+// wgmma and ldmatrix read blocks of 128 codewords x 64 elements; in the 128 bytes of codeword k, 16 bytes
+// number i are at place i ^ k % 8.
 constexpr int kBlockCodes = 128, kBlockElements = 64, kBlockHalves = kBlockCodes * kBlockElements;
-__device__ inline int swizzled(int row, int element) { return row * kBlockElements + (element ^ row % 8 * 8); }
+__device__ inline int swizzled(int row, int element) {
+  return row * kBlockElements + (element ^ row % 8 * 8);
+}
 
-// Of 128 codewords, lane t of four has columns 2 t and 2 t + 1 of every eight: 32 that lie side by side here, and four more, so that the
-// four lanes read from different banks.
+// Of 128 codewords, lane t of four has columns 2 t and 2 t + 1 of every eight: 32 that lie side by side here,
+// and four more, so that the four lanes read from different banks.
 constexpr int kStarts = 4 * 36;
 __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + column / 8 * 2 + column % 2; }
 
 // A codeword with a NaN or an infinity is NaN throughout in exact, and no comparison lets it win.
 struct Packed {
-  double* exact;      // [books, k, d] codewords, of length one for cosine
-  double* bounds;     // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves, and |y| of some rows
+  double* exact;   // [books, k, d] codewords, of length one for cosine
+  double* bounds;  // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
+                   // and |y| of some rows
   long long* counts;  // [books] rows on the list of the first pass
   float* centre;      // [books, d] mu, 0 for cosine
   double* longest;    // [books, padded_k / kPackCodes] the largest |b| of so many codewords
   float* sampled;     // [books, kSampledRows] |y| of rows that are spread over x
   float* half_norms;  // [books, padded_k] |b|^2 / 2 (0 for cosine), kNever where there is no finite codeword
-  float* starts;      // [books, padded_k / 128, kStarts] the same above the base of wgmma's scores; see start_place()
-  uint16_t* halves;   // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest has a length in
-                      // [2^14, 2^15), zero where there is no finite codeword; or, for the search in float32,
-  float* codes;       // [books, d, padded_k] b, zero where there is no codeword
-  int64_t* listed;    // [books, outputs / books] outputs that the first pass left open, and
-  float* limits;      // the score that a candidate has at most; NaN: score all codewords by the definition
+  float* starts;      // [books, padded_k / 128, kStarts] the same above the base of wgmma's scores; see
+                      // start_place()
+  uint16_t* halves;   // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest
+                     // has a length in [2^14, 2^15), zero where there is no finite codeword; or, for the
+                     // search in float32,
+  float* codes;     // [books, d, padded_k] b, zero where there is no codeword
+  int64_t* listed;  // [books, outputs / books] outputs that the first pass left open, and
+  float* limits;    // the score that a candidate has at most; NaN: score all codewords by the definition
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
 };
 
@@ -54,29 +62,38 @@ __device__ inline int exponent_of(float value, int least, int most) {
   const int exponent = ((__float_as_int(value) >> 23) & 255) - 127;
   return exponent < least ? least : exponent > most ? most : exponent;
 }
-__device__ inline int book_exponent(const double* bounds) { return exponent_of(static_cast<float>(bounds[1]), -35, 60); }
-__device__ inline int book_exponent(const Packed& packed, int64_t book) { return book_exponent(packed.bounds + 4 * book); }
+__device__ inline int book_exponent(const double* bounds) {
+  return exponent_of(static_cast<float>(bounds[1]), -35, 60);
+}
+__device__ inline int book_exponent(const Packed& packed, int64_t book) {
+  return book_exponent(packed.bounds + 4 * book);
+}
 
 // A block measures, and later writes, so many codewords at a time, a warp each.
 constexpr int kPackCodes = kThreads / kWarp, kPackBlocks = 2;  // kPackBlocks: to a multiprocessor, at most
 constexpr int kSampledRows = 1024;
 
-// The centre: the mean of up to 64 codewords, spread over the book, in the columns in which it is large beside their deviation. Any
-// centre is right. A large common offset would cost precision; a small one is better left alone, since 16-bit rows less a centre need
-// more than the 11 bits of a float16, and without one do not. Every block computes the same numbers, so that no block waits for another.
+// The centre: the mean of up to 64 codewords, spread over the book, in the columns in which it is large
+// beside their deviation. Any centre is right. A large common offset would cost precision; a small one is
+// better left alone, since 16-bit rows less a centre need more than the 11 bits of a float16, and without one
+// do not. Every block computes the same numbers, so that no block waits for another.
 template <class T>
 __device__ void make_centre(const T* codewords, const Shape& shape, float* centre) {
-  constexpr int kColumns = 8, kParts = kWarp / kColumns, kEach = 16;  // of a warp: columns, lanes of a column, codewords of a lane
+  constexpr int kColumns = 8, kParts = kWarp / kColumns,
+                kEach = 16;  // of a warp: columns, lanes of a column, codewords of a lane
   const int lane = threadIdx.x % kWarp;
   const int64_t apart = (shape.k + kParts * kEach - 1) / (kParts * kEach);
   const float count = static_cast<float>((shape.k + apart - 1) / apart);
-  for (int64_t first = threadIdx.x / kWarp * kColumns; first < shape.d; first += kThreads / kWarp * kColumns) {
+  for (int64_t first = threadIdx.x / kWarp * kColumns; first < shape.d;
+       first += kThreads / kWarp * kColumns) {
     const int64_t j = first + lane % kColumns;
     float values[kEach], sum = 0, square = 0;
     UEFL_UNROLL
     for (int i = 0; i < kEach; ++i) {
       const int64_t k = (i * kParts + lane / kColumns) * apart;
-      values[i] = shape.euclidean && j < shape.d && k < shape.k ? static_cast<float>(widen(codewords[k * shape.d + j])) : 0;
+      values[i] = shape.euclidean && j < shape.d && k < shape.k
+                      ? static_cast<float>(widen(codewords[k * shape.d + j]))
+                      : 0;
     }
     UEFL_UNROLL
     for (int i = 0; i < kEach; ++i) {
@@ -107,10 +124,12 @@ __device__ T block_largest(T value) {
   return value;
 }
 
-// One codeword by a warp, be it one that pads: in float64, of unit length for cosine, and its norm. The length for cosine is summed in
-// the order of the elements, as the definition has it. Returns |b|, zero where there is no finite codeword.
+// One codeword by a warp, be it one that pads: in float64, of unit length for cosine, and its norm. The
+// length for cosine is summed in the order of the elements, as the definition has it. Returns |b|, zero where
+// there is no finite codeword.
 template <class T>
-__device__ double measure_codeword(const T* codebook, const Shape& shape, const Packed& packed, int64_t code) {
+__device__ double measure_codeword(const T* codebook, const Shape& shape, const Packed& packed,
+                                   int64_t code) {
   const int lane = threadIdx.x % kWarp;
   const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
   const bool there = k < shape.k;
@@ -137,7 +156,8 @@ __device__ double measure_codeword(const T* codebook, const Shape& shape, const 
     square += centred * centred;
   }
   square = warp_sum(square);
-  if (lane == 0) packed.half_norms[code] = !finite ? kNever : shape.euclidean ? static_cast<float>(square / 2) : 0;
+  if (lane == 0)
+    packed.half_norms[code] = !finite ? kNever : shape.euclidean ? static_cast<float>(square / 2) : 0;
   return finite ? sqrt(square) : 0;
 }
 
@@ -152,10 +172,12 @@ __device__ float measure_row(const T* row, const Shape& shape, const float* cent
   return sqrtf(warp_sum(square));
 }
 
-// Rows shorter than that, and no NaN, with a product with the longest codeword below the other number, have scores far below kNever and
-// elements within float16; others no first pass answers.
+// Rows shorter than that, and no NaN, with a product with the longest codeword below the other number, have
+// scores far below kNever and elements within float16; others no first pass answers.
 constexpr float kLargestProduct = 0x1p90f;
-__device__ inline float reach_of(const double* bounds) { return bounds[0] < 0x1p90 && bounds[1] < 0x1p59 ? 0x1p60f : 0; }
+__device__ inline float reach_of(const double* bounds) {
+  return bounds[0] < 0x1p90 && bounds[1] < 0x1p59 ? 0x1p60f : 0;
+}
 
 // The numbers base + score: base = 1.5 * 2^e with |score| < 2^(e - 1) for all rows up to a length.
 struct Base {
@@ -167,56 +189,70 @@ struct Base {
     const int exponent = exponent_of(magnitude, -90, 100) + 2;
     base = 1.5f * power(exponent), unit = power(exponent - 23);
   }
-  __device__ float score(int bits) const { return __int_as_float((__float_as_int(base) & 0x7f800000) | (bits & 0x007fffff)) - base; }
+  __device__ float score(int bits) const {
+    return __int_as_float((__float_as_int(base) & 0x7f800000) | (bits & 0x007fffff)) - base;
+  }
 };
 
-// Rows shorter than this count as if they were that long. A product of the smallest scales of rows and of codewords is a normal number.
+// Rows shorter than this count as if they were that long. A product of the smallest scales of rows and of
+// codewords is a normal number.
 __device__ inline float least_norm(int code_exponent) {
   return power(code_exponent - 60 > -98 - code_exponent ? code_exponent - 60 : -98 - code_exponent);
 }
 
-// For wgmma one base, and one power of two, serve all rows of a book, up to 16 times as long as the longest of the sample: that takes
-// four bits of the distance of two scores, which float16 has long lost.
+// For wgmma one base, and one power of two, serve all rows of a book, up to 16 times as long as the longest
+// of the sample: that takes four bits of the distance of two scores, which float16 has long lost.
 __device__ inline float longest_row(const double* bounds) {
   return fmaxf(16 * static_cast<float>(bounds[3]), least_norm(book_exponent(bounds)));
 }
-__device__ inline float longest_row(const Packed& packed, int64_t book) { return longest_row(packed.bounds + 4 * book); }
+__device__ inline float longest_row(const Packed& packed, int64_t book) {
+  return longest_row(packed.bounds + 4 * book);
+}
 __device__ inline Base base_of(const double* bounds) {
   return {1.01f * static_cast<float>(bounds[0]), 1.01f * static_cast<float>(bounds[1]), longest_row(bounds)};
 }
-__device__ inline Base base_of(const Packed& packed, int64_t book) { return base_of(packed.bounds + 4 * book); }
+__device__ inline Base base_of(const Packed& packed, int64_t book) {
+  return base_of(packed.bounds + 4 * book);
+}
 
-// The first half, a block: the centre, then codewords, and where rows is not null the lengths of some rows; and zeroes what later kernels
-// add to.
+// The first half, a block: the centre, then codewords, and where rows is not null the lengths of some rows;
+// and zeroes what later kernels add to.
 template <class Code, class Row>
 __device__ void measure(const Code* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
-  const int64_t tiles = shape.padded_k / kPackCodes, samples = rows == nullptr ? 0 : kSampledRows / kPackCodes;
+  const int64_t tiles = shape.padded_k / kPackCodes,
+                samples = rows == nullptr ? 0 : kSampledRows / kPackCodes;
   const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   int64_t known = -1;  // the book of which this block has written the centre
   for (int64_t item = blockIdx.x; item < shape.books * (tiles + samples); item += gridDim.x) {
     const int64_t book = item / (tiles + samples), tile = item % (tiles + samples);
-    if (book != known) make_centre(codebook + book * shape.k * shape.d, shape, packed.centre + book * shape.d);
+    if (book != known)
+      make_centre(codebook + book * shape.k * shape.d, shape, packed.centre + book * shape.d);
     known = book;
     __syncthreads();
     if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * book + 2] = 0, packed.counts[book] = 0;
     if (tile < tiles) {
-      const double length = block_largest(measure_codeword(codebook, shape, packed, book * shape.padded_k + tile * kPackCodes + warp));
+      const double length = block_largest(
+          measure_codeword(codebook, shape, packed, book * shape.padded_k + tile * kPackCodes + warp));
       if (threadIdx.x == 0) packed.longest[book * tiles + tile] = length;
     } else {
       const int64_t sample = (tile - tiles) * kPackCodes + warp, m = sample * apart;
-      const float length = m < all ? measure_row(rows + shape.begin(m * shape.books + book), shape, packed.centre + book * shape.d) : 0;
+      const float length = m < all ? measure_row(rows + shape.begin(m * shape.books + book), shape,
+                                                 packed.centre + book * shape.d)
+                                   : 0;
       if (lane == 0) packed.sampled[book * kSampledRows + sample] = length;
     }
   }
 }
 
-// The bounds of a book but T, for all threads of a block. Of the rows, those out of reach, NaN and infinity do not count, or one of them
-// would leave no bits to the scores of all others.
-__device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book, bool sampled, double (&bounds)[4]) {
+// The bounds of a book but T, for all threads of a block. Of the rows, those out of reach, NaN and infinity
+// do not count, or one of them would leave no bits to the scores of all others.
+__device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book, bool sampled,
+                                   double (&bounds)[4]) {
   const int64_t tiles = shape.padded_k / kPackCodes;
   double length = 0;
-  for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads) length = fmax(length, packed.longest[book * tiles + tile]);
+  for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads)
+    length = fmax(length, packed.longest[book * tiles + tile]);
   bounds[1] = block_largest(length), bounds[0] = shape.euclidean ? bounds[1] * bounds[1] / 2 : 0;
   const float reach = reach_of(bounds);
   float row = 0;
@@ -227,8 +263,10 @@ __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int
   bounds[2] = 0, bounds[3] = block_largest(row);
 }
 
-// An operand of the tensor cores by a warp, and where its scores start in wgmma; returns |b - b1| in units of the halves.
-__device__ inline double write_halves(const Shape& shape, const Packed& packed, int64_t code, const double (&bounds)[4]) {
+// An operand of the tensor cores by a warp, and where its scores start in wgmma; returns |b - b1| in units of
+// the halves.
+__device__ inline double write_halves(const Shape& shape, const Packed& packed, int64_t code,
+                                      const double (&bounds)[4]) {
   const int lane = threadIdx.x % kWarp;
   const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
   const double* exact = packed.exact + (book * shape.k + k) * shape.d;
@@ -240,7 +278,8 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
   for (int64_t j = lane; j < chunks * kBlockElements; j += kWarp) {
     const double value = finite && j < shape.d ? (exact[j] - packed.centre[book * shape.d + j]) * up : 0;
     const uint16_t bits = to_half(static_cast<float>(value));
-    blocks[j / kBlockElements * kBlockHalves + swizzled(static_cast<int>(k % kBlockCodes), static_cast<int>(j % kBlockElements))] = bits;
+    blocks[j / kBlockElements * kBlockHalves +
+           swizzled(static_cast<int>(k % kBlockCodes), static_cast<int>(j % kBlockElements))] = bits;
     rest += (value - from_half(bits)) * (value - from_half(bits));
   }
   const int64_t place = code / kBlockCodes * kStarts + start_place(static_cast<int>(k % kBlockCodes));
@@ -268,24 +307,28 @@ __device__ inline void write_operands(const Shape& shape, const Packed& packed, 
     if (book != known) find_bounds(shape, packed, book, sampled, bounds);
     known = book;
     double* target = packed.bounds + 4 * book;
-    if (item % tiles == 0 && threadIdx.x == 0) target[0] = bounds[0], target[1] = bounds[1], target[3] = bounds[3];
+    if (item % tiles == 0 && threadIdx.x == 0)
+      target[0] = bounds[0], target[1] = bounds[1], target[3] = bounds[3];
     if (!halves) {
       write_float32(shape, packed, code);
       continue;
     }
-    const double rest = block_largest(write_halves(shape, packed, code, bounds));  // doubles that are not negative order as their bits do
+    const double rest = block_largest(
+        write_halves(shape, packed, code, bounds));  // doubles that are not negative order as their bits do
     if (threadIdx.x == 0) {
-      atomicMax(reinterpret_cast<unsigned long long*>(target + 2), static_cast<unsigned long long>(__double_as_longlong(rest)));
+      atomicMax(reinterpret_cast<unsigned long long*>(target + 2),
+                static_cast<unsigned long long>(__double_as_longlong(rest)));
     }
   }
 }
 
-// halves: for tensor cores, else for the search in float32; rows: null where no search asks how long they are; cleared: arrays that later
-// kernels add to. A cooperative launch of at most kPackBlocks blocks to a multiprocessor.
+// halves: for tensor cores, else for the search in float32; rows: null where no search asks how long they
+// are; cleared: arrays that later kernels add to. A cooperative launch of at most kPackBlocks blocks to a
+// multiprocessor.
 template <class Code, class Row>
 __global__ void __launch_bounds__(kThreads, kPackBlocks)
-    pack_codebook(const Code* codebook, const Row* rows, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
-                  const __grid_constant__ Spans cleared, bool halves) {
+    pack_codebook(const Code* codebook, const Row* rows, const __grid_constant__ Shape shape,
+                  const __grid_constant__ Packed packed, const __grid_constant__ Spans cleared, bool halves) {
   clear_spans(cleared);
   measure(codebook, rows, shape, packed);
   grid_barrier();

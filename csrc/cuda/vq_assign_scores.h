@@ -1,13 +1,16 @@
-// What the searches on tensor cores share: the scale of a row, its scores as integers, the two least of them, and the decision whether the
-// least is certain.
+// What the searches on tensor cores share: the scale of a row, its scores as integers, the two least of them,
+// and the decision whether the least is certain.
 //
-// The score of codeword k is |b|^2 / 2 - y.b with one float16 product (common/certificate.h). It is computed as base + score, where base
-// is so large beside all scores that every sum has the exponent of base: the bits of such sums are equidistant and order as integers do.
-// Shifted, they leave room for the number of the column, so that the order of two scores costs five operations on integers:
+// The score of codeword k is |b|^2 / 2 - y.b with one float16 product (common/certificate.h). It is computed
+// as base + score, where base is so large beside all scores that every sum has the exponent of base: the bits
+// of such sums are equidistant and order as integers do. Shifted, they leave room for the number of the
+// column, so that the order of two scores costs five operations on integers:
 //
-//   low, high = a, b in order      second = least of (second, high, the greater of best and low)      best = least of (best, low)
+//   low, high = a, b in order      second = least of (second, high, the greater of best and low)      best =
+//   least of (best, low)
 //
-// The multiplication that shifts runs beside them in another pipe. The four lanes of a row meet once, at the end.
+// The multiplication that shifts runs beside them in another pipe. The four lanes of a row meet once, at the
+// end.
 #pragma once
 
 #include <climits>
@@ -49,7 +52,8 @@ __device__ inline Four<float> less_centre(const Four<T>& x, const Four<float>& c
   return y;
 }
 
-// y = x - mu of a row that begins at x (nowhere: null), elements j to j + 3, j a multiple of four; zero beyond the row.
+// y = x - mu of a row that begins at x (nowhere: null), elements j to j + 3, j a multiple of four; zero
+// beyond the row.
 template <class T>
 __device__ inline Four<float> centred_four(const T* x, const Shape& shape, const float* centre, int64_t j) {
   if (x == nullptr || j >= shape.d) return {};
@@ -77,22 +81,29 @@ __device__ inline void halves_of(const Four<float>& y, float up, uint32_t& low, 
   for (int i = 0; i < 4; ++i) scaled.of[i] = y.of[i] * up;
   low = to_halves(scaled.of[0], scaled.of[1]), high = to_halves(scaled.of[2], scaled.of[3]);
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) lacking.of[i] = scaled.of[i] - from_half(static_cast<uint16_t>((i < 2 ? low : high) >> i % 2 * 16));
+  for (int i = 0; i < 4; ++i)
+    lacking.of[i] = scaled.of[i] - from_half(static_cast<uint16_t>((i < 2 ? low : high) >> i % 2 * 16));
   rest = squared(lacking, rest);
 }
 
 // The length of a row y from its square, or a little more; infinity where it is not a number.
 __device__ inline float row_norm(float square, int64_t d, int code_exponent) {
-  const float norm = fmaxf(sqrtf(1.01f * square + static_cast<float>(d) * 0x1p-125f), least_norm(code_exponent));
+  const float norm =
+      fmaxf(sqrtf(1.01f * square + static_cast<float>(d) * 0x1p-125f), least_norm(code_exponent));
   return isnan(square) ? INFINITY : norm;
 }
 // What takes a row to a length in [2^14, 2^15), and what takes its products with the packed codewords back.
 __device__ inline float scale_up(float norm) { return power(14 - exponent_of(norm, -126, 60)); }
-__device__ inline float scale_down(float norm, int code_exponent) { return power(exponent_of(norm, -126, 60) + code_exponent - 28); }
+__device__ inline float scale_down(float norm, int code_exponent) {
+  return power(exponent_of(norm, -126, 60) + code_exponent - 28);
+}
 // |y - y1| from the square of what a scaled row lacks in float16, or a little more.
-__device__ inline float row_rest(float square, float norm) { return 1.01f * sqrtf(square) * power(exponent_of(norm, -126, 60) - 14); }
+__device__ inline float row_rest(float square, float norm) {
+  return 1.01f * sqrtf(square) * power(exponent_of(norm, -126, 60) - 14);
+}
 
-// The power of two that takes all rows of a book to lengths below 2^15, for wgmma. float16 rows that are not centred stay as they are.
+// The power of two that takes all rows of a book to lengths below 2^15, for wgmma. float16 rows that are not
+// centred stay as they are.
 struct RowScale {
   float up, down;  // for rows; for their products with the packed codewords
   float least;     // length that a row counts with
@@ -105,16 +116,21 @@ struct RowScale {
     for (int64_t j = threadIdx.x % kWarp; j - threadIdx.x % kWarp < shape.d; j += kWarp) {
       centred = centred || __any_sync(kAllLanes, j < shape.d && packed.centre[book * shape.d + j] != 0);
     }
-    const int code_exponent = book_exponent(packed, book), row_exponent = exponent_of(longest_row(packed, book), -126, 60);
+    const int code_exponent = book_exponent(packed, book),
+              row_exponent = exponent_of(longest_row(packed, book), -126, 60);
     const int shift = halves && !centred ? 0 : 14 - row_exponent;
-    up = power(shift), back = power(-shift), down = power(code_exponent - 14 - shift), least = least_norm(code_exponent);
+    up = power(shift), back = power(-shift), down = power(code_exponent - 14 - shift),
+    least = least_norm(code_exponent);
   }
-  // From the squares of scaled rows, or a little more; squares below 2^-126 may be lost. Infinity where a row is not a number.
+  // From the squares of scaled rows, or a little more; squares below 2^-126 may be lost. Infinity where a row
+  // is not a number.
   __device__ float norm(float square, int64_t d) const {
     const float norm = fmaxf(rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back, least);
     return isnan(square) ? INFINITY : norm;
   }
-  __device__ float rest(float square, int64_t d) const { return rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back; }
+  __device__ float rest(float square, int64_t d) const {
+    return rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back;
+  }
 };
 
 // The bound of a score of a book: the terms of fp16_error (common/certificate.h) in float32, a little larger.
@@ -129,7 +145,8 @@ struct Certificate {
     const auto found = [&](int i) { return static_cast<float>(bounds[i]); };
     const float rest_radius = found(2) * power(book_exponent(packed, book) - 14);
     const auto terms = fp16_error<float>(shape.d, found(0), found(1), rest_radius, shape.euclidean);
-    constant = 1.01f * terms.constant, norm = 1.01f * terms.norm, square = 1.01f * terms.square, rest = 1.01f * terms.rest;
+    constant = 1.01f * terms.constant, norm = 1.01f * terms.norm, square = 1.01f * terms.square,
+    rest = 1.01f * terms.rest;
     half_square = 1.01f * found(0), radius = 1.01f * (found(1) + rest_radius);
     reach = reach_of(bounds);
   }
@@ -141,7 +158,9 @@ struct Certificate {
 };
 
 // A score with the number of its column, of those, at most 32, that a thread has of a row in a tile.
-__device__ inline int pack(float score, int column, int shift) { return multiply_add_integer(__float_as_int(score), shift, column); }
+__device__ inline int pack(float score, int column, int shift) {
+  return multiply_add_integer(__float_as_int(score), shift, column);
+}
 
 // The two least of packed scores.
 struct TwoLeast {
@@ -192,7 +211,8 @@ struct TopTwo {
   }
 };
 
-// The codeword of a column of lane t, in tiles of 4 kColumns: columns 2 t and 2 t + 1 of every eight codewords are those of lane t of four.
+// The codeword of a column of lane t, in tiles of 4 kColumns: columns 2 t and 2 t + 1 of every eight
+// codewords are those of lane t of four.
 template <int kColumns>
 __device__ inline int codeword_of(int tile, int packed_score, int t) {
   const int column = packed_score & ((1 << kColumnBits) - 1);
@@ -202,7 +222,8 @@ __device__ inline int codeword_of(int tile, int packed_score, int t) {
 // The best of the four lanes of a row.
 template <int kColumns>
 __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
-  TopTwo all{top.found.best, top.found.second, codeword_of<kColumns>(top.tile, top.found.best, static_cast<int>(threadIdx.x % 4))};
+  TopTwo all{top.found.best, top.found.second,
+             codeword_of<kColumns>(top.tile, top.found.best, static_cast<int>(threadIdx.x % 4))};
   UEFL_UNROLL
   for (int step = 1; step <= 2; step *= 2) {
     all.merge(__shfl_xor_sync(kAllLanes, all.best, step), __shfl_xor_sync(kAllLanes, all.second, step),
@@ -217,7 +238,8 @@ struct Verdict {
   float unit;
 
   __device__ Verdict(float norm, float rest, const Certificate& certificate, const Base& base)
-      : error(certificate.holds(norm) ? certificate.error(norm, rest) + base.unit : INFINITY), unit(base.unit) {}
+      : error(certificate.holds(norm) ? certificate.error(norm, rest) + base.unit : INFINITY),
+        unit(base.unit) {}
   __device__ bool holds() const { return error < INFINITY; }
   __device__ bool apart(int best, int other) const {
     return static_cast<float>((other >> kColumnBits) - (best >> kColumnBits)) * unit > 2.02f * error;
@@ -228,7 +250,8 @@ struct Verdict {
   }
 };
 
-// The open rows of a warp on their way to the list of a book: written 32 at a time, so that few warps ever wait for a number there.
+// The open rows of a warp on their way to the list of a book: written 32 at a time, so that few warps ever
+// wait for a number there.
 struct OpenRows {
   static constexpr int kRoom = 2 * kWarp;
   struct Rows {
@@ -239,7 +262,8 @@ struct OpenRows {
   int count = 0;
 
   // All lanes of the warp call it.
-  __device__ void push(bool open, int64_t output, float limit, const Packed& packed, int64_t book, const Shape& shape) {
+  __device__ void push(bool open, int64_t output, float limit, const Packed& packed, int64_t book,
+                       const Shape& shape) {
     const unsigned votes = __ballot_sync(kAllLanes, open);
     if (votes == 0) return;
     const int lane = threadIdx.x % kWarp, place = count + __popc(votes & ((1u << lane) - 1));
@@ -265,7 +289,9 @@ struct OpenRows {
   __device__ void write(int number, const Packed& packed, int64_t book, const Shape& shape) {
     const int lane = threadIdx.x % kWarp;
     unsigned long long first = 0;
-    if (lane == 0) first = atomicAdd(reinterpret_cast<unsigned long long*>(packed.counts + book), static_cast<unsigned long long>(number));
+    if (lane == 0)
+      first = atomicAdd(reinterpret_cast<unsigned long long*>(packed.counts + book),
+                        static_cast<unsigned long long>(number));
     first = __shfl_sync(kAllLanes, first, 0);
     const int64_t at = book * (shape.outputs / shape.books) + static_cast<int64_t>(first) + lane;
     if (lane < number) packed.listed[at] = rows->outputs[lane], packed.limits[at] = rows->limits[lane];

@@ -1,15 +1,19 @@
-// The first pass of vq_assign on sm_90a: one block on each multiprocessor for the whole pass. The tests also run it on the CPU, barriers,
-// copies and shared-memory layouts and all. The warps of a block have roles, with rings of barriers between them:
+// The first pass of vq_assign on sm_90a: one block on each multiprocessor for the whole pass. The tests also
+// run it on the CPU, barriers, copies and shared-memory layouts and all. The warps of a block have roles,
+// with rings of barriers between them:
 //
-//   prepare   four warps copy rows of x, 16 each, and make float16 tiles of them, as the products read them, with the length of each row
+//   prepare   four warps copy rows of x, 16 each, and make float16 tiles of them, as the products read them,
+//   with the length of each row
 //             and what float16 lost. They alone know the type of x and its strides. (this file)
-//   multiply  two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least score of each lane. Each
-//             sends its products when it is its turn, and compares while the others multiply. The codebook is copied once where it fits;
-//             where it does not, a thread of the last warpgroup copies a block whenever one is done with. (this file)
+//   multiply  two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
+//   score of each lane. Each
+//             sends its products when it is its turn, and compares while the others multiply. The codebook is
+//             copied once where it fits; where it does not, a thread of the last warpgroup copies a block
+//             whenever one is done with. (this file)
 //   finish    four warps merge what the lanes of a row found, judge it, and write. (vq_assign_wgmma_finish.h)
 //
-// Bulk copies of one dimension do it all: the codebook is packed as the products read it, and rows are converted anyway. So there is no
-// tensor map to encode, hand over and keep right under graph capture.
+// Bulk copies of one dimension do it all: the codebook is packed as the products read it, and rows are
+// converted anyway. So there is no tensor map to encode, hand over and keep right under graph capture.
 #pragma once
 
 #include "cuda/vq_assign_wgmma_finish.h"
@@ -17,8 +21,9 @@
 namespace uefl::cuda {
 namespace {
 
-// The blocks of the codebook in the order in which they are multiplied. One thread copies them: all at once where each has a stage, else
-// all but one, and then one for each that the last warpgroup, which this thread is of, begins to multiply.
+// The blocks of the codebook in the order in which they are multiplied. One thread copies them: all at once
+// where each has a stage, else all but one, and then one for each that the last warpgroup, which this thread
+// is of, begins to multiply.
 struct CodeBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
@@ -26,7 +31,8 @@ struct CodeBlocks {
   __device__ void copy_next(const Packed& packed, const Stages& stages, const Memory& memory) {
     if (round == rounds) return;
     barrier_wait(memory.codes_empty(ring.place), ring.parity ^ 1);
-    const int64_t number = int64_t{stages.resident ? 0 : stages.items.book(blockIdx.x, round)} * stages.items.code_tiles + tile;
+    const int64_t number =
+        int64_t{stages.resident ? 0 : stages.items.book(blockIdx.x, round)} * stages.items.code_tiles + tile;
     const uint16_t* block = packed.halves + (number * stages.chunks + chunk) * kBlockHalves;
     Barrier* full = memory.codes_full(ring.place);
     const bool last_chunk = ++chunk == stages.chunks;  // the starts of the tile come with it
@@ -54,15 +60,15 @@ __device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
   }
 }
 
-// Lane r and r + 16 take row r of a warp, every second 16 bytes of the tile each. Eight rows at once read and write different banks
-// where a row is 128 bytes: they take their pieces in another order, that of the products of the row's number in GF(8), which still
-// differ from each other after the swizzle.
+// Lane r and r + 16 take row r of a warp, every second 16 bytes of the tile each. Eight rows at once read and
+// write different banks where a row is 128 bytes: they take their pieces in another order, that of the
+// products of the row's number in GF(8), which still differ from each other after the swizzle.
 __device__ inline int piece_order(int row) { return (row << 1 & 7) ^ (row & 4 ? 3 : 0); }
 
 // One chunk of 16 rows into a tile; adds up the squares of the elements and of what float16 lost, scaled.
 template <class T>
-__device__ void convert(const unsigned char* raw, unsigned char* tile, int left, const float* centre, float up, float& square,
-                        float& rest) {
+__device__ void convert(const unsigned char* raw, unsigned char* tile, int left, const float* centre,
+                        float up, float& square, float& rest) {
   const int row = threadIdx.x % kWarpRows, half = threadIdx.x / kWarpRows % 2;
   UEFL_UNROLL_BY(2)
   for (int i = 0; i < 8; i += 2) {
@@ -76,7 +82,8 @@ __device__ void convert(const unsigned char* raw, unsigned char* tile, int left,
     } else {
       UEFL_UNROLL
       for (int e = 0; e < 8; e += 4) {
-        const Four<float> middle = centre != nullptr && piece * 8 + e < left ? load_four(centre + piece * 8 + e) : Four<float>{};
+        const Four<float> middle =
+            centre != nullptr && piece * 8 + e < left ? load_four(centre + piece * 8 + e) : Four<float>{};
         Four<float> four{values[e] - middle.of[0], values[e + 1] - middle.of[1], values[e + 2] - middle.of[2],
                          values[e + 3] - middle.of[3]};
         halves_of(four, up, e == 0 ? halves.x : halves.z, e == 0 ? halves.y : halves.w, rest);
@@ -85,7 +92,8 @@ __device__ void convert(const unsigned char* raw, unsigned char* tile, int left,
       }
     }
     UEFL_UNROLL
-    for (int e = 0; e < 8; e += 4) square = squared({values[e], values[e + 1], values[e + 2], values[e + 3]}, square);
+    for (int e = 0; e < 8; e += 4)
+      square = squared({values[e], values[e + 1], values[e + 2], values[e + 3]}, square);
     *reinterpret_cast<uint4*>(tile + row * (kBlockElements * 2) + (piece ^ row % 8) * 16) = halves;
   }
 }
@@ -108,11 +116,13 @@ struct RawRows {
     if (stages.dense) {
       if (lane == 0) {
         barrier_arrive_expecting(full, rows * stages.row_bytes);
-        if (rows > 0) copy_bulk(stage, x + (here.first + warp * kWarpRows) * shape.d, rows * stages.row_bytes, full);
+        if (rows > 0)
+          copy_bulk(stage, x + (here.first + warp * kWarpRows) * shape.d, rows * stages.row_bytes, full);
       }
     } else {
       int64_t book;
-      if (chunk == 0 && lane < rows) row = x + stages.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), book);
+      if (chunk == 0 && lane < rows)
+        row = x + stages.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), book);
       const int left = (static_cast<int>(shape.d) - chunk * kBlockElements) * static_cast<int>(sizeof(T));
       const int bytes = left < stages.row_bytes ? left : stages.row_bytes;
       if (lane == 0) barrier_arrive_expecting(full, rows * bytes);
@@ -125,7 +135,8 @@ struct RawRows {
 };
 
 template <class T>
-__device__ void prepare(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory) {
+__device__ void prepare(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
+                        const Memory& memory) {
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
   const int items = stages.items.number(blockIdx.x), d = static_cast<int>(shape.d);
   RawRows<T> rows{x, {stages.raw}};
@@ -152,7 +163,8 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
                centre == nullptr ? nullptr : centre + first, scale.up, square, rest);
     const bool last_chunk = chunk + 1 == stages.chunks;
     if (last_chunk) {
-      square += __shfl_xor_sync(kAllLanes, square, kWarpRows), rest += __shfl_xor_sync(kAllLanes, rest, kWarpRows);
+      square += __shfl_xor_sync(kAllLanes, square, kWarpRows),
+          rest += __shfl_xor_sync(kAllLanes, rest, kWarpRows);
       barrier_wait(memory.slot_free(tiles.place), tiles.parity ^ 1);
       Slot* slot = memory.slot(tiles.place);
       const int row = warp * kWarpRows + lane % kWarpRows;
@@ -167,12 +179,13 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
   }
 }
 
-// The scores of two rows and 128 codewords, of which the two least are kept. kCross: all of them, exactly. The least is looked for in rows
-// of eight columns and, across them, in eight sets of four; two scores that share a row do not share a set, so that the second is the
-// lesser of both seconds. Else: only the least of every four columns goes on, with the number of the first of them.
+// The scores of two rows and 128 codewords, of which the two least are kept. kCross: all of them, exactly.
+// The least is looked for in rows of eight columns and, across them, in eight sets of four; two scores that
+// share a row do not share a set, so that the second is the lesser of both seconds. Else: only the least of
+// every four columns goes on, with the number of the first of them.
 template <bool kCross>
-__device__ inline void compare(const float (&dot)[64], const Four<float>& early, const float* starts, float down, int shift, int tile,
-                               PackedTopTwo (&top)[2]) {
+__device__ inline void compare(const float (&dot)[64], const Four<float>& early, const float* starts,
+                               float down, int shift, int tile, PackedTopTwo (&top)[2]) {
   constexpr int kKept = kCross ? kWgmmaColumns : kWgmmaColumns / 4;
   int packed[2][kKept];
   UEFL_UNROLL
@@ -185,7 +198,9 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
         UEFL_UNROLL
         for (int e = 0; e < 4; ++e) packed[r][c + e] = pack(score(e), c + e, shift);
       } else {
-        const auto bits = [&](int e) { return __float_as_int(score(e)); };  // positive, so they order as integers
+        const auto bits = [&](int e) {
+          return __float_as_int(score(e));
+        };  // positive, so they order as integers
         packed[r][c / 4] = pack(__int_as_float(lesser(least(bits(0), bits(1), bits(2)), bits(3))), c, shift);
       }
     }
@@ -214,7 +229,8 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
   }
 }
 
-// Turns of the warpgroups: named barriers, of which each waits for its own warps and for those of the one before it.
+// Turns of the warpgroups: named barriers, of which each waits for its own warps and for those of the one
+// before it.
 template <int kGroups>
 struct Turns {
   static constexpr int kFirst = 1, kMeet = 2 * kGroupThreads;
@@ -222,7 +238,11 @@ struct Turns {
   int own, next;              // barriers
 
   __device__ Turns(int group, bool turns)
-      : in_turn(turns), first(group == 0), last(group + 1 == kGroups), own(kFirst + group), next(last ? kFirst : own + 1) {}
+      : in_turn(turns),
+        first(group == 0),
+        last(group + 1 == kGroups),
+        own(kFirst + group),
+        next(last ? kFirst : own + 1) {}
   __device__ void begin() const {
     if (in_turn && first) named_arrive(kFirst, kMeet);
   }
@@ -242,14 +262,15 @@ __device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragmen
 }
 __device__ inline void multiply_chunk(float (&dot)[64], uint64_t rows, uint64_t codes, bool add) {
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) multiply_group(dot, rows + i * kOperandStep, codes + i * kOperandStep, add || i > 0);
+  for (int i = 0; i < 4; ++i)
+    multiply_group(dot, rows + i * kOperandStep, codes + i * kOperandStep, add || i > 0);
   products_commit();
 }
 
 // kLong: rows of more than one chunk, which the products read from shared memory; others stay in registers.
 template <int kGroups, bool kLong, bool kCross>
-__device__ void multiply(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory, bool halves,
-                         CodeBlocks& blocks) {
+__device__ void multiply(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory,
+                         bool halves, CodeBlocks& blocks) {
   const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1;
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, t = lane % 4;
   const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
@@ -275,7 +296,8 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     const int book = stages.items.book(blockIdx.x, round);
     if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
     if (stages.resident) codes.place = book * code_tiles * chunks, codes.parity = 0;
-    if (round * kGroups + group >= items) {  // the last round has no rows for this one: the others need its turns
+    if (round * kGroups + group >=
+        items) {  // the last round has no rows for this one: the others need its turns
       for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
         turns.wait();
         for (int chunk = 0; chunk < chunks; ++chunk, codes.advance()) {
@@ -288,13 +310,16 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
       break;
     }
 
-    const int last_turn = turns.last && round + 1 == rounds ? code_tiles - 1 : -1;  // the last turn of all is not passed on
+    const int last_turn =
+        turns.last && round + 1 == rounds ? code_tiles - 1 : -1;  // the last turn of all is not passed on
     uint32_t fragment[4][4];
     barrier_wait(memory.tile_ready(tiles.place, 0), tiles.parity);
     if constexpr (!kLong) {
-      const unsigned char* row = memory.tile(tiles.place, 0) + (warp * kWarpRows + lane % kWarpRows) * (kBlockElements * 2);
+      const unsigned char* row =
+          memory.tile(tiles.place, 0) + (warp * kWarpRows + lane % kWarpRows) * (kBlockElements * 2);
       UEFL_UNROLL
-      for (int i = 0; i < 4; ++i) load_matrices(fragment[i], row + ((2 * i + lane / kWarpRows) ^ lane % 8) * 16);
+      for (int i = 0; i < 4; ++i)
+        load_matrices(fragment[i], row + ((2 * i + lane / kWarpRows) ^ lane % 8) * 16);
       if (kCross) release(memory.tile_free(tiles.place, 0));  // else finish() does, which reads it too
     }
     PackedTopTwo top[2];
@@ -313,7 +338,8 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
           if (code_tile == 0) barrier_wait(memory.tile_ready(tiles.place, chunk), tiles.parity);
           barrier_wait(memory.codes_full(codes.place), codes.parity);
           products_begin();
-          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), operand(memory.codes(codes.place)), true);
+          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), operand(memory.codes(codes.place)),
+                         true);
           products_wait<1>();
           release_codes(last);
           copy_codes();
@@ -335,12 +361,14 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     }
     UEFL_UNROLL
     for (int r = 0; r < 2; ++r) {
-      memory.slot(tiles.place)->found[warp * kWarpRows + lane / 4 + 8 * r][t] = {top[r].found, top[r].tile, 0};
+      memory.slot(tiles.place)->found[warp * kWarpRows + lane / 4 + 8 * r][t] = {top[r].found, top[r].tile,
+                                                                                 0};
     }
     release(memory.found(tiles.place));
   }
   // Not to leave before all copies have come, those for the books of other blocks too.
-  for (int block = 0; stages.resident && block < stages.codes; ++block) barrier_wait(memory.codes_full(block), 0);
+  for (int block = 0; stages.resident && block < stages.codes; ++block)
+    barrier_wait(memory.codes_full(block), 0);
 }
 
 template <class T, int kGroups, bool kLong, bool kCross>
@@ -350,9 +378,11 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Roles = Layout<kGroups>;
   const Memory memory{stages};
-  __shared__ CodeBlocks blocks;                                                               // of one thread
-  const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);  // the same number in a warp, for the compiler
-  if (threadIdx.x == kGroups * kGroupThreads) {  // of the last warpgroup that multiplies, which goes on with it
+  __shared__ CodeBlocks blocks;  // of one thread
+  const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads),
+                               0);  // the same number in a warp, for the compiler
+  if (threadIdx.x ==
+      kGroups * kGroupThreads) {  // of the last warpgroup that multiplies, which goes on with it
     memory.make_barriers(kGroups * kGroupWarps);
     barriers_are_there();
     blocks = {{stages.codes}, stages.items.rounds(blockIdx.x), 0, 0, 0};

@@ -1,8 +1,10 @@
-// The last role of search_wgmma finds the nearest codeword of each row, judges whether that is certain, and decides the rows that are open.
+// The last role of search_wgmma finds the nearest codeword of each row, judges whether that is certain, and
+// decides the rows that are open.
 //
-// multiply() knows of each of the four lanes of a row the codeword of the least score (kCross), or the four codewords that have it among
-// them. The four are scored again. A row that is open between the least codewords of two lanes, and nothing else, is settled here, by the
-// definition; others go on the list of the second pass.
+// multiply() knows of each of the four lanes of a row the codeword of the least score (kCross), or the four
+// codewords that have it among them. The four are scored again. A row that is open between the least
+// codewords of two lanes, and nothing else, is settled here, by the definition; others go on the list of the
+// second pass.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -24,27 +26,35 @@ struct Memory {
     return at<unsigned char>(stages.tiles_at + (place * stages.chunks + chunk) * kTileBytes);
   }
   __device__ Slot* slot(int place) const { return at<Slot>(stages.slots_at) + place; }
-  __device__ unsigned char* raw(int place) const { return at<unsigned char>(stages.raw_at + place * kWarpRows * stages.row_bytes); }
+  __device__ unsigned char* raw(int place) const {
+    return at<unsigned char>(stages.raw_at + place * kWarpRows * stages.row_bytes);
+  }
 
   __device__ Barrier* barrier(int number) const { return at<Barrier>(stages.barriers_at) + number; }
   __device__ Barrier* codes_full(int place) const { return barrier(place); }
   __device__ Barrier* codes_empty(int place) const { return barrier(stages.codes + place); }
-  __device__ Barrier* tile_ready(int place, int chunk) const { return barrier(2 * stages.codes + place * stages.chunks + chunk); }
-  __device__ Barrier* tile_free(int place, int chunk) const { return tile_ready(stages.tiles + place, chunk); }
+  __device__ Barrier* tile_ready(int place, int chunk) const {
+    return barrier(2 * stages.codes + place * stages.chunks + chunk);
+  }
+  __device__ Barrier* tile_free(int place, int chunk) const {
+    return tile_ready(stages.tiles + place, chunk);
+  }
   __device__ Barrier* found(int place) const { return tile_ready(2 * stages.tiles, place); }
   __device__ Barrier* slot_free(int place) const { return found(stages.tiles + place); }
   __device__ Barrier* raw_full(int place) const { return found(2 * stages.tiles + place); }
 
   // Copies arrive once, a role with a lane of each of its warps.
   __device__ void make_barriers(int multiply_warps) const {
-    for (int i = 0; i < stages.codes; ++i) barrier_init(codes_full(i), 1), barrier_init(codes_empty(i), multiply_warps);
-    for (int i = 0; i < 2 * stages.tiles * (stages.chunks + 1); ++i) barrier_init(tile_ready(0, i), kGroupWarps);
+    for (int i = 0; i < stages.codes; ++i)
+      barrier_init(codes_full(i), 1), barrier_init(codes_empty(i), multiply_warps);
+    for (int i = 0; i < 2 * stages.tiles * (stages.chunks + 1); ++i)
+      barrier_init(tile_ready(0, i), kGroupWarps);
     for (int i = 0; i < kGroupWarps * stages.raw; ++i) barrier_init(raw_full(i), 1);
   }
 };
 
-// What a whole row knows after its lanes have met: the two least of the four lanes' least scores, with their codewords, and the least of
-// all other scores.
+// What a whole row knows after its lanes have met: the two least of the four lanes' least scores, with their
+// codewords, and the least of all other scores.
 struct Candidates {
   int best, next, third;
   int best_code, next_code;
@@ -52,7 +62,8 @@ struct Candidates {
   __device__ void merge(const Candidates& other) {
     const bool later = other.best < best;
     const int greater_best = greater(best, other.best), lesser_next = lesser(next, other.next);
-    const int greater_code = later ? best_code : other.best_code, lesser_code = other.next < next ? other.next_code : next_code;
+    const int greater_code = later ? best_code : other.best_code,
+              lesser_code = other.next < next ? other.next_code : next_code;
     const bool of_best = greater_best < lesser_next;
     third = least(third, other.third, greater(greater_best, lesser_next));
     next = of_best ? greater_best : lesser_next, next_code = of_best ? greater_code : lesser_code;
@@ -67,50 +78,61 @@ __device__ inline Candidates candidates_of(const Found (&found)[4]) {
   const int first = threadIdx.x % 2 * 2;
   const auto of = [&](int t) {
     const Found one = found[t];
-    return Candidates{one.scores.best, INT_MAX, one.scores.second, codeword_of<kWgmmaColumns>(one.tile, one.scores.best, t), 0};
+    return Candidates{one.scores.best, INT_MAX, one.scores.second,
+                      codeword_of<kWgmmaColumns>(one.tile, one.scores.best, t), 0};
   };
   Candidates all = of(first);
   all.merge(of(first + 1));
-  all.merge({__shfl_xor_sync(kAllLanes, all.best, 1), __shfl_xor_sync(kAllLanes, all.next, 1), __shfl_xor_sync(kAllLanes, all.third, 1),
-             __shfl_xor_sync(kAllLanes, all.best_code, 1), __shfl_xor_sync(kAllLanes, all.next_code, 1)});
+  all.merge({__shfl_xor_sync(kAllLanes, all.best, 1), __shfl_xor_sync(kAllLanes, all.next, 1),
+             __shfl_xor_sync(kAllLanes, all.third, 1), __shfl_xor_sync(kAllLanes, all.best_code, 1),
+             __shfl_xor_sync(kAllLanes, all.next_code, 1)});
   return all;
 }
 
 // Member 0 to 3 of the four codewords that begin with this one.
 __device__ inline int member_of(int first, int member) { return first + member / 2 * 8 + member % 2; }
 
-// Scores the four codewords of the best group of every row again, a chunk of elements being all there is: one product for rows g and
-// g + 8, with the four codewords of each. Returns the best and the second of the row's four.
-__device__ inline TopTwo score_again(const unsigned char* tile, const Memory& memory, const Packed& packed, const Stages& stages,
-                                     int first_tile, int best_code, float down) {
+// Scores the four codewords of the best group of every row again, a chunk of elements being all there is: one
+// product for rows g and g + 8, with the four codewords of each. Returns the best and the second of the row's
+// four.
+__device__ inline TopTwo score_again(const unsigned char* tile, const Memory& memory, const Packed& packed,
+                                     const Stages& stages, int first_tile, int best_code, float down) {
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  best_code = __shfl_sync(kAllLanes, best_code, lane & ~1);  // equal scores: two lanes may have chosen differently
+  best_code =
+      __shfl_sync(kAllLanes, best_code, lane & ~1);  // equal scores: two lanes may have chosen differently
   // A lane takes eight neighbours of 32 elements, of rows and of codewords alike, for two products.
   const auto pieces = [&](const void* row, int number, int half) {
-    return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(row) + ((4 * half + t) ^ number % 8) * 16);
+    return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(row) +
+                                           ((4 * half + t) ^ number % 8) * 16);
   };
   uint4 rows[2][2];
   UEFL_UNROLL
   for (int half = 0; half < 2; ++half) {
     UEFL_UNROLL
-    for (int r = 0; r < 2; ++r) rows[half][r] = pieces(tile + (warp * kWarpRows + g + 8 * r) * (kBlockElements * 2), g, half);
+    for (int r = 0; r < 2; ++r)
+      rows[half][r] = pieces(tile + (warp * kWarpRows + g + 8 * r) * (kBlockElements * 2), g, half);
   }
   float own[2] = {};
   UEFL_UNROLL_BY(4)
   for (int i = 0; i < kWarpRows / 2; ++i) {
-    const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4), block = code / kBlockCodes;
-    const uint16_t* codes = stages.resident ? memory.codes(first_tile + block) : packed.halves + int64_t{first_tile + block} * kBlockHalves;
+    const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4),
+              block = code / kBlockCodes;
+    const uint16_t* codes = stages.resident ? memory.codes(first_tile + block)
+                                            : packed.halves + int64_t{first_tile + block} * kBlockHalves;
     float dot[4] = {};
     UEFL_UNROLL
     for (int half = 0; half < 2; ++half) {
       const uint4 right = pieces(codes + code % kBlockCodes * kBlockElements, code, half);
-      multiply_add(dot, {rows[half][0].x, rows[half][1].x, rows[half][0].y, rows[half][1].y}, right.x, right.y);
-      multiply_add(dot, {rows[half][0].z, rows[half][1].z, rows[half][0].w, rows[half][1].w}, right.z, right.w);
+      multiply_add(dot, {rows[half][0].x, rows[half][1].x, rows[half][0].y, rows[half][1].y}, right.x,
+                   right.y);
+      multiply_add(dot, {rows[half][0].z, rows[half][1].z, rows[half][0].w, rows[half][1].w}, right.z,
+                   right.w);
     }
     if (g == i) own[0] = t < 2 ? dot[0] : dot[2], own[1] = t < 2 ? dot[1] : dot[3];
   }
   const int code = member_of(best_code, t % 2 * 2);
-  const float* starts = packed.starts + int64_t{first_tile + code / kBlockCodes} * kStarts + start_place(code % kBlockCodes);
+  const float* starts =
+      packed.starts + int64_t{first_tile + code / kBlockCodes} * kStarts + start_place(code % kBlockCodes);
   const int first = pack(fmaf(-own[0], down, starts[0]), t % 2 * 2, packed.shift);
   const int second = pack(fmaf(-own[1], down, starts[1]), t % 2 * 2 + 1, packed.shift);
   TwoLeast found{lesser(first, second), greater(first, second)};
@@ -118,16 +140,18 @@ __device__ inline TopTwo score_again(const unsigned char* tile, const Memory& me
   return {found.best, found.second, member_of(best_code, found.best & ((1 << kColumnBits) - 1))};
 }
 
-// Rows that are open between few codewords, by the definition: a lane takes one of them, up to kWarp / kOf rows at once, the last ones.
+// Rows that are open between few codewords, by the definition: a lane takes one of them, up to kWarp / kOf
+// rows at once, the last ones.
 template <class T, int kOf>
-__device__ void settle(const T* x, const Shape& shape, const Packed& packed, const Origin& origin, const Pending* pending, int& count,
-                       int64_t* indices) {
+__device__ void settle(const T* x, const Shape& shape, const Packed& packed, const Origin& origin,
+                       const Pending* pending, int& count, int64_t* indices) {
   const int lane = threadIdx.x % kWarp, rows = count < kWarp / kOf ? count : kWarp / kOf, member = lane % kOf;
   Nearest found;
   int64_t output = 0;
   if (lane / kOf < rows) {
     const Pending row = pending[count - rows + lane / kOf];
-    const int first = member < kOf / 2 ? row.first : row.next, code = kOf == 2 ? first : member_of(first, member % 4);
+    const int first = member < kOf / 2 ? row.first : row.next,
+              code = kOf == 2 ? first : member_of(first, member % 4);
     output = row.output;
     int64_t book;
     const T* from = x + origin.begin(shape, output, book);
@@ -148,15 +172,19 @@ struct Judge {
 
   Judge() = default;
   __device__ Judge(const Shape& shape, const Packed& packed, int64_t book, float scale_down)
-      : certificate(shape, packed, book), base(base_of(packed, book)), longest(longest_row(packed, book)), down(scale_down) {}
+      : certificate(shape, packed, book),
+        base(base_of(packed, book)),
+        longest(longest_row(packed, book)),
+        down(scale_down) {}
 };
 
 template <class T, bool kLong, bool kCross>
-__device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory, bool exact,
-                       int64_t* indices) {
+__device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
+                       const Memory& memory, bool exact, int64_t* indices) {
   static_assert(kCross || !kLong, "groups of codewords are scored again from one chunk");
   constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
-  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, row = warp * kWarpRows + row_of(lane);
+  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp,
+            row = warp * kWarpRows + row_of(lane);
   const int items = stages.items.number(blockIdx.x);
   Unfinished& unfinished = memory.at<Unfinished>(stages.unfinished_at)[warp];
   OpenRows list{&unfinished.open};
@@ -178,7 +206,8 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
     if constexpr (!kCross) {
       const int first_tile = static_cast<int>(item.book) * stages.items.code_tiles;
-      const TopTwo again = score_again(memory.tile(tiles.place, 0), memory, packed, stages, first_tile, known.best_code, judge.down);
+      const TopTwo again = score_again(memory.tile(tiles.place, 0), memory, packed, stages, first_tile,
+                                       known.best_code, judge.down);
       found = {again.best, lesser(found.second, again.second), again.index};
     }
     const float norm = slot->norm[row], rest = slot->rest[row];
@@ -194,12 +223,16 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     const int64_t output = item.output(shape, row);
     if (mine && certain) indices[output] = found.index;
     const unsigned votes = __ballot_sync(kAllLanes, mine && few);
-    if (mine && few) unfinished.pending[waiting + __popc(votes & ((1u << lane) - 1))] = {output, known.best_code, known.next_code};
+    if (mine && few)
+      unfinished.pending[waiting + __popc(votes & ((1u << lane) - 1))] = {output, known.best_code,
+                                                                          known.next_code};
     waiting += __popc(votes);
     __syncwarp();
     const bool last = number + 1 == items;
-    while (waiting >= (last ? 1 : kWarp / kOf)) settle<T, kOf>(x, shape, packed, stages.origin, unfinished.pending, waiting, indices);
-    list.push(mine && !certain && !few, output, verdict.limit(found.best, judge.base), packed, item.book, shape);
+    while (waiting >= (last ? 1 : kWarp / kOf))
+      settle<T, kOf>(x, shape, packed, stages.origin, unfinished.pending, waiting, indices);
+    list.push(mine && !certain && !few, output, verdict.limit(found.best, judge.base), packed, item.book,
+              shape);
     if (last || shape.books > 1) list.flush(packed, item.book, shape);
   }
 }

@@ -1,4 +1,5 @@
-// How search_wgmma divides the rows among blocks and warpgroups, and the shared memory of a block among its rings.
+// How search_wgmma divides the rows among blocks and warpgroups, and the shared memory of a block among its
+// rings.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +10,15 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128, kGroupWarps = kGroupThreads / kWarp, kGroupRows = 64, kWarpRows = kGroupRows / kGroupWarps;
-constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2, kStartBytes = kStarts * sizeof(float);
+constexpr int kGroupThreads = 128, kGroupWarps = kGroupThreads / kWarp, kGroupRows = 64,
+              kWarpRows = kGroupRows / kGroupWarps;
+constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2,
+              kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them: what they have together must not
-// be more than the block was launched with, or the multiplying warps wait forever.
+// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them: what
+// they have together must not be more than the block was launched with, or the multiplying warps wait
+// forever.
 template <int kGroups>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
@@ -49,8 +53,9 @@ struct Item {
   }
 };
 
-// The items of the blocks: warpgroup g takes number g, g + groups and so on of its block. With one book they are dealt out one by one. Else
-// the items of a round, one for each warpgroup, have the same book, since they share the codewords that stream by.
+// The items of the blocks: warpgroup g takes number g, g + groups and so on of its block. With one book they
+// are dealt out one by one. Else the items of a round, one for each warpgroup, have the same book, since they
+// share the codewords that stream by.
 struct Items {
   int64_t rows;                         // of a book
   unsigned dealt, books, groups, grid;  // what is dealt out to so many blocks
@@ -80,11 +85,13 @@ struct Items {
     const auto which = static_cast<unsigned>(item);
     if (books == 1) return {0, int64_t{block + which * grid} * kGroupRows, rows};
     const unsigned tile = block + which / groups * grid;
-    return {static_cast<int>(tile % books), (int64_t{tile / books} * groups + which % groups) * kGroupRows, rows};
+    return {static_cast<int>(tile % books), (int64_t{tile / books} * groups + which % groups) * kGroupRows,
+            rows};
   }
 };
 
-// Division by a number that the host knows, of numbers below 2^52: the instruction set has none, and a loop would be a call.
+// Division by a number that the host knows, of numbers below 2^52: the instruction set has none, and a loop
+// would be a call.
 struct Divisor {
   int64_t by;
   double inverse;
@@ -112,14 +119,15 @@ struct Origin {
   }
 };
 
-// What a lane of a multiplying warp found for a row: its least score and the next one, as the packed integers of vq_assign_scores.h, and
-// the tile of 128 codewords that the least is of.
+// What a lane of a multiplying warp found for a row: its least score and the next one, as the packed integers
+// of vq_assign_scores.h, and the tile of 128 codewords that the least is of.
 struct alignas(16) Found {
   TwoLeast scores;
   int tile, unused;
 };
 
-// What else there is of the 64 rows of a tile: results of the four lanes of a row, length and rest of the rows.
+// What else there is of the 64 rows of a tile: results of the four lanes of a row, length and rest of the
+// rows.
 struct Slot {
   Found found[kGroupRows][4];
   float norm[kGroupRows], rest[kGroupRows];
@@ -137,21 +145,25 @@ struct Unfinished {
   Pending pending[2 * kWarpRows];  // fewer than are settled at once, and those of one item
 };
 
-// How shared memory is divided. A kernel has it in constant memory, which saves the registers of as many pointers.
+// How shared memory is divided. A kernel has it in constant memory, which saves the registers of as many
+// pointers.
 struct Stages {
   Items items;
   Origin origin;
-  int codes = 0, tiles = 0, raw = 0;        // stages of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
-  bool resident = false;                    // every block of the codebook has a stage of its own
-  bool in_turn = false;                     // the warpgroups multiply one after the other
-  bool dense = false;                       // rows lie side by side, without gaps, and are one chunk each
-  int chunks = 0, row_bytes = 0, size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
+  int codes = 0, tiles = 0,
+      raw = 0;  // stages of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
+  bool resident = false;  // every block of the codebook has a stage of its own
+  bool in_turn = false;   // the warpgroups multiply one after the other
+  bool dense = false;     // rows lie side by side, without gaps, and are one chunk each
+  int chunks = 0, row_bytes = 0,
+      size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
   int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, unfinished_at = 0, barriers_at = 0;
 
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codes + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
-constexpr int kWgmmaStaticBytes = 1024;  // what the kernel declares itself, up to the alignment of what comes after it
+constexpr int kWgmmaStaticBytes =
+    1024;  // what the kernel declares itself, up to the alignment of what comes after it
 
 // Place the stages in memory. Returns whether they fit.
 inline bool place(Stages& stages, int64_t limit) {
@@ -172,8 +184,10 @@ inline bool place(Stages& stages, int64_t limit) {
   return size + kWgmmaStaticBytes <= limit;
 }
 
-// For rows of x that are copied 16 bytes at a time, with so many bytes of shared memory; codes = 0 where that does not do.
-inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
+// For rows of x that are copied 16 bytes at a time, with so many bytes of shared memory; codes = 0 where that
+// does not do.
+inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
+                     int64_t most_blocks) {
   if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits
   Stages stages;
   stages.items = Items(shape, groups, most_blocks);
@@ -184,7 +198,8 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   stages.dense = shape.books == 1 && stages.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
                  (one || shape.outer_stride == shape.inner * shape.inner_stride);
   const int64_t blocks = shape.books * (shape.padded_k / kBlockCodes) * stages.chunks;
-  // A tile for every warpgroup to begin with. Codewords that stay need no more; those that stream want four blocks under way.
+  // A tile for every warpgroup to begin with. Codewords that stay need no more; those that stream want four
+  // blocks under way.
   stages.tiles = groups, stages.raw = 1;
   stages.codes = static_cast<int>(std::min<int64_t>(blocks, 64));
   stages.resident = stages.codes == blocks && place(stages, limit);
@@ -193,7 +208,8 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
     if (place(stages, limit)) break;
   }
   if (!place(stages, limit)) return {};
-  // The rest of the memory goes to rows under way first, then to room between the roles, then to more blocks of codewords.
+  // The rest of the memory goes to rows under way first, then to room between the roles, then to more blocks
+  // of codewords.
   const auto more = [&](int& what, int most) {
     while (what < most) {
       ++what;
@@ -205,7 +221,8 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   more(stages.raw, 2), more(stages.tiles, groups + 1);
   if (!stages.resident) more(stages.codes, static_cast<int>(std::min<int64_t>(blocks, 6)));
   more(stages.raw, 4), more(stages.tiles, 2 * groups), more(stages.raw, 6);
-  // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last warpgroup has had its own.
+  // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last
+  // warpgroup has had its own.
   stages.in_turn = stages.resident || stages.codes > stages.chunks;
   place(stages, limit);
   return stages;

@@ -1,8 +1,9 @@
 // vq_backward on CUDA: the gradient of vq with respect to x.
 //
-// Elementwise but for the five dot products of the rotation (common/rotation.h). Where all is contiguous and nothing rotates, a thread
-// takes four elements. Otherwise a warp has a segment of a row and reads it once, or twice: the second reading finds it in the first-level
-// cache. Wide, in which it computes, is float unless x or the codebook is float64 or it rotates.
+// Elementwise but for the five dot products of the rotation (common/rotation.h). Where all is contiguous and
+// nothing rotates, a thread takes four elements. Otherwise a warp has a segment of a row and reads it once,
+// or twice: the second reading finds it in the first-level cache. Wide, in which it computes, is float unless
+// x or the codebook is float64 or it rotates.
 #pragma once
 
 #include <cstdint>
@@ -45,15 +46,19 @@ __device__ inline double sum_of_warp(double value) {
   return value;
 }
 
-// g: null where there is no gradient of `quantized`; codes: in Wide. An index out of range reads nothing and gives NaN.
+// g: null where there is no gradient of `quantized`; codes: in Wide. An index out of range reads nothing and
+// gives NaN.
 template <class T, class Wide>
 __global__ void __launch_bounds__(kThreads)
-    backward(const T* x, const Wide* codes, const int64_t* indices, const T* g, const double* pull, BackwardShape shape, T* out) {
+    backward(const T* x, const Wide* codes, const int64_t* indices, const T* g, const double* pull,
+             BackwardShape shape, T* out) {
   const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const Wide strength = static_cast<Wide>(*pull);
-  for (int64_t output = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp; output < shape.outputs; output += warps) {
-    const int64_t row = shape.segments == 1 ? output : output / shape.segments, segment = output - row * shape.segments;
+  for (int64_t output = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
+       output < shape.outputs; output += warps) {
+    const int64_t row = shape.segments == 1 ? output : output / shape.segments,
+                  segment = output - row * shape.segments;
     const int64_t column = segment * shape.d;
     const T* value = x + shape.x.begin(row, column);
     const T* gradient = g ? g + shape.g.begin(row, column) : nullptr;
@@ -65,17 +70,21 @@ __global__ void __launch_bounds__(kThreads)
     if (g && shape.rotation) {
       RotationDots dots{};
       for (int64_t j = lane; j < shape.d; j += kWarp) {
-        const double a = widen(value[j * shape.x.stride]), q = inside ? code[j] : Wide(NAN), b = widen(gradient[j * shape.g.stride]);
+        const double a = widen(value[j * shape.x.stride]), q = inside ? code[j] : Wide(NAN),
+                     b = widen(gradient[j * shape.g.stride]);
         dots.xx += a * a, dots.qq += q * q, dots.xq += a * q, dots.xg += a * b, dots.qg += q * b;
       }
-      turn = rotation({sum_of_warp(dots.xx), sum_of_warp(dots.qq), sum_of_warp(dots.xq), sum_of_warp(dots.xg), sum_of_warp(dots.qg)});
+      turn = rotation({sum_of_warp(dots.xx), sum_of_warp(dots.qq), sum_of_warp(dots.xq), sum_of_warp(dots.xg),
+                       sum_of_warp(dots.qg)});
     }
     for (int64_t j = lane; j < shape.d; j += kWarp) {
       const Wide a = widen(value[j * shape.x.stride]), q = inside ? code[j] : Wide(NAN);
       Wide result = multiply(a - q, strength);
       if (g) {
         const Wide b = widen(gradient[j * shape.g.stride]);
-        result = (shape.rotation ? static_cast<Wide>(b * turn.scale + (a * turn.along + q * turn.towards)) : b) + result;
+        result =
+            (shape.rotation ? static_cast<Wide>(b * turn.scale + (a * turn.along + q * turn.towards)) : b) +
+            result;
       }
       narrow(result, target[j * shape.out.stride]);
     }
@@ -87,14 +96,18 @@ struct alignas(4 * sizeof(T)) Four {
   T at[4];
 };
 
-// x, g and out lie as one another, d is a multiple of four and all addresses are of whole Fours; nothing rotates.
+// x, g and out lie as one another, d is a multiple of four and all addresses are of whole Fours; nothing
+// rotates.
 template <class T>
-__global__ void __launch_bounds__(kThreads) backward_dense(const Four<T>* x, const Four<float>* codes, const int64_t* indices,
-                                                           const Four<T>* g, const double* pull, BackwardShape shape, Four<T>* out) {
+__global__ void __launch_bounds__(kThreads)
+    backward_dense(const Four<T>* x, const Four<float>* codes, const int64_t* indices, const Four<T>* g,
+                   const double* pull, BackwardShape shape, Four<T>* out) {
   const auto strength = static_cast<float>(*pull);
   const int64_t width = shape.d / 4, threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < shape.outputs * width; i += threads) {
-    const int64_t output = i / width, index = indices[output], book = shape.books == 1 ? 0 : output % shape.segments;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < shape.outputs * width;
+       i += threads) {
+    const int64_t output = i / width, index = indices[output],
+                  book = shape.books == 1 ? 0 : output % shape.segments;
     const Four<T> value = x[i], gradient = g ? g[i] : Four<T>{};
     Four<float> code{{NAN, NAN, NAN, NAN}};
     if (index >= 0 && index < shape.k) code = codes[(book * shape.k + index) * width + (i - output * width)];

@@ -1,8 +1,8 @@
 // What vq makes of indices: the codewords, the error and the counts, in one pass at the speed of a copy.
 //
-// A warp takes a tile of at most 32 rows, one after another in memory, and cuts it into pieces of 16 bytes of x that its lanes take in
-// turn, some under way each: every access of a warp is of whole sectors, whatever d is. Where pieces do not fit (alignment, strides), a
-// piece is an element.
+// A warp takes a tile of at most 32 rows, one after another in memory, and cuts it into pieces of 16 bytes of
+// x that its lanes take in turn, some under way each: every access of a warp is of whole sectors, whatever d
+// is. Where pieces do not fit (alignment, strides), a piece is an element.
 //
 // Bytes: x and quantized once each, 8 an index; codewords come from the caches.
 #pragma once
@@ -20,7 +20,8 @@ namespace {
 
 constexpr int kGatherBlocks = 3;     // to a multiprocessor
 constexpr int kMostCounters = 4096;  // codewords that a block counts in shared memory
-constexpr int kTilePieces = 512;     // of a warp; long rows come in small tiles, so that few rows are work for all warps
+constexpr int kTilePieces =
+    512;  // of a warp; long rows come in small tiles, so that few rows are work for all warps
 
 template <class T, int kCount>
 struct alignas(kCount * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Piece {
@@ -31,7 +32,8 @@ struct alignas(kCount * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Piece {
 template <class T>
 constexpr int kPieceOf = sizeof(T) < sizeof(double) ? 16 / sizeof(T) : 1;
 
-// In one access, where the compiler would cut an assignment up; and first to leave the caches, which keep the codewords.
+// In one access, where the compiler would cut an assignment up; and first to leave the caches, which keep the
+// codewords.
 template <class T, int kCount>
 __device__ void store(const Piece<T, kCount>& piece, T* target) {
   if constexpr (sizeof piece == sizeof(float4)) {
@@ -51,7 +53,8 @@ struct Gather {
   long long* counts;       // [codes], zeroed
   Total error;
   int tile;          // rows of a tile, a multiple of abreast
-  int abreast;       // rows that a warp reads side by side: 8 where elements of a row are apart, and those of eight rows may be neighbours
+  int abreast;       // rows that a warp reads side by side: 8 where elements of a row are apart, and those of
+                     // eight rows may be neighbours
   bool in_counters;  // counts by way of 4 bytes of dynamic shared memory for each codeword
 };
 
@@ -62,30 +65,37 @@ int64_t divide_rows(Gather<T, Code>& wanted, const Shape& shape, int piece, int6
   wanted.tile = kWarp;
   while (wanted.tile > wanted.abreast && wanted.tile * (shape.d / piece) > kTilePieces) wanted.tile /= 2;
   const int64_t rows = int64_t{wanted.tile} * (kThreads / kWarp), codes = shape.books * shape.k;
-  const int64_t needed = (shape.outputs + rows - 1) / rows, blocks = needed < most_blocks ? needed : most_blocks;
+  const int64_t needed = (shape.outputs + rows - 1) / rows,
+                blocks = needed < most_blocks ? needed : most_blocks;
   wanted.in_counters = codes <= kMostCounters && codes * blocks <= shape.outputs;
   return blocks;
 }
 
 template <class T, class Code, int kPiece>
-__global__ void __launch_bounds__(kThreads, kGatherBlocks) gather(const T* x, Shape shape, Gather<T, Code> wanted) {
+__global__ void __launch_bounds__(kThreads, kGatherBlocks)
+    gather(const T* x, Shape shape, Gather<T, Code> wanted) {
   constexpr int kPieces = kPiece > 4 ? 2 : 4;  // of a lane under way
-  using Wide = std::conditional_t<sizeof(T) == sizeof(double) || sizeof(Code) == sizeof(double), double, float>;
+  using Wide =
+      std::conditional_t<sizeof(T) == sizeof(double) || sizeof(Code) == sizeof(double), double, float>;
   const int lane = threadIdx.x % kWarp, d = static_cast<int>(shape.d), pieces = d / kPiece;
   const int codes = static_cast<int>(shape.books * shape.k);
   int* counters = reinterpret_cast<int*>(dynamic_memory());
   for (int code = threadIdx.x; wanted.in_counters && code < codes; code += blockDim.x) counters[code] = 0;
   __syncthreads();
 
-  // The lanes that share a row go on by `together` pieces, from the end of a row to the beginning of the next of theirs.
+  // The lanes that share a row go on by `together` pieces, from the end of a row to the beginning of the next
+  // of theirs.
   const int abreast = wanted.abreast, together = kWarp / abreast;
-  const int first_row = lane / abreast / pieces * abreast + lane % abreast, first_piece = lane / abreast % pieces;
+  const int first_row = lane / abreast / pieces * abreast + lane % abreast,
+            first_piece = lane / abreast % pieces;
   const int rows_on = together / pieces * abreast, pieces_on = together % pieces;
   const int steps = (wanted.tile * pieces + kWarp - 1) / kWarp;
-  const int64_t warp = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp, warps = int64_t{gridDim.x} * blockDim.x / kWarp;
+  const int64_t warp = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp,
+                warps = int64_t{gridDim.x} * blockDim.x / kWarp;
   double error = 0;
   for (int64_t first = warp * wanted.tile; first < shape.outputs; first += warps * wanted.tile) {
-    const int rows = static_cast<int>(shape.outputs - first < wanted.tile ? shape.outputs - first : wanted.tile);
+    const int rows =
+        static_cast<int>(shape.outputs - first < wanted.tile ? shape.outputs - first : wanted.tile);
     const int code = lane < rows ? code_of(shape, wanted.indices, first + lane) : -1;
     const int64_t begin = lane < rows ? shape.begin(first + lane) : 0;
     int row = first_row, piece = first_piece;
@@ -123,7 +133,8 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks) gather(const T* x, Sh
     }
     const unsigned same = __match_any_sync(kAllLanes, code);
     if (code < 0 || !leads(same)) continue;
-    wanted.in_counters ? (void)atomicAdd(counters + code, __popc(same)) : add_to(wanted.counts + code, __popc(same));
+    wanted.in_counters ? (void)atomicAdd(counters + code, __popc(same))
+                       : add_to(wanted.counts + code, __popc(same));
   }
 
   __syncthreads();

@@ -1,5 +1,5 @@
-// What a direct call of torch.ops must satisfy before an MC-dropout kernel follows its pointers, on the CPU and on a GPU alike. The
-// public function checks with more care (ops/mc_dropout_mlp/__init__.py).
+// What a direct call of torch.ops must satisfy before an MC-dropout kernel follows its pointers, on the CPU
+// and on a GPU alike. The public function checks with more care (ops/mc_dropout_mlp/__init__.py).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -15,8 +15,11 @@
 
 namespace uefl {
 
-// A unit is dropped when its 16 random bits are below this: with probability round(65536 p) / 65536, at most 65535 / 65536.
-inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(std::min(65535.0, std::nearbyint(p * 65536))); }
+// A unit is dropped when its 16 random bits are below this: with probability round(65536 p) / 65536, at most
+// 65535 / 65536.
+inline uint32_t dropout_threshold(double p) {
+  return static_cast<uint32_t>(std::min(65535.0, std::nearbyint(p * 65536)));
+}
 
 // Of a name that the check has let through.
 inline McActivation activation_of(const std::string& name) {
@@ -37,36 +40,44 @@ inline bool is_seed(const torch::stable::Tensor& seed) {
 }
 }  // namespace check
 
-inline void check_mc_dropout(const torch::stable::Tensor& x, const torch::stable::Tensor& parameters, const std::vector<int64_t>& widths,
-                             const std::vector<double>& p, int64_t passes, const std::string& activation,
-                             const torch::stable::Tensor& seed) {
+inline void check_mc_dropout(const torch::stable::Tensor& x, const torch::stable::Tensor& parameters,
+                             const std::vector<int64_t>& widths, const std::vector<double>& p, int64_t passes,
+                             const std::string& activation, const torch::stable::Tensor& seed) {
   using torch::headeronly::ScalarType;
-  const auto require = [](bool condition, const char* expected) { check::require("mc_dropout_mlp", condition, expected); };
+  const auto require = [](bool condition, const char* expected) {
+    check::require("mc_dropout_mlp", condition, expected);
+  };
   const ScalarType type = x.scalar_type();
   require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half,
           "x must be float32, bfloat16 or float16 (float64 runs on the reference)");
   require(parameters.scalar_type() == ScalarType::Float, "parameters must be float32");
   require(check::is_seed(seed), "seed must be an int64 tensor of no dimensions");
   for (const torch::stable::Tensor& tensor : {parameters, seed}) {
-    require(x.is_cpu() == tensor.is_cpu() && x.is_cuda() == tensor.is_cuda() && x.get_device_index() == tensor.get_device_index(),
+    require(x.is_cpu() == tensor.is_cpu() && x.is_cuda() == tensor.is_cuda() &&
+                x.get_device_index() == tensor.get_device_index(),
             "x, parameters and seed must be on the same device");
   }
   require(!widths.empty() && p.size() == widths.size(), "widths and p must be as many, at least one");
-  require(std::all_of(widths.begin(), widths.end(), [](int64_t width) { return width >= 1 && width <= INT32_MAX; }),
+  require(std::all_of(widths.begin(), widths.end(),
+                      [](int64_t width) { return width >= 1 && width <= INT32_MAX; }),
           "widths must be at least 1");
   require(x.dim() == 2 && x.size(1) == widths[0], "x must have shape [B, widths[0]]");
   require(check::is_word(x.size(0)), "x has too many rows");
   int64_t expected = 0;
   for (size_t i = 1; i < widths.size(); ++i) expected += widths[i] * (widths[i - 1] + 1);
-  require(parameters.dim() == 1 && parameters.numel() == expected, "parameters must hold the weights and the bias of each layer");
+  require(parameters.dim() == 1 && parameters.numel() == expected,
+          "parameters must hold the weights and the bias of each layer");
   require(std::all_of(p.begin(), p.end(), check::is_rate), "p must be in [0, 1)");
   require(passes >= 1 && check::is_word(passes), "passes must be in [1, 2^32)");
   require(activation == "gelu" || activation == "relu" || activation == "silu" || activation == "tanh",
           "activation must be 'gelu', 'relu', 'silu' or 'tanh'");
 }
 
-inline void check_dropout_mask(const torch::stable::Tensor& seed, int64_t rows, int64_t columns, int64_t pass, int64_t stream, double p) {
-  const auto require = [](bool condition, const char* expected) { check::require("dropout_mask", condition, expected); };
+inline void check_dropout_mask(const torch::stable::Tensor& seed, int64_t rows, int64_t columns, int64_t pass,
+                               int64_t stream, double p) {
+  const auto require = [](bool condition, const char* expected) {
+    check::require("dropout_mask", condition, expected);
+  };
   require(check::is_seed(seed), "seed must be an int64 tensor of no dimensions");
   require(check::is_word(rows) && check::is_word(columns), "rows and columns must be in [0, 2^32)");
   require(check::is_word(pass) && check::is_word(stream), "pass and stream must be in [0, 2^32)");

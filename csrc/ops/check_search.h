@@ -1,5 +1,5 @@
-// What a direct call of torch.ops must satisfy before a kernel follows its pointers, on the CPU and on a GPU alike. The public
-// functions check with more care (uefl_kernels/_checks.py).
+// What a direct call of torch.ops must satisfy before a kernel follows its pointers, on the CPU and on a GPU
+// alike. The public functions check with more care (uefl_kernels/_checks.py).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -10,24 +10,27 @@
 
 namespace uefl {
 
-// Of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books = segments.
+// Of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books =
+// segments.
 struct SearchSizes {
   int64_t books, k, d, segments;
 };
 
-inline SearchSizes check_search(const std::string& op, const torch::stable::Tensor& x, const torch::stable::Tensor& codebook,
-                                const std::string& metric) {
+inline SearchSizes check_search(const std::string& op, const torch::stable::Tensor& x,
+                                const torch::stable::Tensor& codebook, const std::string& metric) {
   using torch::headeronly::ScalarType;
   const auto require = [&](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(op + ": " + expected);
   };
   for (const torch::stable::Tensor& tensor : {x, codebook}) {
     const ScalarType type = tensor.scalar_type();
-    require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Double,
+    require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half ||
+                type == ScalarType::Double,
             "expected float32, bfloat16, float16 or float64");
   }
   // Of a kind that the kernel was dispatched for is at least one of the two, and so both are.
-  require(x.is_cpu() == codebook.is_cpu() && x.is_cuda() == codebook.is_cuda() && x.get_device_index() == codebook.get_device_index(),
+  require(x.is_cpu() == codebook.is_cpu() && x.is_cuda() == codebook.is_cuda() &&
+              x.get_device_index() == codebook.get_device_index(),
           "x and codebook must be on the same device");
   require(x.dim() >= 1, "x must have shape [..., D]");
   require(codebook.dim() == 2 || codebook.dim() == 3, "codebook must have shape [K, d] or [S, K, d]");

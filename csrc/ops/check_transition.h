@@ -1,5 +1,6 @@
-// What a direct call of torch.ops must satisfy before a kernel of the transition and set-proportion ops follows its pointers, on the CPU
-// and on a GPU alike. The public functions check with more care (uefl_kernels/_checks.py).
+// What a direct call of torch.ops must satisfy before a kernel of the transition and set-proportion ops
+// follows its pointers, on the CPU and on a GPU alike. The public functions check with more care
+// (uefl_kernels/_checks.py).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,7 +17,8 @@ class CheckInputs {
   CheckInputs(const char* op, const torch::stable::Tensor& logits) : op_(op), logits_(logits) {
     using torch::headeronly::ScalarType;
     const ScalarType type = logits.scalar_type();
-    require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Double,
+    require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half ||
+                type == ScalarType::Double,
             "expected logits of float32, bfloat16, float16 or float64");
     require(logits.dim() == 2 && logits.size(1) > 0, "logits must have shape [B, K]");
   }

@@ -29,10 +29,13 @@ void require(bool condition, const char* expected, const char* op = "kmeans: ") 
 }
 
 bool has_shape(const Tensor& tensor, const std::vector<int64_t>& shape, ScalarType dtype) {
-  return tensor.is_cpu() && tensor.scalar_type() == dtype && std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()) == shape;
+  return tensor.is_cpu() && tensor.scalar_type() == dtype &&
+         std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()) == shape;
 }
 
-ScalarType centre_dtype(const Tensor& x) { return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+ScalarType centre_dtype(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
 
 bool has_valid_dtype(const Tensor& x) {
   const ScalarType dtype = x.scalar_type();
@@ -49,7 +52,9 @@ cpu::Seeding seeding_of(const std::string& method, bool given) {
   return cpu::Seeding::random;
 }
 
-void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 1, work); }
+void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+  torch::stable::parallel_for(0, count, 1, work);
+}
 
 void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { work(0, count); }
 
@@ -66,19 +71,25 @@ void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { w
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::optional<Tensor> weights_given,
-                                                  std::optional<Tensor> init_given, std::vector<int64_t> sizes,
-                                                  std::vector<int64_t> clusters, std::vector<int64_t> seeds, std::string method,
-                                                  bool spherical, int64_t n_init, int64_t max_iter, double tol) {
+                                                  std::optional<Tensor> init_given,
+                                                  std::vector<int64_t> sizes, std::vector<int64_t> clusters,
+                                                  std::vector<int64_t> seeds, std::string method,
+                                                  bool spherical, int64_t n_init, int64_t max_iter,
+                                                  double tol) {
   const int64_t problems = static_cast<int64_t>(sizes.size()), d = x_given.dim() == 2 ? x_given.size(1) : 0;
   const ScalarType out = centre_dtype(x_given);
   const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   const int64_t centres_count = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
-  require(x_given.is_cpu() && d > 0 && x_given.size(0) == rows, "x must have shape [sum of sizes, d], on the CPU");
+  require(x_given.is_cpu() && d > 0 && x_given.size(0) == rows,
+          "x must have shape [sum of sizes, d], on the CPU");
   require(has_valid_dtype(x_given), "expected float32, bfloat16, float16 or float64");
-  require(clusters.size() == sizes.size() && seeds.size() == sizes.size(), "sizes, clusters and seeds must have the same length");
-  for (int64_t p = 0; p < problems; ++p) require(1 <= clusters[p] && clusters[p] <= sizes[p], "expected 1 <= clusters <= sizes");
+  require(clusters.size() == sizes.size() && seeds.size() == sizes.size(),
+          "sizes, clusters and seeds must have the same length");
+  for (int64_t p = 0; p < problems; ++p)
+    require(1 <= clusters[p] && clusters[p] <= sizes[p], "expected 1 <= clusters <= sizes");
   require(n_init >= 1 && max_iter >= 1, "n_init and max_iter must be at least 1");
-  require(!weights_given || has_shape(*weights_given, {rows}, ScalarType::Double), "weights must be float64 of shape [sum of sizes]");
+  require(!weights_given || has_shape(*weights_given, {rows}, ScalarType::Double),
+          "weights must be float64 of shape [sum of sizes]");
   require(!init_given || has_shape(*init_given, {centres_count, d}, out),
           "init must have shape [sum of clusters, d] and the dtype of the centres");
 
@@ -89,23 +100,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
   Tensor inertia = torch::stable::new_empty(x_given, {problems}, ScalarType::Double);
   Tensor iterations = torch::stable::new_empty(x_given, {problems}, ScalarType::Long);
 
-  const cpu::KMeansOptions options{seeding_of(method, init_given.has_value()), spherical, n_init, max_iter, tol};
+  const cpu::KMeansOptions options{seeding_of(method, init_given.has_value()), spherical, n_init, max_iter,
+                                   tol};
   const int64_t bytes = d * (out == ScalarType::Double ? 8 : 4);
   std::vector<cpu::KMeansProblem> work;
   for (int64_t p = 0, row = 0, centre = 0; p < problems; row += sizes[p], centre += clusters[p], ++p) {
-    const auto from = [](const Tensor& tensor, int64_t offset) { return static_cast<const char*>(tensor.const_data_ptr()) + offset; };
+    const auto from = [](const Tensor& tensor, int64_t offset) {
+      return static_cast<const char*>(tensor.const_data_ptr()) + offset;
+    };
     const cpu::Dtype type = dtype_of(x_given);
-    const cpu::StridedRows view{
-        from(x_given, row * x_given.stride(0) * cpu::element_size(type)), type, sizes[p], 1, d, x_given.stride(0), 0, x_given.stride(1)};
-    work.push_back({.x = view,
-                    .weights = weights_given ? reinterpret_cast<const double*>(from(weights, row * 8)) : nullptr,
-                    .init = init_given ? from(init, centre * bytes) : nullptr,
-                    .k = clusters[p],
-                    .seed = static_cast<uint64_t>(seeds[p]),
-                    .centres = static_cast<char*>(centres.mutable_data_ptr()) + centre * bytes,
-                    .labels = static_cast<int64_t*>(labels.mutable_data_ptr()) + row,
-                    .inertia = static_cast<double*>(inertia.mutable_data_ptr()) + p,
-                    .iterations = static_cast<int64_t*>(iterations.mutable_data_ptr()) + p});
+    const cpu::StridedRows view{from(x_given, row * x_given.stride(0) * cpu::element_size(type)),
+                                type,
+                                sizes[p],
+                                1,
+                                d,
+                                x_given.stride(0),
+                                0,
+                                x_given.stride(1)};
+    work.push_back(
+        {.x = view,
+         .weights = weights_given ? reinterpret_cast<const double*>(from(weights, row * 8)) : nullptr,
+         .init = init_given ? from(init, centre * bytes) : nullptr,
+         .k = clusters[p],
+         .seed = static_cast<uint64_t>(seeds[p]),
+         .centres = static_cast<char*>(centres.mutable_data_ptr()) + centre * bytes,
+         .labels = static_cast<int64_t*>(labels.mutable_data_ptr()) + row,
+         .inertia = static_cast<double*>(inertia.mutable_data_ptr()) + p,
+         .iterations = static_cast<int64_t*>(iterations.mutable_data_ptr()) + p});
   }
   if (problems == 1) {
     cpu::kmeans(work[0], options, in_parallel);
@@ -127,44 +148,58 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
   return {centres, labels, inertia, iterations};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given, std::optional<Tensor> weights_given,
-                                                       const Tensor& middle_given, const Tensor& scale_given, const Tensor& mass_scale,
-                                                       bool with_inertia) {
-  const auto expect = [](bool condition, const char* expected) { require(condition, expected, "kmeans_step: "); };
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given,
+                                                       std::optional<Tensor> weights_given,
+                                                       const Tensor& middle_given, const Tensor& scale_given,
+                                                       const Tensor& mass_scale, bool with_inertia) {
+  const auto expect = [](bool condition, const char* expected) {
+    require(condition, expected, "kmeans_step: ");
+  };
   expect(x.is_cpu() && x.dim() == 2 && x.size(1) > 0, "x must have shape [N, d], on the CPU");
   expect(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
   const int64_t n = x.size(0), d = x.size(1), k = centres_given.dim() == 2 ? centres_given.size(0) : 0;
   expect(k > 0 && has_shape(centres_given, {k, d}, centre_dtype(x)),
-         "centres must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all else");
-  expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double), "weights must be float64 of shape [N]");
-  expect(has_shape(middle_given, {d}, ScalarType::Double) && has_shape(scale_given, {d}, ScalarType::Double) &&
-             has_shape(mass_scale, {}, ScalarType::Double),
+         "centres must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all "
+         "else");
+  expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double),
+         "weights must be float64 of shape [N]");
+  expect(has_shape(middle_given, {d}, ScalarType::Double) &&
+             has_shape(scale_given, {d}, ScalarType::Double) && has_shape(mass_scale, {}, ScalarType::Double),
          "units must be float64 of shapes [d], [d] and []");
   const Tensor centres = torch::stable::contiguous(centres_given),
                weights = torch::stable::contiguous(weights_given.value_or(middle_given));
-  const Tensor middle = torch::stable::contiguous(middle_given), scale = torch::stable::contiguous(scale_given);
-  expect(n == 0 || doubles(mass_scale)[0] * n <= 0x1p62, "units are of fewer rows than x has; give those of these rows or of more");
+  const Tensor middle = torch::stable::contiguous(middle_given),
+               scale = torch::stable::contiguous(scale_given);
+  expect(n == 0 || doubles(mass_scale)[0] * n <= 0x1p62,
+         "units are of fewer rows than x has; give those of these rows or of more");
   if (weights_given) {
     for (int64_t i = 0; i < n; ++i) {
-      expect(0 <= doubles(weights)[i] && doubles(weights)[i] <= 1, "weights must be finite, not negative and not above those of the units");
+      expect(0 <= doubles(weights)[i] && doubles(weights)[i] <= 1,
+             "weights must be finite, not negative and not above those of the units");
     }
   }
-  Tensor labels = torch::stable::new_empty(x, {n}, ScalarType::Long), inertia = torch::stable::new_zeros(x, {}, ScalarType::Double);
-  Tensor sums = torch::stable::new_empty(x, {k, d}, ScalarType::Long), masses = torch::stable::new_empty(x, {k}, ScalarType::Long);
+  Tensor labels = torch::stable::new_empty(x, {n}, ScalarType::Long),
+         inertia = torch::stable::new_zeros(x, {}, ScalarType::Double);
+  Tensor sums = torch::stable::new_empty(x, {k, d}, ScalarType::Long),
+         masses = torch::stable::new_empty(x, {k}, ScalarType::Long);
 
   for (int64_t i = 0; i < k * d; ++i) {
-    const double value =
-        dtype_of(centres) == cpu::Dtype::f64 ? doubles(centres)[i] : static_cast<const float*>(centres.const_data_ptr())[i];
+    const double value = dtype_of(centres) == cpu::Dtype::f64
+                             ? doubles(centres)[i]
+                             : static_cast<const float*>(centres.const_data_ptr())[i];
     expect(std::abs(value) <= cpu::kLargest, "centres must be finite, and at most 2^480 (3e144)");
   }
-  const cpu::Search search({centres.const_data_ptr(), dtype_of(centres), 1, k, d}, cpu::Metric::l2, true, "kmeans_step", in_parallel);
+  const cpu::Search search({centres.const_data_ptr(), dtype_of(centres), 1, k, d}, cpu::Metric::l2, true,
+                           "kmeans_step", in_parallel);
   const cpu::StridedRows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
-  const cpu::KMeansUnits units{{doubles(middle), doubles(scale)}, weights_given ? doubles(weights) : nullptr, *doubles(mass_scale)};
+  const cpu::KMeansUnits units{
+      {doubles(middle), doubles(scale)}, weights_given ? doubles(weights) : nullptr, *doubles(mass_scale)};
   cpu::KMeansTotals totals(k, d);
   std::vector<double> distances(with_inertia ? n : 0);
   int64_t* out = static_cast<int64_t*>(labels.mutable_data_ptr());
   std::fill(out, out + n, -1);
-  cpu::kmeans_step(rows, search, centres.const_data_ptr(), units, in_parallel, out, totals, with_inertia ? distances.data() : nullptr);
+  cpu::kmeans_step(rows, search, centres.const_data_ptr(), units, in_parallel, out, totals,
+                   with_inertia ? distances.data() : nullptr);
   std::copy(totals.sums.begin(), totals.sums.end(), static_cast<int64_t*>(sums.mutable_data_ptr()));
   std::copy(totals.masses.begin(), totals.masses.end(), static_cast<int64_t*>(masses.mutable_data_ptr()));
   if (with_inertia) {
@@ -177,20 +212,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   return {labels, sums, masses, inertia};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_units(const Tensor& x, std::optional<Tensor> weights_given) {
-  const auto expect = [](bool condition, const char* expected) { require(condition, expected, "kmeans_units: "); };
-  expect(x.is_cpu() && x.dim() == 2 && has_valid_dtype(x), "x must have shape [N, d], on the CPU: float32, bfloat16, float16 or float64");
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_units(const Tensor& x,
+                                                        std::optional<Tensor> weights_given) {
+  const auto expect = [](bool condition, const char* expected) {
+    require(condition, expected, "kmeans_units: ");
+  };
+  expect(x.is_cpu() && x.dim() == 2 && has_valid_dtype(x),
+         "x must have shape [N, d], on the CPU: float32, bfloat16, float16 or float64");
   const int64_t n = x.size(0), d = x.size(1);
-  expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double), "weights must be float64 of shape [N]");
+  expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double),
+         "weights must be float64 of shape [N]");
   const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x;
   const cpu::StridedRows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
-  const cpu::KMeansScales found = cpu::kmeans_scales(rows, weights_given ? doubles(weights) : nullptr, in_parallel, "kmeans_step");
+  const cpu::KMeansScales found =
+      cpu::kmeans_scales(rows, weights_given ? doubles(weights) : nullptr, in_parallel, "kmeans_step");
   const auto filled = [&](std::vector<int64_t> shape, const double* values) {
     Tensor tensor = torch::stable::new_empty(x, shape, ScalarType::Double);
     std::copy(values, values + tensor.numel(), static_cast<double*>(tensor.mutable_data_ptr()));
     return tensor;
   };
-  return {filled({d}, found.middle.data()), filled({d}, found.scale.data()), filled({}, &found.mass_scale), filled({}, &found.weight_unit)};
+  return {filled({d}, found.middle.data()), filled({d}, found.scale.data()), filled({}, &found.mass_scale),
+          filled({}, &found.weight_unit)};
 }
 
 }  // namespace

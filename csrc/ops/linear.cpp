@@ -23,20 +23,27 @@ std::string described(const char* name, const Tensor& tensor) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  for (const auto& [name, tensor] : {std::pair{"x", &x}, std::pair{"weight", &weight}, std::pair{"bias", &bias}}) {
+  for (const auto& [name, tensor] :
+       {std::pair{"x", &x}, std::pair{"weight", &weight}, std::pair{"bias", &bias}}) {
     if (!tensor->is_cpu() || tensor->scalar_type() != ScalarType::Float) {
-      throw std::runtime_error(std::string("linear: ") + name + " is not float32 on the CPU; torch.nn.functional.linear takes others");
+      throw std::runtime_error(std::string("linear: ") + name +
+                               " is not float32 on the CPU; torch.nn.functional.linear takes others");
     }
   }
-  if (x.dim() != 2 || weight.dim() != 2 || bias.dim() != 1 || x.size(1) != weight.size(1) || weight.size(0) != bias.size(0)) {
-    throw std::runtime_error("linear: expected x [N, D], weight [M, D] and bias [M], got" + described("x", x) +
-                             described("weight", weight) + described("bias", bias));
+  if (x.dim() != 2 || weight.dim() != 2 || bias.dim() != 1 || x.size(1) != weight.size(1) ||
+      weight.size(0) != bias.size(0)) {
+    throw std::runtime_error("linear: expected x [N, D], weight [M, D] and bias [M], got" +
+                             described("x", x) + described("weight", weight) + described("bias", bias));
   }
-  const Tensor rows = torch::stable::contiguous(x), units = torch::stable::contiguous(weight), base = torch::stable::contiguous(bias);
+  const Tensor rows = torch::stable::contiguous(x), units = torch::stable::contiguous(weight),
+               base = torch::stable::contiguous(bias);
   const auto data = [](const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); };
   Tensor y = torch::stable::new_empty(x, {x.size(0), weight.size(0)});
-  cpu::linear({data(rows), data(units), data(base), static_cast<float*>(y.mutable_data_ptr()), x.size(0), x.size(1), weight.size(0)},
-              [](int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 1, work); });
+  cpu::linear({data(rows), data(units), data(base), static_cast<float*>(y.mutable_data_ptr()), x.size(0),
+               x.size(1), weight.size(0)},
+              [](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+                torch::stable::parallel_for(0, count, 1, work);
+              });
   return y;
 }
 

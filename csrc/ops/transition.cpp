@@ -1,4 +1,5 @@
-// What torch sees of the transition ops and set_proportion_loss on the CPU: shapes, dispatch-key registration.
+// What torch sees of the transition ops and set_proportion_loss on the CPU: shapes, dispatch-key
+// registration.
 #include "cpu/transition.h"
 
 #include <torch/csrc/stable/library.h>
@@ -19,7 +20,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // Losses and constants: float64 where the logits are, else float32.
-ScalarType wide(const Tensor& logits) { return logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+ScalarType wide(const Tensor& logits) {
+  return logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
 
 Tensor dense(const Tensor& tensor, ScalarType dtype) {
   return torch::stable::contiguous(tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype));
@@ -27,7 +30,8 @@ Tensor dense(const Tensor& tensor, ScalarType dtype) {
 
 cpu::StridedRows rows_of(const Tensor& logits) {
   cpu::StridedRows rows;
-  cpu::view_rows(logits.const_data_ptr(), dtype_of(logits), logits.sizes().data(), logits.strides().data(), 2, rows);  // two always fit
+  cpu::view_rows(logits.const_data_ptr(), dtype_of(logits), logits.sizes().data(), logits.strides().data(), 2,
+                 rows);  // two always fit
   return rows;
 }
 
@@ -38,7 +42,8 @@ struct Input {
   Input(const char* op, const Tensor& logits_given, const Tensor& log_transition, const Tensor& log_marginal,
         const std::optional<Tensor>& groups_given)
       : check(op, logits_given), logits(logits_given) {
-    check.require(log_transition.dim() == 3 && log_transition.numel() > 0, "log_transition must have shape [G, M, K]");
+    check.require(log_transition.dim() == 3 && log_transition.numel() > 0,
+                  "log_transition must have shape [G, M, K]");
     log.g = log_transition.size(0), log.m = log_transition.size(1), log.k = logits.size(1);
     check.values(log_transition, {log.g, log.m, log.k});
     check.values(log_marginal, {log.g, log.k});
@@ -61,43 +66,52 @@ struct Input {
   cpu::LogTransition log;
 };
 
-std::tuple<Tensor, Tensor> transition_nll(const Tensor& logits, const Tensor& targets, const Tensor& log_transition,
-                                          const Tensor& log_marginal, std::optional<Tensor> groups, int64_t ignore_index,
+std::tuple<Tensor, Tensor> transition_nll(const Tensor& logits, const Tensor& targets,
+                                          const Tensor& log_transition, const Tensor& log_marginal,
+                                          std::optional<Tensor> groups, int64_t ignore_index,
                                           bool with_gradient) {
   const Input input("transition_nll", logits, log_transition, log_marginal, groups);
   input.check.index(targets, logits.size(0));
   const Tensor sets = torch::stable::contiguous(targets);
   Tensor loss = torch::stable::new_empty(logits, {logits.size(0)}, wide(logits));
-  Tensor gradient = with_gradient ? torch::stable::new_empty(logits, logits.sizes()) : torch::stable::new_empty(logits, {0});
-  const cpu::Transition run("transition_nll", rows_of(logits), indices(sets), input.group_indices(), input.log, ignore_index);
+  Tensor gradient = with_gradient ? torch::stable::new_empty(logits, logits.sizes())
+                                  : torch::stable::new_empty(logits, {0});
+  const cpu::Transition run("transition_nll", rows_of(logits), indices(sets), input.group_indices(),
+                            input.log, ignore_index);
   void *to = loss.mutable_data_ptr(), *slope = with_gradient ? gradient.mutable_data_ptr() : nullptr;
-  torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.nll(lo, hi, to, slope); });
+  torch::stable::parallel_for(0, run.blocks(), 1,
+                              [&](int64_t lo, int64_t hi) { run.nll(lo, hi, to, slope); });
   return {loss, gradient};
 }
 
-Tensor log_transition_probs(const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal, std::optional<Tensor> groups) {
+Tensor log_transition_probs(const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal,
+                            std::optional<Tensor> groups) {
   const Input input("log_transition_probs", logits, log_transition, log_marginal, groups);
   Tensor log_g = torch::stable::new_empty(logits, {logits.size(0), input.log.m}, wide(logits));
-  const cpu::Transition run("log_transition_probs", rows_of(logits), nullptr, input.group_indices(), input.log);
+  const cpu::Transition run("log_transition_probs", rows_of(logits), nullptr, input.group_indices(),
+                            input.log);
   void* to = log_g.mutable_data_ptr();
   torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.probs(lo, hi, to); });
   return log_g;
 }
 
-Tensor log_transition_probs_backward(const Tensor& grad, const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal,
-                                     std::optional<Tensor> groups) {
+Tensor log_transition_probs_backward(const Tensor& grad, const Tensor& logits, const Tensor& log_transition,
+                                     const Tensor& log_marginal, std::optional<Tensor> groups) {
   const Input input("log_transition_probs_backward", logits, log_transition, log_marginal, groups);
   input.check.values(grad, {logits.size(0), input.log.m});
   const Tensor weight = dense(grad, wide(logits));
   Tensor gradient = torch::stable::new_empty(logits, logits.sizes());
-  const cpu::Transition run("log_transition_probs_backward", rows_of(logits), nullptr, input.group_indices(), input.log);
+  const cpu::Transition run("log_transition_probs_backward", rows_of(logits), nullptr, input.group_indices(),
+                            input.log);
   void* to = gradient.mutable_data_ptr();
   const void* from = weight.const_data_ptr();
-  torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.probs_backward(lo, hi, from, to); });
+  torch::stable::parallel_for(0, run.blocks(), 1,
+                              [&](int64_t lo, int64_t hi) { run.probs_backward(lo, hi, from, to); });
   return gradient;
 }
 
-std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tensor& offsets, const Tensor& proportions, bool with_gradient) {
+std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tensor& offsets,
+                                               const Tensor& proportions, bool with_gradient) {
   const CheckInputs check("set_proportion_loss", logits);
   check.require(proportions.dim() == 2 && proportions.size(0) > 0, "proportions must have shape [S, K]");
   check.values(proportions, {proportions.size(0), logits.size(1)});
@@ -107,9 +121,12 @@ std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tenso
   const cpu::StridedRows rows = rows_of(logits);
   cpu::check(sets, rows);
   Tensor loss = torch::stable::new_empty(logits, {sets.sets}, wide(logits));
-  Tensor gradient = with_gradient ? torch::stable::new_empty(logits, logits.sizes()) : torch::stable::new_empty(logits, {0});
+  Tensor gradient = with_gradient ? torch::stable::new_empty(logits, logits.sizes())
+                                  : torch::stable::new_empty(logits, {0});
   void *to = loss.mutable_data_ptr(), *slope = with_gradient ? gradient.mutable_data_ptr() : nullptr;
-  torch::stable::parallel_for(0, sets.sets, 1, [&](int64_t lo, int64_t hi) { cpu::set_proportion_loss(sets, rows, lo, hi, to, slope); });
+  torch::stable::parallel_for(0, sets.sets, 1, [&](int64_t lo, int64_t hi) {
+    cpu::set_proportion_loss(sets, rows, lo, hi, to, slope);
+  });
   return {loss, gradient};
 }
 

@@ -26,13 +26,16 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // For a codebook, which may be small.
-void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) { torch::stable::parallel_for(0, count, 16, work); }
+void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+  torch::stable::parallel_for(0, count, 16, work);
+}
 
 // The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
 cpu::StridedRows rows_of(Tensor& tensor) {
   cpu::StridedRows rows;
   const auto view = [&] {
-    return cpu::view_rows(tensor.const_data_ptr(), dtype_of(tensor), tensor.sizes().data(), tensor.strides().data(), tensor.dim(), rows);
+    return cpu::view_rows(tensor.const_data_ptr(), dtype_of(tensor), tensor.sizes().data(),
+                          tensor.strides().data(), tensor.dim(), rows);
   };
   if (!view()) {
     tensor = torch::stable::contiguous(tensor);
@@ -43,7 +46,8 @@ cpu::StridedRows rows_of(Tensor& tensor) {
 
 // x and the codebook as the kernels see them; holds the tensors whose memory they point to.
 struct Input {
-  Input(const std::string& op, const Tensor& x_given, const Tensor& codebook_given, const std::string& metric_name)
+  Input(const std::string& op, const Tensor& x_given, const Tensor& codebook_given,
+        const std::string& metric_name)
       : sizes(check_search(op, x_given, codebook_given, metric_name)),
         metric(metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine),
         x(x_given),
@@ -71,35 +75,43 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   const cpu::StridedRows rows = search.flatten_segments(input.rows);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
   int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
-  torch::stable::parallel_for(0, (n + step - 1) / step, 1,
-                              [&](int64_t lo, int64_t hi) { search.assign(rows, lo * step, std::min(n, hi * step), out); });
+  torch::stable::parallel_for(0, (n + step - 1) / step, 1, [&](int64_t lo, int64_t hi) {
+    search.assign(rows, lo * step, std::min(n, hi * step), out);
+  });
   return indices;
 }
 
 // rotation: for the backward pass alone.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook, std::string metric, bool exact,
-                                                      bool with_sums, double codebook_weight, double commitment_weight, bool /*rotation*/) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook,
+                                                      std::string metric, bool exact, bool with_sums,
+                                                      double codebook_weight, double commitment_weight,
+                                                      bool /*rotation*/) {
   const Input input("vq", x, codebook, metric);
-  const ScalarType dtype = x.scalar_type(), loss_dtype = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  const Tensor codes = codebook.scalar_type() == dtype ? input.codebook : torch::stable::to(input.codebook, dtype);
+  const ScalarType dtype = x.scalar_type(),
+                   loss_dtype = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const Tensor codes =
+      codebook.scalar_type() == dtype ? input.codebook : torch::stable::to(input.codebook, dtype);
   const auto shape = codebook.sizes();
   Tensor quantized = torch::stable::new_empty(x, x.sizes());
   Tensor indices = input.new_indices();
   Tensor counts = torch::stable::new_zeros(x, shape.slice(0, shape.size() - 1), ScalarType::Long);
-  Tensor sums = torch::stable::new_empty(x, with_sums ? std::vector<int64_t>(shape.begin(), shape.end()) : std::vector<int64_t>{0},
-                                         ScalarType::Double);
+  Tensor sums = torch::stable::new_empty(
+      x, with_sums ? std::vector<int64_t>(shape.begin(), shape.end()) : std::vector<int64_t>{0},
+      ScalarType::Double);
   Tensor loss = torch::stable::new_empty(x, std::vector<int64_t>{}, loss_dtype);
 
   const cpu::Search search(input.codes, input.metric, exact, "vq", in_parallel);
   cpu::Vq run(search, input.codes, codes.const_data_ptr(), input.rows,
               {quantized.mutable_data_ptr(), static_cast<int64_t*>(indices.mutable_data_ptr()),
-               static_cast<int64_t*>(counts.mutable_data_ptr()), with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});
+               static_cast<int64_t*>(counts.mutable_data_ptr()),
+               with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});
   torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.run(lo, hi); });
   if (with_sums) {
     torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.add(lo, hi); });
     torch::stable::parallel_for(0, run.codes(), 256, [&](int64_t lo, int64_t hi) { run.write_sums(lo, hi); });
   }
-  const double mean = run.error() * ((codebook_weight + commitment_weight) / static_cast<double>(std::max<int64_t>(1, x.numel())));
+  const double mean = run.error() * ((codebook_weight + commitment_weight) /
+                                     static_cast<double>(std::max<int64_t>(1, x.numel())));
   if (loss_dtype == ScalarType::Double) {
     *static_cast<double*>(loss.mutable_data_ptr()) = mean;
   } else {
@@ -111,15 +123,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
 // Rows that are a unit of work in a thread: enough of them to be worth the trouble.
 int64_t backward_rows(int64_t dim) { return std::max<int64_t>(1, (1 << 15) / dim); }
 
-Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices, std::optional<Tensor> grad_quantized, const Tensor& pull,
-                   bool rotation) {
+Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices,
+                   std::optional<Tensor> grad_quantized, const Tensor& pull, bool rotation) {
   Input input("vq_backward", x, codebook, "l2");
   const SearchSizes& sizes = input.sizes;
   check_backward(x, indices, grad_quantized ? &*grad_quantized : nullptr, pull, sizes);
   const Tensor chosen = torch::stable::contiguous(indices);
   const int64_t *first = static_cast<const int64_t*>(chosen.const_data_ptr()), *last = first + chosen.numel();
   if (std::any_of(first, last, [&](int64_t index) { return index < 0 || index >= sizes.k; })) {
-    throw std::runtime_error("vq_backward: indices must be at least 0 and below K = " + std::to_string(sizes.k));
+    throw std::runtime_error("vq_backward: indices must be at least 0 and below K = " +
+                             std::to_string(sizes.k));
   }
   const bool wide = x.scalar_type() == ScalarType::Double || codebook.scalar_type() == ScalarType::Double;
   const Tensor codes = torch::stable::to(input.codebook, wide ? ScalarType::Double : ScalarType::Float);
@@ -133,8 +146,9 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
                       .codebook_step = sizes.books == 1 ? 0 : sizes.k,
                       .indices = first,
                       .codes = codes.const_data_ptr(),
-                      .pull = pull.scalar_type() == ScalarType::Double ? *static_cast<const double*>(pull.const_data_ptr())
-                                                                       : *static_cast<const float*>(pull.const_data_ptr())};
+                      .pull = pull.scalar_type() == ScalarType::Double
+                                  ? *static_cast<const double*>(pull.const_data_ptr())
+                                  : *static_cast<const float*>(pull.const_data_ptr())};
   if (!grad_quantized) run.grad_quantized.data = nullptr;
   torch::stable::parallel_for(0, run.x.outer * run.x.inner, backward_rows(run.x.dim),
                               [&](int64_t lo, int64_t hi) { cpu::vq_backward(run, lo, hi); });

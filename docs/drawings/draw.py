@@ -25,18 +25,25 @@ class Drawing:
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
+                ' role="img">'
+            ),
             f"<title>{escape(title)}</title><style>{STYLE}</style><defs>{HEAD}</defs>",
             f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
         ]
 
     def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> None:
         """Write one line."""
-        self._parts.append(f'<text x="{x}" y="{y}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>')
+        self._parts.append(
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
+        )
 
     def box(self, x: float, y: float, width: float, height: float, *lines: str, kind: str = "") -> None:
         """Draw a box. Its first line is its title."""
-        self._parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="5" class="box {kind}"/>')
+        self._parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="5" class="box {kind}"/>'
+        )
         top = y + height / 2 - 8 * (len(lines) - 1) + 5
         for i, line in enumerate(lines):
             self.text(x + width / 2, top + 16 * i, line, "title" if i == 0 else "small")
@@ -91,8 +98,25 @@ def federated_round() -> Drawing:
     d.box(570, 95, 250, 56, "load the model", "and its own codewords", kind="green")
     d.box(570, 175, 250, 56, "train", "local epochs, fresh optimizer", kind="green")
     d.box(570, 255, 250, 56, "measure", "on held-out images", kind="green")
-    d.box(40, 275, 250, 70, "check each reply, then average", "shape, finite, size;", "weights by examples", kind="blue")
-    d.box(40, 165, 250, 56, "decide at the end of an iteration", "entropy > (1 + gamma) x minimum", kind="orange")
+    d.box(
+        40,
+        275,
+        250,
+        70,
+        "check each reply, then average",
+        "shape, finite, size;",
+        "weights by examples",
+        kind="blue",
+    )
+    d.box(
+        40,
+        165,
+        250,
+        56,
+        "decide at the end of an iteration",
+        "entropy > (1 + gamma) x minimum",
+        kind="orange",
+    )
     d.arrow((290, 83), (430, 83), (430, 123), (569, 123))
     d.text(430, 57, "message: model, options,", "small")
     d.text(430, 73, "expected tensors", "small")
@@ -118,7 +142,9 @@ def search() -> Drawing:
     d.arrow((350, 70), (389, 70))
     d.arrow((560, 70), (599, 70))
     d.box(640, 205, 200, 60, "index", "certified", kind="green")
-    d.box(300, 205, 230, 60, "evaluate the candidates", "in float64; ties to the", "lowest index", kind="blue")
+    d.box(
+        300, 205, 230, 60, "evaluate the candidates", "in float64; ties to the", "lowest index", kind="blue"
+    )
     d.arrow((760, 100), (760, 204))
     d.text(770, 155, "yes: most rows", "small", "start")
     d.arrow((640, 100), (415, 204))
@@ -133,7 +159,14 @@ def layers() -> Drawing:
     """Draw the layers of the code."""
     d = Drawing(860, 430, "The layers of the code: arrows point from the importer to the imported")
     d.frame(15, 15, 830, 265, "uefl: federated learning")
-    d.box(40, 45, 780, 44, "command line, Python interface, suites", "uefl.cli  uefl.api  uefl.suites  uefl.deploy")
+    d.box(
+        40,
+        45,
+        780,
+        44,
+        "command line, Python interface, suites",
+        "uefl.cli  uefl.api  uefl.suites  uefl.deploy",
+    )
     d.box(40, 110, 380, 44, "algorithms", "one file each: FedAvg, UEFL, FedUL ...", kind="orange")
     d.box(440, 110, 380, 44, "runs and reports", "uefl.run  uefl.report")
     d.box(40, 175, 380, 44, "server and client", "rounds, checks, averages; the step loop", kind="blue")

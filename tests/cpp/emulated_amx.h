@@ -1,8 +1,10 @@
-// The tile registers of AMX in memory, so that the kernels for them run on any CPU with AVX-512 BF16: the build with
-// -DUEFL_EMULATE_AMX=ON includes this file before all else in csrc/cpu/*.amx.cpp. A use that the hardware refuses ends the program.
+// The tile registers of AMX in memory, so that the kernels for them run on any CPU with AVX-512 BF16: the
+// build with -DUEFL_EMULATE_AMX=ON includes this file before all else in csrc/cpu/*.amx.cpp. A use that the
+// hardware refuses ends the program.
 //
-// Products and sums come in the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS: one float32 sum of the even elements and
-// one of the odd ones, FMAs rounded to nearest even, subnormal numbers taken and returned as zero.
+// Products and sums come in the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS: one
+// float32 sum of the even elements and one of the odd ones, FMAs rounded to nearest even, subnormal numbers
+// taken and returned as zero.
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC bug 105593
@@ -70,15 +72,16 @@ inline void stored(int t, void* base, int64_t stride) {
   }
 }
 
-// The shapes that a product takes: rows of the sum by 32-bit columns of the sum by 32-bit columns of the rows.
+// The shapes that a product takes: rows of the sum by 32-bit columns of the sum by 32-bit columns of the
+// rows.
 struct Shape {
   int rows, columns, depth;
 };
 inline Shape shape_of(int sum, int a, int b) {
   const Config& config = registers.config;
   const Shape shape = {config.rows[sum], config.column_bytes[sum] / 4, config.column_bytes[a] / 4};
-  if (config.rows[a] != shape.rows || config.rows[b] != shape.depth || config.column_bytes[b] / 4 != shape.columns || sum == a ||
-      sum == b || a == b) {
+  if (config.rows[a] != shape.rows || config.rows[b] != shape.depth ||
+      config.column_bytes[b] / 4 != shape.columns || sum == a || sum == b || a == b) {
     std::fprintf(stderr, "tiles %d, %d and %d do not fit each other\n", sum, a, b);
     std::abort();
   }
@@ -94,7 +97,8 @@ inline float half_of(uint32_t pair, int odd) {
 }
 
 // Not inlined: between the two settings of MXCSR.
-[[gnu::noinline]] inline void multiply_bf16(Shape shape, float (*sum)[16], const uint32_t (*a)[16], const uint32_t (*b)[16]) {
+[[gnu::noinline]] inline void multiply_bf16(Shape shape, float (*sum)[16], const uint32_t (*a)[16],
+                                            const uint32_t (*b)[16]) {
   for (int i = 0; i < shape.rows; ++i) {
     float even[16] = {}, odd[16] = {};
     for (int k = 0; k < shape.depth; ++k) {
@@ -129,7 +133,8 @@ inline void dpbssd(int sum, int a, int b) {
       const auto* const left = reinterpret_cast<const int8_t*>(registers[a][i]) + 4 * k;
       const auto* const right = reinterpret_cast<const int8_t*>(registers[b][k]);
       for (int j = 0; j < shape.columns; ++j) {
-        for (int part = 0; part < 4; ++part) total[i][j] += static_cast<uint32_t>(left[part] * right[4 * j + part]);
+        for (int part = 0; part < 4; ++part)
+          total[i][j] += static_cast<uint32_t>(left[part] * right[4 * j + part]);
       }
     }
   }

@@ -17,30 +17,37 @@ static void measured_error_stays_below_the_bound() {
       for (const double scale : {1e-30, 1e-12, 1.0, 1e15}) {
         double worst = 0;
         for (int trial = 0; trial < 200; ++trial) {
-          const auto x = normal<double>(d, random, offset * scale, scale), c = normal<double>(d, random, offset * scale, scale);
+          const auto x = normal<double>(d, random, offset * scale, scale),
+                     c = normal<double>(d, random, offset * scale, scale);
           const float mean = static_cast<float>(offset * scale);
           double square = 0, radius_square = 0;
           long double exact = 0;
           for (int64_t j = 0; j < d; ++j) {
-            const double y = static_cast<double>(static_cast<float>(x[j] - mean)), b = c[j] - static_cast<double>(mean);
+            const double y = static_cast<double>(static_cast<float>(x[j] - mean)),
+                         b = c[j] - static_cast<double>(mean);
             square += y * y, radius_square += b * b;
             exact += static_cast<long double>(b) * b / 2 - (static_cast<long double>(x[j]) - mean) * b;
           }
-          float score = static_cast<float>(radius_square / 2);  // products and sums rounded apart: the larger error of the two variants
+          float score = static_cast<float>(
+              radius_square / 2);  // products and sums rounded apart: the larger error of the two variants
           for (int64_t j = 0; j < d; ++j) {
-            const volatile float product = static_cast<float>(x[j] - mean) * static_cast<float>(c[j] - static_cast<double>(mean));
+            const volatile float product =
+                static_cast<float>(x[j] - mean) * static_cast<float>(c[j] - static_cast<double>(mean));
             score = score - product;
           }
-          const double bound = uefl::score_error(d, radius_square / 2, std::sqrt(radius_square), square, true);
+          const double bound =
+              uefl::score_error(d, radius_square / 2, std::sqrt(radius_square), square, true);
           worst = std::max(worst, static_cast<double>(std::fabs(score - exact)) / bound);
         }
-        CHECK(worst <= 1, "d %ld offset %g scale %g: error is %g of the bound", static_cast<long>(d), offset, scale, worst);
+        CHECK(worst <= 1, "d %ld offset %g scale %g: error is %g of the bound", static_cast<long>(d), offset,
+              scale, worst);
       }
     }
   }
 }
 
-// What a kernel makes of rows and codewords: the scores, [rows][k], and the sizes that it reports for the bound.
+// What a kernel makes of rows and codewords: the scores, [rows][k], and the sizes that it reports for the
+// bound.
 struct Scored {
   std::vector<float> scores;
   std::vector<RowSize> size;
@@ -60,33 +67,43 @@ static std::vector<Line> memory(int64_t bytes) { return std::vector<Line>(bytes 
 
 static std::vector<const char*> rows_of(const Problem& of, int64_t room) {
   std::vector<const char*> source(room);
-  for (int64_t r = 0; r < room; ++r) source[r] = reinterpret_cast<const char*>(&of.x[std::min(r, of.n - 1) * of.d]);
+  for (int64_t r = 0; r < room; ++r)
+    source[r] = reinterpret_cast<const char*>(&of.x[std::min(r, of.n - 1) * of.d]);
   return source;
 }
 
 // For one block of codewords. half_squares: infinity where there is none.
-static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::vector<float>& half_squares, float) {
+static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::vector<float>& half_squares,
+                    float) {
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d));
   Scored out{{}, std::vector<RowSize>(kernel.rows), 0};
-  for (int64_t k = 0; k < of.k; ++k) out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, k, block.data()));
-  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(), out.size.data());
+  for (int64_t k = 0; k < of.k; ++k)
+    out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, k, block.data()));
+  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(),
+              out.size.data());
   std::vector<float> all(kernel.rows * kernel.block_codes);
   kernel.scores(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, all.data());
-  for (int64_t r = 0; r < of.n; ++r) out.scores.insert(out.scores.end(), &all[r * kernel.block_codes], &all[r * kernel.block_codes + of.k]);
+  for (int64_t r = 0; r < of.n; ++r)
+    out.scores.insert(out.scores.end(), &all[r * kernel.block_codes], &all[r * kernel.block_codes + of.k]);
   out.rest_radius = std::sqrt(out.rest_radius);
   return out;
 }
 
-static Scored score(const PrefilterKernel& kernel, const Problem& of, const std::vector<float>& half_squares, float unit) {
-  auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d)), scratch = memory(kernel.scratch_bytes);
+static Scored score(const PrefilterKernel& kernel, const Problem& of, const std::vector<float>& half_squares,
+                    float unit) {
+  auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d)),
+       scratch = memory(kernel.scratch_bytes);
   Scored out{std::vector<float>(of.n * of.k, INFINITY), std::vector<RowSize>(kernel.rows), 0};
   for (int64_t k = 0; k < of.k; ++k) {
-    out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, unit, k, block.data()));
+    out.rest_radius =
+        std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, unit, k, block.data()));
   }
-  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(), out.size.data());
+  kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(),
+              out.size.data());
   Candidates found;
   std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // every codeword is close enough to be listed
-  kernel.candidates(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, unit, {}, scratch.data(), found);
+  kernel.candidates(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, unit, {}, scratch.data(),
+                    found);
   for (int64_t r = 0; r < of.n; ++r) {
     for (int i = 0; i < std::min(found.count[r], Candidates::kMost); ++i) {
       if (found.code[r][i] < of.k) out.scores[r * of.k + found.code[r][i]] = found.score[r][i];
@@ -96,7 +113,8 @@ static Scored score(const PrefilterKernel& kernel, const Problem& of, const std:
   return out;
 }
 
-static double bound_of(Arithmetic arithmetic, int64_t d, double half_square, double radius, double rest_radius, const RowSize& row) {
+static double bound_of(Arithmetic arithmetic, int64_t d, double half_square, double radius,
+                       double rest_radius, const RowSize& row) {
   if (arithmetic == Arithmetic::f32) return uefl::score_error(d, half_square, radius, row.square, true);
   const auto bound = arithmetic == Arithmetic::bf16x3 ? uefl::score_error_bf16x3
                      : arithmetic == Arithmetic::bf16 ? uefl::score_error_bf16
@@ -125,12 +143,14 @@ static void check_sizes(const Kernel& kernel, const Problem& of, const Scored& s
       square += double(y) * y, rest += rest_of(y);
     }
     CHECK(scored.size[r].square >= square * (1 - 1e-12), "%g, not %g", scored.size[r].square, square);
-    CHECK(!in_bfloat16 || scored.size[r].rest >= rest * (1 - 1e-12), "rest %g, not %g", scored.size[r].rest, rest);
+    CHECK(!in_bfloat16 || scored.size[r].rest >= rest * (1 - 1e-12), "rest %g, not %g", scored.size[r].rest,
+          rest);
   }
   for (int64_t k = 0; k < of.k && in_bfloat16; ++k) {
     double rest = 0;
     for (int64_t j = 0; j < of.d; ++j) rest += rest_of(of.codes[k * of.d + j]);
-    CHECK(scored.rest_radius >= std::sqrt(rest) * (1 - 1e-12), "rest %g, not %g", scored.rest_radius, std::sqrt(rest));
+    CHECK(scored.rest_radius >= std::sqrt(rest) * (1 - 1e-12), "rest %g, not %g", scored.rest_radius,
+          std::sqrt(rest));
   }
 }
 
@@ -157,7 +177,8 @@ static double worst_of(const Kernel& kernel, const Problem& of) {
   check_sizes(kernel, of, scored);
   double worst = 0;
   for (int64_t r = 0; r < of.n; ++r) {
-    const double bound = bound_of(kernel.arithmetic, of.d, half_square, radius, scored.rest_radius, scored.size[r]);
+    const double bound =
+        bound_of(kernel.arithmetic, of.d, half_square, radius, scored.rest_radius, scored.size[r]);
     CHECK(bound > 0, "a bound of %g", bound);  // and no NaN
     if (bound == INFINITY) continue;           // such a row is looked at by the definition
     for (int64_t k = 0; k < of.k; ++k) {
@@ -181,18 +202,24 @@ static void a_kernel_keeps_its_bound(const char* name, const Kernel& kernel) {
     for (const double x_scale : {1e-30, 1e-12, 1.0, 1e15, 1e30}) {
       for (const double code_scale : {1e-30, 1e-12, 1.0, 1e15}) {
         for (const float outlier : {1.0f, 1e4f}) {
-          Problem of{n, k, d, normal<float>(n * d, random, 0, x_scale), normal<float>(k * d, random, 0, code_scale), mean};
+          Problem of{n,
+                     k,
+                     d,
+                     normal<float>(n * d, random, 0, x_scale),
+                     normal<float>(k * d, random, 0, code_scale),
+                     mean};
           for (int64_t r = 0; r < n; ++r) of.x[r * d] *= outlier;
           const double worst = worst_of(kernel, of);
-          CHECK(worst <= 1, "%s, d %ld, scales %g and %g: error is %g of the bound", name, long{d}, x_scale, code_scale, worst);
+          CHECK(worst <= 1, "%s, d %ld, scales %g and %g: error is %g of the bound", name, long{d}, x_scale,
+                code_scale, worst);
         }
       }
     }
   }
 }
 
-// A first pass leaves only the rest of one element, and multiplies it by one: then the bound is reached, and a size that forgets the
-// element breaks it.
+// A first pass leaves only the rest of one element, and multiplies it by one: then the bound is reached, and
+// a size that forgets the element breaks it.
 static void every_element_counts(const char* name, const PrefilterKernel& kernel) {
   for (const int64_t d : {1, 2, 70, 530}) {
     const std::vector<float> mean(d);
@@ -201,16 +228,20 @@ static void every_element_counts(const char* name, const PrefilterKernel& kernel
       vector[(j + 1) % d] = one[j] = 1;
       const bool half_units = kernel.arithmetic == Arithmetic::i16 && d > 1;
       vector[j] = half_units ? 100.5f * fixed_unit(1, 1) : 1 + 0x1p-8f;  // half-way between two bfloat16
-      const double of_row = worst_of(kernel, {1, 1, d, vector, one, mean}), of_code = worst_of(kernel, {1, 1, d, one, vector, mean});
-      CHECK(of_row <= 1 && of_code <= 1, "%s, d %ld, %ld: error is %g and %g of the bound", name, long{d}, long{j}, of_row, of_code);
+      const double of_row = worst_of(kernel, {1, 1, d, vector, one, mean}),
+                   of_code = worst_of(kernel, {1, 1, d, one, vector, mean});
+      CHECK(of_row <= 1 && of_code <= 1, "%s, d %ld, %ld: error is %g and %g of the bound", name, long{d},
+            long{j}, of_row, of_code);
       if (kernel.arithmetic == Arithmetic::i16 && d == 1) continue;  // has next to no rest
-      CHECK(of_row > 0.8 && of_code > 0.8, "%s, d %ld, %ld: the bound is far from the error, which is %g and %g of it", name, long{d},
+      CHECK(of_row > 0.8 && of_code > 0.8,
+            "%s, d %ld, %ld: the bound is far from the error, which is %g and %g of it", name, long{d},
             long{j}, of_row, of_code);
     }
   }
 }
 
-// The most that a sum of products of integers can come to, either way: all of both vectors in one direction, or in one element.
+// The most that a sum of products of integers can come to, either way: all of both vectors in one direction,
+// or in one element.
 template <class Kernel>
 static void sums_do_not_overflow(const char* name, const Kernel& kernel) {
   for (const int64_t d : {1, 2, 3, 64947, 1 << 16}) {
@@ -233,7 +264,8 @@ static void check_kernel(const char* name, const Kernel& kernel) {
   if constexpr (std::is_same_v<Kernel, PrefilterKernel>) every_element_counts(name, kernel);
 }
 
-// Rows and codewords packed, multiplied and measured by the code of the search itself, in every arithmetic that this CPU has.
+// Rows and codewords packed, multiplied and measured by the code of the search itself, in every arithmetic
+// that this CPU has.
 static void every_kernel_keeps_its_bound() {
   check_kernel("portable", vq_assign_portable);
 #if defined(__x86_64__)
@@ -254,7 +286,8 @@ static float float16(double value) {
   return static_cast<float>(std::nearbyint(value / spacing) * spacing);
 }
 
-// One operation of a matrix unit that keeps 24 bits below the largest term and cuts off the rest of every term and of their sum.
+// One operation of a matrix unit that keeps 24 bits below the largest term and cuts off the rest of every
+// term and of their sum.
 static float multiply_add(const float* a, const float* b, int64_t n, float sum) {
   double largest = std::fabs(sum);
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(double(a[i]) * b[i]));
@@ -284,31 +317,43 @@ static void measured_error_of_float16_stays_below_the_bound() {
             y1.push_back(float16(y[j] * up)), y2.push_back(float16(y[j] * up - y1[j]));
             b1.push_back(float16(b[j] * code_up)), b2.push_back(float16(b[j] * code_up - b1[j]));
             lacking += std::pow(y[j] - y1[j] / up, 2);
-            rest += std::pow(b[j] - b1[j] / code_up, 2), last += std::pow(b[j] - (double(b1[j]) + b2[j]) / code_up, 2);
+            rest += std::pow(b[j] - b1[j] / code_up, 2),
+                last += std::pow(b[j] - (double(b1[j]) + b2[j]) / code_up, 2);
             exact -= static_cast<long double>(y[j]) * b[j];
           }
           float one = 0, three = 0;
-          for (int64_t j = 0; j < d; j += step) three = multiply_add(&y2[j], &b1[j], std::min(step, d - j), three);
-          for (int64_t j = 0; j < d; j += step) three = multiply_add(&y1[j], &b2[j], std::min(step, d - j), three);
-          for (int64_t j = 0; j < d; j += step) three = multiply_add(&y1[j], &b1[j], std::min(step, d - j), three);
-          for (int64_t j = 0; j < d; j += step) one = multiply_add(&y1[j], &b1[j], std::min(step, d - j), one);
-          const float h = static_cast<float>(radius_square / 2), down = static_cast<float>(1 / (up * code_up));
+          for (int64_t j = 0; j < d; j += step)
+            three = multiply_add(&y2[j], &b1[j], std::min(step, d - j), three);
+          for (int64_t j = 0; j < d; j += step)
+            three = multiply_add(&y1[j], &b2[j], std::min(step, d - j), three);
+          for (int64_t j = 0; j < d; j += step)
+            three = multiply_add(&y1[j], &b1[j], std::min(step, d - j), three);
+          for (int64_t j = 0; j < d; j += step)
+            one = multiply_add(&y1[j], &b1[j], std::min(step, d - j), one);
+          const float h = static_cast<float>(radius_square / 2),
+                      down = static_cast<float>(1 / (up * code_up));
           const double radius = std::sqrt(radius_square), norm = std::sqrt(square);
-          const double error1 = std::fabs(std::fma(-one, down, h) - exact), error3 = std::fabs(std::fma(-three, down, h) - exact);
+          const double error1 = std::fabs(std::fma(-one, down, h) - exact),
+                       error3 = std::fabs(std::fma(-three, down, h) - exact);
           const uefl::ErrorTerms terms = uefl::fp16_error(d, h, radius, std::sqrt(rest), true);
-          const double bound1 = terms.constant + terms.norm * norm + terms.square * norm * norm + terms.rest * std::sqrt(lacking);
+          const double bound1 = terms.constant + terms.norm * norm + terms.square * norm * norm +
+                                terms.rest * std::sqrt(lacking);
           worst1 = std::max(worst1, error1 / bound1);
-          worst3 = std::max(worst3, error3 / uefl::score_error_fp16x3(d, h, radius, std::sqrt(rest), std::sqrt(last), norm, true));
+          worst3 = std::max(worst3, error3 / uefl::score_error_fp16x3(d, h, radius, std::sqrt(rest),
+                                                                      std::sqrt(last), norm, true));
         }
-        CHECK(worst1 <= 1 && worst3 <= 1, "d %ld scale %g: %g and %g of the bound", static_cast<long>(d), scale, worst1, worst3);
-        CHECK(d > 1 || scale < 1 || worst1 > 0.3, "one element: the bound of one product is nearly reached, not %g", worst1);
+        CHECK(worst1 <= 1 && worst3 <= 1, "d %ld scale %g: %g and %g of the bound", static_cast<long>(d),
+              scale, worst1, worst3);
+        CHECK(d > 1 || scale < 1 || worst1 > 0.3,
+              "one element: the bound of one product is nearly reached, not %g", worst1);
       }
     }
   }
 }
 
 static void bound_is_useful_and_safe_at_the_edges() {
-  const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity(),
+               nan = std::numeric_limits<double>::quiet_NaN();
   CHECK(uefl::score_error(64, 32, 8, 64, true) < 1e-3, "unit-scale data must mostly be certified");
   CHECK(uefl::score_error(8, 0, 0, 0, true) > 0, "ties at zero must not be certified");
   CHECK(uefl::score_error(8, 1, 1, infinity, true) == infinity, "an infinite row");
@@ -317,7 +362,8 @@ static void bound_is_useful_and_safe_at_the_edges() {
   CHECK(uefl::score_error(8, 1e38, 1e19, 1e38, true) == infinity, "sums that may overflow float32");
   CHECK(uefl::score_error((1 << 16) + 1, 1, 1, 1, true) == infinity, "a chain too long for the bound");
   CHECK(uefl::score_error(8, 0, 1, 1e80, true) == infinity, "a row far beyond float32");
-  CHECK(uefl::score_error(4, 1, 1, 1e30, true) > 0x1p-53 * 1e30, "far rows are limited by the float64 definition itself");
+  CHECK(uefl::score_error(4, 1, 1, 1e30, true) > 0x1p-53 * 1e30,
+        "far rows are limited by the float64 definition itself");
 }
 
 void run() {

@@ -1,5 +1,5 @@
-// The CUDA kernels of vq_assign, tensor cores and all, run on the CPU thread by thread, against the definition. The emulation comes before
-// the kernels.
+// The CUDA kernels of vq_assign, tensor cores and all, run on the CPU thread by thread, against the
+// definition. The emulation comes before the kernels.
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
@@ -24,37 +24,43 @@ static int64_t long_rows = 0;
 
 // What a first pass left: what it did not list is right already, and the second pass finds the rest.
 template <class T>
-static void check(const char* what, Codebook& codebook, const T* x, const cuda::Shape& shape, std::vector<int64_t> indices,
-                  const std::vector<int64_t>& expected, bool exact) {
+static void check(const char* what, Codebook& codebook, const T* x, const cuda::Shape& shape,
+                  std::vector<int64_t> indices, const std::vector<int64_t>& expected, bool exact) {
   const auto d = static_cast<long>(shape.d), k = static_cast<long>(shape.k);
   std::vector<bool> open(shape.outputs);
   int64_t left = 0, wrong = 0;
   for (int64_t book = 0; book < shape.books; ++book) {
-    for (int64_t i = 0; i < codebook.counts[book]; ++i) open[codebook.listed[book * (shape.outputs / shape.books) + i]] = true;
+    for (int64_t i = 0; i < codebook.counts[book]; ++i)
+      open[codebook.listed[book * (shape.outputs / shape.books) + i]] = true;
     left += codebook.counts[book];
   }
   for (int64_t i = 0; i < shape.outputs; ++i) wrong += !open[i] && indices[i] != expected[i];
-  CHECK(wrong == 0, "%s, d %ld, K %ld: %ld rows are wrong and not on the list", what, d, k, static_cast<long>(wrong));
+  CHECK(wrong == 0, "%s, d %ld, K %ld: %ld rows are wrong and not on the list", what, d, k,
+        static_cast<long>(wrong));
   if (exact) {
     tensor_rows += shape.outputs, tensor_open += left;
   } else {
     CHECK(left == long_rows, "%s, fast: %ld rows left", what, static_cast<long>(left));
   }
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::second>, x, shape, codebook.packed, exact, indices.data());
+  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::second>, x, shape, codebook.packed,
+                    exact, indices.data());
   CHECK(indices == expected, "%s, d %ld, K %ld: the second pass", what, d, k);
 }
 
 template <class T>
-static void check_mma(Codebook& codebook, const T* x, const cuda::Shape& shape, const std::vector<int64_t>& expected, bool exact) {
+static void check_mma(Codebook& codebook, const T* x, const cuda::Shape& shape,
+                      const std::vector<int64_t>& expected, bool exact) {
   codebook.forget_list();
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: what nobody wrote
-  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::first>, x, shape, codebook.packed, exact, indices.data());
+  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::first>, x, shape, codebook.packed,
+                    exact, indices.data());
   check("mma", codebook, x, shape, indices, expected, exact);
 }
 
-// With as much shared memory as the GPU has, and with so little that rows and codebook come through the shortest rings.
+// With as much shared memory as the GPU has, and with so little that rows and codebook come through the
+// shortest rings.
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
 
 template <int kGroups, bool kLong, bool kCross, class T>
@@ -63,19 +69,23 @@ static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, 
   codebook.forget_list();
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads, cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape,
-                    codebook.packed, stages, exact, indices.data());
-  check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, x, shape, indices, expected, exact);
+  emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
+                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, stages, exact,
+                    indices.data());
+  check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, x, shape, indices, expected,
+        exact);
 }
 
 template <int kGroups, class T>
-static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const std::vector<int64_t>& expected, bool exact) {
+static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape,
+                        const std::vector<int64_t>& expected, bool exact) {
   if (!cuda::rows_in_bulk(shape, x, sizeof(T))) return;
   int64_t least = 16;
   while (least < 300 * 1024 && cuda::divide(shape, kGroups, sizeof(T), least, 2).codes == 0) least += 16;
   for (const int64_t limit : {int64_t{227 * 1024}, least}) {
     const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 2);
-    CHECK(kGroups == 3 || (stages.codes > 0 && stages.size <= limit), "no room for d %ld", static_cast<long>(shape.d));
+    CHECK(kGroups == 3 || (stages.codes > 0 && stages.size <= limit), "no room for d %ld",
+          static_cast<long>(shape.d));
     if (stages.codes == 0 || stages.size > 227 * 1024) continue;
     ++(stages.resident ? wgmma_resident : wgmma_streamed), ++(stages.dense ? wgmma_dense : wgmma_apart);
     if (stages.chunks > 1) {
@@ -87,13 +97,15 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
   }
 }
 
-// What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn; all searches, beside the one in float32.
+// What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn; all searches, beside
+// the one in float32.
 template <class T>
 static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords, bool certify = true) {
   shape.padded_k = (shape.k + cuda::kBlockCodes - 1) / cuda::kBlockCodes * cuda::kBlockCodes;
   Codebook codebook(codewords, shape, x);
   Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
-  emulation::launch(2, cuda::kThreads, cuda::search_float32<T>, x, shape, codebook.packed, certify, answer.scored.data());
+  emulation::launch(2, cuda::kThreads, cuda::search_float32<T>, x, shape, codebook.packed, certify,
+                    answer.scored.data());
   answer.indices = answer.scored;
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, codebook.packed, answer.indices.data());
   check_mma(codebook, x, shape, answer.indices, certify);
@@ -106,9 +118,10 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewo
 
 // Rows [n, segments * d], one codebook or one per segment, l2.
 template <class T>
-static Answer compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t books, const std::vector<T>& codebook,
-                      int64_t d) {
-  const int64_t k = static_cast<int64_t>(codebook.size()) / d / books, outputs = static_cast<int64_t>(x.size()) / d;
+static Answer compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t books,
+                      const std::vector<T>& codebook, int64_t d) {
+  const int64_t k = static_cast<int64_t>(codebook.size()) / d / books,
+                outputs = static_cast<int64_t>(x.size()) / d;
   const cuda::Shape shape{outputs, segments, books, d, k, 0, outputs / segments, 0, segments * d, 1, true};
   const Answer answer = assign(x.data(), shape, codebook);
   int64_t wrong = 0;
@@ -123,11 +136,14 @@ static void shapes() {
   std::mt19937 random(1);
   compare("none", std::vector<float>{}, 1, 1, normal<float>(5 * 16, random), 16);
   compare("one", normal<float>(1, random), 1, 1, normal<float>(1, random), 1);
-  compare("two tiles of rows and codewords", normal<float>(150 * 17, random), 1, 1, normal<float>(70 * 17, random), 17);
-  compare("more elements than a warp", normal<float>(20 * 40, random), 1, 1, normal<float>(5 * 40, random), 40);
+  compare("two tiles of rows and codewords", normal<float>(150 * 17, random), 1, 1,
+          normal<float>(70 * 17, random), 17);
+  compare("more elements than a warp", normal<float>(20 * 40, random), 1, 1, normal<float>(5 * 40, random),
+          40);
   compare("three tiles on two blocks", normal<float>(300 * 2, random), 1, 1, normal<float>(9 * 2, random), 2);
   compare("segments, shared", normal<float>(50 * 12, random), 3, 1, normal<float>(20 * 4, random), 4);
-  compare("segments, a codebook each", normal<float>(140 * 12, random), 3, 3, normal<float>(3 * 20 * 4, random), 4);
+  compare("segments, a codebook each", normal<float>(140 * 12, random), 3, 3,
+          normal<float>(3 * 20 * 4, random), 4);
   compare("double", normal<double>(60 * 9, random), 1, 1, normal<double>(33 * 9, random), 9);
 }
 
@@ -136,12 +152,14 @@ static void offsets_and_scales() {
   for (const double offset : {1e3, 1e7})
     compare("offset", normal<float>(60 * 8, random, offset), 1, 1, normal<float>(33 * 8, random, offset), 8);
   for (const double scale : {1e-42, 1e-25, 1e25}) {
-    compare("scale", normal<float>(30 * 8, random, 0, scale), 1, 1, normal<float>(20 * 8, random, 0, scale), 8);
+    compare("scale", normal<float>(30 * 8, random, 0, scale), 1, 1, normal<float>(20 * 8, random, 0, scale),
+            8);
   }
   compare("rows far away", normal<float>(30 * 8, random, 1e9), 1, 1, normal<float>(20 * 8, random), 8);
 }
 
-// Without the certificate nothing is scored again but what float16 cannot hold: long rows of any codebook, all rows of a long codebook.
+// Without the certificate nothing is scored again but what float16 cannot hold: long rows of any codebook,
+// all rows of a long codebook.
 static void fast() {
   std::mt19937 random(9);
   const int64_t n = 35, k = 20;
@@ -154,7 +172,8 @@ static void fast() {
       const bool euclidean = scale > 1;
       for (int64_t i = 0; i < n; ++i) {
         const float longer = euclidean || i % 5 > 1 ? 1 : i % 5 == 0 ? 0x1p62f : 0x1p100f;
-        for (int64_t j = 0; j < d; ++j) x[i * d + j] = (codebook[i % k * d + j] + 0.1f * scale * x[i * d + j]) * longer;
+        for (int64_t j = 0; j < d; ++j)
+          x[i * d + j] = (codebook[i % k * d + j] + 0.1f * scale * x[i * d + j]) * longer;
       }
       long_rows = !euclidean ? 2 * n / 5 : scale > 0x1p60f ? n : 0;
       const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook, false);
@@ -166,7 +185,8 @@ static void fast() {
 // Exact ties are re-scored and nothing else is, where the rest is well apart.
 static void flags() {
   const std::vector<float> codebook{-1, 0, 1, 0, 5, 0};
-  const Answer answer = compare("flags", std::vector<float>{-.5, 3, 0, 3, .5, 3, 3, 0, 4, 0, NAN, 0, INFINITY, 1}, 1, 1, codebook, 2);
+  const Answer answer = compare(
+      "flags", std::vector<float>{-.5, 3, 0, 3, .5, 3, 3, 0, 4, 0, NAN, 0, INFINITY, 1}, 1, 1, codebook, 2);
   CHECK((answer.scored == std::vector<int64_t>{0, -1, 1, -1, 2, -1, -1}), "flags of the first pass");
   CHECK((answer.indices == std::vector<int64_t>{0, 0, 1, 1, 2, 0, 0}), "answers of the second");
 }
@@ -212,7 +232,8 @@ static void second_pass_of_any_list() {
       expected[output] = nearest(&x[output * d], 1, &codewords[book * k * d], k, d);
     }
   }
-  emulation::launch(2, cuda::kThreads, cuda::search_mma<float, cuda::Pass::second>, x.data(), shape, codebook.packed, true, indices.data());
+  emulation::launch(2, cuda::kThreads, cuda::search_mma<float, cuda::Pass::second>, x.data(), shape,
+                    codebook.packed, true, indices.data());
   CHECK(indices == expected, "the second pass of any list");
 }
 
@@ -226,7 +247,8 @@ static void codewords_that_are_not_finite() {
       codebook[0] = codebook[7 * d + 2] = value;
       const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook);
       for (int64_t i = 0; i < n; ++i) {
-        CHECK(answer.indices[i] > 0 && answer.indices[i] != 7 && answer.indices[i] < k, "row %ld", static_cast<long>(i));
+        CHECK(answer.indices[i] > 0 && answer.indices[i] != 7 && answer.indices[i] < k, "row %ld",
+              static_cast<long>(i));
         CHECK(answer.scored[i] == answer.indices[i], "row %ld was flagged", static_cast<long>(i));
       }
     }
@@ -238,10 +260,12 @@ static void strides() {
   std::mt19937 random(5);
   const int64_t d = 6, segments = 2, width = d * segments, inner = 70, n = 2 * inner, k = 9;
   const auto x = normal<float>(n * width, random), codebook = normal<float>(k * d, random);
-  const Answer answer = assign(x.data(), {n * segments, segments, 1, d, k, 0, inner, width * inner, 1, inner, true}, codebook);
+  const Answer answer =
+      assign(x.data(), {n * segments, segments, 1, d, k, 0, inner, width * inner, 1, inner, true}, codebook);
   int64_t wrong = 0;
   for (int64_t i = 0; i < n * segments; ++i) {
-    const int64_t row = i / segments, begin = row / inner * width * inner + row % inner + i % segments * d * inner;
+    const int64_t row = i / segments,
+                  begin = row / inner * width * inner + row % inner + i % segments * d * inner;
     wrong += answer.indices[i] != nearest(&x[begin], inner, codebook.data(), k, d);
   }
   CHECK(wrong == 0, "%ld", static_cast<long>(wrong));
@@ -251,20 +275,27 @@ static void strides() {
 static void far_apart() {
   std::mt19937 random(12);
   const int64_t d = 8, segments = 2, width = d * segments, inner = 35, outer = 2, k = 9;
-  const auto values = normal<float>(outer * inner * width, random), codebook = normal<float>(segments * k * d, random);
-  const cuda::Shape rows{outer * inner * segments, segments, segments, d, k, 0, inner, int64_t{5} << 30, int64_t{1} << 27, 1, true};
-  const cuda::Shape elements{rows.outputs, segments, segments, d, k, 0, inner, width << 28, 1, int64_t{1} << 28, true};
+  const auto values = normal<float>(outer * inner * width, random),
+             codebook = normal<float>(segments * k * d, random);
+  const cuda::Shape rows{outer * inner * segments, segments,         segments, d,   k, 0, inner,
+                         int64_t{5} << 30,         int64_t{1} << 27, 1,        true};
+  const cuda::Shape elements{rows.outputs, segments, segments,         d,   k, 0, inner,
+                             width << 28,  1,        int64_t{1} << 28, true};
   for (const cuda::Shape& shape : {rows, elements}) {
     with_far_memory([&] {
       Far<float> x(outer * shape.outer_stride + inner * shape.inner_stride);
-      const auto at = [&](int64_t row) { return row / inner * shape.outer_stride + row % inner * shape.inner_stride; };
-      for (int64_t i = 0; i < outer * inner * width; ++i) x[at(i / width) + i % width * shape.stride] = values[i];
+      const auto at = [&](int64_t row) {
+        return row / inner * shape.outer_stride + row % inner * shape.inner_stride;
+      };
+      for (int64_t i = 0; i < outer * inner * width; ++i)
+        x[at(i / width) + i % width * shape.stride] = values[i];
       const Answer answer = assign(x.data(), shape, codebook);
       int64_t wrong = 0;
       for (int64_t i = 0; i < shape.outputs; ++i) {
         wrong += answer.indices[i] != nearest(&values[i * d], 1, &codebook[i % segments * k * d], k, d);
       }
-      CHECK(wrong == 0, "%ld with a stride of %ld", static_cast<long>(wrong), static_cast<long>(shape.stride));
+      CHECK(wrong == 0, "%ld with a stride of %ld", static_cast<long>(wrong),
+            static_cast<long>(shape.stride));
     });
   }
 }
@@ -282,13 +313,15 @@ static void items_of(const cuda::Shape& shape, int groups) {
       const cuda::Item item = items.at(block, i);
       CHECK(item.book == items.book(block, i / groups), "the book of a round");
       for (int from = 0; from < cuda::kGroupRows; from += cuda::kWarpRows) {
-        if (item.rows(from) > 0) last_rows[item.book] = std::max(last_rows[item.book], item.first + from + item.rows(from));
+        if (item.rows(from) > 0)
+          last_rows[item.book] = std::max(last_rows[item.book], item.first + from + item.rows(from));
       }
     }
   }
   CHECK(last_rows == std::vector<int64_t>(shape.books, rows), "the last rows");
   const int64_t at_once = (shape.books == 1 ? 1 : groups) * cuda::kGroupRows;
-  CHECK(number * cuda::kGroupRows == (rows + at_once - 1) / at_once * at_once * shape.books, "%ld items", static_cast<long>(number));
+  CHECK(number * cuda::kGroupRows == (rows + at_once - 1) / at_once * at_once * shape.books, "%ld items",
+        static_cast<long>(number));
 }
 
 // A division that has no instruction, against the one of C++.
@@ -298,7 +331,8 @@ static void divisors() {
       for (int64_t value = std::max<int64_t>(0, times * by - 2); value < times * by + 3; ++value) {
         int64_t rest;
         const int64_t quotient = cuda::Divisor(by).divide(value, rest);
-        CHECK(quotient == value / by && rest == value % by, "%ld / %ld", static_cast<long>(value), static_cast<long>(by));
+        CHECK(quotient == value / by && rest == value % by, "%ld / %ld", static_cast<long>(value),
+              static_cast<long>(by));
       }
     }
   }
@@ -327,10 +361,13 @@ static void sizes() {
   }
   for (const auto& [kilobytes, longest] : {std::pair<int64_t, int64_t>{227, 1472}, {163, 960}, {99, 448}}) {
     const int64_t room = kilobytes * 1024 - cuda::kMmaStaticBytes;
-    CHECK(cuda::mma_bytes(longest) <= room && cuda::mma_bytes(longest + 1) > room, "mma, %ld KB", static_cast<long>(kilobytes));
+    CHECK(cuda::mma_bytes(longest) <= room && cuda::mma_bytes(longest + 1) > room, "mma, %ld KB",
+          static_cast<long>(kilobytes));
   }
   many.d = many.inner_stride = int64_t{1} << 31;
-  CHECK(cuda::divide(many, 2, sizeof(float), limit, 132).codes == 0 && cuda::mma_bytes(many.d) > int64_t{1} << 38, "long rows");
+  CHECK(cuda::divide(many, 2, sizeof(float), limit, 132).codes == 0 && cuda::mma_bytes(many.d) > int64_t{1}
+                                                                                                     << 38,
+        "long rows");
 }
 
 static void cosine() {
@@ -338,40 +375,48 @@ static void cosine() {
   const int64_t d = 7, k = 30, n = 60;
   const auto x = normal<float>(n * d, random);
   auto codebook = normal<float>(k * d, random);
-  for (int64_t j = 0; j < d; ++j) codebook[3 * d + j] = 0, codebook[20 * d + j] = codebook[10 * d + j] * 4;  // zero, and a tie
+  for (int64_t j = 0; j < d; ++j)
+    codebook[3 * d + j] = 0, codebook[20 * d + j] = codebook[10 * d + j] * 4;  // zero, and a tie
   const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, false}, codebook);
   for (int64_t i = 0; i < n; ++i) {
     double best = INFINITY;
     int64_t index = 0;
     for (int64_t c = 0; c < k; ++c) {
       double square = 0, total = 0;
-      for (int64_t j = 0; j < d; ++j) square += static_cast<double>(codebook[c * d + j]) * codebook[c * d + j];
-      for (int64_t j = 0; j < d && square > 0; ++j) total -= x[i * d + j] * (codebook[c * d + j] / std::sqrt(square));
+      for (int64_t j = 0; j < d; ++j)
+        square += static_cast<double>(codebook[c * d + j]) * codebook[c * d + j];
+      for (int64_t j = 0; j < d && square > 0; ++j)
+        total -= x[i * d + j] * (codebook[c * d + j] / std::sqrt(square));
       if (total < best) best = total, index = c;
     }
-    CHECK(answer.indices[i] == index, "row %ld: %ld, expected %ld", static_cast<long>(i), static_cast<long>(answer.indices[i]),
-          static_cast<long>(index));
+    CHECK(answer.indices[i] == index, "row %ld: %ld, expected %ld", static_cast<long>(i),
+          static_cast<long>(answer.indices[i]), static_cast<long>(index));
   }
 }
 
-// Rows that do not lie side by side, more blocks of the codebook than the shortest ring has stages, and more rows than the blocks take at
-// once.
+// Rows that do not lie side by side, more blocks of the codebook than the shortest ring has stages, and more
+// rows than the blocks take at once.
 static void rings_turn() {
   std::mt19937 random(8);
   wgmma_resident = wgmma_streamed = wgmma_dense = wgmma_apart = 0;
-  compare("blocks in depth and in codewords", normal<float>(140 * 132, random), 1, 1, normal<float>(260 * 132, random), 132);
-  compare("a codebook each, streamed", normal<float>(150 * 2 * 68, random), 2, 2, normal<float>(2 * 30 * 68, random), 68);
-  compare("too long for registers", normal<float>(70 * 300, random), 1, 1, normal<float>(140 * 300, random), 300);
+  compare("blocks in depth and in codewords", normal<float>(140 * 132, random), 1, 1,
+          normal<float>(260 * 132, random), 132);
+  compare("a codebook each, streamed", normal<float>(150 * 2 * 68, random), 2, 2,
+          normal<float>(2 * 30 * 68, random), 68);
+  compare("too long for registers", normal<float>(70 * 300, random), 1, 1, normal<float>(140 * 300, random),
+          300);
   compare("float16", normal<_Float16>(100 * 72, random), 1, 1, normal<_Float16>(30 * 72, random), 72);
-  compare("bfloat16", normal<emulation::Bfloat16>(70 * 24, random), 1, 1, normal<emulation::Bfloat16>(30 * 24, random), 24);
+  compare("bfloat16", normal<emulation::Bfloat16>(70 * 24, random), 1, 1,
+          normal<emulation::Bfloat16>(30 * 24, random), 24);
   const auto x = normal<float>(2 * 90 * 24, random), codebook = normal<float>(130 * 16, random);
   const Answer answer = assign(x.data(), {2 * 80, 1, 1, 16, 130, 0, 80, 90 * 24, 24, 1, true}, codebook);
   int64_t wrong = 0;
-  for (int64_t i = 0; i < 160; ++i) wrong += answer.indices[i] != nearest(&x[(i / 80 * 90 + i % 80) * 24], 1, codebook.data(), 130, 16);
+  for (int64_t i = 0; i < 160; ++i)
+    wrong += answer.indices[i] != nearest(&x[(i / 80 * 90 + i % 80) * 24], 1, codebook.data(), 130, 16);
   CHECK(wrong == 0, "%ld of 160 with gaps", static_cast<long>(wrong));
-  CHECK(wgmma_resident > 0 && wgmma_streamed > 2 && wgmma_dense > 0 && wgmma_apart > 2, "%ld resident, %ld streamed, %ld dense, %ld apart",
-        static_cast<long>(wgmma_resident), static_cast<long>(wgmma_streamed), static_cast<long>(wgmma_dense),
-        static_cast<long>(wgmma_apart));
+  CHECK(wgmma_resident > 0 && wgmma_streamed > 2 && wgmma_dense > 0 && wgmma_apart > 2,
+        "%ld resident, %ld streamed, %ld dense, %ld apart", static_cast<long>(wgmma_resident),
+        static_cast<long>(wgmma_streamed), static_cast<long>(wgmma_dense), static_cast<long>(wgmma_apart));
 }
 
 // Data of no malice: the first pass must settle most of it.
@@ -380,8 +425,10 @@ static void tensor_cores_settle_most_rows() {
   tensor_rows = tensor_open = 0;
   compare("32 elements", normal<float>(300 * 32, random), 1, 1, normal<float>(70 * 32, random), 32);
   compare("64 elements", normal<float>(60 * 64, random), 1, 1, normal<float>(70 * 64, random), 64);
-  compare("100 elements, rounded up", normal<float>(60 * 100, random), 1, 1, normal<float>(70 * 100, random), 100);
-  compare("200 elements, rounded up", normal<float>(40 * 200, random), 1, 1, normal<float>(40 * 200, random), 200);
+  compare("100 elements, rounded up", normal<float>(60 * 100, random), 1, 1, normal<float>(70 * 100, random),
+          100);
+  compare("200 elements, rounded up", normal<float>(40 * 200, random), 1, 1, normal<float>(40 * 200, random),
+          200);
   CHECK(0 < tensor_open && tensor_open < tensor_rows / 10, "%ld of %ld open", static_cast<long>(tensor_open),
         static_cast<long>(tensor_rows));
 }

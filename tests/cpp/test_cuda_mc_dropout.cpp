@@ -1,5 +1,5 @@
-// The CUDA kernels of mc_dropout_mlp, tensor cores and all, run on the CPU thread by thread, against the kernel of the CPU. The emulation
-// comes first.
+// The CUDA kernels of mc_dropout_mlp, tensor cores and all, run on the CPU thread by thread, against the
+// kernel of the CPU. The emulation comes first.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,7 +17,8 @@ using uefl::McActivation;
 struct Stats {
   std::vector<float> mean, entropy, variance;
 
-  Stats(int64_t rows, int64_t classes) : mean(rows * classes, NAN), entropy(rows, NAN), variance(rows * classes, NAN) {}
+  Stats(int64_t rows, int64_t classes)
+      : mean(rows * classes, NAN), entropy(rows, NAN), variance(rows * classes, NAN) {}
 };
 
 struct Case {
@@ -38,7 +39,8 @@ constexpr int64_t kSeed = 0x123456789abcdef;
 
 static Stats on_cpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters) {
   Stats found(c.rows, c.classes());
-  const cpu::McDropout run(c.widths, parameters.data(), c.thresholds, c.activation, c.passes, c.consistent, kSeed);
+  const cpu::McDropout run(c.widths, parameters.data(), c.thresholds, c.activation, c.passes, c.consistent,
+                           kSeed);
   run.run({x.data(), cpu::Dtype::f32, c.rows, 1, c.inputs(), c.row_stride(), 0, c.stride()}, 0, c.rows,
           {found.mean.data(), found.entropy.data(), found.variance.data()});
   return found;
@@ -48,7 +50,8 @@ static Stats on_cpu(const Case& c, const std::vector<float>& x, const std::vecto
 struct Launch {
   template <class Kernel, class... Arguments>
   void over(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
-    emulation::launch(static_cast<unsigned>(std::min<int64_t>((threads + 31) / 32, 2)), 32, kernel, arguments...);
+    emulation::launch(static_cast<unsigned>(std::min<int64_t>((threads + 31) / 32, 2)), 32, kernel,
+                      arguments...);
   }
   template <class Kernel, class... Arguments>
   void all(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
@@ -62,16 +65,20 @@ struct Memory {
   static constexpr int kBehind = 32;
   std::vector<T> all;
 
-  explicit Memory(int64_t size) : all(size + kBehind) { std::memset(static_cast<void*>(all.data()), 0xff, all.size() * sizeof(T)); }  // NaN
+  explicit Memory(int64_t size) : all(size + kBehind) {
+    std::memset(static_cast<void*>(all.data()), 0xff, all.size() * sizeof(T));
+  }  // NaN
   ~Memory() {
     const auto* bytes = reinterpret_cast<const unsigned char*>(all.data() + all.size() - kBehind);
-    CHECK(std::all_of(bytes, bytes + kBehind * sizeof(T), [](unsigned char byte) { return byte == 0xff; }), "written behind the end");
+    CHECK(std::all_of(bytes, bytes + kBehind * sizeof(T), [](unsigned char byte) { return byte == 0xff; }),
+          "written behind the end");
   }
   T* data() { return all.data(); }
 };
 
 // What cuda/mc_dropout_mlp.cu does, for the rows from first_row on.
-static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters, int64_t slab_bytes = 1 << 28) {
+static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters,
+                    int64_t slab_bytes = 1 << 28) {
   const cuda::Call call{c.widths, c.thresholds, c.rows, c.passes, c.activation, c.consistent};
   const cuda::Plan plan(call, slab_bytes);
   Memory<float4> weights(plan.weight_vectors), rows(plan.row_vectors), buffers(plan.buffer_vectors);
@@ -85,26 +92,32 @@ static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vecto
 }
 
 static int64_t wrong(const std::vector<float>& found, const std::vector<float>& expected, double tolerance) {
-  const auto same = [&](float a, float b) { return std::fabs(a - b) <= tolerance || (std::isnan(a) && std::isnan(b)); };
+  const auto same = [&](float a, float b) {
+    return std::fabs(a - b) <= tolerance || (std::isnan(a) && std::isnan(b));
+  };
   int64_t count = 0;
   for (size_t i = 0; i < found.size(); ++i) count += !same(found[i], expected[i]);
   return count;
 }
 
-static Stats compare(const char* what, const Case& c, double scale = 1, double tolerance = 2e-6, float unusual = 0) {
+static Stats compare(const char* what, const Case& c, double scale = 1, double tolerance = 2e-6,
+                     float unusual = 0) {
   std::mt19937 random(static_cast<unsigned>(c.rows + c.inputs()));
   auto x = normal<float>(c.rows * c.inputs(), random);
   if (unusual != 0) x[c.rows * c.inputs() / 2] = unusual;
   std::vector<float> parameters;
   for (size_t i = 1; i < c.widths.size(); ++i) {
-    for (const float w : normal<float>(c.widths[i] * c.widths[i - 1], random, 0, scale / std::sqrt(c.widths[i - 1])))
+    for (const float w :
+         normal<float>(c.widths[i] * c.widths[i - 1], random, 0, scale / std::sqrt(c.widths[i - 1])))
       parameters.push_back(w);
     for (const float b : normal<float>(c.widths[i], random)) parameters.push_back(b);
   }
   const Stats expected = on_cpu(c, x, parameters), found = on_gpu(c, x, parameters);
-  const long counts[] = {wrong(found.mean, expected.mean, tolerance), wrong(found.entropy, expected.entropy, 2 * tolerance),
+  const long counts[] = {wrong(found.mean, expected.mean, tolerance),
+                         wrong(found.entropy, expected.entropy, 2 * tolerance),
                          wrong(found.variance, expected.variance, tolerance)};
-  CHECK(counts[0] + counts[1] + counts[2] == 0, "%s: %ld means, %ld entropies, %ld variances", what, counts[0], counts[1], counts[2]);
+  CHECK(counts[0] + counts[1] + counts[2] == 0, "%s: %ld means, %ld entropies, %ld variances", what,
+        counts[0], counts[1], counts[2]);
   return found;
 }
 
@@ -121,7 +134,8 @@ static void both_halves() {
     for (uint32_t half = 0; half < 65536; ++half) {
       const uint32_t other = random_word(random) >> 16;
       for (const uint32_t word : {half << 16 | other, other << 16 | half}) {
-        const uint32_t expected = (word >> 16 >= threshold ? 0xffff0000u : 0) | ((word & 0xffff) >= threshold ? 0xffffu : 0);
+        const uint32_t expected =
+            (word >> 16 >= threshold ? 0xffff0000u : 0) | ((word & 0xffff) >= threshold ? 0xffffu : 0);
         count += cuda::kept(word, plan.problem.halves) != expected;
       }
     }
@@ -129,7 +143,8 @@ static void both_halves() {
   }
 }
 
-// Whatever the number of passes: every pair in one slot, the slots ever shorter, and every slot of every tile in one item.
+// Whatever the number of passes: every pair in one slot, the slots ever shorter, and every slot of every tile
+// in one item.
 static void shares() {
   std::vector<int64_t> counts{(int64_t{1} << 31) - 1, 1000003, 4096, 1001};
   for (int64_t passes = 1; passes <= 300; ++passes) counts.push_back(passes);
@@ -137,15 +152,18 @@ static void shares() {
     cuda::Problem problem = cuda::Plan({{8, 2}, {kHalf, 0}, 1, passes, McActivation::gelu, false}).problem;
     const auto length = [&](int slot) { return problem.begin[slot + 1] - problem.begin[slot]; };
     const auto pairs = static_cast<uint32_t>((passes + 1) / 2);
-    CHECK(problem.slots <= cuda::kMostSlots && problem.begin[0] == 0 && problem.begin[problem.slots] == pairs, "of %ld passes",
-          static_cast<long>(passes));
+    CHECK(problem.slots <= cuda::kMostSlots && problem.begin[0] == 0 && problem.begin[problem.slots] == pairs,
+          "of %ld passes", static_cast<long>(passes));
     float all = 0;
     for (int slot = 0; slot < problem.slots; ++slot) {
-      CHECK(length(slot) > 0 && length(slot) <= length(0), "slot %d of %ld passes", slot, static_cast<long>(passes));
+      CHECK(length(slot) > 0 && length(slot) <= length(0), "slot %d of %ld passes", slot,
+            static_cast<long>(passes));
       all += problem.passes_of(slot);
     }
-    CHECK(all == static_cast<float>(passes) || passes > 1 << 24, "%g of %ld passes", all, static_cast<long>(passes));
-    CHECK(length(problem.slots - 1) == 1 || passes > 100, "the last of %ld passes is long", static_cast<long>(passes));
+    CHECK(all == static_cast<float>(passes) || passes > 1 << 24, "%g of %ld passes", all,
+          static_cast<long>(passes));
+    CHECK(length(problem.slots - 1) == 1 || passes > 100, "the last of %ld passes is long",
+          static_cast<long>(passes));
     problem.tiles = 3;
     std::vector<int> found(problem.tiles * problem.slots);
     for (int64_t i = 0; i < problem.items(); ++i) {
@@ -153,7 +171,8 @@ static void shares() {
       CHECK(item.tile >= 0 && item.tile < problem.tiles, "item %ld", static_cast<long>(i));
       if (item.slot < problem.slots) ++found[item.tile * problem.slots + item.slot];
     }
-    CHECK(std::count(found.begin(), found.end(), 1) == static_cast<long>(found.size()), "items of %ld passes", static_cast<long>(passes));
+    CHECK(std::count(found.begin(), found.end(), 1) == static_cast<long>(found.size()), "items of %ld passes",
+          static_cast<long>(passes));
     problem.tiles = 1 << 30;
     const cuda::Item far(problem, (int64_t{1} << 30) * problem.side - 1);
     CHECK(far.tile == (1 << 30) - 1 && far.slot == problem.side - 1, "an item beyond 32 bits");
@@ -183,11 +202,13 @@ static void stacks() {
   compare("logits alone, slots of several pairs", {{5}, {kHalf}, 18, 33});
   compare("no dropout before the layer", {{20, 40}, {0, kHalf}, 3, 2});
   compare("more than 32 classes", {{40, 70}, {kTenth, kTenth}, 5, 4});
-  for (const auto activation : {McActivation::gelu, McActivation::relu, McActivation::silu, McActivation::tanh}) {
+  for (const auto activation :
+       {McActivation::gelu, McActivation::relu, McActivation::silu, McActivation::tanh}) {
     compare("two layers", {{10, 40, 5}, {kTenth, kHalf, kTenth}, 18, 3, activation});
   }
   compare("three layers", {{20, 33, 17, 40}, {kTenth, kHalf, kTenth, 0}, 5, 5, McActivation::relu, true});
-  compare("a NaN stays in its row", {{40, 12, 10}, {kTenth, kTenth, kTenth}, 5, 2, McActivation::relu}, 1, 2e-6, NAN);
+  compare("a NaN stays in its row", {{40, 12, 10}, {kTenth, kTenth, kTenth}, 5, 2, McActivation::relu}, 1,
+          2e-6, NAN);
 }
 
 static void one_pass_has_no_variance() {
@@ -200,13 +221,15 @@ static void one_pass_has_no_variance() {
 // A row's results depend neither on how many rows there are nor on how many are taken at once.
 static void rows_are_alone() {
   std::mt19937 random(3);
-  for (const auto& widths : {std::vector<int64_t>{40, 10}, std::vector<int64_t>{40, 30}, std::vector<int64_t>{20, 40, 3}}) {
+  for (const auto& widths :
+       {std::vector<int64_t>{40, 10}, std::vector<int64_t>{40, 30}, std::vector<int64_t>{20, 40, 3}}) {
     Case c{widths, std::vector<uint32_t>(widths.size(), kTenth), 40, 7};
     int64_t count = 0;
     for (size_t i = 1; i < widths.size(); ++i) count += widths[i] * (widths[i - 1] + 1);
     const auto x = normal<float>(c.rows * c.inputs(), random), parameters = normal<float>(count, random);
     const Stats whole = on_gpu(c, x, parameters), slabs = on_gpu(c, x, parameters, 1);
-    CHECK(slabs.mean == whole.mean && slabs.entropy == whole.entropy && slabs.variance == whole.variance, "three slabs");
+    CHECK(slabs.mean == whole.mean && slabs.entropy == whole.entropy && slabs.variance == whole.variance,
+          "three slabs");
     c.rows = 19;
     const Stats first = on_gpu(c, x, parameters);
     CHECK(std::equal(first.variance.begin(), first.variance.end(), whole.variance.begin()), "fewer rows");
@@ -220,20 +243,24 @@ static void sizes() {
     return cuda::Plan({std::move(widths), thresholds, rows, passes, McActivation::gelu, false});
   };
   const cuda::Plan many = plan({64, 10}, (int64_t{1} << 32) - 1, 20);
-  CHECK(many.slab % 16 == 0 && many.slab * 4 * (66 + 10 * 33) <= 1 << 28 && many.slab > 100000, "%ld rows", static_cast<long>(many.slab));
+  CHECK(many.slab % 16 == 0 && many.slab * 4 * (66 + 10 * 33) <= 1 << 28 && many.slab > 100000, "%ld rows",
+        static_cast<long>(many.slab));
   CHECK(many.row_vectors * 4 == many.slab * 66 && many.moments == many.slab * 10 * 33, "of many rows");
   CHECK(many.weight_vectors == 2 * (2 * 2 * 32 + 1), "of a head");
   const cuda::Plan wide = plan({1 << 28, 1 << 30}, 5, 2);
   CHECK(wide.slab == 16 && wide.moments == 16 * ((int64_t{1} << 31) + 1), "of many classes");
   CHECK(wide.weight_vectors == int64_t{1} << 57 && wide.row_vectors == int64_t{1} << 30, "of wide layers");
   CHECK(wide.tail_warps == 4 && wide.buffer_vectors == int64_t{1} << 36, "between wide layers");
-  for (const int64_t passes : {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // a grid's blocks, of which head needs all
+  for (const int64_t passes :
+       {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // a grid's blocks, of which head needs all
     cuda::Plan most = plan({1, 1}, int64_t{1} << 40, passes);
     most.problem.tiles = static_cast<int>(most.slab / 16);
-    CHECK(most.problem.items() <= int64_t{cuda::kSide} << 20, "%ld items", static_cast<long>(most.problem.items()));
+    CHECK(most.problem.items() <= int64_t{cuda::kSide} << 20, "%ld items",
+          static_cast<long>(most.problem.items()));
   }
   const cuda::Plan deep = plan({512, 512, 10}, 100000, 20);
-  CHECK(deep.buffer_vectors * 16 == 1 << 26 && deep.tail_warps == 512, "%ld warps", static_cast<long>(deep.tail_warps));
+  CHECK(deep.buffer_vectors * 16 == 1 << 26 && deep.tail_warps == 512, "%ld warps",
+        static_cast<long>(deep.tail_warps));
 }
 
 static void masks() {

@@ -20,21 +20,27 @@ static cuda::Shape shape_of(int64_t rows, int64_t books, int64_t d, int64_t k, b
 static void the_number_of_blocks_changes_no_bit() {
   std::mt19937 random(20);
   for (const bool euclidean : {true, false}) {
-    for (const auto& [books, d, k] : {std::array<int64_t, 3>{1, 70, 300}, {3, 17, 130}, {2, 1, 1}, {1, 300, 9}}) {
+    for (const auto& [books, d, k] :
+         {std::array<int64_t, 3>{1, 70, 300}, {3, 17, 130}, {2, 1, 1}, {1, 300, 9}}) {
       const cuda::Shape shape = shape_of(40, books, d, k, euclidean);
-      const auto x = normal<float>(40 * books * d, random), codewords = normal<float>(books * k * d, random, 3);
+      const auto x = normal<float>(40 * books * d, random),
+                 codewords = normal<float>(books * k * d, random, 3);
       const Codebook one(codewords, shape, x.data(), 1), five(codewords, shape, x.data(), 5);
-      const bool same = same_bits(one.exact, five.exact) && same_bits(one.bounds, five.bounds) && same_bits(one.centre, five.centre) &&
-                        same_bits(one.halves, five.halves) && same_bits(one.norms, five.norms) && same_bits(one.starts, five.starts) &&
+      const bool same = same_bits(one.exact, five.exact) && same_bits(one.bounds, five.bounds) &&
+                        same_bits(one.centre, five.centre) && same_bits(one.halves, five.halves) &&
+                        same_bits(one.norms, five.norms) && same_bits(one.starts, five.starts) &&
                         same_bits(one.codes, five.codes) && same_bits(one.counts, five.counts);
-      CHECK(same, "books %ld, d %ld, K %ld", static_cast<long>(books), static_cast<long>(d), static_cast<long>(k));
-      CHECK(one.ones == std::vector<long long>(one.ones.size(), 0) && five.ones == one.ones, "what later kernels add to");
+      CHECK(same, "books %ld, d %ld, K %ld", static_cast<long>(books), static_cast<long>(d),
+            static_cast<long>(k));
+      CHECK(one.ones == std::vector<long long>(one.ones.size(), 0) && five.ones == one.ones,
+            "what later kernels add to");
       CHECK(five.counts == std::vector<long long>(books, 0), "the list of open rows");
     }
   }
 }
 
-// The numbers that the certificate rests on, against float64 on the CPU. A codeword that is not finite counts for nothing.
+// The numbers that the certificate rests on, against float64 on the CPU. A codeword that is not finite counts
+// for nothing.
 static void bounds_hold() {
   std::mt19937 random(21);
   const int64_t books = 2, d = 33, k = 200, rows = 3000;
@@ -48,7 +54,8 @@ static void bounds_hold() {
     for (int64_t code = 0; code < k; ++code) {
       double square = 0;
       for (int64_t j = 0; j < d; ++j) {
-        const double b = static_cast<double>(codewords[(book * k + code) * d + j]) - static_cast<double>(found.centre[book * d + j]);
+        const double b = static_cast<double>(codewords[(book * k + code) * d + j]) -
+                         static_cast<double>(found.centre[book * d + j]);
         square += b * b;
       }
       const float half = reinterpret_cast<const float*>(found.norms.data())[book * shape.padded_k + code];
@@ -56,13 +63,15 @@ static void bounds_hold() {
         CHECK(half == cuda::kNever, "a codeword that is not finite has %g", static_cast<double>(half));
         continue;
       }
-      CHECK(std::fabs(half - square / 2) <= 1e-6 * square, "half of the square of codeword %ld", static_cast<long>(code));
+      CHECK(std::fabs(half - square / 2) <= 1e-6 * square, "half of the square of codeword %ld",
+            static_cast<long>(code));
       longest = std::max(longest, std::sqrt(square));
     }
     const double* bounds = &found.bounds[4 * book];
     const double unit = std::exp2(14 - std::floor(std::log2(longest)));
-    CHECK(std::fabs(bounds[1] / longest - 1) < 1e-12 && std::fabs(bounds[0] / (longest * longest / 2) - 1) < 1e-12, "G %g, H %g", bounds[1],
-          bounds[0]);
+    CHECK(std::fabs(bounds[1] / longest - 1) < 1e-12 &&
+              std::fabs(bounds[0] / (longest * longest / 2) - 1) < 1e-12,
+          "G %g, H %g", bounds[1], bounds[0]);
     CHECK(0 < bounds[2] && bounds[2] <= 1.01 * 0x1p-11 * longest * unit, "T %g", bounds[2]);
     CHECK(5 < bounds[3] && bounds[3] < 40, "the longest of the sampled rows %g", bounds[3]);
   }
@@ -77,7 +86,8 @@ static void the_centre_is_that_of_columns_with_an_offset() {
   const Codebook found(codewords, shape_of(1, 1, d, k, true), codewords.data());
   for (int64_t j = 0; j < d; ++j) {
     const float centre = found.centre[j], offset = j == 11 ? 100 : j == 79 ? -5 : 0;
-    CHECK(offset == 0 ? centre == 0 : std::fabs(centre - offset) < 1, "column %ld: %g", static_cast<long>(j), static_cast<double>(centre));
+    CHECK(offset == 0 ? centre == 0 : std::fabs(centre - offset) < 1, "column %ld: %g", static_cast<long>(j),
+          static_cast<double>(centre));
   }
   const Codebook cosine(codewords, shape_of(1, 1, d, k, false), codewords.data());
   CHECK(cosine.centre == std::vector<float>(d, 0), "cosine has none");

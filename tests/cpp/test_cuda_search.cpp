@@ -1,6 +1,7 @@
-// The search with wgmma on rows made to be hard: between two codewords, on a codeword that is there twice, not finite, far too long; of all
-// types, lengths and layouts that it takes, with as much shared memory as a GPU has and with little. UEFL_CUDA_ROWS is the number of rows
-// for each path (tools: a million takes an hour).
+// The search with wgmma on rows made to be hard: between two codewords, on a codeword that is there twice,
+// not finite, far too long; of all types, lengths and layouts that it takes, with as much shared memory as a
+// GPU has and with little. UEFL_CUDA_ROWS is the number of rows for each path (tools: a million takes an
+// hour).
 #include <cstdlib>
 
 #include "check.h"
@@ -31,13 +32,17 @@ static int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
 // A shape whose rows wgmma takes, 16 bytes at a time.
 static Case any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
   const int64_t piece = 16 / element_bytes;
-  const int64_t d = piece * draw(random, path.is_long ? 64 / piece + 1 : 1, (path.is_long ? 200 : 64) / piece);
+  const int64_t d =
+      piece * draw(random, path.is_long ? 64 / piece + 1 : 1, (path.is_long ? 200 : 64) / piece);
   const int64_t segments = draw(random, 1, 3), books = draw(random, 0, 2) == 0 ? segments : 1;
-  const int64_t rows = draw(random, 1, 4) == 1 ? draw(random, 1, 70) : draw(random, 150, 500), inner = draw(random, 1, rows);
-  const int64_t outer = (rows + inner - 1) / inner, k = draw(random, 1, 3) == 1 ? draw(random, 1, 20) : draw(random, 100, 280);
+  const int64_t rows = draw(random, 1, 4) == 1 ? draw(random, 1, 70) : draw(random, 150, 500),
+                inner = draw(random, 1, rows);
+  const int64_t outer = (rows + inner - 1) / inner,
+                k = draw(random, 1, 3) == 1 ? draw(random, 1, 20) : draw(random, 100, 280);
   const int64_t gap = piece * std::max<int64_t>(0, draw(random, -2, 2)), width = segments * d + gap;
   const int64_t padded = (k + cuda::kBlockCodes - 1) / cuda::kBlockCodes * cuda::kBlockCodes;
-  return {{outer * inner * segments, segments, books, d, k, padded, inner, inner * width, width, 1, true}, gap};
+  return {{outer * inner * segments, segments, books, d, k, padded, inner, inner * width, width, 1, true},
+          gap};
 }
 
 // Rows that lie between two codewords of their book, most of them not quite; some codewords are there twice.
@@ -46,7 +51,8 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
   const cuda::Shape& shape = one.shape;
   codewords = normal<T>(shape.books * shape.k * shape.d, random, draw(random, 0, 3) == 0 ? 4 : 0);
   for (int64_t i = 0; i < shape.k / 8; ++i) {
-    const int64_t from = draw(random, 0, shape.books * shape.k - 1), to = draw(random, 0, shape.books * shape.k - 1);
+    const int64_t from = draw(random, 0, shape.books * shape.k - 1),
+                  to = draw(random, 0, shape.books * shape.k - 1);
     std::copy_n(&codewords[from * shape.d], shape.d, &codewords[to * shape.d]);
   }
   x.assign(shape.outputs / shape.segments / shape.inner * shape.outer_stride, T(NAN));
@@ -58,24 +64,28 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
     static constexpr double kApart[] = {0, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 1};
     const double apart = kApart[draw(random, 0, 6)];
     T* row = &x[shape.begin(output)];
-    for (int64_t j = 0; j < shape.d; ++j) row[j] = static_cast<T>((double{a[j]} + double{b[j]}) / 2 + apart * noise(random));
+    for (int64_t j = 0; j < shape.d; ++j)
+      row[j] = static_cast<T>((double{a[j]} + double{b[j]}) / 2 + apart * noise(random));
     static const double kOdd[] = {NAN, INFINITY, 6e4, 1e30, 1e-30};
-    if (draw(random, 0, 40) == 0) row[draw(random, 0, shape.d - 1)] = static_cast<T>(kOdd[draw(random, 0, 4)]);
+    if (draw(random, 0, 40) == 0)
+      row[draw(random, 0, shape.d - 1)] = static_cast<T>(kOdd[draw(random, 0, 4)]);
   }
 }
 
 template <class T, int kGroups, bool kLong, bool kCross>
-static void search(Codebook& codebook, const std::vector<T>& x, const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path,
-                   int64_t limit) {
+static void search(Codebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
+                   const std::vector<int64_t>& expected, Path& path, int64_t limit) {
   const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
   if (stages.codes == 0) return;
   codebook.forget_list();
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads, cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape,
-                    codebook.packed, stages, true, indices.data());
+  emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
+                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, stages,
+                    true, indices.data());
   for (const long long count : codebook.counts) path.open += count;
-  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::second>, x.data(), shape, codebook.packed, true, indices.data());
+  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::second>, x.data(), shape,
+                    codebook.packed, true, indices.data());
   path.rows += shape.outputs;
   for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
 }
@@ -90,7 +100,8 @@ static void any_search(std::mt19937& random, Path& path) {
   if (!cuda::rows_in_bulk(shape, x.data(), sizeof(T))) return;
   std::vector<int64_t> expected(shape.outputs);
   for (int64_t i = 0; i < shape.outputs; ++i) {
-    expected[i] = nearest(&x[shape.begin(i)], 1, &codewords[i % shape.segments % shape.books * shape.k * shape.d], shape.k, shape.d);
+    expected[i] = nearest(&x[shape.begin(i)], 1,
+                          &codewords[i % shape.segments % shape.books * shape.k * shape.d], shape.k, shape.d);
   }
   Codebook codebook(codewords, shape, x.data());
   const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
@@ -117,8 +128,8 @@ static void many(Path path) {
     }
     CHECK(path.wrong == wrong, "%s, seed %u: %ld", path.name, seed, static_cast<long>(path.wrong - wrong));
   }
-  std::printf("%s: %ld rows, %ld left to the second pass, %ld wrong\n", path.name, static_cast<long>(path.rows),
-              static_cast<long>(path.open), static_cast<long>(path.wrong));
+  std::printf("%s: %ld rows, %ld left to the second pass, %ld wrong\n", path.name,
+              static_cast<long>(path.rows), static_cast<long>(path.open), static_cast<long>(path.wrong));
 }
 
 void run() {

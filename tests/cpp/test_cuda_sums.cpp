@@ -1,5 +1,5 @@
-// What follows the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread, against sums written out. The emulation
-// comes before the kernels.
+// What follows the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread, against
+// sums written out. The emulation comes before the kernels.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -36,18 +36,24 @@ struct Case {
   std::vector<int64_t> indices;
   std::vector<double> scales;
 
-  Case(const cuda::Shape& shape, int64_t elements, int seed, int taken = 1 << 30) : shape(shape), x(elements) {
+  Case(const cuda::Shape& shape, int64_t elements, int seed, int taken = 1 << 30)
+      : shape(shape), x(elements) {
     std::mt19937 random(seed);
     const auto values = normal<double>(shape.outputs * shape.d, random);
     for (int64_t i = 0; i < shape.outputs * shape.d; ++i) {
       x[shape.begin(i / shape.d) + i % shape.d * shape.stride] = static_cast<T>(values[i]);
     }
-    for (const double value : normal<double>(shape.books * shape.k * shape.d, random)) codes.push_back(static_cast<Code>(value));
-    for (int64_t i = 0; i < shape.outputs; ++i) indices.push_back(static_cast<int64_t>(random() % std::min<int64_t>(shape.k, taken)));
-    for (int64_t i = 0; i < shape.books * shape.k; ++i) scales.push_back(std::ldexp(1, 30 + static_cast<int>(i % 5)));
+    for (const double value : normal<double>(shape.books * shape.k * shape.d, random))
+      codes.push_back(static_cast<Code>(value));
+    for (int64_t i = 0; i < shape.outputs; ++i)
+      indices.push_back(static_cast<int64_t>(random() % std::min<int64_t>(shape.k, taken)));
+    for (int64_t i = 0; i < shape.books * shape.k; ++i)
+      scales.push_back(std::ldexp(1, 30 + static_cast<int>(i % 5)));
   }
 
-  double element(int64_t output, int64_t j) const { return static_cast<double>(x[shape.begin(output) + j * shape.stride]); }
+  double element(int64_t output, int64_t j) const {
+    return static_cast<double>(x[shape.begin(output) + j * shape.stride]);
+  }
   int64_t code(int64_t output) const { return output % shape.books * shape.k + indices[output]; }
 };
 
@@ -61,10 +67,16 @@ struct Found {
   long long done = 0;
 
   explicit Found(const cuda::Shape& shape)
-      : quantized(shape.outputs * shape.d, T(NAN)), counts(shape.books * shape.k, 7), largest(counts), sums(counts.size() * shape.d, 7) {
-    const auto size = [](const std::vector<long long>& numbers) { return static_cast<int64_t>(numbers.size()); };
-    emulation::launch(1, 64, cuda::clear_spans,
-                      cuda::Spans{{counts.data(), largest.data(), sums.data()}, {size(counts), size(largest), size(sums)}});
+      : quantized(shape.outputs * shape.d, T(NAN)),
+        counts(shape.books * shape.k, 7),
+        largest(counts),
+        sums(counts.size() * shape.d, 7) {
+    const auto size = [](const std::vector<long long>& numbers) {
+      return static_cast<int64_t>(numbers.size());
+    };
+    emulation::launch(
+        1, 64, cuda::clear_spans,
+        cuda::Spans{{counts.data(), largest.data(), sums.data()}, {size(counts), size(largest), size(sums)}});
   }
   cuda::Total total(int64_t blocks) {
     parts.assign(blocks, NAN);
@@ -81,28 +93,33 @@ static void check(const char* what, const Case<T, Code>& given, const Found<T>& 
     const int64_t code = given.code(output);
     ++expected.counts[code];
     for (int64_t j = 0; j < shape.d; ++j) {
-      const double value = given.element(output, j), target = static_cast<double>(given.codes[code * shape.d + j]);
+      const double value = given.element(output, j),
+                   target = static_cast<double>(given.codes[code * shape.d + j]);
       expected.quantized[output * shape.d + j] = rounded<T>(target);
       error += (value - target) * (value - target);
       if (!with_sums) continue;
-      expected.largest[code] = std::max(expected.largest[code], bits(std::isfinite(value) ? std::fabs(value) : INFINITY));
+      expected.largest[code] =
+          std::max(expected.largest[code], bits(std::isfinite(value) ? std::fabs(value) : INFINITY));
       expected.sums[code * shape.d + j] += std::llrint(value * given.scales[code]);
     }
   }
   CHECK(same(found.quantized, expected.quantized), "%s: quantized", what);
   CHECK(found.counts == expected.counts, "%s: counts", what);
   CHECK(found.largest == expected.largest && found.sums == expected.sums, "%s: largest or sums", what);
-  const bool close = std::isfinite(error) ? std::fabs(found.error - error) <= 1e-7 * error : bits(found.error) << 1 == bits(error) << 1;
+  const bool close = std::isfinite(error) ? std::fabs(found.error - error) <= 1e-7 * error
+                                          : bits(found.error) << 1 == bits(error) << 1;
   CHECK(close, "%s: error %g, expected %g", what, found.error, error);
 }
 
 template <int kPiece, class T, class Code>
 static void gather(const char* what, const Case<T, Code>& given, int64_t most_blocks) {
   Found<T> found(given.shape);
-  cuda::Gather<T, Code> wanted{given.codes.data(), given.indices.data(), found.quantized.data(), found.counts.data(), {}, 0, 0, false};
+  cuda::Gather<T, Code> wanted{
+      given.codes.data(), given.indices.data(), found.quantized.data(), found.counts.data(), {}, 0, 0, false};
   const int64_t blocks = cuda::divide_rows(wanted, given.shape, kPiece, most_blocks);
   wanted.error = found.total(blocks);
-  emulation::launch(static_cast<unsigned>(blocks), cuda::kThreads, cuda::gather<T, Code, kPiece>, given.x.data(), given.shape, wanted);
+  emulation::launch(static_cast<unsigned>(blocks), cuda::kThreads, cuda::gather<T, Code, kPiece>,
+                    given.x.data(), given.shape, wanted);
   check(what, given, found, false);
 }
 
@@ -113,12 +130,15 @@ static void row_sums(const char* what, const Case<T, Code>& given, int64_t most_
   for (const bool again : {false, true}) {
     Found<T> found(given.shape);
     cuda::RowSums<T, Code> wanted{};
-    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
-    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(), wanted.quantized = found.quantized.data();
+    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(),
+    wanted.sums = found.sums.data();
+    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(),
+    wanted.quantized = found.quantized.data();
     wanted.largest = found.largest.data();
     const int64_t blocks = cuda::divide_rows(wanted, given.shape, most_blocks);
     wanted.error = found.total(blocks);
-    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, true, Code>, given.x.data(), given.shape, wanted);
+    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, true, Code>, given.x.data(),
+                      given.shape, wanted);
     if (again) {
       CHECK(bits(found.error) == bits(error), "%s: another error", what);
     } else {
@@ -130,7 +150,8 @@ static void row_sums(const char* what, const Case<T, Code>& given, int64_t most_
 
 // Every row of every element type, in elements and, where they fit, in pieces of 16 bytes.
 template <class T, class Code, int kPiece = 1>
-static void vq(const char* what, const cuda::Shape& shape, int64_t elements, int64_t blocks, int taken = 1 << 30) {
+static void vq(const char* what, const cuda::Shape& shape, int64_t elements, int64_t blocks,
+               int taken = 1 << 30) {
   const Case<T, Code> given(shape, elements, static_cast<int>(elements), taken);
   gather<1>(what, given, blocks);
   if constexpr (kPiece > 1) gather<kPiece>(what, given, blocks);
@@ -163,7 +184,8 @@ static void vq_of_all_shapes() {
   with_far_memory([] {
     constexpr int64_t kApart = int64_t{1} << 28, kFar = int64_t{5} << 30;
     vq<float, float, 4>("rows far apart", {70, 1, 1, 8, 9, 0, 35, kFar, kApart / 2, 1, true}, 2 * kFar, 2);
-    vq<float, float>("elements far apart", {140, 2, 2, 9, 9, 0, 35, 18 * kApart, 1, kApart, true}, 36 * kApart + 35, 2);
+    vq<float, float>("elements far apart", {140, 2, 2, 9, 9, 0, 35, 18 * kApart, 1, kApart, true},
+                     36 * kApart + 35, 2);
   });
 }
 
@@ -179,13 +201,16 @@ static void hard_rows() {
     if (value == 1e30) continue;                   // its sum is of no meaning
     for (double& scale : given.scales) scale = 0;  // as is that of what is not finite
     cuda::RowSums<float, float> wanted{};
-    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
-    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(), wanted.quantized = found.quantized.data();
+    wanted.indices = given.indices.data(), wanted.counts = found.counts.data(),
+    wanted.sums = found.sums.data();
+    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(),
+    wanted.quantized = found.quantized.data();
     wanted.largest = found.largest.data();
     wanted.error = found.total(cuda::divide_rows(wanted, shape, 1));
     emulation::launch(1, 64, cuda::row_sums<float, true, float>, given.x.data(), shape, wanted);
     CHECK(found.largest[given.indices[7]] == bits(INFINITY), "%g", value);
-    CHECK(std::isnan(value) ? std::isnan(found.error) : std::isinf(found.error), "%g: %g", value, found.error);
+    CHECK(std::isnan(value) ? std::isnan(found.error) : std::isinf(found.error), "%g: %g", value,
+          found.error);
   }
   Case<float, float> tiny(shape, 320, 4);
   for (int64_t i = 0; i < 320; ++i) tiny.x[i] *= 1e-30f;
@@ -198,14 +223,16 @@ static void hard_rows() {
 // What a step of k-means asks for: masses, and sums less a middle in units of each column.
 constexpr double kMassScale = 0x1.8p40;
 template <class T>
-static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<double>& middle, const std::vector<double>& scales,
-                                const double* weights) {
+static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<double>& middle,
+                                const std::vector<double>& scales, const double* weights) {
   Found<T> found(given.shape);
   cuda::RowSums<T, float> wanted{};
   wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
-  wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &kMassScale, wanted.weights = weights;
+  wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &kMassScale,
+  wanted.weights = weights;
   const int64_t blocks = cuda::divide_rows(wanted, given.shape, 5);
-  emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, false, float>, given.x.data(), given.shape, wanted);
+  emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, false, float>, given.x.data(),
+                    given.shape, wanted);
   return found;
 }
 
@@ -245,14 +272,15 @@ static void rows_that_are_not_finite() {
     const Found<float> found = masses_and_sums(given, middle, scales, nullptr);
     CHECK(found.counts == before.counts, "%g", static_cast<double>(value));
     for (int64_t i = 0; i < k * d; ++i) {
-      CHECK(found.sums[i] == before.sums[i] || i == given.indices[row] * d + 2, "%g: sum %ld", static_cast<double>(value),
-            static_cast<long>(i));
+      CHECK(found.sums[i] == before.sums[i] || i == given.indices[row] * d + 2, "%g: sum %ld",
+            static_cast<double>(value), static_cast<long>(i));
     }
     std::vector<double> squares(n, 0);
     double total = 0;
-    emulation::launch(2, 64, cuda::row_squares<float, float>, given.x.data(), shape, given.codes.data(), given.indices.data(),
-                      static_cast<const double*>(nullptr), squares.data());
-    for (int64_t i = 0; i < n; ++i) CHECK(std::isfinite(squares[i]) == (i != row), "square %ld", static_cast<long>(i));
+    emulation::launch(2, 64, cuda::row_squares<float, float>, given.x.data(), shape, given.codes.data(),
+                      given.indices.data(), static_cast<const double*>(nullptr), squares.data());
+    for (int64_t i = 0; i < n; ++i)
+      CHECK(std::isfinite(squares[i]) == (i != row), "square %ld", static_cast<long>(i));
     emulation::launch(1, 64, cuda::fold, squares.data(), n, int64_t{4}, &total);
     CHECK(!std::isfinite(total), "an inertia of %g", total);
   }
@@ -260,19 +288,26 @@ static void rows_that_are_not_finite() {
 
 // Ranges of rows: all of them once, not more than a block sorts.
 static void ranges() {
-  for (const int64_t outputs : {int64_t{1}, int64_t{1000}, int64_t{1000000}, int64_t{30000000}, (int64_t{1} << 33) + 1}) {
+  for (const int64_t outputs :
+       {int64_t{1}, int64_t{1000}, int64_t{1000000}, int64_t{30000000}, (int64_t{1} << 33) + 1}) {
     for (const int64_t d : {1, 64, 65, 4096}) {
       for (const int64_t k : {2, 256, 2048, 2049}) {
         cuda::RowSums<float, float> wanted{};
         const cuda::Shape shape{outputs, 1, 1, d, k, 0, outputs, 0, d, 1, true};
         const int64_t columns = (d + 63) / 64, blocks = cuda::divide_rows(wanted, shape, 264);
-        CHECK(blocks % columns == 0 && blocks / columns * wanted.rows >= outputs && (blocks / columns - 1) * wanted.rows < outputs,
-              "%ld rows of %ld, %d to a block", static_cast<long>(outputs), static_cast<long>(d), wanted.rows);
-        CHECK(wanted.rows <= cuda::kMostRows && cuda::sort_bytes(wanted, shape, cuda::kSumThreads) <= 100 << 10, "%d", wanted.rows);
+        CHECK(blocks % columns == 0 && blocks / columns * wanted.rows >= outputs &&
+                  (blocks / columns - 1) * wanted.rows < outputs,
+              "%ld rows of %ld, %d to a block", static_cast<long>(outputs), static_cast<long>(d),
+              wanted.rows);
+        CHECK(
+            wanted.rows <= cuda::kMostRows && cuda::sort_bytes(wanted, shape, cuda::kSumThreads) <= 100 << 10,
+            "%d", wanted.rows);
         CHECK(blocks <= INT32_MAX, "%ld blocks", static_cast<long>(blocks));
         cuda::Gather<float, float> copied{};
-        const int64_t tiles = cuda::divide_rows(copied, shape, 1, 396), each = int64_t{copied.tile} * (cuda::kThreads / cuda::kWarp);
-        CHECK(0 < tiles && tiles <= 396 && (tiles == 396 || tiles * each >= outputs), "%ld blocks", static_cast<long>(tiles));
+        const int64_t tiles = cuda::divide_rows(copied, shape, 1, 396),
+                      each = int64_t{copied.tile} * (cuda::kThreads / cuda::kWarp);
+        CHECK(0 < tiles && tiles <= 396 && (tiles == 396 || tiles * each >= outputs), "%ld blocks",
+              static_cast<long>(tiles));
       }
     }
   }
@@ -300,8 +335,8 @@ static void inertia() {
       expected[i] = weights[i] * part[0];
     }
     const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
-    emulation::launch(2, 64, cuda::row_squares<float, float>, x.data(), shape, centres.data(), labels.data(), weights.data(),
-                      squares.data());
+    emulation::launch(2, 64, cuda::row_squares<float, float>, x.data(), shape, centres.data(), labels.data(),
+                      weights.data(), squares.data());
     CHECK(same(squares, expected), "squares of %ld rows", static_cast<long>(n));
   }
   for (const int64_t n : {1, 2, 3, 31, 33, 1000, 1024, 1025, 40000}) {
@@ -320,7 +355,8 @@ static void inertia() {
       if (blocks == 1) break;
       left = size;
     }
-    CHECK(bits(total) == bits(expected[0]), "%ld values: %a, expected %a", static_cast<long>(n), total, expected[0]);
+    CHECK(bits(total) == bits(expected[0]), "%ld values: %a, expected %a", static_cast<long>(n), total,
+          expected[0]);
   }
 }
 

@@ -1,4 +1,5 @@
-// The variants of the search that benchmarks time, on the CPU: rings, turns, and what the lanes keep. Clusters have no emulation.
+// The variants of the search that benchmarks time, on the CPU: rings, turns, and what the lanes keep.
+// Clusters have no emulation.
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
@@ -15,7 +16,9 @@ inline long long now() { return 0; }
 inline unsigned cluster_rank() { return 0; }
 inline void cluster_sync() { emulation::refuse("a cluster"); }
 inline void arrive_at(Barrier*, unsigned) { emulation::refuse("a cluster"); }
-inline void copy_multicast(void*, const void*, unsigned, Barrier*, uint16_t) { emulation::refuse("a cluster"); }
+inline void copy_multicast(void*, const void*, unsigned, Barrier*, uint16_t) {
+  emulation::refuse("a cluster");
+}
 
 // Named barriers of 256 threads, of which those that hand on do not wait.
 struct Turn {
@@ -60,7 +63,8 @@ using uefl::cuda::from_half, uefl::cuda::to_half;
 constexpr int kColumns = 128, kRows = 64, kElements = 64;
 
 // Values [count, d] in tiles of so many rows and 64 elements, swizzled as the products read them.
-static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t d, int64_t rows, float factor) {
+static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t d, int64_t rows,
+                                      float factor) {
   std::vector<__uint128_t> storage(values.size() / 8);
   auto* packed = reinterpret_cast<uint16_t*>(storage.data());
   for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
@@ -126,7 +130,8 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
             const int n = group * kGroup + i, code = tile * kColumns + n / 2 * 8 + 2 * lane + n % 2;
             least = std::min(least, __float_as_int(scores[code] + base));
           }
-          all.push_back(static_cast<int>(static_cast<unsigned>(least) * V::How::kShift + static_cast<unsigned>(group)));
+          all.push_back(
+              static_cast<int>(static_cast<unsigned>(least) * V::How::kShift + static_cast<unsigned>(group)));
         }
       }
       std::partial_sort(all.begin(), all.begin() + 2, all.end());
@@ -134,15 +139,17 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
       wrong += kept.best != all[0] || kept.second != all[1] || kept.tile < 0 || kept.tile >= k / kColumns;
     }
   }
-  CHECK(wrong == 0, "%s, K %d, %d places: %ld of %ld lanes", name, k, places, static_cast<long>(wrong), static_cast<long>(4 * rows));
+  CHECK(wrong == 0, "%s, K %d, %d places: %ld of %ld lanes", name, k, places, static_cast<long>(wrong),
+        static_cast<long>(4 * rows));
 }
 
-#define CHECK_VARIANT(name, blocks, k, places, ...) check<variants::Variant<__VA_ARGS__>>(#name, variants::name, blocks, k, places)
+#define CHECK_VARIANT(name, blocks, k, places, ...) \
+  check<variants::Variant<__VA_ARGS__>>(#name, variants::name, blocks, k, places)
 
 void run() {
   using variants::Cross, variants::Groups, variants::Packed;
-  // All of the codebook in shared memory, and a ring; more blocks of rows than the warpgroups take at once, and a last round that is not
-  // full.
+  // All of the codebook in shared memory, and a ring; more blocks of rows than the warpgroups take at once,
+  // and a last round that is not full.
   for (const int places : {3, 4}) {
     CHECK_VARIANT(packed_3_1, 8, 512, places, Packed, 3, 1, false);
     CHECK_VARIANT(cross_3_1_turns, 8, 512, places, Cross, 3, 1, true);

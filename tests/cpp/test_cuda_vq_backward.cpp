@@ -1,4 +1,5 @@
-// The CUDA kernel of vq_backward, run on the CPU thread by thread, against the kernel of the CPU. The emulation comes before the kernels.
+// The CUDA kernel of vq_backward, run on the CPU thread by thread, against the kernel of the CPU. The
+// emulation comes before the kernels.
 #include <cmath>
 
 #include "check.h"
@@ -20,7 +21,9 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   for (int64_t& index : indices) index = std::uniform_int_distribution<int64_t>(0, k - 1)(random);
   const int64_t row_stride = channels_first ? 1 : dim, stride = channels_first ? n : 1;
   std::vector<float> expected(n * dim), found(n * dim, NAN);
-  const auto rows = [&](const float* data) { return cpu::StridedRows{data, cpu::Dtype::f32, n, 1, dim, row_stride, 0, stride}; };
+  const auto rows = [&](const float* data) {
+    return cpu::StridedRows{data, cpu::Dtype::f32, n, 1, dim, row_stride, 0, stride};
+  };
   cpu::vq_backward({.x = rows(x.data()),
                     .grad_quantized = rows(with_g ? g.data() : nullptr),
                     .grad_x = rows(expected.data()),
@@ -35,22 +38,23 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   const cuda::View view{n, 0, row_stride, stride};
   const cuda::BackwardShape shape{n * s, s, s, k, d, view, view, view, rotation};
   const double pull = 0.25;
-  emulation::launch(2, 64, cuda::backward<float, Wide>, x.data(), codes.data(), indices.data(), with_g ? g.data() : nullptr, &pull, shape,
-                    found.data());
+  emulation::launch(2, 64, cuda::backward<float, Wide>, x.data(), codes.data(), indices.data(),
+                    with_g ? g.data() : nullptr, &pull, shape, found.data());
   if constexpr (sizeof(Wide) == sizeof(float)) {
     if (d % 4 == 0 && !channels_first) {
       using Four = cuda::Four<float>;
       std::vector<float> dense(n * dim, NAN);
       const auto fours = [](const auto& values) { return reinterpret_cast<const Four*>(values.data()); };
-      emulation::launch(2, 64, cuda::backward_dense<float>, fours(x), fours(codes), indices.data(), with_g ? fours(g) : nullptr, &pull,
-                        shape, reinterpret_cast<Four*>(dense.data()));
-      CHECK(dense == found, "d %ld: a thread with four elements differs from a warp with a segment", static_cast<long>(d));
+      emulation::launch(2, 64, cuda::backward_dense<float>, fours(x), fours(codes), indices.data(),
+                        with_g ? fours(g) : nullptr, &pull, shape, reinterpret_cast<Four*>(dense.data()));
+      CHECK(dense == found, "d %ld: a thread with four elements differs from a warp with a segment",
+            static_cast<long>(d));
     }
   }
   for (int64_t i = 0; i < n * dim; ++i) {
     const double tolerance = rotation && with_g ? 1.3e-7 * std::fabs(expected[i]) : 0;
-    CHECK(std::fabs(found[i] - expected[i]) <= tolerance, "d %ld, element %ld: %g, expected %g", static_cast<long>(d), static_cast<long>(i),
-          found[i], expected[i]);
+    CHECK(std::fabs(found[i] - expected[i]) <= tolerance, "d %ld, element %ld: %g, expected %g",
+          static_cast<long>(d), static_cast<long>(i), found[i], expected[i]);
   }
 }
 
@@ -68,8 +72,8 @@ static void far_apart() {
     Far<float> x(size), g(size), out(size);
     const auto place = [&](int64_t i) { return i / dim * view.inner_stride + i % dim * view.stride; };
     for (int64_t i = 0; i < n * dim; ++i) x[place(i)] = values[i], g[place(i)] = slopes[i];
-    emulation::launch(2, 64, cuda::backward<float, double>, x.data(), codes.data(), indices.data(), g.data(), &pull,
-                      cuda::BackwardShape{n * s, s, s, k, d, view, view, view, true}, out.data());
+    emulation::launch(2, 64, cuda::backward<float, double>, x.data(), codes.data(), indices.data(), g.data(),
+                      &pull, cuda::BackwardShape{n * s, s, s, k, d, view, view, view, true}, out.data());
     std::vector<float> found(n * dim);
     for (int64_t i = 0; i < n * dim; ++i) found[i] = out[place(i)];
     return found;
@@ -89,14 +93,17 @@ static void out_of_range() {
   for (const int64_t index : {int64_t{2}, int64_t{-1}, INT64_MIN}) {
     for (const bool rotation : {false, true}) {
       float found[3] = {0, 0, 0};
-      emulation::launch(1, 32, cuda::backward<float, double>, x, static_cast<const double*>(nullptr), &index, g, &pull,
-                        cuda::BackwardShape{1, 1, 1, 2, 3, view, view, view, rotation}, found);
-      for (const float value : found) CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
+      emulation::launch(1, 32, cuda::backward<float, double>, x, static_cast<const double*>(nullptr), &index,
+                        g, &pull, cuda::BackwardShape{1, 1, 1, 2, 3, view, view, view, rotation}, found);
+      for (const float value : found)
+        CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
     }
     cuda::Four<float> four{{1, 2, 3, 4}};
-    emulation::launch(1, 32, cuda::backward_dense<float>, &four, static_cast<const cuda::Four<float>*>(nullptr), &index, &four, &pull,
+    emulation::launch(1, 32, cuda::backward_dense<float>, &four,
+                      static_cast<const cuda::Four<float>*>(nullptr), &index, &four, &pull,
                       cuda::BackwardShape{1, 1, 1, 2, 4, view, view, view, false}, &four);
-    for (const float value : four.at) CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
+    for (const float value : four.at)
+      CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
   }
 }
 

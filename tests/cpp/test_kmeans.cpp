@@ -11,7 +11,9 @@
 
 using namespace uefl::cpu;
 
-static StridedRows dense(const std::vector<float>& x, int64_t n, int64_t d) { return {x.data(), Dtype::f32, n, 1, d, d, 0, 1}; }
+static StridedRows dense(const std::vector<float>& x, int64_t n, int64_t d) {
+  return {x.data(), Dtype::f32, n, 1, d, d, 0, 1};
+}
 
 static void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { work(0, count); }
 
@@ -30,9 +32,11 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-static Outcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const float* init, const Parallel& parallel, uint64_t seed = 0) {
+static Outcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const float* init,
+                   const Parallel& parallel, uint64_t seed = 0) {
   Outcome out{std::vector<float>(k * x.dim), std::vector<int64_t>(x.outer)};
-  kmeans({x, nullptr, init, k, seed, out.centres.data(), out.labels.data(), &out.inertia, &out.iterations}, options, parallel);
+  kmeans({x, nullptr, init, k, seed, out.centres.data(), out.labels.data(), &out.inertia, &out.iterations},
+         options, parallel);
   return out;
 }
 
@@ -58,17 +62,22 @@ static void is_lloyds_algorithm() {
       ++counts[label];
       for (int64_t j = 0; j < d; ++j) sums[label * d + j] += x[i * d + j];
     }
-    for (int64_t i = 0; i < k * d; ++i) centres[i] = static_cast<float>(sums[i] / static_cast<double>(counts[i / d]));
+    for (int64_t i = 0; i < k * d; ++i)
+      centres[i] = static_cast<float>(sums[i] / static_cast<double>(counts[i / d]));
   }
   double inertia = 0;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t label = nearest(&x[i * d], 1, centres.data(), k, d);
     CHECK(found.labels[i] == label, "row %ld", static_cast<long>(i));
-    for (int64_t j = 0; j < d; ++j) inertia += std::pow(static_cast<double>(x[i * d + j]) - centres[label * d + j], 2);
+    for (int64_t j = 0; j < d; ++j)
+      inertia += std::pow(static_cast<double>(x[i * d + j]) - centres[label * d + j], 2);
   }
-  CHECK(found.iterations > 2 && found.iterations < 300, "%ld iterations", static_cast<long>(found.iterations));
-  for (int64_t i = 0; i < k * d; ++i) CHECK(std::fabs(found.centres[i] - centres[i]) < 1e-5, "centre %ld", static_cast<long>(i));
-  CHECK(std::fabs(found.inertia - inertia) < 1e-6 * inertia, "inertia %g, expected %g", found.inertia, inertia);
+  CHECK(found.iterations > 2 && found.iterations < 300, "%ld iterations",
+        static_cast<long>(found.iterations));
+  for (int64_t i = 0; i < k * d; ++i)
+    CHECK(std::fabs(found.centres[i] - centres[i]) < 1e-5, "centre %ld", static_cast<long>(i));
+  CHECK(std::fabs(found.inertia - inertia) < 1e-6 * inertia, "inertia %g, expected %g", found.inertia,
+        inertia);
 }
 
 static void threads_change_nothing() {
@@ -79,12 +88,14 @@ static void threads_change_nothing() {
     const KMeansOptions options{seeding, false, 2, 20, 1e-4};
     const Outcome expected = fit(dense(x, n, d), k, options, nullptr, alone, 5);
     for (const int64_t number : {2, 3, 7}) {
-      CHECK(fit(dense(x, n, d), k, options, nullptr, threads(number), 5) == expected, "%ld threads", static_cast<long>(number));
+      CHECK(fit(dense(x, n, d), k, options, nullptr, threads(number), 5) == expected, "%ld threads",
+            static_cast<long>(number));
     }
   }
 }
 
-// Labels of bounds are those of the definition while centres settle, with ties, jumps, and numbers that overflow float32.
+// Labels of bounds are those of the definition while centres settle, with ties, jumps, and numbers that
+// overflow float32.
 template <class T>
 static void bounds_find_the_nearest(double scale) {
   std::mt19937 random(8);
@@ -111,8 +122,9 @@ static void bounds_find_the_nearest(double scale) {
       scored += bounds.assign(0, n / 3, labels.data()) + bounds.assign(n / 3, n, labels.data());
       for (int64_t i = 0; i < n; ++i) {
         const int64_t expected = nearest(&x[i * d], 1, static_cast<const T*>(centres.data()), k, d);
-        CHECK(labels[i] == expected, "scale %g, d %ld, round %d, row %ld: %ld, expected %ld", scale, static_cast<long>(d), round,
-              static_cast<long>(i), static_cast<long>(labels[i]), static_cast<long>(expected));
+        CHECK(labels[i] == expected, "scale %g, d %ld, round %d, row %ld: %ld, expected %ld", scale,
+              static_cast<long>(d), round, static_cast<long>(i), static_cast<long>(labels[i]),
+              static_cast<long>(expected));
       }
       for (int64_t c = 3; c < k; ++c) place(c, std::ldexp(1, -2 * round));
     }
@@ -128,10 +140,12 @@ static void steps_add_up() {
   const std::vector<double> middle(d, 0.25), scale(d, 0x1p40), weights(n, 0.5);
   const KMeansUnits units{{middle.data(), scale.data()}, weights.data(), 0x1p50};
   const StridedRows rows{x.data(), Dtype::f64, n, 1, d, d, 0, 1};
-  const auto step = [&](const std::vector<double>& centres, const Parallel& parallel, std::vector<int64_t>& labels, KMeansTotals& totals) {
+  const auto step = [&](const std::vector<double>& centres, const Parallel& parallel,
+                        std::vector<int64_t>& labels, KMeansTotals& totals) {
     const Search search({centres.data(), Dtype::f64, 1, k, d}, Metric::l2, true);
     std::vector<double> distances(n);
-    const bool changed = kmeans_step(rows, search, centres.data(), units, parallel, labels.data(), totals, distances.data());
+    const bool changed =
+        kmeans_step(rows, search, centres.data(), units, parallel, labels.data(), totals, distances.data());
     for (int64_t i = 0; i < n; ++i) {
       double expected = 0;
       for (int64_t j = 0; j < d; ++j) expected += std::pow(x[i * d + j] - centres[labels[i] * d + j], 2);
@@ -146,8 +160,10 @@ static void steps_add_up() {
   CHECK(step(second, threads(3), followed, after), "no label changed");
   CHECK(!step(second, threads(2), followed, after), "a label changed");
   step(second, alone, anew, expected);
-  CHECK(followed == anew && after.sums == expected.sums && after.masses == expected.masses, "a step depends on the one before");
-  CHECK(std::accumulate(after.masses.begin(), after.masses.end(), int64_t{0}) == n << 49, "the rows do not weigh a half each");
+  CHECK(followed == anew && after.sums == expected.sums && after.masses == expected.masses,
+        "a step depends on the one before");
+  CHECK(std::accumulate(after.masses.begin(), after.masses.end(), int64_t{0}) == n << 49,
+        "the rows do not weigh a half each");
   std::vector<int64_t> sums(k * d);
   for (int64_t i = 0; i < n * d; ++i) {
     sums[anew[i / d] * d + i % d] += std::llrint((x[i] - middle[i % d]) * weights[i / d] * scale[i % d]);
@@ -164,19 +180,22 @@ static void rows_without_density() {
   for (int64_t i = 0; i < n * d; ++i) apart[i % d * n + (n - 1 - i / d)] = x[i];
   const KMeansOptions options{Seeding::plus_plus, true, 1, 50, 1e-4};
   const StridedRows view{apart.data() + n - 1, Dtype::f32, n, 1, d, -1, 0, n};
-  CHECK(fit(view, k, options, nullptr, threads(2)) == fit(dense(x, n, d), k, options, nullptr, alone), "strides change the result");
+  CHECK(fit(view, k, options, nullptr, threads(2)) == fit(dense(x, n, d), k, options, nullptr, alone),
+        "strides change the result");
 }
 
 static void empty_clusters_take_the_farthest_rows() {
   const std::vector<float> x{0, 1, 2, 50, 100}, init{1, 1e4, 2e4};
   const Outcome found = fit(dense(x, 5, 1), 3, {Seeding::given, false, 1, 1, 0}, init.data(), alone);
-  CHECK(found.centres == std::vector<float>({1, 100, 50}), "got %g, %g and %g", found.centres[0], found.centres[1], found.centres[2]);
+  CHECK(found.centres == std::vector<float>({1, 100, 50}), "got %g, %g and %g", found.centres[0],
+        found.centres[1], found.centres[2]);
   CHECK(found.inertia == 2, "got %g", found.inertia);
 }
 
 static const SeedingKernel& seeding() {
 #if defined(__x86_64__)
-  const SeedingKernel* const kernels[] = {&seeding_portable, &seeding_avx2, &seeding_avx512, &seeding_avx512vnni, &seeding_amx};
+  const SeedingKernel* const kernels[] = {&seeding_portable, &seeding_avx2, &seeding_avx512,
+                                          &seeding_avx512vnni, &seeding_amx};
   return *kernels[static_cast<int>(isa())];
 #else
   return seeding_portable;
@@ -188,7 +207,8 @@ static void squares_of_runs() {
   std::mt19937 random(5);
   for (const int64_t d : {1, 3, 4, 9, 64, 1000, 1024, 1030, 5000, 40000}) {
     std::vector<int16_t> values((d + 3) / 4 * 4);
-    for (int64_t j = 0; j < d; ++j) values[j] = static_cast<int16_t>(static_cast<int>(random() % 65279) - 32639);
+    for (int64_t j = 0; j < d; ++j)
+      values[j] = static_cast<int16_t>(static_cast<int>(random() % 65279) - 32639);
     int64_t largest[kRunLevels] = {}, all = 0;
     const int64_t found = kmeans_kernel().squares(values.data(), d, largest);
     for (int level = 2; level < kRunLevels; ++level) {
@@ -202,11 +222,13 @@ static void squares_of_runs() {
             static_cast<long>(largest[level]), static_cast<long>(expected));
     }
     for (int64_t j = 0; j < d; ++j) all += values[j] * values[j];
-    CHECK(found == all, "d %ld: %ld, expected %ld", static_cast<long>(d), static_cast<long>(found), static_cast<long>(all));
+    CHECK(found == all, "d %ld: %ld, expected %ld", static_cast<long>(d), static_cast<long>(found),
+          static_cast<long>(all));
   }
 }
 
-// Rows of whole numbers, at random and at the ends of what they and their digits may be, where sums in 32 bits come closest to overflow.
+// Rows of whole numbers, at random and at the ends of what they and their digits may be, where sums in 32
+// bits come closest to overflow.
 static void distances_of_whole_numbers(int most) {
   std::mt19937 random(6);
   for (const int64_t d : {1, 2, 31, 64, 513, 1100, 5000}) {
@@ -214,9 +236,11 @@ static void distances_of_whole_numbers(int most) {
     std::vector<int16_t> x(n * d);
     for (int64_t i = 0; i < n * d; ++i) {
       const int ends[] = {-most, most, 128 - most, 127, -128};
-      x[i] = static_cast<int16_t>(i / d % 3 == 0 ? static_cast<int>(random() % (2 * most + 1)) - most : ends[i / d % 5]);
+      x[i] = static_cast<int16_t>(i / d % 3 == 0 ? static_cast<int>(random() % (2 * most + 1)) - most
+                                                 : ends[i / d % 5]);
     }
-    std::vector<SeedingLine> row_lines(room * seeding().row_bytes(d) / 64), group_lines(seeding().group_bytes(d) / 64);
+    std::vector<SeedingLine> row_lines(room * seeding().row_bytes(d) / 64),
+        group_lines(seeding().group_bytes(d) / 64);
     char *const rows = row_lines[0].bytes, *const group = group_lines[0].bytes;
     std::vector<int64_t> norms(n), group_norms(kGroup);
     std::vector<int16_t> values((d + 3) / 4 * 4), loaded(d);
@@ -226,10 +250,12 @@ static void distances_of_whole_numbers(int most) {
       norms[i] = kmeans_kernel().squares(values.data(), d, largest);
       seeding().store(values.data(), d, i, rows);
     }
-    for (int level = 2; level < kRunLevels && largest[level] < int64_t{1} << 31; ++level) run = int64_t{1} << level;
+    for (int level = 2; level < kRunLevels && largest[level] < int64_t{1} << 31; ++level)
+      run = int64_t{1} << level;
     for (int64_t i = 0; i < n; ++i) {
       seeding().load(rows, d, i, loaded.data());
-      CHECK(std::equal(loaded.begin(), loaded.end(), &x[i * d]), "row %ld of %ld elements", static_cast<long>(i), static_cast<long>(d));
+      CHECK(std::equal(loaded.begin(), loaded.end(), &x[i * d]), "row %ld of %ld elements",
+            static_cast<long>(i), static_cast<long>(d));
     }
     for (int64_t c = 0; c < kGroup; ++c) {
       seeding().pack(&x[c * d], d, c, group);
@@ -239,7 +265,8 @@ static void distances_of_whole_numbers(int most) {
       std::vector<int64_t> distances(kGroup * count, -1);
       int64_t* out[kGroup];
       for (int64_t c = 0; c < kGroup; ++c) out[c] = &distances[c * count];
-      seeding().distances(rows, norms.data(), first, count, d, run, group, group_norms.data(), candidates, out);
+      seeding().distances(rows, norms.data(), first, count, d, run, group, group_norms.data(), candidates,
+                          out);
       for (int64_t i = 0; i < count * kGroup; ++i) {
         int64_t expected = 0;
         for (int64_t j = 0; j < d; ++j) {
@@ -247,8 +274,9 @@ static void distances_of_whole_numbers(int most) {
           expected += difference * difference;
         }
         if (i / count >= candidates) expected = -1;
-        CHECK(distances[i] == expected, "d %ld, most %d, %ld candidates, pair %ld: %ld, expected %ld", static_cast<long>(d), most,
-              static_cast<long>(candidates), static_cast<long>(i), static_cast<long>(distances[i]), static_cast<long>(expected));
+        CHECK(distances[i] == expected, "d %ld, most %d, %ld candidates, pair %ld: %ld, expected %ld",
+              static_cast<long>(d), most, static_cast<long>(candidates), static_cast<long>(i),
+              static_cast<long>(distances[i]), static_cast<long>(expected));
       }
     }
   }

@@ -10,40 +10,46 @@ using namespace uefl::cpu;
 static double worst;
 
 // The work in shares of so many pieces, the last one first.
-static std::vector<float> product(const std::vector<float>& x, const std::vector<float>& weight, const std::vector<float>& bias,
-                                  int64_t inputs, int64_t rows, int64_t share) {
+static std::vector<float> product(const std::vector<float>& x, const std::vector<float>& weight,
+                                  const std::vector<float>& bias, int64_t inputs, int64_t rows,
+                                  int64_t share) {
   const int64_t outputs = static_cast<int64_t>(bias.size());
   std::vector<float> y(rows * outputs + 16, 7);  // the last ones show what is written too far
-  linear({x.data(), weight.data(), bias.data(), y.data(), rows, inputs, outputs}, [&](int64_t count, const auto& work) {
-    for (int64_t lo = (count - 1) / share * share; lo >= 0; lo -= share) work(lo, std::min(count, lo + share));
-  });
-  for (int64_t i = 0; i < 16; ++i) CHECK(y[rows * outputs + i] == 7, "%lld elements beyond the end", static_cast<long long>(i));
+  linear({x.data(), weight.data(), bias.data(), y.data(), rows, inputs, outputs},
+         [&](int64_t count, const auto& work) {
+           for (int64_t lo = (count - 1) / share * share; lo >= 0; lo -= share)
+             work(lo, std::min(count, lo + share));
+         });
+  for (int64_t i = 0; i < 16; ++i)
+    CHECK(y[rows * outputs + i] == 7, "%lld elements beyond the end", static_cast<long long>(i));
   y.resize(rows * outputs);
   return y;
 }
 
-static void near(const std::vector<float>& found, const std::vector<float>& x, const std::vector<float>& weight,
-                 const std::vector<float>& bias, int64_t inputs) {
+static void near(const std::vector<float>& found, const std::vector<float>& x,
+                 const std::vector<float>& weight, const std::vector<float>& bias, int64_t inputs) {
   const int64_t outputs = static_cast<int64_t>(bias.size());
   for (size_t i = 0; i < found.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / outputs, unit = static_cast<int64_t>(i) % outputs;
     double sum = bias[unit], size = std::fabs(sum), x_most = 0, weight_most = 0;
     for (int64_t j = 0; j < inputs; ++j) {
       const double a = x[row * inputs + j], b = weight[unit * inputs + j];
-      sum += a * b, size += std::fabs(a * b), x_most = std::max(x_most, std::fabs(a)), weight_most = std::max(weight_most, std::fabs(b));
+      sum += a * b, size += std::fabs(a * b), x_most = std::max(x_most, std::fabs(a)),
+                                              weight_most = std::max(weight_most, std::fabs(b));
     }
     if (!(std::fabs(static_cast<float>(sum)) < INFINITY)) {
-      CHECK(std::isnan(sum) ? std::isnan(found[i]) : found[i] == static_cast<float>(sum), "%.9g, expected %.9g", found[i], sum);
+      CHECK(std::isnan(sum) ? std::isnan(found[i]) : found[i] == static_cast<float>(sum),
+            "%.9g, expected %.9g", found[i], sum);
       continue;
     }
-    // On AMX one rounding of the sum for each pair of inputs and part, what the three products left out amount to, and the subnormal
-    // numbers; in float32 at most two for each input.
-    const double allowed =
-        size * 0x1p-24 * (3 + 3.0 * static_cast<double>(std::min<int64_t>(inputs, 512))) + 0x1p-46 * x_most * weight_most;
+    // On AMX one rounding of the sum for each pair of inputs and part, what the three products left out
+    // amount to, and the subnormal numbers; in float32 at most two for each input.
+    const double allowed = size * 0x1p-24 * (3 + 3.0 * static_cast<double>(std::min<int64_t>(inputs, 512))) +
+                           0x1p-46 * x_most * weight_most;
     const double error = std::fabs(found[i] - sum);
     if (size > 0) worst = std::max(worst, error / size);
-    CHECK(error <= allowed, "[%lld, %lld] of %lld inputs: %.9g, expected %.9g", static_cast<long long>(row), static_cast<long long>(unit),
-          static_cast<long long>(inputs), found[i], sum);
+    CHECK(error <= allowed, "[%lld, %lld] of %lld inputs: %.9g, expected %.9g", static_cast<long long>(row),
+          static_cast<long long>(unit), static_cast<long long>(inputs), found[i], sum);
   }
 }
 
@@ -54,10 +60,12 @@ static void sizes(int64_t rows, int64_t inputs, int64_t outputs) {
   const auto whole = product(x, weight, bias, inputs, rows, 1000);
   near(whole, x, weight, bias, inputs);
   for (const int64_t share : {1, 3})
-    CHECK(product(x, weight, bias, inputs, rows, share) == whole, "in shares of %lld pieces", static_cast<long long>(share));
+    CHECK(product(x, weight, bias, inputs, rows, share) == whole, "in shares of %lld pieces",
+          static_cast<long long>(share));
 }
 
-// Sizes up to the ends of what AMX takes, and beside them values so small that their parts are subnormal numbers.
+// Sizes up to the ends of what AMX takes, and beside them values so small that their parts are subnormal
+// numbers.
 static void ends(int64_t inputs) {
   std::mt19937 random(1);
   const int64_t rows = 40, outputs = 37;
@@ -68,7 +76,8 @@ static void ends(int64_t inputs) {
   for (int64_t i = 0; i < outputs * inputs; ++i) weight[i] *= sizes[i / inputs % 5];
   for (int64_t row = 0; row < rows; ++row) x[row * inputs] = sizes[row % 5];
   for (int64_t unit = 0; unit < outputs; ++unit) weight[unit * inputs] = sizes[unit % 5];
-  near(product(x, weight, std::vector<float>(outputs), inputs, rows, 2), x, weight, std::vector<float>(outputs), inputs);
+  near(product(x, weight, std::vector<float>(outputs), inputs, rows, 2), x, weight,
+       std::vector<float>(outputs), inputs);
 }
 
 // What three bfloat16 do not hold is right, too, wherever it is.
@@ -105,7 +114,8 @@ void run() {
   }
   for (const int64_t inputs : {1, 5, 600}) {
     ends(inputs);
-    for (const int64_t at : {int64_t{0}, inputs - 1, 20 * inputs, 36 * inputs + inputs / 2}) beyond(inputs, at);
+    for (const int64_t at : {int64_t{0}, inputs - 1, 20 * inputs, 36 * inputs + inputs / 2})
+      beyond(inputs, at);
   }
   std::printf("largest error %.3g of the sum of magnitudes\n", worst);
 }

@@ -1,5 +1,5 @@
-// on_threads: every piece once, and an exception of any thread reaches the caller after the others have ended. Pieces: threads that add
-// whole arrays at the same time leave nothing out.
+// on_threads: every piece once, and an exception of any thread reaches the caller after the others have
+// ended. Pieces: threads that add whole arrays at the same time leave nothing out.
 #include <atomic>
 
 #include "check.h"

@@ -1,4 +1,5 @@
-// The float32 kernels of the transition ops against their own definitions in float64, where the tables and the vectors end.
+// The float32 kernels of the transition ops against their own definitions in float64, where the tables and
+// the vectors end.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +19,8 @@ static void near(const char* what, const std::vector<float>& found, const std::v
   }
 }
 
-// All numbers of classes and sets around the widths of the vectors; logits from flat to so far apart that exponentials underflow.
+// All numbers of classes and sets around the widths of the vectors; logits from flat to so far apart that
+// exponentials underflow.
 static void matches_the_definition(int64_t k, int64_t m, double scale) {
   std::mt19937 random(static_cast<unsigned>(k * 100 + m));
   const int64_t b = 9;
@@ -32,18 +34,23 @@ static void matches_the_definition(int64_t k, int64_t m, double scale) {
   }
   std::vector<int64_t> targets(b);
   for (int64_t n = 0; n < b; ++n) targets[n] = n % m;
-  const std::vector<double> z64(z.begin(), z.end()), matrix64(matrix.begin(), matrix.end()), marginal64(marginal.begin(), marginal.end());
+  const std::vector<double> z64(z.begin(), z.end()), matrix64(matrix.begin(), matrix.end()),
+      marginal64(marginal.begin(), marginal.end());
 
   std::vector<double> loss(b), slope(b * k), log_g(b * m);
   std::vector<float> found_loss(b, NAN), found_slope(b * k, NAN), found_log_g(b * m, NAN);
-  const StridedRows wide{z64.data(), Dtype::f64, b, 1, k, k, 0, 1}, narrow{z.data(), Dtype::f32, b, 1, k, k, 0, 1};
-  const LogTransition log64{matrix64.data(), marginal64.data(), 1, m, k}, log32{matrix.data(), marginal.data(), 1, m, k};
-  const Transition definition("nll", wide, targets.data(), nullptr, log64), kernel("nll", narrow, targets.data(), nullptr, log32);
+  const StridedRows wide{z64.data(), Dtype::f64, b, 1, k, k, 0, 1},
+      narrow{z.data(), Dtype::f32, b, 1, k, k, 0, 1};
+  const LogTransition log64{matrix64.data(), marginal64.data(), 1, m, k},
+      log32{matrix.data(), marginal.data(), 1, m, k};
+  const Transition definition("nll", wide, targets.data(), nullptr, log64),
+      kernel("nll", narrow, targets.data(), nullptr, log32);
   definition.nll(0, definition.blocks(), loss.data(), slope.data());
   kernel.nll(0, kernel.blocks(), found_loss.data(), found_slope.data());
   near("loss", found_loss, loss);
   near("gradient", found_slope, slope);
-  const Transition definitions("probs", wide, nullptr, nullptr, log64), kernels("probs", narrow, nullptr, nullptr, log32);
+  const Transition definitions("probs", wide, nullptr, nullptr, log64),
+      kernels("probs", narrow, nullptr, nullptr, log32);
   definitions.probs(0, definitions.blocks(), log_g.data());
   kernels.probs(0, kernels.blocks(), found_log_g.data());
   near("probs", found_log_g, log_g);

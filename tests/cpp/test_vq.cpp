@@ -37,7 +37,8 @@ static void matches_the_definition() {
     }
   }
   CHECK(counts == expected_counts, "counts");
-  CHECK(std::fabs(error - expected_error) <= 1e-12 * expected_error, "error %g, expected %g", error, expected_error);
+  CHECK(std::fabs(error - expected_error) <= 1e-12 * expected_error, "error %g, expected %g", error,
+        expected_error);
   for (size_t i = 0; i < sums.size(); ++i) CHECK(std::fabs(sums[i] - expected_sums[i]) < 1e-12, "sum %zu", i);
 }
 
@@ -54,9 +55,11 @@ static void no_rows() {
   CHECK(vq.error() == 0 && sums[0] == 0 && sums[1] == 0 && counts[0] == 0, "N = 0");
 }
 
-// Rows of very different size, one to a codeword, and an infinity: each sum has the precision of its own rows.
+// Rows of very different size, one to a codeword, and an infinity: each sum has the precision of its own
+// rows.
 static void a_unit_for_each_codeword() {
-  const double codes[5] = {-1, 0, 1, 1e16, 1e20};  // infinitely far from everything, the last row takes the first
+  const double codes[5] = {-1, 0, 1, 1e16,
+                           1e20};  // infinitely far from everything, the last row takes the first
   const double x[6] = {1e-20, 0.75, 1e16, 1e20, 3e-20, -INFINITY};
   const Codebook codebook{codes, Dtype::f64, 1, 5, 1};
   const Search search(codebook, Metric::l2, true);
@@ -68,7 +71,8 @@ static void a_unit_for_each_codeword() {
   vq.write_sums(0, vq.codes());
   CHECK(std::isnan(sums[0]), "got %g", sums[0]);
   CHECK(std::fabs(sums[1] - 4e-20) < 1e-35, "got %g", sums[1]);
-  CHECK(sums[2] == 0.75 && sums[3] == 1e16 && sums[4] == 1e20, "got %g, %g and %g", sums[2], sums[3], sums[4]);
+  CHECK(sums[2] == 0.75 && sums[3] == 1e16 && sums[4] == 1e20, "got %g, %g and %g", sums[2], sums[3],
+        sums[4]);
 }
 
 void run() {

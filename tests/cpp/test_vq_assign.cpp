@@ -12,15 +12,16 @@ template <class T>
 constexpr Dtype dtype = sizeof(T) == 4 ? Dtype::f32 : Dtype::f64;
 
 template <class T, class C>
-static void compare(const char* what, const std::vector<T>& x, const std::vector<C>& codes, int64_t k, int64_t d) {
+static void compare(const char* what, const std::vector<T>& x, const std::vector<C>& codes, int64_t k,
+                    int64_t d) {
   const int64_t n = static_cast<int64_t>(x.size()) / d;
   const Search search({codes.data(), dtype<C>, 1, k, d}, Metric::l2, true);
   std::vector<int64_t> indices(n, -1);
   search.assign({x.data(), dtype<T>, n, 1, d, d, 0, 1}, 0, n, indices.data());
   int64_t wrong = 0;
   for (int64_t i = 0; i < n; ++i) wrong += indices[i] != nearest(&x[i * d], 1, codes.data(), k, d);
-  CHECK(wrong == 0, "%s, K %ld, d %ld: %ld of %ld rows", what, static_cast<long>(k), static_cast<long>(d), static_cast<long>(wrong),
-        static_cast<long>(n));
+  CHECK(wrong == 0, "%s, K %ld, d %ld: %ld of %ld rows", what, static_cast<long>(k), static_cast<long>(d),
+        static_cast<long>(wrong), static_cast<long>(n));
 }
 
 static void odd_shapes() {
@@ -29,14 +30,16 @@ static void odd_shapes() {
     for (const int64_t k : {1, 2, 15, 16, 17, 31, 33, 255}) {
       for (const double offset : {0.0, 10.0, 1e3}) {
         compare("float", normal<float>(29 * d, random, offset), normal<float>(k * d, random, offset), k, d);
-        compare("double", normal<double>(29 * d, random, offset), normal<double>(k * d, random, offset), k, d);
+        compare("double", normal<double>(29 * d, random, offset), normal<double>(k * d, random, offset), k,
+                d);
       }
       compare("mixed", normal<float>(29 * d, random), normal<double>(k * d, random), k, d);
     }
   }
 }
 
-// Rows on the midpoint of two codewords, and one float away from it: the float32 pass cannot tell, the definition can.
+// Rows on the midpoint of two codewords, and one float away from it: the float32 pass cannot tell, the
+// definition can.
 static void near_ties() {
   std::mt19937 random(3);
   const int64_t d = 24, k = 40, n = 400;
@@ -50,7 +53,8 @@ static void near_ties() {
   compare("near ties", x, codes, k, d);
 }
 
-// Enough codewords for the variants that look at all rows in narrower arithmetic first, and more than one tile of rows.
+// Enough codewords for the variants that look at all rows in narrower arithmetic first, and more than one
+// tile of rows.
 static void large_codebooks() {
   std::mt19937 random(9);
   for (const auto& [d, k] : {std::pair<int64_t, int64_t>{64, 1100}, {70, 4500}, {520, 300}}) {
@@ -63,8 +67,8 @@ static void large_codebooks() {
   }
 }
 
-// One codeword far from the others makes the bounds of all useless for a first pass in half the bits, which is then left out; rows
-// near that one, and those after them, are as others.
+// One codeword far from the others makes the bounds of all useless for a first pass in half the bits, which
+// is then left out; rows near that one, and those after them, are as others.
 static void a_codeword_far_away() {
   std::mt19937 random(10);
   for (const int64_t d : {40, 300}) {
@@ -94,10 +98,12 @@ static void extreme_values() {
     compare("far rows", normal<float>(60 * d, random, 0, scale), normal<float>(k * d, random), k, d);
   }
   for (const double scale : {1e-310, 1e-200, 1e-60, 1e60, 1e140}) {
-    compare("double scale", normal<double>(60 * d, random, 0, scale), normal<double>(k * d, random, 0, scale), k, d);
+    compare("double scale", normal<double>(60 * d, random, 0, scale), normal<double>(k * d, random, 0, scale),
+            k, d);
   }
   auto x = normal<float>(60 * d, random);
-  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity(),
+              nan = std::numeric_limits<float>::quiet_NaN();
   for (int64_t i = 0; i < 60; i += 4) x[i * d + i % d] = nan;
   for (int64_t i = 1; i < 60; i += 4) x[i * d + i % d] = i % 8 == 1 ? infinity : -infinity;
   compare("NaN and infinity", x, normal<float>(k * d, random), k, d);
@@ -118,8 +124,10 @@ static void strides_and_segments() {
       search.assign(rows, 0, rows.outer * rows.inner, indices.data());
       for (int64_t i = 0; i < a * b * s; ++i) {
         const float* row = x.data() + i / (b * s) * given.outer_stride * (given.inner == 1 ? 0 : 1) +
-                           (given.inner == 1 ? i / s * given.outer_stride : i / s % b) + i % s * d * given.dim_stride;
-        const int64_t expected = nearest(row, given.dim_stride, codes.data() + (shared ? 0 : i % s * k * d), k, d);
+                           (given.inner == 1 ? i / s * given.outer_stride : i / s % b) +
+                           i % s * d * given.dim_stride;
+        const int64_t expected =
+            nearest(row, given.dim_stride, codes.data() + (shared ? 0 : i % s * k * d), k, d);
         CHECK(indices[i] == expected, "shared %d, position %ld", shared, static_cast<long>(i));
       }
     }
@@ -142,7 +150,8 @@ static void any_split_of_the_rows_gives_the_same() {
 }
 
 static void a_codebook_that_is_not_finite_is_refused() {
-  for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), -0x1p481}) {
+  for (const double bad :
+       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), -0x1p481}) {
     const double codes[4] = {0, 1, bad, 2};
     bool refused = false;
     try {
@@ -167,7 +176,8 @@ static void passes_that_count_codewords_differently_are_refused() {
   } catch (const std::logic_error& error) {
     message = error.what();
   }
-  const std::string expected = "got " + std::to_string(other.block_codes) + " before " + std::to_string(own.kernel->block_codes);
+  const std::string expected =
+      "got " + std::to_string(other.block_codes) + " before " + std::to_string(own.kernel->block_codes);
   CHECK(message.find(expected) != std::string::npos, "'%s'", message.c_str());
 }
 

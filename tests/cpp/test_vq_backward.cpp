@@ -1,4 +1,5 @@
-// vq_backward against its definition written out: straight through to the bit, rotated against the matrix of the rotation.
+// vq_backward against its definition written out: straight through to the bit, rotated against the matrix of
+// the rotation.
 #include <cmath>
 
 #include "check.h"
@@ -22,7 +23,8 @@ static std::vector<long double> rotated(const float* x, const float* q, const fl
   const long double lambda = q_norm / x_norm;
   std::vector<long double> result(d);
   for (int64_t i = 0; i < d; ++i) {
-    for (int64_t j = 0; j < d; ++j) result[i] += lambda * ((i == j) - 2 * w[j] * w[i] + 2 * v[j] * u[i]) * g[j];
+    for (int64_t j = 0; j < d; ++j)
+      result[i] += lambda * ((i == j) - 2 * w[j] * w[i] + 2 * v[j] * u[i]) * g[j];
   }
   return result;
 }
@@ -30,13 +32,17 @@ static std::vector<long double> rotated(const float* x, const float* q, const fl
 static void matches_the_definition(int64_t d, bool channels_first) {
   std::mt19937 random(static_cast<unsigned>(d));
   const int64_t n = 37, s = 3, k = 5, dim = s * d;
-  const auto x = normal<float>(n * dim, random), g = normal<float>(n * dim, random), codes = normal<float>(s * k * d, random);
+  const auto x = normal<float>(n * dim, random), g = normal<float>(n * dim, random),
+             codes = normal<float>(s * k * d, random);
   std::vector<int64_t> indices(n * s);
   for (int64_t& index : indices) index = std::uniform_int_distribution<int64_t>(0, k - 1)(random);
   const auto rows = [&](const float* data) {
-    return channels_first ? StridedRows{data, Dtype::f32, n, 1, dim, 1, 0, n} : StridedRows{data, Dtype::f32, n, 1, dim, dim, 0, 1};
+    return channels_first ? StridedRows{data, Dtype::f32, n, 1, dim, 1, 0, n}
+                          : StridedRows{data, Dtype::f32, n, 1, dim, dim, 0, 1};
   };
-  const auto at = [&](int64_t row, int64_t column) { return channels_first ? column * n + row : row * dim + column; };
+  const auto at = [&](int64_t row, int64_t column) {
+    return channels_first ? column * n + row : row * dim + column;
+  };
   for (const bool rotation : {false, true}) {
     std::vector<float> out(n * dim, NAN);
     const float pull = 0.3f;
@@ -56,15 +62,19 @@ static void matches_the_definition(int64_t d, bool channels_first) {
       for (int64_t segment = 0; segment < s; ++segment) {
         const float* q = &codes[(indices[row * s + segment] + segment * k) * d];
         std::vector<float> a(d), b(d);
-        for (int64_t j = 0; j < d; ++j) a[j] = x[at(row, segment * d + j)], b[j] = g[at(row, segment * d + j)];
+        for (int64_t j = 0; j < d; ++j)
+          a[j] = x[at(row, segment * d + j)], b[j] = g[at(row, segment * d + j)];
         const auto turned = rotated(a.data(), q, b.data(), d);
         for (int64_t j = 0; j < d; ++j) {
           const float got = out[at(row, segment * d + j)];
-          const volatile float difference = a[j] - q[j], pulled = difference * pull;  // volatile: each is rounded
-          const double want = rotation ? static_cast<double>(turned[j] + pull * (static_cast<long double>(a[j]) - q[j])) : b[j] + pulled;
+          const volatile float difference = a[j] - q[j],
+                               pulled = difference * pull;  // volatile: each is rounded
+          const double want =
+              rotation ? static_cast<double>(turned[j] + pull * (static_cast<long double>(a[j]) - q[j]))
+                       : b[j] + pulled;
           const double tolerance = rotation ? 1e-7 * std::fabs(want) + 1e-12 : 0;
-          CHECK(std::fabs(got - want) <= tolerance, "row %ld, segment %ld, element %ld: %g, expected %g", static_cast<long>(row),
-                static_cast<long>(segment), static_cast<long>(j), got, want);
+          CHECK(std::fabs(got - want) <= tolerance, "row %ld, segment %ld, element %ld: %g, expected %g",
+                static_cast<long>(row), static_cast<long>(segment), static_cast<long>(j), got, want);
         }
       }
     }

@@ -1,5 +1,5 @@
-// What a search and the forward pass of a layer hold beside their results: the codebook and tiles of rows, nothing that grows with the
-// rows.
+// What a search and the forward pass of a layer hold beside their results: the codebook and tiles of rows,
+// nothing that grows with the rows.
 #include <malloc.h>
 
 #include <atomic>
@@ -53,21 +53,25 @@ void run() {
   std::vector<int64_t> indices(many), counts(k);
   std::vector<double> sums(k * d);
   const auto rows = [&](int64_t n) { return StridedRows{x.data(), Dtype::f32, n, 1, d, d, 0, 1}; };
-  const auto search = [&](int64_t n) { return peak([&] { Search(codebook, Metric::l2, true).assign(rows(n), 0, n, indices.data()); }); };
+  const auto search = [&](int64_t n) {
+    return peak([&] { Search(codebook, Metric::l2, true).assign(rows(n), 0, n, indices.data()); });
+  };
   const auto forward = [&](int64_t n) {
     return peak([&] {
       const Search search(codebook, Metric::l2, true);
-      Vq vq(search, codebook, codes.data(), rows(n), {quantized.data(), indices.data(), counts.data(), sums.data()});
+      Vq vq(search, codebook, codes.data(), rows(n),
+            {quantized.data(), indices.data(), counts.data(), sums.data()});
       vq.run(0, vq.blocks());
       vq.add(0, vq.blocks());
       vq.write_sums(0, vq.codes());
     });
   };
   const int64_t bytes_of_x = many * d * sizeof(float);
-  for (const auto& [least, largest] : {std::pair{search(few), search(many)}, std::pair{forward(few), forward(many)}}) {
-    CHECK(largest - least < bytes_of_x / 100, "%ld bytes for %ld rows, %ld for %ld", static_cast<long>(least), static_cast<long>(few),
-          static_cast<long>(largest), static_cast<long>(many));
-    CHECK(k * d * 8 < least && largest < bytes_of_x / 2, "%ld bytes beside %ld of x", static_cast<long>(largest),
-          static_cast<long>(bytes_of_x));
+  for (const auto& [least, largest] :
+       {std::pair{search(few), search(many)}, std::pair{forward(few), forward(many)}}) {
+    CHECK(largest - least < bytes_of_x / 100, "%ld bytes for %ld rows, %ld for %ld", static_cast<long>(least),
+          static_cast<long>(few), static_cast<long>(largest), static_cast<long>(many));
+    CHECK(k * d * 8 < least && largest < bytes_of_x / 2, "%ld bytes beside %ld of x",
+          static_cast<long>(largest), static_cast<long>(bytes_of_x));
   }
 }

@@ -61,7 +61,13 @@ def every_source(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     for name in ("MNIST", "FashionMNIST"):
         write_idx(root / name / "raw", ("train", "t10k"), (900, 120))
-    write_idx(root / "EMNIST" / "raw", ("emnist-letters-train", "emnist-letters-test"), (260, 52), classes=26, first_label=1)
+    write_idx(
+        root / "EMNIST" / "raw",
+        ("emnist-letters-train", "emnist-letters-test"),
+        (260, 52),
+        classes=26,
+        first_label=1,
+    )
     for name, classes, size in (("cifar10", 10, 32), ("cifar100", 100, 32), ("gtsrb", 43, 32)):
         npz_pool(root / f"{name}.npz", classes, size, 900)
     return pacs_archive(root, 6)

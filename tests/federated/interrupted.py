@@ -26,7 +26,8 @@ KEYS: dict[str, Any] = {
 
 
 class Killer:
-    """Stops the process, or this thread, at one client of one round, or at the n-th turn that a client has in the run."""
+    """Stops the process, or this thread, at one client of one round, or at the n-th turn that a client has in
+    the run."""
 
     def __init__(self, when=None, kill=False):
         self.when, self.kill, self.turns = when, kill, 0
@@ -48,38 +49,51 @@ def outcome(path: Path):
     for arm in summary["arms"].values():
         arm.pop("seconds")
         arm.pop("cpu_seconds", None)
-    return summary, (path / "metrics.jsonl").read_text(), [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))]
+    return (
+        summary,
+        (path / "metrics.jsonl").read_text(),
+        [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))],
+    )
 
 
 def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:
-    """A run of two clients, which ends alike where it is interrupted in its second round and resumed; ``overrides`` as with ``--set``."""
+    """A run of two clients, which ends alike where it is interrupted in its second round and resumed;
+    ``overrides`` as with ``--set``."""
     keys = KEYS | {"arms": arms}
     run = uefl.train(keys, out=tmp_path / "whole", **overrides)
     with pytest.raises(KeyboardInterrupt):
-        uefl.train(keys, out=tmp_path / "stopped", observer=Killer((next(iter(arms)), 2, "silo-1")), **overrides)
+        uefl.train(
+            keys, out=tmp_path / "stopped", observer=Killer((next(iter(arms)), 2, "silo-1")), **overrides
+        )
     uefl.resume(tmp_path / "stopped")
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
     return run
 
 
 def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int], **overrides: Any) -> None:
-    """A run of two clients ends alike where its process is killed at the n-th turn of a client, for each n, and the run resumed."""
+    """A run of two clients ends alike where its process is killed at the n-th turn of a client, for each n,
+    and the run resumed."""
     keys = KEYS | {"arms": arms}
     uefl.train(keys, out=tmp_path / "whole", **overrides)
     for turn in turns:
         out = tmp_path / f"killed-{turn}"
         call = f"uefl.train({keys!r}, out={str(out)!r}, observer=Killer({turn}, True), **{overrides!r})"
         code = f"import uefl; from {__name__} import Killer; {call}"
-        done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
+        )
         assert done.returncode == -signal.SIGKILL, done.stderr
         uefl.resume(out)
         assert outcome(out) == outcome(tmp_path / "whole")
 
 
 def saved_accuracy(run: uefl.Run, arm: str, client: str | None = None) -> tuple[float, float]:
-    """Accuracy on the images of ``silo-1`` of the saved model, with dropout off, and as the run measured it, with dropout on."""
+    """Accuracy on the images of ``silo-1`` of the saved model, with dropout off, and as the run measured it,
+    with dropout on."""
     test = build(run.config.data, kind="labeled", seed=run.config.run.seed).silos[1].load().test
     probs = run.model(arm).predict(test.images, client)
     assert torch.allclose(probs.sum(1), torch.ones(len(test)), atol=1e-5)
     assert probs.shape[1] == len(run.model(arm).classes)
-    return float((probs.argmax(1) == test.labels).double().mean()), run.summary[arm]["clients"]["silo-1"]["accuracy"]
+    return float((probs.argmax(1) == test.labels).double().mean()), run.summary[arm]["clients"]["silo-1"][
+        "accuracy"
+    ]

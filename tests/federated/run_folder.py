@@ -15,9 +15,11 @@ CLASSES = ("0", "1", "2", "3")
 
 
 def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> list[dict[str, Any]]:
-    """Accuracy = 0.1 (round + 1) + 0.01 client + 0.2 for uefl; the last client of uefl is extended before round 2.
+    """Accuracy = 0.1 (round + 1) + 0.01 client + 0.2 for uefl; the last client of uefl is extended before
+    round 2.
 
-    Of 100 images of each class and client, in the last round, 61 are predicted right by every arm, 13 as each other class.
+    Of 100 images of each class and client, in the last round, 61 are predicted right by every arm, 13 as each
+    other class.
     """
     lines = []
     for arm in arms:
@@ -41,7 +43,11 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
                     "bytes_received": 500,
                 }
                 if codewords:
-                    line |= {"perplexity": 3.0 + client, "codewords": codewords, "extended": extended and round == ROUNDS[0]}
+                    line |= {
+                        "perplexity": 3.0 + client,
+                        "codewords": codewords,
+                        "extended": extended and round == ROUNDS[0],
+                    }
                 if round == sum(ROUNDS) - 1:
                     line |= {"confusion": [61 if i % 5 == 0 else 13 for i in range(16)]}
                     line |= {"reliability": [0, 0, 100, 50, 300, 194], "confidence": [0.0, 55.0, 240.0]}
@@ -52,7 +58,8 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
 
 
 def table(arms: tuple[str, ...], **keys: Any) -> dict[str, Any]:
-    """Sections of a small configuration; ``keys`` as with ``--set``. Arms that are no algorithm are uefl's."""
+    """Sections of a small configuration; ``keys`` as with ``--set``. Arms that are no algorithm are
+    uefl's."""
     known = registry()
     sets = known.get(arms[0], known["uefl"]).kind == "sets"
     plan: dict[str, Any] = {"rounds": [sum(ROUNDS)] if sets else list(ROUNDS)}
@@ -63,7 +70,14 @@ def table(arms: tuple[str, ...], **keys: Any) -> dict[str, Any]:
     return config.load({"training": plan, "arms": tables}, **keys).table()
 
 
-def write(path: Path, lines: list[dict[str, Any]] | None = None, *, finished: bool = True, classes: Any = CLASSES, **keys: Any) -> Path:
+def write(
+    path: Path,
+    lines: list[dict[str, Any]] | None = None,
+    *,
+    finished: bool = True,
+    classes: Any = CLASSES,
+    **keys: Any,
+) -> Path:
     """A run folder of these records; ``keys`` go into its configuration."""
     lines = records() if lines is None else lines
     arms = tuple(dict.fromkeys(line["arm"] for line in lines))
@@ -76,5 +90,7 @@ def write(path: Path, lines: list[dict[str, Any]] | None = None, *, finished: bo
         outcome = summarize(lines, columns=own_columns(cfg))
         for arm in outcome.values():
             arm["seconds"] = 1.5
-        (path / "summary.json").write_text(json.dumps({"schema": 2, "preset": "demo", "seed": cfg.run.seed, "arms": outcome}))
+        (path / "summary.json").write_text(
+            json.dumps({"schema": 2, "preset": "demo", "seed": cfg.run.seed, "arms": outcome})
+        )
     return path

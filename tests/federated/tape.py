@@ -1,7 +1,9 @@
-"""A CUDA graph in miniature, on the CPU: the operations of a step are written down with their tensors, and repeated on the same ones.
+"""A CUDA graph in miniature, on the CPU: the operations of a step are written down with their tensors, and
+repeated on the same ones.
 
-As on a GPU, what Python does in between is not repeated, nothing is computed while it is written down, and a value that Python asks for
-ends it, as do operations which ask for one themselves there, and draws of a generator of one's own, which is on the host.
+As on a GPU, what Python does in between is not repeated, nothing is computed while it is written down, and a
+value that Python asks for ends it, as do operations which ask for one themselves there, and draws of a
+generator of one's own, which is on the host.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _WAITS = {
     "unique_consecutive",
     "bincount",
 }
-_PUTS = {"index_put", "index_put_"}  # with deterministic kernels, as a run has them; not what the gradient of an index calls
+# with deterministic kernels, as a run has them; not what the gradient of an index calls
+_PUTS = {"index_put", "index_put_"}
 
 
 class Tape:
@@ -59,7 +62,8 @@ class Tape:
 
 
 class _Writing(TorchDispatchMode):
-    """Carries the operations out as well, since later ones need tensors of the right shape; what they change is put back."""
+    """Carries the operations out as well, since later ones need tensors of the right shape; what they change
+    is put back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +75,9 @@ class _Writing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        masked = name == "index" and any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in args[1])
+        masked = name == "index" and any(
+            isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in args[1]
+        )
         if name in _WAITS | _PUTS or masked or kwargs.get("generator") is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         self._keep((args, kwargs))
@@ -88,7 +94,8 @@ class _Writing(TorchDispatchMode):
         return out
 
     def _keep(self, given: Any) -> None:
-        """Batch norm changes its statistics without a word in its schema, so every tensor from outside is kept."""
+        """Batch norm changes its statistics without a word in its schema, so every tensor from outside is
+        kept."""
         for tensor in tree_leaves(given):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self._seen:
                 self._seen.add(tensor.untyped_storage().data_ptr())

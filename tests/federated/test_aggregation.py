@@ -50,7 +50,11 @@ def test_the_codewords_of_a_group_of_one_come_back_bit_for_bit():
 
 TENSORS = {"values": torch.zeros(4), "codebook": torch.zeros(2, 3)}
 SENT = Message(TENSORS, expects=expected_like(TENSORS) | {"usage": Expected((2,), torch.int64)})
-GROWING = Message(TENSORS, expects=SENT.expects | {"codebook": Expected((5, 3), torch.float32), "usage": Expected((5,), torch.int64)})
+GROWING = Message(
+    TENSORS,
+    expects=SENT.expects
+    | {"codebook": Expected((5, 3), torch.float32), "usage": Expected((5,), torch.int64)},
+)
 
 
 def reply(**tensors):
@@ -67,12 +71,26 @@ def reply(**tensors):
         ({"values": torch.ones(4).double()}, "float64"),
         ({"codebook": torch.ones(1, 3)}, "codebook is"),
         ({"codebook": torch.ones(2, 4)}, "codebook is"),
-        ({"codebook": torch.ones(5, 3)}, r"codebook is torch.float32 \[5, 3\], expected torch.float32 \[2, 3\]"),
+        (
+            {"codebook": torch.ones(5, 3)},
+            r"codebook is torch.float32 \[5, 3\], expected torch.float32 \[2, 3\]",
+        ),
         ({"usage": torch.tensor([1])}, r"usage is torch.int64 \[1\], expected torch.int64 \[2\]"),
         ({"usage": torch.tensor([1.0, float("nan")])}, "usage is torch.float32"),
         ({"head": torch.ones(1)}, "it sends head, which was not asked for"),
     ],
-    ids=["nan", "inf", "shape", "dtype", "shrunk", "wider", "unasked codewords", "short use", "nan use", "unasked"],
+    ids=[
+        "nan",
+        "inf",
+        "shape",
+        "dtype",
+        "shrunk",
+        "wider",
+        "unasked codewords",
+        "short use",
+        "nan use",
+        "unasked",
+    ],
 )
 def test_unsound_updates_are_refused(tensors, message):
     import re
@@ -90,7 +108,11 @@ def test_sound_updates_pass_and_a_codebook_grows_by_what_was_asked_for():
 def test_private_tensors_come_back_as_they_were_sent():
     message = Message(TENSORS, expects=SENT.expects, private={"head": torch.zeros(3)})
     sound = reply()
-    for private, refused in (({"head": torch.ones(3)}, False), ({}, True), ({"head": torch.full((3,), torch.nan)}, True)):
+    for private, refused in (
+        ({"head": torch.ones(3)}, False),
+        ({}, True),
+        ({"head": torch.full((3,), torch.nan)}, True),
+    ):
         sound.private = private
         assert (refusal(sound, message, 0.0) is not None) is refused
 
@@ -132,4 +154,7 @@ def test_what_is_new_in_the_private_state_or_the_loss_must_be_finite():
     assert refusal(sound, SENT, 0.0) is None
     sound.private = {"new": torch.tensor([torch.nan])}
     assert refusal(sound, SENT, 0.0) == "its private new is not finite"
-    assert refusal(Reply("a", 1, reply().tensors, training={"train_loss": float("inf")}), SENT, 0.0) == "its training loss is inf"
+    assert (
+        refusal(Reply("a", 1, reply().tensors, training={"train_loss": float("inf")}), SENT, 0.0)
+        == "its training loss is inf"
+    )

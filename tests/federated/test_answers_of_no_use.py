@@ -1,4 +1,5 @@
-"""Numbers that a client may send over the wire and that no client of ours does: they cost its answer, never the run."""
+"""Numbers that a client may send over the wire and that no client of ours does: they cost its answer, never
+the run."""
 
 import re
 
@@ -61,8 +62,16 @@ def more(part, value):
         ("training", {f"m{i}": 0.5 for i in range(1000)}, r"it sends 1\d\d\d metrics, more than 1000"),
         ("metrics", {201 * "x": 0.5}, "it sends a name of 201 characters, more than 200"),
         ("private", {201 * "x": torch.zeros(1)}, "it sends a name of 201 characters, more than 200"),
-        ("metrics", {"a": [0] * 12_000, "b": [0] * 12_000}, r"it sends lists of 24\d\d\d numbers, more than 20000"),
-        ("private", {f"p{i}": torch.zeros(0) for i in range(1001)}, "it keeps 1001 private tensors; it had 0"),
+        (
+            "metrics",
+            {"a": [0] * 12_000, "b": [0] * 12_000},
+            r"it sends lists of 24\d\d\d numbers, more than 20000",
+        ),
+        (
+            "private",
+            {f"p{i}": torch.zeros(0) for i in range(1001)},
+            "it keeps 1001 private tensors; it had 0",
+        ),
         ("private", {"p": torch.zeros(2**20)}, r"it keeps 4194304 bytes of private tensors, more than \d+"),
     ],
 )
@@ -145,7 +154,9 @@ def test_finite_numbers_that_make_no_model_are_left_out_and_the_others_go_on(par
     """The attack on the mean: in float32 it overflows, and the model of every later round with it."""
     notices, measured = outcome(constant(part, value))
     assert measured == {"silo-0", "silo-1", "silo-2"}
-    assert [notice for notice in notices if "left out" in notice] == [f"round {round}: left out silo-1: {reason}" for round in (1, 2, 3)]
+    assert [notice for notice in notices if "left out" in notice] == [
+        f"round {round}: left out silo-1: {reason}" for round in (1, 2, 3)
+    ]
 
 
 class Overflows(FedAvg):
@@ -158,10 +169,14 @@ class Overflows(FedAvg):
 
 def test_a_state_that_is_none_ends_the_run_before_it_is_state_and_names_who_made_it():
     one, _, notices = arm(
-        settings("fedavg"), wrap=lambda engine: Changed(engine, constant("values", 500.0), ["silo-1"]), algorithm=Overflows()
+        settings("fedavg"),
+        wrap=lambda engine: Changed(engine, constant("values", 500.0), ["silo-1"]),
+        algorithm=Overflows(),
     )
     before = one.state()[0]
-    with pytest.raises(RunError, match=r"round 1: the updates make no model .*; silo-1 sent elements up to 500"):
+    with pytest.raises(
+        RunError, match=r"round 1: the updates make no model .*; silo-1 sent elements up to 500"
+    ):
         one.turn()
     assert not notices
     assert one.round == 0
@@ -170,7 +185,9 @@ def test_a_state_that_is_none_ends_the_run_before_it_is_state_and_names_who_made
 
 def test_nobody_is_named_where_all_diverge():
     one = arm(
-        settings("fedavg"), wrap=lambda e: Changed(e, constant("values", 1e9), ("silo-0", "silo-1", "silo-2")), algorithm=Overflows()
+        settings("fedavg"),
+        wrap=lambda e: Changed(e, constant("values", 1e9), ("silo-0", "silo-1", "silo-2")),
+        algorithm=Overflows(),
     )[0]
     with pytest.raises(RunError) as error:
         one.turn()
@@ -184,7 +201,9 @@ def test_more_examples_than_were_reported_are_a_claim_that_is_not_believed():
         if reply.tensors:
             reply.examples = 2**53
 
-    one, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda engine: Changed(engine, change, ["silo-1"]))
+    one, _, notices = arm(
+        settings("fedavg", quorum=0.5), wrap=lambda engine: Changed(engine, change, ["silo-1"])
+    )
     one.turn()
     assert notices == [f"round 1: left out silo-1: it claims {2**53} examples, and reported 48"]
 

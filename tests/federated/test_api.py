@@ -16,7 +16,15 @@ from uefl.client.work import Batch, Work
 from uefl.data import from_arrays
 from uefl.report.plots import write_plots
 
-KEYS = {"threads": 1, "precision": "fp32", "passes": 2, "rounds": [1, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2}
+KEYS = {
+    "threads": 1,
+    "precision": "fp32",
+    "passes": 2,
+    "rounds": [1, 1],
+    "local_epochs": 1,
+    "batch_size": 16,
+    "lr": 1e-2,
+}
 SMALL = {"width": 4, "hidden": 8}
 
 
@@ -82,7 +90,12 @@ def finished(tmp_path_factory):
 
 def test_a_preset_with_overrides_gives_metrics_summary_and_models(tmp_path, caplog):
     caplog.set_level(logging.INFO, "uefl")
-    keys = {**KEYS, **SMALL, "data": {"train_per_client": 30, "test_per_client": 10, "partition": {"angles": []}}, "clients": 2}
+    keys = {
+        **KEYS,
+        **SMALL,
+        "data": {"train_per_client": 30, "test_per_client": 10, "partition": {"angles": []}},
+        "clients": 2,
+    }
     run = uefl.train("demo", out=tmp_path / "run", arms=["fedavg", "uefl"], codewords=4, **keys)
     assert repr(run) == f"Run({str(tmp_path / 'run')!r}, finished: fedavg, uefl)"
     assert run.config.data.clients == 2
@@ -160,17 +173,27 @@ def test_a_run_of_own_parts_goes_on_bit_for_bit_with_the_same_parts_alone(tmp_pa
     out = tmp_path / "run"
     with pytest.raises(Killed):
         own(out, observer=KillAfter("mine", 2))
-    with pytest.raises(uefl.UserError, match=r"clients of source 'arrays' are given in Python.*uefl.resume\(out, clients=...\)"):
+    with pytest.raises(
+        uefl.UserError,
+        match=r"clients of source 'arrays' are given in Python.*uefl.resume\(out, clients=...\)",
+    ):
         uefl.resume(out)
-    with pytest.raises(uefl.UserError, match=r"its network was given in Python; give it again: uefl.resume\(out, model=...\)"):
+    with pytest.raises(
+        uefl.UserError, match=r"its network was given in Python; give it again: uefl.resume\(out, model=...\)"
+    ):
         uefl.resume(out, clients=clients())
     with pytest.raises(uefl.UserError, match="the network that was given is another one since"):
         uefl.resume(out, clients=clients(), model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
     others = clients() | {"arrays": (part(30, 9), part(12, 1))}
     with pytest.raises(uefl.UserError, match="the clients have other images"):
         uefl.resume(out, clients=others, model=network)
-    monkeypatch.setattr(base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk})
-    unknown = r"no algorithm 'mine'.*or your own after uefl.register: in Python, import the script that registers it first"
+    monkeypatch.setattr(
+        base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk}
+    )
+    unknown = (
+        r"no algorithm 'mine'.*or your own after uefl.register: in Python, import the script that registers"
+        r" it first"
+    )
     with pytest.raises(uefl.UserError, match=unknown):  # as in a new process
         uefl.resume(out, clients=clients(), model=network)
     run = uefl.resume(out, clients=clients(), model=network, arms={"mine": Shrunk(penalty=0.5)})
@@ -202,14 +225,32 @@ def not_finite():
         ({"model": not_finite()}, "model: 'weight' holds numbers that are not finite"),
         ({"model": Wordless}, r"model: it cannot take normalised images \[2, 1, 8, 8\]: ValueError"),
         ({"model": nn.LazyLinear(3)}, r"model: 'weight' has no shape yet"),
-        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))}, r"model: it cannot take normalised images \[2, 1, 8, 8\]"),
-        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"model: expected logits \[2, 3\] .*, got \[2, 4\]"),
+        (
+            {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))},
+            r"model: it cannot take normalised images \[2, 1, 8, 8\]",
+        ),
+        (
+            {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},
+            r"model: expected logits \[2, 3\] .*, got \[2, 4\]",
+        ),
         ({"model": lambda: 3}, "model: the function returned int; expected a torch module"),
         ({"model": 3}, "model: expected a torch module, a function that makes one, or a dict"),
-        ({"model": network(), "uncertainty": "ensemble", "passes": None}, "model: the members of an ensemble begin with different weights"),
-        ({"arms": ["uefl"]}, "model: a codebook needs a network with a method tokens.*; Sequential has no method 'tokens'"),
-        ({"arms": {"mine": Shrunk}}, "arm 'mine': expected an instance of uefl.Algorithm .*, got the class; make an instance"),
-        ({"arms": {"mine": 3}}, "arm 'mine': expected an instance of uefl.Algorithm or a dict of parameters, got int"),
+        (
+            {"model": network(), "uncertainty": "ensemble", "passes": None},
+            "model: the members of an ensemble begin with different weights",
+        ),
+        (
+            {"arms": ["uefl"]},
+            "model: a codebook needs a network with a method tokens.*; Sequential has no method 'tokens'",
+        ),
+        (
+            {"arms": {"mine": Shrunk}},
+            "arm 'mine': expected an instance of uefl.Algorithm .*, got the class; make an instance",
+        ),
+        (
+            {"arms": {"mine": 3}},
+            "arm 'mine': expected an instance of uefl.Algorithm or a dict of parameters, got int",
+        ),
         ({"arms": {"fedprox": Shrunk()}}, "arm 'fedprox': another algorithm has its name"),
         ({"arms": ["fedavg"], "lr": -1}, "key 'training.lr': expected greater than 0"),
         ({"clients": {}}, "clients is empty"),
@@ -222,7 +263,9 @@ def not_finite():
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_mistakes_are_one_line_and_write_nothing(tmp_path, monkeypatch, keys, message):
-    monkeypatch.setattr(base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk})
+    monkeypatch.setattr(
+        base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk}
+    )
     with pytest.raises(uefl.UserError, match=message) as error:
         own(tmp_path / "run", **{"arms": ["fedavg"], **keys})
     assert "\n" not in str(error.value)
@@ -230,7 +273,9 @@ def test_mistakes_are_one_line_and_write_nothing(tmp_path, monkeypatch, keys, me
 
 
 def test_parameters_of_an_instance_are_checked():
-    with pytest.raises(uefl.UserError, match=r"key 'Shrunk.penalty': expected greater than or equal to 0; got -1"):
+    with pytest.raises(
+        uefl.UserError, match=r"key 'Shrunk.penalty': expected greater than or equal to 0; got -1"
+    ):
         Shrunk(penalty=-1)
     with pytest.raises(uefl.UserError, match=r"unknown key 'penalti' in .Shrunk.*did you mean 'penalty'"):
         Shrunk(penalti=1)
@@ -246,7 +291,9 @@ def test_models_are_asked_for_by_the_arms_that_are_there(finished):
         finished.model("absent")
     with pytest.raises(uefl.UserError, match="holds the models of several arms"):
         finished.model()
-    with pytest.raises(uefl.UserError, match=r"its network was given in Python; give it again: uefl.load\(out, model=...\)"):
+    with pytest.raises(
+        uefl.UserError, match=r"its network was given in Python; give it again: uefl.load\(out, model=...\)"
+    ):
         uefl.load(finished.path).model("mine")
 
 
@@ -290,7 +337,9 @@ def test_an_algorithm_that_raises_on_a_client_is_named_with_the_client_and_the_m
         own(tmp_path / "run", arms={"broken": Broken()})
     (said,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert said.getMessage() == f"client dataset: Broken.loss raised {kind.__name__}"
-    assert (said.exc_info is not None) == (kind is RuntimeError), "the traceback of the others is that of the exception"
+    assert (said.exc_info is not None) == (kind is RuntimeError), (
+        "the traceback of the others is that of the exception"
+    )
     if said.exc_info:
         assert "in _term" in caplog.text
 
@@ -312,10 +361,21 @@ def test_a_network_that_raises_on_a_client_is_named_too(tmp_path, caplog):
         (
             "demo",
             {"width": 4},
-            "key 'model.width': .* so set it to that or leave it out: a network that is given does not use it; got 4",
+            (
+                "key 'model.width': .* so set it to that or leave it out: a network that is given does not"
+                " use it; got 4"
+            ),
         ),
-        ({"model": {"hidden": 8}, "arms": {"fedavg": {}}}, {}, "key 'model.hidden': .* a network that is given does not use it; got 8"),
-        ({"base": "demo", "model": {"encoder": "cnn"}}, {}, "a network is given and the section .* the encoder 'cnn'; leave out one"),
+        (
+            {"model": {"hidden": 8}, "arms": {"fedavg": {}}},
+            {},
+            "key 'model.hidden': .* a network that is given does not use it; got 8",
+        ),
+        (
+            {"base": "demo", "model": {"encoder": "cnn"}},
+            {},
+            "a network is given and the section .* the encoder 'cnn'; leave out one",
+        ),
         ("file", {}, "a network is given and the section .* the encoder 'resnet18'; leave out one of them"),
         ("config", {}, "a network is given and the section .* the encoder 'cnn'; leave out one of them"),
     ],
@@ -335,7 +395,10 @@ def test_a_network_and_a_section_that_names_another_are_refused(tmp_path, source
 @pytest.mark.parametrize("source", ["demo", {"base": "demo"}], ids=str)
 def test_a_network_takes_the_place_of_that_of_a_preset(source):
     assert config.load(source).model.width != 128
-    assert config.load(source, given=True).model == config.load({"model": {"encoder": "given"}, "arms": {"fedavg": {}}}).model
+    assert (
+        config.load(source, given=True).model
+        == config.load({"model": {"encoder": "given"}, "arms": {"fedavg": {}}}).model
+    )
 
 
 @pytest.mark.usefixtures("drawn")

@@ -1,4 +1,5 @@
-"""Private state stays at its silo: the server knows names, and a run that goes on finds the states of its checkpoint."""
+"""Private state stays at its silo: the server knows names, and a run that goes on finds the states of its
+checkpoint."""
 
 import json
 
@@ -25,7 +26,8 @@ ALGORITHMS = {
 
 
 class Silos:
-    """An engine over a program for each client, which keeps what is its own in a folder; counts the bytes of packets."""
+    """An engine over a program for each client, which keeps what is its own in a folder; counts the bytes of
+    packets."""
 
     def __init__(self, cfg, fed, folder):
         self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
@@ -72,7 +74,8 @@ def test_it_trains_as_the_local_engine(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["scaffold", "fedper"])
 def test_a_run_goes_on_after_every_turn_bit_for_bit(name, tmp_path):
-    """Over silos that are started again, and that have already done the turn which the server asks for again."""
+    """Over silos that are started again, and that have already done the turn which the server asks for
+    again."""
     cfg, fed = configured(name), federation()
     whole = finish(arm(cfg, fed)[0])
     records, one = [], arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0]
@@ -108,7 +111,8 @@ def test_a_state_that_is_gone_leaves_its_silo_out(tmp_path):
 
 @pytest.mark.parametrize("how", ["asked for", "sent", "another name"])
 def test_a_server_gets_no_state_whatever_it_asks(how, tmp_path):
-    """The attack of a server of its own: it leaves out the name, sends a state of its own, or names a file."""
+    """The attack of a server of its own: it leaves out the name, sends a state of its own, or names a
+    file."""
     cfg, fed = configured("fedper"), federation()
     silos = Silos(cfg, fed, tmp_path)
 

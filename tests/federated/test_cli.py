@@ -21,7 +21,8 @@ runner = CliRunner()
 
 @pytest.fixture
 def fake_run(monkeypatch, tmp_path):
-    """A module ``uefl.run`` that writes a folder by hand and keeps what it was asked; its ``fails`` is raised instead."""
+    """A module ``uefl.run`` that writes a folder by hand and keeps what it was asked; its ``fails`` is raised
+    instead."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # with either, rich takes anything for a terminal
         monkeypatch.delenv(name, raising=False)
@@ -56,11 +57,31 @@ def fake_run(monkeypatch, tmp_path):
 
 def test_train_hands_on_what_was_asked_and_prints_tables_and_places(fake_run):
     result = runner.invoke(
-        app, ["train", "demo", "--set", "gamma=0.5", "--set", "arms=uefl", "--seed", "7", "--device", "cpu", "--data-root", "d"]
+        app,
+        [
+            "train",
+            "demo",
+            "--set",
+            "gamma=0.5",
+            "--set",
+            "arms=uefl",
+            "--seed",
+            "7",
+            "--device",
+            "cpu",
+            "--data-root",
+            "d",
+        ],
     )
     assert result.exit_code == 0, result.output
     ((name, out, asked),) = fake_run.calls
-    assert (name, out, asked["preset"], asked["device"], asked["data_root"]) == ("train", Path("runs/demo"), "demo", "cpu", Path("d"))
+    assert (name, out, asked["preset"], asked["device"], asked["data_root"]) == (
+        "train",
+        Path("runs/demo"),
+        "demo",
+        "cpu",
+        Path("d"),
+    )
     cfg = asked["cfg"]
     assert (cfg.arms["uefl"].parameters.gamma, list(cfg.arms), cfg.run.seed) == (0.5, ["uefl"], 7)
     for text in ("0.460 ± 0.129", "silo-2", "runs/demo/report.md", "runs/demo/plots"):
@@ -89,10 +110,14 @@ def test_out_wins_over_the_default_folder(fake_run):
 def test_resume_goes_on_in_the_folder(fake_run):
     result = runner.invoke(app, ["train", "--resume", "there", "--device", "cpu"])
     assert result.exit_code == 0, result.output
-    assert fake_run.calls == [("resume", Path("there"), {"device": "cpu", "data_root": None, "deployment": None})]
+    assert fake_run.calls == [
+        ("resume", Path("there"), {"device": "cpu", "data_root": None, "deployment": None})
+    ]
 
 
-@pytest.mark.parametrize("extra", [["demo"], ["--set", "gamma=1"], ["--seed", "0"], ["--out", "o"]], ids=lambda extra: extra[0])
+@pytest.mark.parametrize(
+    "extra", [["demo"], ["--set", "gamma=1"], ["--seed", "0"], ["--out", "o"]], ids=lambda extra: extra[0]
+)
 def test_resume_takes_no_other_configuration(fake_run, extra):
     result = runner.invoke(app, ["train", "--resume", "there", *extra])
     assert (result.exit_code, result.stdout) == (2, "")
@@ -114,7 +139,18 @@ def test_resume_takes_no_other_configuration(fake_run, extra):
         (["trian"], "No such command 'trian'. Did you mean 'train'?; see"),
         (["--train"], "No such option: --train"),
     ],
-    ids=["nothing", "preset", "key", "file", "run", "argument", "option", "choice", "command", "option-of-all"],
+    ids=[
+        "nothing",
+        "preset",
+        "key",
+        "file",
+        "run",
+        "argument",
+        "option",
+        "choice",
+        "command",
+        "option-of-all",
+    ],
 )
 def test_mistakes_are_one_line_on_stderr_and_exit_code_2(fake_run, arguments, message):
     result = runner.invoke(app, arguments)
@@ -124,7 +160,9 @@ def test_mistakes_are_one_line_on_stderr_and_exit_code_2(fake_run, arguments, me
     assert fake_run.calls == []
 
 
-@pytest.mark.parametrize(("error", "code"), [(UserError("folder in use"), 2), (RunError("quorum lost"), 1)], ids=["user", "run"])
+@pytest.mark.parametrize(
+    ("error", "code"), [(UserError("folder in use"), 2), (RunError("quorum lost"), 1)], ids=["user", "run"]
+)
 def test_errors_of_a_run_have_their_exit_code_and_no_traceback(fake_run, error, code):
     fake_run.fails = error
     result = runner.invoke(app, ["train", "demo"])
@@ -160,10 +198,16 @@ def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
 
 def test_sigterm_and_a_closed_pipe_say_how_to_go_on(fake_run, tmp_path):
     run_folder.write(tmp_path / "runs/demo", finished=False)
-    for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 130, "the output was closed")):
+    for error, code, why in (
+        (_Terminated(), 143, "interrupted"),
+        (BrokenPipeError(), 130, "the output was closed"),
+    ):
         fake_run.fails = error
         result = runner.invoke(app, ["train", "demo"])
-        assert (result.exit_code, result.stderr) == (code, f"{why}; go on with: uefl train --resume runs/demo\n")
+        assert (result.exit_code, result.stderr) == (
+            code,
+            f"{why}; go on with: uefl train --resume runs/demo\n",
+        )
     with pytest.raises(_Terminated):
         signal.raise_signal(signal.SIGTERM)  # the handler that the command has set
 
@@ -176,7 +220,12 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
         for client in ("a", "b", "c"):
             observer.client("fedavg", 0, client)
         task = observer._progress.tasks[0]
-        assert (task.completed, task.total, task.fields["client"], task.fields["round"]) == (2, 12, "c", "round 1/2")
+        assert (task.completed, task.total, task.fields["client"], task.fields["round"]) == (
+            2,
+            12,
+            "c",
+            "round 1/2",
+        )
         observer.round("fedavg", 0, [{"accuracy": 0.5, "entropy": 1.0}, {"accuracy": 0.7, "entropy": 2.0}])
         assert task.fields["measured"] == "accuracy 0.600  entropy 1.500"
         observer.arm("uefl", 1)  # resumed
@@ -197,7 +246,10 @@ def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
     assert "over runs" not in result.output
     assert "run by run" not in result.output
     assert (tmp_path / "a/report.md").is_file()
-    assert "less fedavg, run by run" in runner.invoke(app, ["report", str(tmp_path / "a"), "--against", "fedavg"]).output
+    assert (
+        "less fedavg, run by run"
+        in runner.invoke(app, ["report", str(tmp_path / "a"), "--against", "fedavg"]).output
+    )
 
 
 def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
@@ -223,7 +275,10 @@ def test_report_counts_runs_of_one_seed_once(tmp_path):
     for name in "ab":
         run_folder.write(tmp_path / name)
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert f"left out of the mean: {tmp_path / 'b'} repeats {tmp_path / 'a'}, configuration and seed are the same" in result.output
+    assert (
+        f"left out of the mean: {tmp_path / 'b'} repeats {tmp_path / 'a'}, configuration and seed are the"
+        " same" in result.output
+    )
     assert "over runs" not in result.output  # one is left
 
 
@@ -253,15 +308,26 @@ def test_version():
 def test_the_command_line_itself_imports_neither_torch_nor_matplotlib():
     stub = "import sys, types; sys.modules['uefl_kernels'] = types.SimpleNamespace(__version__='0')"
     check = "import uefl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", f"{stub}; {check}"], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", f"{stub}; {check}"], capture_output=True, text=True, check=True
+    )
     assert result.stdout == "[]\n"
 
 
-MISTAKES = ["run.seed=-1", "data.clients=many", "data.partition.scheme=rows", "model.width=0", "training.lr=fast"]
+MISTAKES = [
+    "run.seed=-1",
+    "data.clients=many",
+    "data.partition.scheme=rows",
+    "model.width=0",
+    "training.lr=fast",
+]
 
 
 def test_a_mistake_in_a_section_or_an_option_is_found_without_torch():
-    lines = [["train", "demo", "--set", mistake] for mistake in MISTAKES] + [["train", "demo", "--silos", "2"], ["presets", "demo"]]
+    lines = [["train", "demo", "--set", mistake] for mistake in MISTAKES] + [
+        ["train", "demo", "--silos", "2"],
+        ["presets", "demo"],
+    ]
     code = f"""
 import sys
 from typer.testing import CliRunner

@@ -1,4 +1,5 @@
-"""Neural collapse: zero at an exact simplex equiangular tight frame, and each metric moves with what it measures."""
+"""Neural collapse: zero at an exact simplex equiangular tight frame, and each metric moves with what it
+measures."""
 
 import math
 
@@ -12,7 +13,9 @@ def frame(classes, dimensions=16):
     """Vertices ``[C, D]`` of a simplex equiangular tight frame of unit vectors, turned at random."""
     generator = torch.Generator().manual_seed(classes)
     turn, _ = torch.linalg.qr(torch.randn(dimensions, classes, generator=generator, dtype=torch.float64))
-    return math.sqrt(classes / (classes - 1)) * (torch.eye(classes, dtype=torch.float64) - 1 / classes) @ turn.T
+    return (
+        math.sqrt(classes / (classes - 1)) * (torch.eye(classes, dtype=torch.float64) - 1 / classes) @ turn.T
+    )
 
 
 def around(vertices, noise=0.0, per_class=50):
@@ -25,20 +28,26 @@ def around(vertices, noise=0.0, per_class=50):
 @pytest.mark.parametrize("classes", [2, 4, 10])
 def test_all_are_zero_at_an_exact_frame(classes):
     vertices = frame(classes)
-    assert neural_collapse(*around(vertices), vertices) == pytest.approx(Collapse(0, 0, 0, 0, 0, 0), abs=1e-12)
+    assert neural_collapse(*around(vertices), vertices) == pytest.approx(
+        Collapse(0, 0, 0, 0, 0, 0), abs=1e-12
+    )
 
 
 def test_they_are_zero_wherever_the_frame_lies_and_however_long_its_vectors_are():
     vertices = frame(4)
     features, labels = around(7 * vertices + 3)
     bias = -3 * vertices.sum(1)
-    assert neural_collapse(features, labels, 0.5 * vertices, 0.5 * bias) == pytest.approx(Collapse(0, 0, 0, 0, 0, 0), abs=1e-12)
+    assert neural_collapse(features, labels, 0.5 * vertices, 0.5 * bias) == pytest.approx(
+        Collapse(0, 0, 0, 0, 0, 0), abs=1e-12
+    )
 
 
 def test_the_cosines_of_a_frame_of_four_are_minus_a_third():
     vertices = frame(4)
     cosines = vertices @ vertices.T
-    assert torch.allclose(cosines, torch.where(torch.eye(4, dtype=torch.bool), 1.0, -1 / 3).double(), atol=1e-12)
+    assert torch.allclose(
+        cosines, torch.where(torch.eye(4, dtype=torch.bool), 1.0, -1 / 3).double(), atol=1e-12
+    )
 
 
 def test_noise_within_classes_raises_nc1_by_its_square():
@@ -75,7 +84,9 @@ def test_classes_without_images_take_no_part():
     features, labels = around(vertices)
     wide = torch.zeros(6, 16, dtype=torch.float64)
     wide[[1, 2, 5]] = vertices
-    assert neural_collapse(features, torch.tensor([1, 2, 5])[labels], wide) == pytest.approx(Collapse(0, 0, 0, 0, 0, 0), abs=1e-12)
+    assert neural_collapse(features, torch.tensor([1, 2, 5])[labels], wide) == pytest.approx(
+        Collapse(0, 0, 0, 0, 0, 0), abs=1e-12
+    )
     with pytest.raises(ValueError, match="expected images of two classes or more, got 1"):
         neural_collapse(features[:1], labels[:1], vertices)
 

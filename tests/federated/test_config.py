@@ -62,7 +62,11 @@ def test_published_settings():
     assert (p.codewords, p.gamma, p.reference, p.segments, p.commitment) == (32, 0.3, "min", 1, 0.25)
     p = published.arms["uefl-published"].parameters
     assert (p.codewords, p.gamma, p.reference) == (64, 0.1, "mean")
-    assert (published.data.normalize, published.data.legacy_holdout, published.model.logit_dropout) == ("raw", True, True)
+    assert (published.data.normalize, published.data.legacy_holdout, published.model.logit_dropout) == (
+        "raw",
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("name", ["demo", "mnist-9-published", "own-silos", "fedul-article", "comparators"])
@@ -73,7 +77,7 @@ def test_toml_round_trip(tmp_path, name):
     assert config.load_whole(path) == config.load(str(path)) == config.from_toml(first.to_toml()) == first
 
 
-# --- files and their base ------------------------------------------------------------------------------------------
+# --- files and their base ---------------------------------------------------------------------------------
 
 
 def written(tmp_path, text):
@@ -84,7 +88,11 @@ def written(tmp_path, text):
 def test_a_base_is_merged_key_by_key(tmp_path):
     demo = config.load("demo")
     mine = config.load(
-        written(tmp_path, 'base = "demo"\n[training]\nlr = 0.5\n[data]\nclients = 3\n[data.partition]\nangles = [1, 2, 3]\n')
+        written(
+            tmp_path,
+            'base = "demo"\n[training]\nlr = 0.5\n[data]\nclients = 3\n[data.partition]\nangles = [1, 2,'
+            " 3]\n",
+        )
     )
     assert mine.training == demo.training.model_copy(update={"lr": 0.5})
     assert (mine.data.clients, mine.data.partition.angles) == (3, (1, 2, 3))
@@ -105,12 +113,16 @@ def test_another_scheme_by_set_takes_nothing_from_the_one_before():
 
 
 def test_a_partition_of_another_scheme_takes_nothing_from_the_base(tmp_path):
-    mine = config.load(written(tmp_path, 'base = "demo"\n[data.partition]\nscheme = "classes"\nper_client = 3\n'))
+    mine = config.load(
+        written(tmp_path, 'base = "demo"\n[data.partition]\nscheme = "classes"\nper_client = 3\n')
+    )
     assert mine.data.partition.per_client == 3
 
 
 def test_arms_in_a_file_are_the_arms_and_begin_from_those_of_the_base(tmp_path):
-    mine = config.load(written(tmp_path, 'base = "demo"\n[arms.uefl]\ngamma = 0.9\n[arms.apart]\nalgorithm = "fedavg"\n'))
+    mine = config.load(
+        written(tmp_path, 'base = "demo"\n[arms.uefl]\ngamma = 0.9\n[arms.apart]\nalgorithm = "fedavg"\n')
+    )
     assert list(mine.arms) == ["uefl", "apart"]
     assert (mine.arms["uefl"].parameters.gamma, mine.arms["uefl"].parameters.segments) == (0.9, 4)
     assert mine.arms["apart"].algorithm == "fedavg"
@@ -125,13 +137,19 @@ def test_arms_are_picked_by_name(tmp_path):
 
 def test_one_algorithm_may_stand_twice():
     cfg = config.load("demo", ['arms=["fedavg", "uefl"]', "arms.one.algorithm=uefl", "arms.one.segments=1"])
-    assert {name: arm.algorithm for name, arm in cfg.arms.items()} == {"fedavg": "fedavg", "uefl": "uefl", "one": "uefl"}
+    assert {name: arm.algorithm for name, arm in cfg.arms.items()} == {
+        "fedavg": "fedavg",
+        "uefl": "uefl",
+        "one": "uefl",
+    }
     assert [cfg.arms[name].parameters.segments for name in ("uefl", "one")] == [4, 1]
 
 
 @pytest.mark.parametrize("base", ['"mnist"', "3", '["demo"]'])
 def test_a_base_that_is_no_preset(tmp_path, base):
-    with pytest.raises(UserError, match=r"key 'base': expected the name of a preset, got .*; see `uefl presets`"):
+    with pytest.raises(
+        UserError, match=r"key 'base': expected the name of a preset, got .*; see `uefl presets`"
+    ):
         config.load(written(tmp_path, f"base = {base}"))
 
 
@@ -155,14 +173,20 @@ def test_a_configuration_that_is_cut_off_or_of_another_version_says_so(tmp_path)
     for damaged, message in (
         ('arms = ["fedavg"]\nwidth = 64\n', r"config.toml lacks the section \[run\]"),
         (text.replace("quorum = 1.0\n", ""), "config.toml lacks the key 'run.quorum'"),
-        (text.replace("width = 8", "width = -3"), "config.toml: key 'model.width': expected greater than or equal to 1; got -3"),
+        (
+            text.replace("width = 8", "width = -3"),
+            "config.toml: key 'model.width': expected greater than or equal to 1; got -3",
+        ),
     ):
         path.write_text(damaged)
-        with pytest.raises(UserError, match=rf"{message}\. It was changed, is cut off, or is of another version of uefl; restore it"):
+        with pytest.raises(
+            UserError,
+            match=rf"{message}\. It was changed, is cut off, or is of another version of uefl; restore it",
+        ):
             config.load_whole(path)
 
 
-# --- overrides -----------------------------------------------------------------------------------------------------
+# --- overrides --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,13 +242,17 @@ def test_a_bare_key_may_stand_before_what_it_belongs_to():
         partition = config.load("demo", ["arms=fedavg", *items]).data.partition
         assert (partition.name, partition.alpha, partition.convention) == ("dirichlet", 0.4, "over_clients")
     for items in itertools.permutations(["scheme=dirichlet", "alpha=0.4", "arms.other.algorithm=distrans"]):
-        with pytest.raises(UserError, match=r"^key 'alpha' is ambiguous; write one of data.partition.alpha, arms.other.alpha$"):
+        with pytest.raises(
+            UserError,
+            match=r"^key 'alpha' is ambiguous; write one of data.partition.alpha, arms.other.alpha$",
+        ):
             config.load("demo", [*items, "convention=over_clients"])
     assert list(config.load("demo", ["gamma=0.1", "arms=fedavg"]).arms) == ["fedavg"]
     with pytest.raises(UserError, match="unknown key 'gamma'"):
         config.load("demo", ["arms=fedavg", "gamma=0.1"])
     assert config.load("demo", ["mu=0.5", 'arms=["fedavg", "fedprox"]']).arms["fedprox"].parameters.mu == 0.5
-    assert config.load("demo", ["gamma=0.1", "arms.uefl.gamma=0.3"]).arms["uefl"].parameters.gamma == 0.3  # the later one
+    # the later one
+    assert config.load("demo", ["gamma=0.1", "arms.uefl.gamma=0.3"]).arms["uefl"].parameters.gamma == 0.3
 
 
 def test_later_overrides_and_keywords_win_and_none_is_passed_over():
@@ -237,11 +265,23 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("gama=1", "unknown key 'gama' (did you mean 'gamma'?); the keys are listed in docs/configuration.md"),
+        (
+            "gama=1",
+            "unknown key 'gama' (did you mean 'gamma'?); the keys are listed in docs/configuration.md",
+        ),
         ("run.lr=3", "unknown key 'lr' in [run]; it is a key of [training]"),
         ("arms.uefl.gama=1", "unknown key 'gama' in [arms.uefl] (did you mean 'gamma'?)"),
-        ("data.partition.angels=[0]", "unknown key 'angels' in [data.partition] (did you mean 'angles'?); the keys are listed in "),
-        ("data.partition.sets=4", "unknown key 'sets' in [data.partition]; it is a key of [data.partition] with scheme = 'unlabeled'"),
+        (
+            "data.partition.angels=[0]",
+            "unknown key 'angels' in [data.partition] (did you mean 'angles'?); the keys are listed in ",
+        ),
+        (
+            "data.partition.sets=4",
+            (
+                "unknown key 'sets' in [data.partition]; it is a key of [data.partition] with scheme ="
+                " 'unlabeled'"
+            ),
+        ),
         ("sets=4", "unknown key 'sets'; it is a key of [data.partition] with scheme = 'unlabeled'"),
         ("loss=nll", "unknown key 'loss'; it is a key of arms with algorithm = "),
         ("fedcr.samples=4", "unknown key 'fedcr.samples'; it is a key of [arms.fedcr]"),
@@ -252,15 +292,29 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("arms=['uefl', 'uefl']", "key 'arms': expected different names of arms"),
         (
             "arms=fedavgg",
-            "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); an arm with a name of its own says which it is, "
-            'algorithm = "..."; there are ',
+            (
+                "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); an arm with a name of"
+                ' its own says which it is, algorithm = "..."; there are '
+            ),
         ),
-        ("arms.nobody.gamma=1.0", "key 'arms.nobody': no algorithm 'nobody'; an arm with a name of its own says which it is, algorithm = "),
+        (
+            "arms.nobody.gamma=1.0",
+            (
+                "key 'arms.nobody': no algorithm 'nobody'; an arm with a name of its own says which it is,"
+                " algorithm = "
+            ),
+        ),
         ("data=runs/x", "key 'data' is a section; set one of its keys, as in data.source=runs/x"),
         ("training=3", "key 'training' is a section; set one of its keys, as in training.lr=VALUE"),
         ("arms.a/b.algorithm=uefl", "key 'arms': 'a/b' names files of the run; expected up to 40 letters"),
         ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are centralised, "),
-        ("arms.x.algorithm=fedul", "key 'arms': arms on labeled silos and on unlabeled sets do not go together (on labeled silos: fedavg"),
+        (
+            "arms.x.algorithm=fedul",
+            (
+                "key 'arms': arms on labeled silos and on unlabeled sets do not go together (on labeled"
+                " silos: fedavg"
+            ),
+        ),
         ("scheme=rotation", "key 'data.partition': 'rotation' is no partition (did you mean 'rotations'?)"),
         ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),
         ("rounds=[]", "key 'training.rounds': expected at least 1 item; got []"),
@@ -268,14 +322,23 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("arms.uefl.personal=last", "key 'arms.uefl.personal': expected true or false; got 'last'"),
         ("personalised=yes", "key 'run.personalised': expected true or false; got 'yes'"),
         ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' is missing; give it a value"),
-        ("data.partition=natural", "key 'data.partition': is a table; name its scheme, data.partition.scheme=natural"),
-        ("partition.scheme=natural", "unknown key 'partition.scheme' (did you mean 'data.partition.scheme'?)"),
+        (
+            "data.partition=natural",
+            "key 'data.partition': is a table; name its scheme, data.partition.scheme=natural",
+        ),
+        (
+            "partition.scheme=natural",
+            "unknown key 'partition.scheme' (did you mean 'data.partition.scheme'?)",
+        ),
         ("trainin.lr=1", "unknown key 'trainin.lr' (did you mean 'training.lr'?)"),
         ("threads=3.5", "key 'run.threads': expected an integer; got 3.5"),
         ("seed=true", "key 'run.seed': expected an integer; got True"),
         (
             "encoder=resnet",
-            "key 'model.encoder': expected 'cnn', 'vgg16_bn', 'resnet18', 'cnn5x5', 'resnet18_nopool' or 'given'; got 'resnet'",
+            (
+                "key 'model.encoder': expected 'cnn', 'vgg16_bn', 'resnet18', 'cnn5x5', 'resnet18_nopool' or"
+                " 'given'; got 'resnet'"
+            ),
         ),
         ("rounds=5", "key 'training.rounds': expected a list, as in [1]; got 5"),
         ("image_size=100000", "key 'data.image_size': expected less than or equal to 1024; got 100000"),
@@ -289,8 +352,14 @@ def test_mistakes_are_one_line(override, message):
 
 
 def test_a_key_outside_of_a_section_is_told_where_it_belongs():
-    for key, place in (("lr", "[training]"), ("gamma", "arms with algorithm = "), ("angles", "[data.partition] with scheme = ")):
-        with pytest.raises(UserError, match=re.escape(f"key {key!r} stands outside of a section; it is a key of {place}")):
+    for key, place in (
+        ("lr", "[training]"),
+        ("gamma", "arms with algorithm = "),
+        ("angles", "[data.partition] with scheme = "),
+    ):
+        with pytest.raises(
+            UserError, match=re.escape(f"key {key!r} stands outside of a section; it is a key of {place}")
+        ):
             config.from_table(table(**{key: 1}))
     with pytest.raises(UserError, match=r"unknown key 'trainin' \(did you mean 'training'\?\)"):
         config.from_table(table(trainin={}))
@@ -303,7 +372,7 @@ def test_unknown_preset_names_the_nearest():
         config.load("mnist9")
 
 
-# --- ranges and what goes together ---------------------------------------------------------------------------------
+# --- ranges and what goes together ------------------------------------------------------------------------
 
 
 def _numbers(kind: type[BaseModel]):
@@ -313,7 +382,9 @@ def _numbers(kind: type[BaseModel]):
 KINDS = {"run": Run, "model": Model, "training": Training}
 
 
-@pytest.mark.parametrize(("section", "key"), [(name, key) for name, kind in KINDS.items() for key in _numbers(kind)])
+@pytest.mark.parametrize(
+    ("section", "key"), [(name, key) for name, kind in KINDS.items() for key in _numbers(kind)]
+)
 def test_every_number_has_a_range_and_is_finite(section, key):
     for value in (-1, float("nan"), float("inf")):
         with pytest.raises(UserError, match=f"key '{section}.{key}': expected .*; got "):
@@ -332,32 +403,59 @@ def test_every_number_of_an_algorithm_has_a_range(name):
     [
         (
             {"model": {"encoder": "vgg16_bn", "width": 64}},
-            "key 'model.width': expected its default 128, so set it to that or leave it out: vgg16_bn does not use it",
+            (
+                "key 'model.width': expected its default 128, so set it to that or leave it out: vgg16_bn"
+                " does not use it"
+            ),
         ),
         ({"model": {"pretrained": True}}, "key 'model.pretrained': cnn has no pretrained weights"),
         ({"model": {"encoder": "cnn5x5", "hidden": 3}}, "key 'model.hidden': expected its default 512"),
         ({"model": {"encoder": "cnn5x5", "pooled": True}}, "key 'model.pooled': expected its default False"),
-        ({"training": {"batch_size": 1}}, "key 'training.batch_size': expected 2 or more, for batch norm; got 1"),
+        (
+            {"training": {"batch_size": 1}},
+            "key 'training.batch_size': expected 2 or more, for batch norm; got 1",
+        ),
         (
             {"run": {"passes": 7}, "arms": {"uefl-published": {}}},
-            "key 'run.passes': expected its default 20, so set it to that or leave it out: its arms measure one pass with dropout off",
+            (
+                "key 'run.passes': expected its default 20, so set it to that or leave it out: its arms"
+                " measure one pass with dropout off"
+            ),
         ),
         (
             {"training": {"momentum": 0.9}},
-            "key 'training.momentum': expected its default 0.0, so set it to that or leave it out: it is for optimizer = 'sgd'",
+            (
+                "key 'training.momentum': expected its default 0.0, so set it to that or leave it out: it is"
+                " for optimizer = 'sgd'"
+            ),
         ),
         ({"run": {"members": 3}}, "key 'run.members': expected its default 5"),
         (
             {"run": {"select": "validation"}},
-            "key 'run.select': expected its default 'last', so set it to that or leave it out: it is for arms on unlabeled",
+            (
+                "key 'run.select': expected its default 'last', so set it to that or leave it out: it is for"
+                " arms on unlabeled"
+            ),
         ),
         (
             {"data": {"labeled": 3}},
-            "key 'data.labeled': expected its default 0, so set it to that or leave it out: it is for arms on unlabeled sets",
+            (
+                "key 'data.labeled': expected its default 0, so set it to that or leave it out: it is for"
+                " arms on unlabeled sets"
+            ),
         ),
-        ({"arms": {"fedul": {}}}, "key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration"),
-        ({"arms": {"fedul": {}}, "training": {"rounds": [1], "batch_size": 1}}, "key 'training.batch_size': expected 2 or more"),
-        ({"arms": {"fedul": {"test_prior": [0.5, 0.1]}}}, "key 'arms.fedul': test_prior: expected numbers that sum to 1, they sum to 0.6"),
+        (
+            {"arms": {"fedul": {}}},
+            "key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration",
+        ),
+        (
+            {"arms": {"fedul": {}}, "training": {"rounds": [1], "batch_size": 1}},
+            "key 'training.batch_size': expected 2 or more",
+        ),
+        (
+            {"arms": {"fedul": {"test_prior": [0.5, 0.1]}}},
+            "key 'arms.fedul': test_prior: expected numbers that sum to 1, they sum to 0.6",
+        ),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(sections, message):

@@ -28,7 +28,8 @@ def functions(node: ast.AST) -> Iterator[tuple[ast.FunctionDef, str]]:
 
 
 def raised(node: ast.AST) -> Iterator[str]:
-    """The names of the errors that a function raises itself; what a function inside of it raises is not its own."""
+    """The names of the errors that a function raises itself; what a function inside of it raises is not its
+    own."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call):
             yield ast.unparse(inner.exc.func)
@@ -49,6 +50,8 @@ def test_a_public_function_says_what_it_raises():
                 continue
             seen += 1
             if "Raises:" not in (ast.get_docstring(function) or ""):
-                silent.append(f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: {', '.join(sorted(errors))}")
+                silent.append(
+                    f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: {', '.join(sorted(errors))}"
+                )
     assert silent == []
     assert seen > 60

@@ -28,7 +28,9 @@ def plain_environment(monkeypatch):
 @pytest.fixture
 def host(monkeypatch):
     """A stand-in for the compiled NumPy front end."""
-    module = types.SimpleNamespace(variant=lambda: "avx2", cpu_features=lambda: {"avx2": True, "avx512f": False})
+    module = types.SimpleNamespace(
+        variant=lambda: "avx2", cpu_features=lambda: {"avx2": True, "avx512f": False}
+    )
     monkeypatch.setitem(sys.modules, "uefl_kernels._host", module)
     return module
 
@@ -56,12 +58,19 @@ def test_versions_and_environment_are_told(monkeypatch, host):
     found = doctor.collect()
     assert torch.__version__.startswith(found["versions"]["torch"])
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["environment"] == {"UEFL_BACKEND": None, "UEFL_DATA": "/data", "UEFL_CPU": None, "UEFL_CUDA_SEARCH": None}
+    assert found["environment"] == {
+        "UEFL_BACKEND": None,
+        "UEFL_DATA": "/data",
+        "UEFL_CPU": None,
+        "UEFL_CUDA_SEARCH": None,
+    }
 
 
 def test_compiled_cpu_kernels_are_named_with_their_variant(monkeypatch, host):
     kernels(monkeypatch, ("uefl", "CPU"))
-    assert {"vq_assign", "vq", "kmeans", "mc_dropout_mlp", "transition_nll", "set_proportion_loss"} <= set(choices("cpu"))
+    assert {"vq_assign", "vq", "kmeans", "mc_dropout_mlp", "transition_nll", "set_proportion_loss"} <= set(
+        choices("cpu")
+    )
     assert set(choices("cpu").values()) == {("cpu", "compiled, avx2")}
 
 
@@ -69,9 +78,15 @@ def test_without_compiled_kernels_the_reference_runs_and_says_why(monkeypatch, h
     kernels(monkeypatch)
     monkeypatch.setattr(library, "_load_error", "not built, for this test")
     found = doctor.collect()
-    assert found["compiled"] == {"loaded": False, "reason": "not built, for this test", "advice": doctor.COMPILE}
+    assert found["compiled"] == {
+        "loaded": False,
+        "reason": "not built, for this test",
+        "advice": doctor.COMPILE,
+    }
     assert choices("cpu")["vq"] == ("reference", "compiled kernels are absent")
-    assert {("compiled ops", "absent: not built, for this test"), ("to compile them", doctor.COMPILE)} <= set(doctor.facts(found))
+    assert {("compiled ops", "absent: not built, for this test"), ("to compile them", doctor.COMPILE)} <= set(
+        doctor.facts(found)
+    )
 
 
 def test_what_the_doctor_says_of_this_machine_is_what_the_dispatcher_holds():
@@ -91,7 +106,9 @@ def test_a_variant_or_backend_that_is_none_ends_the_command():
     for name in ("UEFL_CPU", "UEFL_BACKEND"):
         if name == "UEFL_CPU" and not library.COMPILED:
             continue
-        result = fresh.python("import sys; sys.argv = ['uefl', 'doctor']; from uefl.cli import main; main()", **{name: "foo"})
+        result = fresh.python(
+            "import sys; sys.argv = ['uefl', 'doctor']; from uefl.cli import main; main()", **{name: "foo"}
+        )
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.startswith(f"error: {name}=")
         assert result.stderr.count("\n") == 1
@@ -101,7 +118,13 @@ def test_a_variant_or_backend_that_is_none_ends_the_command():
     ("present", "capability", "triton", "backend", "why"),
     [
         ([("uefl_cuda", "CUDA")], (9, 0), True, "cuda", "built for this architecture"),
-        ([("uefl_cuda", "CUDA"), ("uefl_triton", "CUDA")], (7, 5), True, "triton", "were not built for this GPU"),
+        (
+            [("uefl_cuda", "CUDA"), ("uefl_triton", "CUDA")],
+            (7, 5),
+            True,
+            "triton",
+            "were not built for this GPU",
+        ),
         ([("uefl_triton", "CUDA")], (9, 0), True, "triton", "built without nvcc"),
         ([("uefl_triton", "CUDA")], (9, 0), False, "reference", "Triton is not installed"),
         ([], (9, 0), True, "reference", "no Triton kernel"),

@@ -32,7 +32,9 @@ def test_a_client_that_fails_costs_its_own_reply_only():
 def test_clients_behind_the_deadline_are_not_started(monkeypatch):
     clock = iter([0.0, 1.0, 3.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    replies = list(LocalEngine({"a": work("a"), "b": work("b")}).round({"a": Message(), "b": Message()}, deadline=2.0))
+    replies = list(
+        LocalEngine({"a": work("a"), "b": work("b")}).round({"a": Message(), "b": Message()}, deadline=2.0)
+    )
     assert [r.error for r in replies] == [None, "deadline passed"]
 
 

@@ -43,14 +43,19 @@ def test_members_train_as_runs_of_their_own_bit_for_bit(kind):
         starts.add(float(alone.states[0].tensors["values"].sum()))
         finish(alone)
         assert member.tensors.keys() == alone.states[0].tensors.keys()
-        assert all(torch.equal(tensor, alone.states[0].tensors[name]) for name, tensor in member.tensors.items())
+        assert all(
+            torch.equal(tensor, alone.states[0].tensors[name]) for name, tensor in member.tensors.items()
+        )
     assert len(starts) == 3
 
 
 def test_what_is_measured_is_the_mean_of_the_members():
     algorithm, room, _ = arm(settings(**KEYS))
     algorithm.turn()
-    members = [({n: t.clone() for n, t in own.tensors.items()}, visible(algorithm, "silo-2", i)) for i, own in enumerate(algorithm.states)]
+    members = [
+        ({n: t.clone() for n, t in own.tensors.items()}, visible(algorithm, "silo-2", i))
+        for i, own in enumerate(algorithm.states)
+    ]
     record = algorithm.turn()[2]
     silo = federation().silos[2].load()
 
@@ -65,11 +70,17 @@ def test_what_is_measured_is_the_mean_of_the_members():
         return torch.stack(each)
 
     test = probs(silo.test.images)
-    assert record["accuracy"] == pytest.approx(float((test.mean(0).argmax(1) == silo.test.labels).double().mean()))
+    assert record["accuracy"] == pytest.approx(
+        float((test.mean(0).argmax(1) == silo.test.labels).double().mean())
+    )
     assert record["entropy"] == pytest.approx(float(entropy(test.mean(0)).mean()), rel=1e-5)
     assert record["entropy_deterministic"] == pytest.approx(float(entropy(test[0]).mean()), rel=1e-5)
-    assert record["mutual_info"] == pytest.approx(float((entropy(test.mean(0)) - entropy(test).mean(0)).mean()), abs=1e-5)
-    assert record["holdout_entropy"] == pytest.approx(float(entropy(probs(silo.holdout.images).mean(0)).mean()), rel=1e-5)
+    assert record["mutual_info"] == pytest.approx(
+        float((entropy(test.mean(0)) - entropy(test).mean(0)).mean()), abs=1e-5
+    )
+    assert record["holdout_entropy"] == pytest.approx(
+        float(entropy(probs(silo.holdout.images).mean(0)).mean()), rel=1e-5
+    )
 
 
 def test_all_members_extend_the_clients_that_the_ensemble_is_unsure_of():
@@ -122,7 +133,10 @@ def test_an_update_of_which_one_member_is_unsound_is_left_out_of_all():
 @pytest.mark.parametrize(
     ("meddle", "said"),
     [
-        (lambda reply: reply.tensors.update({"7.values": torch.ones(1)}), "it sends 7.values, which was not asked for"),
+        (
+            lambda reply: reply.tensors.update({"7.values": torch.ones(1)}),
+            "it sends 7.values, which was not asked for",
+        ),
         (lambda reply: reply.training.update(train_loss=math.nan), "member 0: its training loss is nan"),
     ],
     ids=["of no member", "loss"],
@@ -159,7 +173,10 @@ def test_one_request_carries_all_members_without_a_copy():
         (
             "uefl",
             {"passes": 7},
-            "key 'run.passes': expected its default 20, so set it to that or leave it out: an ensemble has members, not passes",
+            (
+                "key 'run.passes': expected its default 20, so set it to that or leave it out: an ensemble"
+                " has members, not passes"
+            ),
         ),
         ("uefl", {"members": 1}, "key 'run.members': expected greater than or equal to 2; got 1"),
         (
@@ -203,9 +220,15 @@ def test_the_saved_model_is_the_ensemble_that_was_measured(finished):
     assert len(model.members) == 2
     probs = model.predict(test.images, "silo-1")
     measured = json.loads((finished / "summary.json").read_text())["arms"]["uefl"]["clients"]["silo-1"]
-    assert float((probs.argmax(1) == test.labels).double().mean()) == pytest.approx(measured["accuracy"], abs=0.1)  # float32 here
+    # float32 here
+    assert float((probs.argmax(1) == test.labels).double().mean()) == pytest.approx(
+        measured["accuracy"], abs=0.1
+    )
     assert float(entropy(probs).mean()) == pytest.approx(measured["entropy"], rel=0.02)
-    each = [dataclasses.replace(model, members=(member,)).predict(test.images, "silo-1") for member in model.members]
+    each = [
+        dataclasses.replace(model, members=(member,)).predict(test.images, "silo-1")
+        for member in model.members
+    ]
     torch.testing.assert_close(probs, torch.stack(each).mean(0))
     assert not torch.equal(*each)
 

@@ -1,4 +1,5 @@
-"""A share of the clients measures the model of a round: who does, what is recorded of the others, and that nothing is lost with them."""
+"""A share of the clients measures the model of a round: who does, what is recorded of the others, and that
+nothing is lost with them."""
 
 import json
 
@@ -39,24 +40,36 @@ def test_so_many_clients_measure_in_every_round_and_who_does_is_drawn_by_the_see
         measuring = {name for name, of in options.items() if of["evaluate"]}
         known = measuring - {"unseen-0"}
         assert len(known) == (2 if turn else 0)  # 0.3 of 6, rounded up
-        assert known == (set(Participants(one.context.clients, 0.3, 0, "evaluators").of(turn)) if turn else set())
-        assert {name for name in options if not options[name]["evaluate"]} <= {name for name in options if options[name]["train"]}
-        assert {r["client"] for r in records if r["round"] == turn - 1 and r["accuracy"] is not None} == measuring
+        assert known == (
+            set(Participants(one.context.clients, 0.3, 0, "evaluators").of(turn)) if turn else set()
+        )
+        assert {name for name in options if not options[name]["evaluate"]} <= {
+            name for name in options if options[name]["train"]
+        }
+        assert {
+            r["client"] for r in records if r["round"] == turn - 1 and r["accuracy"] is not None
+        } == measuring
     assert tiny.finish(tiny.arm(cfg, federation)[0]) == records
     assert tiny.again(cfg, federation) == records
 
 
 def test_every_training_and_every_byte_is_recorded_once():
     cfg, federation = many()
-    whole = tiny.finish(tiny.arm(tiny.settings("fedavg", clients=6, rounds=[3], participation=0.5), federation)[0])
+    whole = tiny.finish(
+        tiny.arm(tiny.settings("fedavg", clients=6, rounds=[3], participation=0.5), federation)[0]
+    )
     records = tiny.finish(tiny.arm(cfg, federation)[0])
     trained = {(r["round"], r["client"]): r["train_loss"] for r in records if r["train_loss"] is not None}
-    assert trained == {(r["round"], r["client"]): r["train_loss"] for r in whole if r["train_loss"] is not None}
+    assert trained == {
+        (r["round"], r["client"]): r["train_loss"] for r in whole if r["train_loss"] is not None
+    }
     assert sum(r["bytes_received"] for r in records) == sum(r["bytes_received"] for r in whole)
     model = max(r["bytes_sent"] for r in whole if r["train_loss"] is None)
     only_measured = [r for r in records if r["train_loss"] is None]
     assert all(r["bytes_sent"] in (0, model) for r in only_measured)
-    assert [r["client"] for r in records if r["round"] == 0] == sorted(r["client"] for r in records if r["round"] == 0)
+    assert [r["client"] for r in records if r["round"] == 0] == sorted(
+        r["client"] for r in records if r["round"] == 0
+    )
 
 
 def test_the_quorum_is_of_those_that_measure():
@@ -90,20 +103,27 @@ def test_decisions_are_of_those_that_measure():
 
 def test_a_report_is_of_those_that_measured_and_an_interrupted_run_ends_alike(tmp_path):
     data = KEYS["data"] | {"clients": 5, "train_per_client": 24}
-    run = run_twice(tmp_path, {"uefl": {}, "fedper": {}}, data=data, evaluation=0.4, participation=0.6, seed=1)
+    run = run_twice(
+        tmp_path, {"uefl": {}, "fedper": {}}, data=data, evaluation=0.4, participation=0.6, seed=1
+    )
     assert len([r for r in run.summary["uefl"]["clients"].values() if r["accuracy"] is not None]) == 2
     text = (run.path / "report.md").read_text()
     assert "nan" not in text
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert run.summary["uefl"]["bytes_sent"] == sum(r["bytes_sent"] for r in lines if r["arm"] == "uefl")
-    (run.path / "summary.json").unlink()  # read as an unfinished one, rounds with fewer records than the first stay
+    # read as an unfinished one, rounds with fewer records than the first stay
+    (run.path / "summary.json").unlink()
     assert uefl.load(run.path).summary["fedper"]["rounds"] == run.summary["fedper"]["rounds"]
 
 
 def test_no_matrix_of_classes_is_made_where_none_is_kept(monkeypatch):
     """With 15,000 classes it has 1.8 GB."""
     lengths, original = [], torch.bincount
-    monkeypatch.setattr(torch, "bincount", lambda *rest, **keys: lengths.append(keys.get("minlength", 0)) or original(*rest, **keys))
+    monkeypatch.setattr(
+        torch,
+        "bincount",
+        lambda *rest, **keys: lengths.append(keys.get("minlength", 0)) or original(*rest, **keys),
+    )
     counts = evaluation._counts(torch.eye(1000)[:4], torch.arange(4))
     assert "confusion" not in counts
     assert max(lengths) < 1000

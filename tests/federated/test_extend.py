@@ -28,7 +28,12 @@ def same(a, b):
 
 ARMS = [
     ["rounds=[1, 1]"],
-    ["rounds=[1]", 'arms=["fedavg", "scaffold", "fedper"]', "arms.scaffold.algorithm=scaffold", "arms.fedper.algorithm=fedper"],
+    [
+        "rounds=[1]",
+        'arms=["fedavg", "scaffold", "fedper"]',
+        "arms.scaffold.algorithm=scaffold",
+        "arms.fedper.algorithm=fedper",
+    ],
     ["rounds=[1]", 'arms=["uefl"]', "uncertainty=ensemble", "members=2", "passes=20"],
 ]
 

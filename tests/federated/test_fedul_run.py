@@ -1,4 +1,5 @@
-"""Runs on unlabeled sets through their folder: interruptions change nothing, and what an arm lacks is said before anything is written."""
+"""Runs on unlabeled sets through their folder: interruptions change nothing, and what an arm lacks is said
+before anything is written."""
 
 from __future__ import annotations
 
@@ -22,14 +23,26 @@ from .data.test_own_sets import write
 from .whole_run import Watcher, go_on, killed, outcome
 
 KEYS = [
-    'arms=["fedul-m2", "fedul", "fedllp-vat"]', "clients=2", "train_per_client=120", "test_per_client=30", "sets=4", "labeled=60",
-    "validation=50", "width=2", "rounds=[3]", "batch_size=32", "threads=1", "select=validation",
-]  # fmt: skip
+    'arms=["fedul-m2", "fedul", "fedllp-vat"]',
+    "clients=2",
+    "train_per_client=120",
+    "test_per_client=30",
+    "sets=4",
+    "labeled=60",
+    "validation=50",
+    "width=2",
+    "rounds=[3]",
+    "batch_size=32",
+    "threads=1",
+    "select=validation",
+]
 
 
 def start(out: Path, *keys: str, observer: Watcher | None = None):
     cfg = config.load("fedul-demo", [*KEYS, *keys])
-    return run.train(cfg, preset="fedul-demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
+    return run.train(
+        cfg, preset="fedul-demo", out=out, device="cpu", data_root=None, observer=observer or Watcher()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +54,9 @@ def finished(tmp_path_factory):
 
 def test_the_folder_of_a_finished_run(finished):
     out, observer = finished
-    assert {f"model-{arm}.safetensors" for arm in ("fedul", "fedul-m2", "fedllp-vat")} <= {path.name for path in out.iterdir()}
+    assert {f"model-{arm}.safetensors" for arm in ("fedul", "fedul-m2", "fedllp-vat")} <= {
+        path.name for path in out.iterdir()
+    }
     assert observer.rounds == [(arm, r) for arm in ("fedul-m2", "fedul", "fedllp-vat") for r in range(3)]
     assert observer.notices[0].startswith("2 clients: 240 unlabeled images of 1 x 28 x 28 in 8 sets")
     assert "note: client 'client-0': 4 sets for 10 classes" in observer.notices[1]
@@ -51,7 +66,9 @@ def test_the_folder_of_a_finished_run(finished):
         mine = [r for r in lines if r["arm"] == arm]
         best = max(mine, key=lambda r: r["validation_accuracy"])["round"]  # the first of equals
         assert values["selected"]["round"] == best + 1
-        assert values["selected"]["accuracy"] == pytest.approx(sum(r["accuracy"] for r in mine if r["round"] == best) / 2)
+        assert values["selected"]["accuracy"] == pytest.approx(
+            sum(r["accuracy"] for r in mine if r["round"] == best) / 2
+        )
     report = (out / "report.md").read_text()
     assert "2 clients, scheme unlabeled" in report
     assert "codewords" not in report
@@ -81,7 +98,9 @@ def test_kill_9_loses_at_most_a_round(finished, tmp_path):
     go_on(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(finished[0])
     for path in tmp_path.joinpath("run").glob("model-*.safetensors"):
-        assert {k: v.tolist() for k, v in load_file(path).items()} == {k: v.tolist() for k, v in load_file(finished[0] / path.name).items()}
+        assert {k: v.tolist() for k, v in load_file(path).items()} == {
+            k: v.tolist() for k, v in load_file(finished[0] / path.name).items()
+        }
 
 
 def test_own_sets_through_the_command(tmp_path):
@@ -100,7 +119,8 @@ def test_own_sets_through_the_command(tmp_path):
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
     assert set(arms["fedul"]["clients"]) == {"berlin", "madrid"}
     path = tmp_path / "run" / "config.toml"
-    assert not [key for key in ("clients", "sets") if f"\n{key} = " in path.read_text()]  # the folder brings its own
+    # the folder brings its own
+    assert not [key for key in ("clients", "sets") if f"\n{key} = " in path.read_text()]
     assert config.load_whole(path) == cfg
     (tmp_path / "sets").rename(tmp_path / "elsewhere")  # what a run has left is good without its data
     assert set(read_run(tmp_path / "run").arms) == {"fedul", "m1"}
@@ -115,7 +135,14 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
     keys = [f"source={write(tmp_path / 'sets', server=())}", "width=2", "rounds=[2]", "batch_size=8"]
     observer, out = Console(file=io.StringIO(), width=200), tmp_path / "run"
     with watch(observer) as lines:
-        run.train(config.load("own-sets", keys), preset="own-sets", out=out, device="cpu", data_root=None, observer=lines)
+        run.train(
+            config.load("own-sets", keys),
+            preset="own-sets",
+            out=out,
+            device="cpu",
+            data_root=None,
+            observer=lines,
+        )
     said = observer.file.getvalue()
     assert "fedul round 2/2  entropy 0." in said
     assert "accuracy" not in said
@@ -133,7 +160,10 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["arms.fedul.server=finetune"], "arm 'fedul' needs labeled images of the server; set data.labeled, or add the folder labeled"),
+        (
+            ["arms.fedul.server=finetune"],
+            "arm 'fedul' needs labeled images of the server; set data.labeled, or add the folder labeled",
+        ),
         (["arms=['fedavg-labeled']"], "arm 'fedavg-labeled' needs labels of the clients' images"),
         (["select=validation"], "run.select = 'validation' needs validation images of the server"),
         (["priors=estimated"], "estimated priors need labeled images of the server"),
@@ -142,7 +172,9 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
 def test_what_an_arm_lacks_is_said_before_anything_is_written(tmp_path, keys, message):
     cfg = config.load("own-sets", [f"source={write(tmp_path / 'sets', server=('test',))}", *keys])
     with pytest.raises(UserError, match=message):
-        run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+        run.train(
+            cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher()
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -155,17 +187,39 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
             (root / "labeled" / name).rmdir()
     images = np.zeros((2, 12, 12), np.uint8)
     np.savez(root / "clients" / "madrid.npz", images=images, set=np.array([9, 10]))
-    for arm, message in (("supervised", "the server has 1 labeled image"), ("fedllp", "client 'madrid' has sets of one image only")):
+    for arm, message in (
+        ("supervised", "the server has 1 labeled image"),
+        ("fedllp", "client 'madrid' has sets of one image only"),
+    ):
         cfg = config.load("own-sets", [f"source={root}", f"arms=['{arm}']"])
         with pytest.raises(UserError, match=message):
-            run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+            run.train(
+                cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher()
+            )
 
 
 @pytest.mark.parametrize("sets", [10, 40])
 def test_the_preset_of_the_baselines_trains_them_all(tmp_path, sets):
     """On digits in the place of its data, for one round."""
-    small = ["source=digits", "clients=2", "train_per_client=300", "test_per_client=20", "validation=20", "width=1", "rounds=[1]"]
+    small = [
+        "source=digits",
+        "clients=2",
+        "train_per_client=300",
+        "test_per_client=20",
+        "validation=20",
+        "width=1",
+        "rounds=[1]",
+    ]
     cfg = config.load("fedul-baselines", [*small, f"sets={sets}", "threads=1"])
-    summary = run.train(cfg, preset="fedul-baselines", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
-    assert set(summary["arms"]) == {"fedul", "fedpl", "fedllp", "fedllp-vat", "fedavg-labeled", "fedavg-labeled-10"}
+    summary = run.train(
+        cfg, preset="fedul-baselines", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher()
+    )
+    assert set(summary["arms"]) == {
+        "fedul",
+        "fedpl",
+        "fedllp",
+        "fedllp-vat",
+        "fedavg-labeled",
+        "fedavg-labeled-10",
+    }
     assert all(0 <= arm["accuracy"] <= 1 for arm in summary["arms"].values())

@@ -33,7 +33,11 @@ def test_data_sets_are_fetched_once_each(calls, tmp_path):
     assert result.exit_code == 0, result.output
     there = str(tmp_path)
     parts = [{"download": True, "split": split} for split in ("train", "test")]
-    assert calls == [("MNIST", there, {"download": True}), ("GTSRB", there, parts[0]), ("GTSRB", there, parts[1])]
+    assert calls == [
+        ("MNIST", there, {"download": True}),
+        ("GTSRB", there, parts[0]),
+        ("GTSRB", there, parts[1]),
+    ]
     assert result.stdout.splitlines() == [f"mnist: {there}", f"gtsrb: {there}"]
 
 

@@ -23,7 +23,9 @@ class TwoParts(nn.Module):
     def __init__(self):
         super().__init__()
         self.patches = nn.Conv2d(1, 8, 7, stride=7)
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(16 * 8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(16 * 8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10)
+        )
 
     def tokens(self, images):
         return self.patches(images).flatten(2).transpose(1, 2)
@@ -87,7 +89,10 @@ def without(name):
 
 @pytest.mark.parametrize(("name", "kind"), [("tokens", "method"), ("head", "module")])
 def test_one_that_lacks_a_part_is_refused_by_name(tmp_path, name, kind):
-    needs = r"a codebook needs a network with a method tokens\(images\) -> \[B, T, D\] and a module head\(tokens\)"
+    needs = (
+        r"a codebook needs a network with a method tokens\(images\) -> \[B, T, D\] and a module"
+        r" head\(tokens\)"
+    )
     with pytest.raises(UserError, match=rf"model: {needs} .*; Lacking has no {kind} '{name}'"):
         uefl.train(KEYS, out=tmp_path / "run", model=without(name))
     assert not (tmp_path / "run").exists()

@@ -14,9 +14,12 @@ ROOT = Path(uefl.__file__).parent
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """For every module the modules of the package that it imports, also inside of functions, but not for its types alone."""
+    """For every module the modules of the package that it imports, also inside of functions, but not for its
+    types alone."""
     modules = {module_name(path, ROOT): path for path in ROOT.rglob("*.py")}
-    return {name: imported(path, name, set(modules)) & modules.keys() - {name} for name, path in modules.items()}
+    return {
+        name: imported(path, name, set(modules)) & modules.keys() - {name} for name, path in modules.items()
+    }
 
 
 def test_there_is_no_circle():
@@ -49,7 +52,12 @@ LAYERS = (
 
 def _layer(module: str) -> int | None:
     """The row that a module stands in, by the longest name that fits; None: it is not in the picture."""
-    fitting = [(len(name), row) for row, names in enumerate(LAYERS) for name in names if f"{module}.".startswith(f"uefl.{name}.")]
+    fitting = [
+        (len(name), row)
+        for row, names in enumerate(LAYERS)
+        for name in names
+        if f"{module}.".startswith(f"uefl.{name}.")
+    ]
     return max(fitting)[1] if fitting else None
 
 
@@ -72,9 +80,15 @@ def test_engines_and_algorithms_know_little():
         if name.startswith("uefl.engines"):
             assert all(target.startswith("uefl.engines") for target in targets), name
         if name.startswith("uefl.algorithms"):
-            assert not any(target.startswith(("uefl.engines.local", "uefl.run", "uefl.config", "uefl.report")) for target in targets), name
+            assert not any(
+                target.startswith(("uefl.engines.local", "uefl.run", "uefl.config", "uefl.report"))
+                for target in targets
+            ), name
         if name.startswith(("uefl.server", "uefl.client")):
-            assert not any(target.startswith("uefl.algorithms") and target != "uefl.algorithms.base" for target in targets), name
+            assert not any(
+                target.startswith("uefl.algorithms") and target != "uefl.algorithms.base"
+                for target in targets
+            ), name
 
 
 LEANT_ON = {

@@ -1,4 +1,5 @@
-"""A run computes the same bits in whatever contexts and settings its caller is, and leaves them as they were."""
+"""A run computes the same bits in whatever contexts and settings its caller is, and leaves them as they
+were."""
 
 import hashlib
 import os
@@ -17,17 +18,30 @@ from uefl.isolation import _ATTRIBUTES
 
 from .test_api import clients, network
 
-KEYS = {"threads": 1, "precision": "fp32", "passes": 2, "rounds": [2], "local_epochs": 1, "batch_size": 16, "lr": 1e-2}
+KEYS = {
+    "threads": 1,
+    "precision": "fp32",
+    "passes": 2,
+    "rounds": [2],
+    "local_epochs": 1,
+    "batch_size": 16,
+    "lr": 1e-2,
+}
 
 
 def small(out, **keys):
     """A run with dropout, draws and steps, of a network given in Python."""
-    return uefl.train(out=out, **{"clients": clients(), "model": network, "arms": {"fedavg": {}}, **KEYS, **keys})
+    return uefl.train(
+        out=out, **{"clients": clients(), "model": network, "arms": {"fedavg": {}}, **KEYS, **keys}
+    )
 
 
 def result(out):
     """What the run computed: the model, and the metrics."""
-    return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in ("model-fedavg.safetensors", "metrics.jsonl")}
+    return {
+        name: hashlib.sha256((out / name).read_bytes()).hexdigest()
+        for name in ("model-fedavg.safetensors", "metrics.jsonl")
+    }
 
 
 def setting(change, restore):
@@ -53,17 +67,26 @@ CALLERS = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "default dtype": setting(lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
-    "default device": setting(lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
+    "default dtype": setting(
+        lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)
+    ),
+    "default device": setting(
+        lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)
+    ),
     "device context": lambda: torch.device("meta"),
-    "deterministic": setting(lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
+    "deterministic": setting(
+        lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)
+    ),
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
     "matmul precision": setting(
-        lambda: torch.set_float32_matmul_precision("medium"), lambda: torch.set_float32_matmul_precision("highest")
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: torch.set_float32_matmul_precision("highest"),
     ),
     "no oneDNN": attribute(torch.backends.mkldnn, "enabled", False),
     "cudnn": attribute(torch.backends.cudnn, "benchmark", True),
-    "flush denormal": setting(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)),
+    "flush denormal": setting(
+        lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)
+    ),
     "threads": setting(lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
     "NumPy errors": lambda: np.errstate(all="raise"),
     "seeds": setting(lambda: (torch.manual_seed(5), random.seed(5), np.random.seed(5)), lambda: None),  # noqa: NPY002
@@ -206,15 +229,20 @@ def test_frozen_network_is_refused(tmp_path):
 
 
 def test_predictions_of_several_clients_in_threads(tmp_path):
-    """Layers of a client are put into the network for a call; calls for other clients at that time do not see them."""
+    """Layers of a client are put into the network for a call; calls for other clients at that time do not see
+    them."""
     arms = {"fedbn": {"algorithm": "fedper"}}
-    run = uefl.train("demo", out=tmp_path / "run", clients=clients(), arms=arms, **KEYS | {"width": 4, "hidden": 8})
+    run = uefl.train(
+        "demo", out=tmp_path / "run", clients=clients(), arms=arms, **KEYS | {"width": 4, "hidden": 8}
+    )
     model, images = run.model(), clients()["arrays"][1][0]
     alone = {client: model.predict(images, client) for client in model.clients}
     wrong = []
 
     def work(client):
-        wrong.extend(client for _ in range(8) if not torch.equal(model.predict(images, client), alone[client]))
+        wrong.extend(
+            client for _ in range(8) if not torch.equal(model.predict(images, client), alone[client])
+        )
 
     threads = [threading.Thread(target=work, args=(client,)) for client in model.clients for _ in range(2)]
     for thread in threads:

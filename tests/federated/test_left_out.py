@@ -1,4 +1,5 @@
-"""Every answer that is left out stands in metrics.jsonl with its reason: in a whole run, an interrupted one, and one that stops for it."""
+"""Every answer that is left out stands in metrics.jsonl with its reason: in a whole run, an interrupted one,
+and one that stops for it."""
 
 import json
 
@@ -52,7 +53,9 @@ def test_a_run_that_stops_for_it_says_so_too(tmp_path):
     with pytest.raises(RunError, match=r"the quorum is 2; the run stops here \(silo-1: no memory left\)"):
         run(tmp_path / "run", quorum=1.0)
     assert lines(tmp_path / "run")[-1] == LINE
-    with pytest.raises(UserError, match="no finished round yet, left out silo-1 in round 2: no memory left; continue"):
+    with pytest.raises(
+        UserError, match="no finished round yet, left out silo-1 in round 2: no memory left; continue"
+    ):
         uefl.load(tmp_path / "run")
 
 

@@ -17,7 +17,9 @@ def test_accuracy():
 
 
 def test_nll():
-    assert float(metrics.nll(PROBS, LABELS)) == pytest.approx(-sum(map(math.log, (0.9, 0.4, 0.8, 0.7))) / 4, rel=1e-6)
+    assert float(metrics.nll(PROBS, LABELS)) == pytest.approx(
+        -sum(map(math.log, (0.9, 0.4, 0.8, 0.7))) / 4, rel=1e-6
+    )
 
 
 def test_nll_of_an_impossible_label_is_large_and_finite():
@@ -46,7 +48,11 @@ def test_ece_of_a_calibrated_bin_is_zero():
     assert float(metrics.ece(probs, torch.tensor([0, 0, 0, 1]))) == pytest.approx(0, abs=1e-7)
 
 
-@pytest.mark.parametrize(("counts", "expected"), [([5, 5, 5, 5], 4.0), ([7, 0, 0], 1.0), ([0, 0], 1.0)], ids=["uniform", "one", "none"])
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [([5, 5, 5, 5], 4.0), ([7, 0, 0], 1.0), ([0, 0], 1.0)],
+    ids=["uniform", "one", "none"],
+)
 def test_perplexity(counts, expected):
     assert float(perplexity(torch.tensor(counts))) == pytest.approx(expected)
 
@@ -63,9 +69,13 @@ def test_a_record_has_each_metric_under_its_name():
     for silo, record in zip(federation().silos, last, strict=True):
         data = silo.load()
         with torch.no_grad():
-            test, held = (room.net.eval()(room.normalize(part.images)).softmax(1) for part in (data.test, data.holdout))
+            test, held = (
+                room.net.eval()(room.normalize(part.images)).softmax(1) for part in (data.test, data.holdout)
+            )
         for name in ("accuracy", "nll", "ece", "brier"):
-            assert record[name] == pytest.approx(float(getattr(metrics, name)(test, data.test.labels)), abs=1e-5), name
+            assert record[name] == pytest.approx(
+                float(getattr(metrics, name)(test, data.test.labels)), abs=1e-5
+            ), name
         for name in ("entropy", "entropy_deterministic"):
             assert record[name] == pytest.approx(float(metrics.entropy(test).mean()), abs=1e-5), name
         assert record["holdout_accuracy"] == pytest.approx(float(metrics.accuracy(held, data.holdout.labels)))

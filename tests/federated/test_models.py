@@ -48,12 +48,19 @@ def test_cnn_token_grid(size, tokens):
     assert net.tokens(torch.zeros(2, 1, size, size)).shape == (2, tokens, tokens, 16)
 
 
-@pytest.mark.parametrize(("pooled", "inputs", "positions"), [(False, 9 * 16, 9), (True, 16, 1)], ids=["tokens", "pooled"])
+@pytest.mark.parametrize(
+    ("pooled", "inputs", "positions"), [(False, 9 * 16, 9), (True, 16, 1)], ids=["tokens", "pooled"]
+)
 def test_features_are_those_of_every_position_or_their_mean(pooled, inputs, positions):
-    net, images = Net(TINY.model_copy(update={"pooled": pooled}), (1, 28, 28), 10).eval(), torch.randn(2, 1, 28, 28)
+    net, images = (
+        Net(TINY.model_copy(update={"pooled": pooled}), (1, 28, 28), 10).eval(),
+        torch.randn(2, 1, 28, 28),
+    )
     assert (net.positions, net.head.fc1.in_features) == (positions, inputs)
     expected = net.encoder(images).permute(0, 2, 3, 1)
-    torch.testing.assert_close(net.tokens(images), expected.mean((1, 2), keepdim=True) if pooled else expected)
+    torch.testing.assert_close(
+        net.tokens(images), expected.mean((1, 2), keepdim=True) if pooled else expected
+    )
 
 
 @pytest.mark.parametrize("segments", [1, 2, 4])
@@ -73,18 +80,27 @@ def small_images(*sizes):
     """A client for every number of training images, 3 x 32 x 32."""
 
     def split(n):
-        return Split(torch.arange(n * 3 * 32 * 32).reshape(n, 3, 32, 32).mul(37).to(torch.uint8), torch.arange(n) % 3)
+        return Split(
+            torch.arange(n * 3 * 32 * 32).reshape(n, 3, 32, 32).mul(37).to(torch.uint8), torch.arange(n) % 3
+        )
 
-    silos = tuple(Silo.of(f"silo-{i}", LabeledData(split(n), split(3), split(3))) for i, n in enumerate(sizes))
+    silos = tuple(
+        Silo.of(f"silo-{i}", LabeledData(split(n), split(3), split(3))) for i, n in enumerate(sizes)
+    )
     return Federation("labeled", silos, ("a", "b", "c"), (3, 32, 32), (0.5,) * 3, (0.3,) * 3, digest="small")
 
 
-@pytest.mark.parametrize("encoder", [pytest.param("vgg16_bn", marks=pytest.mark.slow), "resnet18", "resnet18_nopool"])
+@pytest.mark.parametrize(
+    "encoder", [pytest.param("vgg16_bn", marks=pytest.mark.slow), "resnet18", "resnet18_nopool"]
+)
 def test_the_large_encoders_train_also_where_the_last_batch_has_one_image(encoder):
-    """Nine images in batches of eight, so small that batch norm would see one value per channel of the last one."""
+    """Nine images in batches of eight, so small that batch norm would see one value per channel of the last
+    one."""
     own_head = encoder == "resnet18_nopool"
     base = KEYS | {"model": {"encoder": encoder} | ({} if own_head else {"hidden": 16})}
-    one, _, _ = arm(settings("fedavg" if own_head else "uefl", base, rounds=[1], batch_size=8, passes=2), small_images(9))
+    one, _, _ = arm(
+        settings("fedavg" if own_head else "uefl", base, rounds=[1], batch_size=8, passes=2), small_images(9)
+    )
     before = values(one).clone()
     one.turn()
     (record,) = one.turn()
@@ -97,14 +113,20 @@ def test_a_client_of_one_image_is_refused_where_batch_norm_cannot_have_it():
     clients = small_images(3, 1)
     for encoder, refused in (("resnet18", True), ("cnn", False)):
         room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), clients)
-        with pytest.raises(UserError, match=r"^silo 'silo-1' has one training image") if refused else nullcontext():
+        with (
+            pytest.raises(UserError, match=r"^silo 'silo-1' has one training image")
+            if refused
+            else nullcontext()
+        ):
             room.algorithm.check(clients, "fedavg", room.net)
 
 
 OURS = {name: kind for name, kind in registry().items() if kind.__module__.startswith("uefl.")}
 
 
-@pytest.mark.parametrize("name", [name for name, kind in OURS.items() if kind.kind == "labeled" and kind.trains_clients])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in OURS.items() if kind.kind == "labeled" and kind.trains_clients]
+)
 def test_every_algorithm_refuses_a_client_of_one_image(name):
     """Where batch norm sees one value per channel, here behind the encoder."""
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
@@ -123,27 +145,41 @@ def imagenet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     files = {"resnet18": folder / "resnet18-f37072fd.pth", "vgg16_bn": folder / "vgg16_bn-6c64b313.pth"}
     torch.save(resnet18().state_dict(), files["resnet18"])
-    torch.save({f"features.{name}": tensor for name, tensor in vgg16_bn().features.state_dict().items()}, files["vgg16_bn"])
+    torch.save(
+        {f"features.{name}": tensor for name, tensor in vgg16_bn().features.state_dict().items()},
+        files["vgg16_bn"],
+    )
     return files
 
 
 @pytest.mark.parametrize("encoder", ["resnet18", pytest.param("vgg16_bn", marks=pytest.mark.slow)])
 def test_a_pretrained_encoder_sees_a_grey_image_as_three_equal_channels(encoder, imagenet):
     grey = torch.randn(2, 1, 32, 32)
-    one, three = (Net(Model(encoder=encoder, pretrained=str(imagenet[encoder])), (c, 32, 32), 10).double().eval() for c in (1, 3))
+    one, three = (
+        Net(Model(encoder=encoder, pretrained=str(imagenet[encoder])), (c, 32, 32), 10).double().eval()
+        for c in (1, 3)
+    )
     torch.testing.assert_close(one.tokens(grey.double()), three.tokens(grey.double().expand(-1, 3, -1, -1)))
     first = next(tensor for name, tensor in torch.load(imagenet[encoder]).items() if name.endswith("weight"))
     assert torch.equal(next(three.encoder.parameters()).float(), first)
 
 
-def test_pretrained_weights_come_from_the_cache_of_torchvision_and_nothing_is_downloaded(imagenet, monkeypatch, tmp_path):
+def test_pretrained_weights_come_from_the_cache_of_torchvision_and_nothing_is_downloaded(
+    imagenet, monkeypatch, tmp_path
+):
     cache = tmp_path / "checkpoints"
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(UserError, match=r"uefl downloads nothing; fetch https://download.pytorch.org/models/resnet18-f37072fd.pth to /"):
+    with pytest.raises(
+        UserError,
+        match=r"uefl downloads nothing; fetch https://download.pytorch.org/models/resnet18-f37072fd.pth to /",
+    ):
         Net(Model(encoder="resnet18", pretrained=True), (3, 32, 32), 10)
     cache.mkdir()
     (cache / imagenet["resnet18"].name).symlink_to(imagenet["resnet18"])
-    from_cache, from_file = (Net(Model(encoder="resnet18", pretrained=p), (3, 32, 32), 10) for p in (True, str(imagenet["resnet18"])))
+    from_cache, from_file = (
+        Net(Model(encoder="resnet18", pretrained=p), (3, 32, 32), 10)
+        for p in (True, str(imagenet["resnet18"]))
+    )
     assert all(map(torch.equal, from_cache.encoder.parameters(), from_file.encoder.parameters()))
 
 
@@ -154,11 +190,19 @@ def test_a_file_of_other_weights_is_refused(imagenet, tmp_path):
         (str(tmp_path / "absent.pth"), "there is no file"),
         (str(tmp_path / "text.pth"), "holds no weights"),
         (str(tmp_path / "list.pth"), "expected a state dict, names with tensors; got list"),
-        (str(imagenet["vgg16_bn"]), "expected weights 'conv1.weight' of shape [64, 3, 7, 7], as torchvision's; got none"),
+        (
+            str(imagenet["vgg16_bn"]),
+            "expected weights 'conv1.weight' of shape [64, 3, 7, 7], as torchvision's; got none",
+        ),
     ):
         with pytest.raises(UserError, match=re.escape(said)):
             Net(Model(encoder="resnet18", pretrained=name), (3, 32, 32), 10)
-    with pytest.raises(UserError, match=r"^key 'model.pretrained': pretrained weights are for images of 3 channels or 1, not 2; set false"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"^key 'model.pretrained': pretrained weights are for images of 3 channels or 1, not 2; set false"
+        ),
+    ):
         Net(Model(encoder="resnet18", pretrained=str(imagenet["resnet18"])), (2, 32, 32), 10)
 
 
@@ -168,7 +212,10 @@ def test_resnet18_takes_grey_images():
 
 
 def test_images_too_small_for_the_encoder():
-    with pytest.raises(UserError, match=r"^images of 1 x 4 x 4 are too small for encoder 'cnn'; set a larger image_size, or another"):
+    with pytest.raises(
+        UserError,
+        match=r"^images of 1 x 4 x 4 are too small for encoder 'cnn'; set a larger image_size, or another",
+    ):
         Net(TINY, (1, 4, 4), 10)
 
 
@@ -181,7 +228,9 @@ def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codeword
     known = net.classify(
         quantizer(net.tokens(images[:5]), codebook).values
     )  # the rows of a batch are multiplied in blocks, which round each in its own way
-    assert (torch.cdist(logits, known, compute_mode="donot_use_mm_for_euclid_dist") < 1e-5).sum(1).tolist() == [1] * 200
+    assert (torch.cdist(logits, known, compute_mode="donot_use_mm_for_euclid_dist") < 1e-5).sum(
+        1
+    ).tolist() == [1] * 200
     assert float(torch.nn.functional.pdist(known).min()) > 1e-3
 
 
@@ -264,7 +313,9 @@ def test_a_copy_of_the_resident_network_takes_other_weights_and_leaves_it_alone(
     """The recipe of docs/algorithms.md for a second model."""
     flat = FlatModule(Net(TINY, (1, 8, 8), 3))
     before, other = flat.values.detach().clone(), copy.deepcopy(flat.module)
-    other.load_state_dict(flat.named(torch.full_like(before, 2.0), torch.full_like(flat.buffers, 3.0)), strict=False)
+    other.load_state_dict(
+        flat.named(torch.full_like(before, 2.0), torch.full_like(flat.buffers, 3.0)), strict=False
+    )
     assert all(bool((p == 2).all()) for p in other.parameters())
     assert all(bool((b == 3).all()) for b in other.buffers() if b.is_floating_point())
     assert torch.equal(flat.values, before)
@@ -279,7 +330,9 @@ def test_fedul_networks_have_their_published_sizes():
         net = fedul_net(image_shape, width=64)
         assert sum(p.numel() for p in net.parameters()) == 14_219_210
         assert sum(b.numel() for b in net.buffers() if b.is_floating_point()) == 5_632
-    assert sum(p.numel() for p in fedul_net((3, 32, 32), encoder="resnet18_nopool").parameters()) == 11_181_642
+    assert (
+        sum(p.numel() for p in fedul_net((3, 32, 32), encoder="resnet18_nopool").parameters()) == 11_181_642
+    )
 
 
 def test_a_grey_image_is_three_equal_channels_at_the_cost_of_one():
@@ -331,9 +384,16 @@ def test_a_flat_module_has_the_names_of_the_state_dict_and_knows_what_is_frozen(
     assert int(module.norm.num_batches_tracked) == 0
 
 
-@pytest.mark.parametrize("keys", [{"optimizer": "adamw"}, {"optimizer": "sgd"}, {"optimizer": "adam"}], ids=lambda keys: keys["optimizer"])
+@pytest.mark.parametrize(
+    "keys",
+    [{"optimizer": "adamw"}, {"optimizer": "sgd"}, {"optimizer": "adam"}],
+    ids=lambda keys: keys["optimizer"],
+)
 def test_an_odd_network_trains_and_what_is_frozen_stays(keys, tmp_path):
-    sections = {"run": {"threads": 1, "passes": 2}, "training": {"rounds": [2], "local_epochs": 1, "weight_decay": 0.1, **keys}}
+    sections = {
+        "run": {"threads": 1, "passes": 2},
+        "training": {"rounds": [2], "local_epochs": 1, "weight_decay": 0.1, **keys},
+    }
     data = {"clients": 2, "train_per_client": 40, "test_per_client": 10}
     net = OddDigits()
     fixed = net.fixed.weight.clone()

@@ -1,4 +1,5 @@
-"""Paths that users give: other capitals, names that are no text, special files, disks that are full or read-only, locales."""
+"""Paths that users give: other capitals, names that are no text, special files, disks that are full or
+read-only, locales."""
 
 import os
 import socket
@@ -41,7 +42,9 @@ def images(folder, count=6, suffix=".png"):
     for label in ("cat", "dog"):
         (folder / "a" / label).mkdir(parents=True, exist_ok=True)
         for i in range(count):
-            Image.fromarray(np.full((8, 6), 20 * i, np.uint8)).save(folder / "a" / label / f"{i}{suffix}", "PNG")
+            Image.fromarray(np.full((8, 6), 20 * i, np.uint8)).save(
+                folder / "a" / label / f"{i}{suffix}", "PNG"
+            )
     return folder
 
 
@@ -57,7 +60,12 @@ def test_what_systems_leave_is_passed_over(tmp_path, litter):
 
 
 def test_suffixes_in_capitals(tmp_path):
-    np.savez(tmp_path / "x.npz", images=np.zeros((12, 4, 4), np.uint8), labels=np.arange(12) % 2, silo=np.zeros(12, int))
+    np.savez(
+        tmp_path / "x.npz",
+        images=np.zeros((12, 4, 4), np.uint8),
+        labels=np.arange(12) % 2,
+        silo=np.zeros(12, int),
+    )
     (tmp_path / "x.npz").rename(tmp_path / "data.NPZ")
     assert labeled(tmp_path / "data.NPZ").image_shape == (1, 4, 4)
     (tmp_path / "X.TOML").write_text('base = "demo"\n[run]\nseed = 7\n')
@@ -67,7 +75,9 @@ def test_suffixes_in_capitals(tmp_path):
 
 def test_other_capitals_are_named(tmp_path):
     (tmp_path / "Mine.toml").write_text('base = "demo"\n')
-    assert "(but Mine.toml is: write its capitals the same)" in refused("train", tmp_path / "mine.toml", "--out", tmp_path / "run")
+    assert "(but Mine.toml is: write its capitals the same)" in refused(
+        "train", tmp_path / "mine.toml", "--out", tmp_path / "run"
+    )
     images(tmp_path / "Silos")
     with pytest.raises(UserError, match=r"\(but Silos is"):
         labeled(tmp_path / "silos")
@@ -108,7 +118,17 @@ def pipe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", ["a.toml", "data.npz", "silos/a/cat/7.png", "silos/a/more", "silos/more", "model.safetensors", "run", "folder/config.toml"]
+    "place",
+    [
+        "a.toml",
+        "data.npz",
+        "silos/a/cat/7.png",
+        "silos/a/more",
+        "silos/more",
+        "model.safetensors",
+        "run",
+        "folder/config.toml",
+    ],
 )
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pipe, place):
     path = tmp_path / place
@@ -177,16 +197,23 @@ def test_a_full_disk_in_a_round_names_the_file_and_the_run_goes_on(tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", full)
-        result = cli("train", "demo", *SETS, "--set", "arms=fedavg", "--set", "rounds=[1]", "--out", tmp_path / "run")
+        result = cli(
+            "train", "demo", *SETS, "--set", "arms=fedavg", "--set", "rounds=[1]", "--out", tmp_path / "run"
+        )
     assert result.exit_code == 1
-    assert f"while {tmp_path / 'run' / 'checkpoint.new'} was written; go on with: uefl train --resume" in result.output
+    assert (
+        f"while {tmp_path / 'run' / 'checkpoint.new'} was written; go on with: uefl train --resume"
+        in result.output
+    )
     assert cli("train", "--resume", tmp_path / "run").exit_code == 0
 
 
 def test_texts_are_whole_or_as_before(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     checkpoint.write_json(path, 1)
-    monkeypatch.setattr(checkpoint.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        checkpoint.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(OSError, match="No space") as error:
         checkpoint.write_json(path, 2)
     assert error.value.filename == str(path)
@@ -225,7 +252,9 @@ print(locale.getpreferredencoding(False), list(run.metrics["client"]) == ["s\u00
     (tmp_path / "silos" / "süd").mkdir(parents=True)
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     (tmp_path / "script.py").write_text(script, encoding="utf-8")
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("True")
     assert "utf" not in done.stdout.lower()

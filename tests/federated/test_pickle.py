@@ -1,4 +1,5 @@
-"""Nothing in the packages unpickles: what a stranger sends, or has put into a run folder, is data and never a program."""
+"""Nothing in the packages unpickles: what a stranger sends, or has put into a run folder, is data and never a
+program."""
 
 import ast
 from pathlib import Path
@@ -14,12 +15,17 @@ CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
 
 
 def unpickles(source: str) -> list[str]:
-    """What in a source file could unpickle; ``np.load`` must say that it does not, ``torch.load`` that it builds tensors alone."""
+    """What in a source file could unpickle; ``np.load`` must say that it does not, ``torch.load`` that it
+    builds tensors alone."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.split(".")[0] in MODULES]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] in MODULES:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.level == 0
+            and (node.module or "").split(".")[0] in MODULES
+        ):
             found.append(str(node.module))
         elif isinstance(node, ast.Call):
             name, keys = ast.unparse(node.func), {key.arg: ast.unparse(key.value) for key in node.keywords}

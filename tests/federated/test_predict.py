@@ -1,4 +1,5 @@
-"""A trained model in use: uncertainty, sites that were not trained on, files, the commands predict and export."""
+"""A trained model in use: uncertainty, sites that were not trained on, files, the commands predict and
+export."""
 
 import csv
 import io
@@ -38,7 +39,8 @@ def models(tmp_path_factory):
         path = out / f"model-{name}.safetensors"
         write(path, settings("uefl" if name == "ensemble" else name, **keys))
         found[name] = saved.load(path), path
-    for i, own in enumerate(found["uefl"][0].members[0].clients.values()):  # one round leaves all clients the same codebook
+    # one round leaves all clients the same codebook
+    for i, own in enumerate(found["uefl"][0].members[0].clients.values()):
         own["codebook"] += 0.1 * i
     return found
 
@@ -60,7 +62,9 @@ def test_the_uncertainty_of_dropout_is_that_of_drawn_masks(models):
     said = model.predict(IMAGES, uncertainty=True, passes=4000)
     torch.testing.assert_close(said.probs.double(), drawn.mean(0), atol=0.02, rtol=0)
     torch.testing.assert_close(said.entropy.double(), entropy(drawn.mean(0)), atol=0.02, rtol=0)
-    torch.testing.assert_close(said.mutual_info.double(), entropy(drawn.mean(0)) - entropy(drawn).mean(0), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        said.mutual_info.double(), entropy(drawn.mean(0)) - entropy(drawn).mean(0), atol=0.01, rtol=0
+    )
     assert float(said.mutual_info.mean()) > 0.001
 
 
@@ -108,7 +112,9 @@ def test_another_site_has_the_codebook_that_fits_best(models):
     assert len(set(errors.values())) > 1
     assert model.fitting(IMAGES) == best
     assert torch.equal(model.predict(IMAGES), model.predict(IMAGES, best))
-    assert torch.equal(model.predict(IMAGES, uncertainty=True).probs, model.predict(IMAGES, best, uncertainty=True).probs)
+    assert torch.equal(
+        model.predict(IMAGES, uncertainty=True).probs, model.predict(IMAGES, best, uncertainty=True).probs
+    )
 
 
 def test_another_site_has_the_mean_of_private_layers(models):
@@ -124,7 +130,9 @@ def test_another_site_has_the_mean_of_private_layers(models):
 
 def test_training_apart_leaves_no_model_for_another_site(models):
     model, _ = models["local"]
-    with pytest.raises(UserError, match="client None has no part of its own in this model; expected one of silo-0"):
+    with pytest.raises(
+        UserError, match="client None has no part of its own in this model; expected one of silo-0"
+    ):
         model.predict(IMAGES)
 
 
@@ -147,7 +155,8 @@ def test_files_are_read_as_the_model_takes_them(models, files):
     paths = [files / f"{i}.png" for i in range(5)] + [files / "more" / "5.png", files / "more" / "6.PNG"]
     read = model.read(paths)
     assert torch.equal(read[:6], IMAGES[:6])
-    torch.testing.assert_close(read[6].float(), IMAGES[6].float(), atol=40, rtol=0)  # the filter is wider than a pixel
+    # the filter is wider than a pixel
+    torch.testing.assert_close(read[6].float(), IMAGES[6].float(), atol=40, rtol=0)
     assert torch.equal(model.predict([str(path) for path in paths[:5]]), model.predict(IMAGES[:5]))
     with pytest.raises(UserError, match=r"absent.png is not there"):
         model.predict([files / "absent.png"])
@@ -156,7 +165,9 @@ def test_files_are_read_as_the_model_takes_them(models, files):
 def test_color_becomes_grey_as_pillow_makes_it():
     color = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     expected = np.array(Image.fromarray(color).convert("L"))
-    assert torch.equal(pixels.grey(torch.from_numpy(color).movedim(2, 0)[None])[0, 0], torch.from_numpy(expected))
+    assert torch.equal(
+        pixels.grey(torch.from_numpy(color).movedim(2, 0)[None])[0, 0], torch.from_numpy(expected)
+    )
 
 
 def cli(*arguments):
@@ -174,9 +185,16 @@ def test_predict_writes_csv(models, files, tmp_path):
     said = model.predict(order, uncertainty=True)
     best = model.fitting(order)
     assert [row["class"] for row in rows] == [model.classes[k] for k in said.probs.argmax(1).tolist()]
-    for column, values in (("probability", said.probs.amax(1)), ("entropy", said.entropy), ("mutual_information", said.mutual_info)):
+    for column, values in (
+        ("probability", said.probs.amax(1)),
+        ("entropy", said.entropy),
+        ("mutual_information", said.mutual_info),
+    ):
         assert [float(row[column]) for row in rows] == pytest.approx(values.tolist(), abs=2e-6)
-    assert f"note: predicted with the codebook of client {best!r}, which fits these images best of 3" in result.output
+    assert (
+        f"note: predicted with the codebook of client {best!r}, which fits these images best of 3"
+        in result.output
+    )
     assert "note: 1 of 7 images are resized to 8x8" in result.output
     assert "note: 1 of 7 images have 16 bits per value" in result.output
     assert "color images become grey" in result.output
@@ -190,7 +208,8 @@ def test_predict_shows_a_table(models, files):
     result = cli("predict", models["fedper"][1], files / "0.png", files / "0.png", "--passes", "3")
     assert result.exit_code == 0, result.output
     assert "mutual information" in result.stdout
-    parts = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())  # of a table wider than the terminal
+    # of a table wider than the terminal
+    parts = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())
     assert result.stdout.count("0.png") == parts >= 1
     assert "predicted with the mean of the layers of all clients" in result.output
 
@@ -207,7 +226,10 @@ def test_predict_of_a_run_folder(finished, files):
         (["{model}", "{files}/absent.png"], "absent.png is not there"),
         (["{model}", "{empty}"], "no image found"),
         (["{model}", "{files}/more/notes.txt"], "of no known format"),
-        (["{model}", "{files}", "--client", "berlin"], "client 'berlin' has no part of its own in this model"),
+        (
+            ["{model}", "{files}", "--client", "berlin"],
+            "client 'berlin' has no part of its own in this model",
+        ),
         (["{model}", "{files}", "--arm", "uefl"], "--arm is for a run folder"),
         (["{model}", "{files}", "--passes", "0"], "--passes"),
         (["{empty}", "{files}"], "has no config.toml"),
@@ -241,11 +263,12 @@ def test_uncertainty_in_several_threads(models):
     assert not wrong
 
 
-# --- export ------------------------------------------------------------------------------------------------------------
+# --- export -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "client"), [("fedavg", None), ("uefl", "silo-1"), ("fedper", "silo-1"), ("fedper", None), ("ensemble", "silo-0")]
+    ("name", "client"),
+    [("fedavg", None), ("uefl", "silo-1"), ("fedper", "silo-1"), ("fedper", None), ("ensemble", "silo-0")],
 )
 def test_the_module_predicts_as_the_model(models, name, client):
     model, _ = models[name]
@@ -264,7 +287,9 @@ def test_export_as_a_program(models, tmp_path, name, client):
     extra = {"uefl.json": ""}
     program = torch.export.load(str(out), extra_files=extra)
     for count in (1, 7, 12):
-        torch.testing.assert_close(program.module()(IMAGES[:count].float()), model.predict(IMAGES[:count], client), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            program.module()(IMAGES[:count].float()), model.predict(IMAGES[:count], client), atol=1e-6, rtol=0
+        )
     assert json.loads(extra["uefl.json"])["classes"] == list(model.classes)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt2"]
 
@@ -291,7 +316,9 @@ def test_export_as_onnx(models, tmp_path):
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
     for count in (2, 5):
         (probs,) = session.run(None, {"images": IMAGES[:count].float().numpy()})
-        torch.testing.assert_close(torch.from_numpy(probs), model.predict(IMAGES[:count], "silo-1"), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            torch.from_numpy(probs), model.predict(IMAGES[:count], "silo-1"), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize(

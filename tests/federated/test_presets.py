@@ -16,7 +16,10 @@ TEMPLATES = ("own-silos", "own-sets")
 
 def presets():
     """Their names; a ResNet takes its time also for tiny rounds."""
-    marks = {name: [pytest.mark.slow] if "resnet" in config.load(name).model.encoder else [] for name in config.presets()}
+    marks = {
+        name: [pytest.mark.slow] if "resnet" in config.load(name).model.encoder else []
+        for name in config.presets()
+    }
     return [pytest.param(name, marks=of) for name, of in marks.items() if name not in TEMPLATES]
 
 

@@ -1,4 +1,5 @@
-"""Differential privacy of clients: the mechanism beside plain formulas, the accountant beside published numbers, and what is refused."""
+"""Differential privacy of clients: the mechanism beside plain formulas, the accountant beside published
+numbers, and what is refused."""
 
 import io
 import math
@@ -31,7 +32,18 @@ LITTLE = {"clip_norm": 1e-3}
 """so little noise that the smallest of runs does not diverge"""
 SECRET = b"secret" * 5
 FIVE = {"sizes": (48,) * 5, "noise": (0.1,) * 5}
-PURE = ("fedavg", "fedbn", "fedavg-wide", "fedprox", "vhl", "fedul", "fedpl", "fedllp", "fedllp-vat", "fedavg-labeled")
+PURE = (
+    "fedavg",
+    "fedbn",
+    "fedavg-wide",
+    "fedprox",
+    "vhl",
+    "fedul",
+    "fedpl",
+    "fedllp",
+    "fedllp-vat",
+    "fedavg-labeled",
+)
 """algorithms that noise must go with; it may go with others"""
 
 
@@ -46,7 +58,13 @@ def privacy(**keys):
 
 def updates(n, scale, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return [{"a": scale * torch.randn(3, 4, generator=generator), "b": scale * torch.randn(7, generator=generator)} for _ in range(n)]
+    return [
+        {
+            "a": scale * torch.randn(3, 4, generator=generator),
+            "b": scale * torch.randn(7, generator=generator),
+        }
+        for _ in range(n)
+    ]
 
 
 OLD = updates(1, 1.0, seed=9)[0]
@@ -74,7 +92,7 @@ def flat(tensors):
     return np.concatenate([t.double().numpy().ravel() for t in tensors.values()])
 
 
-# --- the mechanism -----------------------------------------------------------------------------------------------------
+# --- the mechanism ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 1.0, 1e4, 1e30])
@@ -92,8 +110,13 @@ def test_no_client_moves_the_sum_by_more_than_the_norm(scale):
     mechanism = privacy(clip_norm=0.7)
     sent = updates(5, 1.0)
     without = flat({name: mean.sum for name, mean in summed(mechanism, sent).items()})
-    for liar in (*updates(3, scale, seed=1), {name: torch.full_like(old, scale) for name, old in OLD.items()}):
-        moved = np.linalg.norm(flat({name: mean.sum for name, mean in summed(mechanism, [*sent, liar]).items()}) - without)
+    for liar in (
+        *updates(3, scale, seed=1),
+        {name: torch.full_like(old, scale) for name, old in OLD.items()},
+    ):
+        moved = np.linalg.norm(
+            flat({name: mean.sum for name, mean in summed(mechanism, [*sent, liar]).items()}) - without
+        )
         assert moved <= 0.7 * (1 + 1e-12)
         assert moved > 0.699 or scale == 1e-3
 
@@ -115,7 +138,8 @@ def test_the_noise_is_normal_and_made_from_key_place_and_what_it_hides():
         gaussian(b"kez", hides, 2.0, "arm", 3),
         gaussian(b"key", hides, 2.0, "arm", 4),
         gaussian(b"key", hides + 1e-300, 2.0, "arm", 3),
-        gaussian(b"key", hides, 4.0, "arm", 3),  # of one draw at two scales the difference would give what it hides away
+        # of one draw at two scales the difference would give what it hides away
+        gaussian(b"key", hides, 4.0, "arm", 3),
     ):
         assert abs(float(np.corrcoef(one.numpy(), other.numpy())[0, 1])) < 0.02
 
@@ -139,7 +163,9 @@ def test_a_round_is_the_old_model_and_the_sum_over_the_expected_number(monkeypat
         sent.append(reply.tensors["values"].clone())
         return reply
 
-    monkeypatch.setattr("uefl.privacy.gaussian", lambda key, hides, deviation, *place: torch.full_like(hides, deviation))
+    monkeypatch.setattr(
+        "uefl.privacy.gaussian", lambda key, hides, deviation, *place: torch.full_like(hides, deviation)
+    )
     one = private(wrap=lambda e: Meddler(e, keep), clip_norm=0.2, noise_multiplier=0.5)
     old = values(one).double()
     one.turn()
@@ -149,7 +175,9 @@ def test_a_round_is_the_old_model_and_the_sum_over_the_expected_number(monkeypat
 
 
 def test_clients_count_alike_and_one_that_is_left_out_changes_no_denominator(monkeypatch):
-    monkeypatch.setattr("uefl.privacy.gaussian", lambda key, hides, deviation, *place: torch.zeros_like(hides))
+    monkeypatch.setattr(
+        "uefl.privacy.gaussian", lambda key, hides, deviation, *place: torch.zeros_like(hides)
+    )
 
     def meddle(reply):
         up = torch.zeros_like(old)
@@ -203,14 +231,17 @@ def test_with_local_noise_the_server_gets_nothing_else():
     torch.testing.assert_close(values(one), torch.stack([update for update, _ in sent.values()]).mean(0))
 
 
-# --- the accountant ----------------------------------------------------------------------------------------------------
+# --- the accountant ---------------------------------------------------------------------------------------
 
 
 def test_the_accountant_gives_published_numbers():
-    """4.634 at delta 1e-9: McMahan et al. 2018, table 1, by a conversion that was a little looser than today's."""
+    """4.634 at delta 1e-9: McMahan et al. 2018, table 1, by a conversion that was a little looser than
+    today's."""
     of_paper = privacy(participation=5000 / 763_430, noise_multiplier=1.0, delta=1e-9)
     assert 0.9 * 4.634 < of_paper.epsilon(5000) <= 4.634
-    assert privacy(participation=0.01, noise_multiplier=4.0).epsilon(10_000) == pytest.approx(1.0355, abs=1e-3)
+    assert privacy(participation=0.01, noise_multiplier=4.0).epsilon(10_000) == pytest.approx(
+        1.0355, abs=1e-3
+    )
     # Abadi et al. 2016 report 1.26 for these
 
 
@@ -220,7 +251,9 @@ def test_without_sampling_it_is_close_above_the_exact_epsilon(multiplier, rounds
     sigma, spent = multiplier / math.sqrt(rounds), privacy(noise_multiplier=multiplier).epsilon(rounds)
 
     def delta(epsilon):
-        return norm.cdf(1 / (2 * sigma) - epsilon * sigma) - math.exp(epsilon) * norm.cdf(-1 / (2 * sigma) - epsilon * sigma)
+        return norm.cdf(1 / (2 * sigma) - epsilon * sigma) - math.exp(epsilon) * norm.cdf(
+            -1 / (2 * sigma) - epsilon * sigma
+        )
 
     assert delta(spent) <= 1e-5 < delta(0.85 * spent)
 
@@ -230,12 +263,18 @@ def test_epsilon_grows_with_rounds_and_with_participation_and_falls_with_noise()
         spent = [privacy(**keys).epsilon(rounds) for rounds in range(6)]
         assert spent[0] == 0
         assert sorted(set(spent)) == spent
-    assert privacy(participation=0.1).epsilon(10) < privacy(participation=0.5).epsilon(10) < privacy().epsilon(10)
+    assert (
+        privacy(participation=0.1).epsilon(10)
+        < privacy(participation=0.5).epsilon(10)
+        < privacy().epsilon(10)
+    )
     assert privacy(noise_multiplier=2.0).epsilon(10) < privacy(noise_multiplier=1.5).epsilon(10)
 
 
 def test_local_noise_hides_one_update_in_the_place_of_another():
-    assert privacy(privacy="local", noise_multiplier=4.0).epsilon(7) == privacy(noise_multiplier=2.0).epsilon(7)
+    assert privacy(privacy="local", noise_multiplier=4.0).epsilon(7) == privacy(noise_multiplier=2.0).epsilon(
+        7
+    )
     one = private(privacy="local", participation=0.5, fed=federation(**FIVE), rounds=[4], **LITTLE)
     asked = [one.participants.of(round) for round in range(4)]
     most = max(sum(f"silo-{i}" in names for names in asked) for i in range(5))
@@ -258,7 +297,7 @@ def test_an_arm_ends_before_it_spends_too_much():
     assert max(r["round"] for r in finish(exact)) == 1
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- what is refused --------------------------------------------------------------------------------------
 
 
 def room(name="fedavg", **keys):
@@ -278,11 +317,18 @@ def test_only_algorithms_that_send_nothing_but_a_model_are_private(name):
         refused = str(error)
     if refused:
         assert name not in PURE
-        assert re.search(r"key 'run.privacy': arm 'arm' \(.*\) (takes more from|keeps layers with) its clients", refused)
+        assert re.search(
+            r"key 'run.privacy': arm 'arm' \(.*\) (takes more from|keeps layers with) its clients", refused
+        )
         return
     assert not place.flat.buffers.numel()
     sent, make = [], arm if registry()[name].kind == "labeled" else tiny_sets.arm
-    one = make(cfg, wrap=lambda engine: Meddler(engine, lambda reply: sent.append({*reply.tensors, *reply.private}) or reply))[0]
+    one = make(
+        cfg,
+        wrap=lambda engine: Meddler(
+            engine, lambda reply: sent.append({*reply.tensors, *reply.private}) or reply
+        ),
+    )[0]
     one.turn(), one.turn()
     assert {"values", "buffers"} in sent
     assert all(names <= {"values", "buffers"} for names in sent)
@@ -335,17 +381,21 @@ def test_a_tensor_that_a_client_keeps_is_found_out(mode):
 
     cfg = settings("fedavg", **(PRIVATE | LITTLE | {"privacy": mode}))
     one, *_ = arm(cfg, federation(), algorithm=Keeper(), privacy=Privacy(cfg.run, SECRET))
-    with pytest.raises(TypeError, match=r"Keeper: work\.private has 'seen', which no noise hides; .* only_the_model = False"):
+    with pytest.raises(
+        TypeError, match=r"Keeper: work\.private has 'seen', which no noise hides; .* only_the_model = False"
+    ):
         finish(one)
 
 
-# --- the network -------------------------------------------------------------------------------------------------------
+# --- the network ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoder", ["cnn", "cnn5x5"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_group_norm_takes_the_place_of_every_batch_norm(encoder, precision):
-    place = workspace(settings("fedavg", {"run": {"precision": precision}}, norm_layer="group", encoder=encoder, width=8))
+    place = workspace(
+        settings("fedavg", {"run": {"precision": precision}}, norm_layer="group", encoder=encoder, width=8)
+    )
     kinds = {type(part).__name__ for part in place.net.modules()}
     assert "GroupNorm" in kinds
     assert not kinds & {"BatchNorm1d", "BatchNorm2d"}
@@ -362,7 +412,7 @@ def test_group_norm_is_not_for_pretrained_or_given_networks():
             config.load(base, norm_layer="group", **keys)
 
 
-# --- runs --------------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------
 
 
 def with_privacy(cfg, fed=None):

@@ -1,4 +1,5 @@
-"""Runs with differential privacy in their folders: what the summary says, and the key that the noise is made from."""
+"""Runs with differential privacy in their folders: what the summary says, and the key that the noise is made
+from."""
 
 import stat
 
@@ -33,7 +34,9 @@ def begin(out, observer=None):
         "normalize=centred",
     ]
     cfg = config.load("demo", [*keys, *own])
-    return run.train(cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
+    return run.train(
+        cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,9 @@ def test_the_summary_says_what_is_hidden_from_whom_and_what_is_not(whole):
     assert {arm["epsilon"] for arm in summary["arms"].values()} == {of_one.epsilon(1)}
     assert "whether one client was there" in told["hides"]
     assert "metrics.jsonl" in told["outside"]
-    assert f"central privacy: 1 round spends epsilon {of_one.epsilon(1):.3g} at delta 1e-05" in observer.notices
+    assert (
+        f"central privacy: 1 round spends epsilon {of_one.epsilon(1):.3g} at delta 1e-05" in observer.notices
+    )
     report = (out / "report.md").read_text()
     assert "privacy: central, clip" in report
     assert "| epsilon |" in report
@@ -63,7 +68,9 @@ def test_the_key_is_its_owner_s_and_goes_with_the_end_of_the_run(whole, keyed, t
         begin(tmp_path / "run", Watcher(stop_after=4))
     assert stat.S_IMODE((tmp_path / "run" / KEY).stat().st_mode) == 0o600
     others = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != KEY]
-    assert not [path for path in others if SECRET in path.read_bytes() or SECRET.hex().encode() in path.read_bytes()]
+    assert not [
+        path for path in others if SECRET in path.read_bytes() or SECRET.hex().encode() in path.read_bytes()
+    ]
     go_on(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(whole[0])
     assert not (tmp_path / "run" / KEY).exists()

@@ -1,4 +1,5 @@
-"""Private states of clients on disk: a run that is stopped at any step has what its checkpoint names, and nothing piles up."""
+"""Private states of clients on disk: a run that is stopped at any step has what its checkpoint names, and
+nothing piles up."""
 
 import json
 import weakref
@@ -46,7 +47,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", ["write", "sync", "save", "sweep"])
-@pytest.mark.parametrize("call", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "call", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_a_run_stopped_at_any_step_goes_on_bit_for_bit(whole, tmp_path, monkeypatch, step, call):
     place = (checkpoint, "save") if step == "save" else (StateFiles, step)
     original, calls = getattr(*place), []
@@ -96,7 +99,9 @@ def test_only_changed_states_are_written(tmp_path, monkeypatch):
     states.put("silo-0", states["silo-0"])
     states.put("silo-0", states["silo-0"])
     assert written[-1] == ("silo-0", False)
-    assert {k: v for k, v in states.named.items() if k != "silo-0"} == {k: v for k, v in before.items() if k != "silo-0"}
+    assert {k: v for k, v in states.named.items() if k != "silo-0"} == {
+        k: v for k, v in before.items() if k != "silo-0"
+    }
 
 
 def test_clients_without_private_state_have_no_file(tmp_path):
@@ -104,7 +109,9 @@ def test_clients_without_private_state_have_no_file(tmp_path):
     assert not (tmp_path / "run" / "private").exists()
 
 
-@pytest.mark.parametrize(("damage", "message"), [("gone", "is missing; restore it"), ("cut", "is truncated or altered")])
+@pytest.mark.parametrize(
+    ("damage", "message"), [("gone", "is missing; restore it"), ("cut", "is truncated or altered")]
+)
 def test_a_damaged_state_is_an_error_that_names_the_client(tmp_path, damage, message):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", observer=Killer(("fedper", 1, "silo-0")))
@@ -130,9 +137,17 @@ def test_two_values_of_a_lazy_mapping_are_never_there_together():
 
 
 def test_parts_make_the_file_that_they_make_together(tmp_path):
-    parts = [{"b": torch.arange(3), "a": torch.ones(2, 2)}, {"c": torch.zeros(0), "d": torch.tensor(True)}, {}, {"e": torch.ones(3).half()}]
+    parts = [
+        {"b": torch.arange(3), "a": torch.ones(2, 2)},
+        {"c": torch.zeros(0), "d": torch.tensor(True)},
+        {},
+        {"e": torch.ones(3).half()},
+    ]
     checkpoint.save_parts(tmp_path / "parts", parts, {"about": "x"})
     whole = {name: tensor for part in parts for name, tensor in part.items()}
     found = load_file(tmp_path / "parts")
     assert found.keys() == whole.keys()
-    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in whole.items())
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+        for name, tensor in whole.items()
+    )

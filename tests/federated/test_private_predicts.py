@@ -1,4 +1,5 @@
-"""Private tensors for training alone: they are in no prediction, so they are in no saved model and make no global accuracy."""
+"""Private tensors for training alone: they are in no prediction, so they are in no saved model and make no
+global accuracy."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ class Undeclared(Shifting):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    keys = {**KEYS, "run": {"threads": 1, "precision": "fp32", "passes": 2}, "training": {"rounds": [2], "local_epochs": 1}}
+    keys = {
+        **KEYS,
+        "run": {"threads": 1, "precision": "fp32", "passes": 2},
+        "training": {"rounds": [2], "local_epochs": 1},
+    }
     data = {"clients": 2, "train_per_client": 32, "test_per_client": 12}
     arms = {"counting": Counting(), "shifting": Shifting()}
     return uefl.train(keys | {"data": data}, out=tmp_path_factory.mktemp("private") / "run", arms=arms)
@@ -51,7 +56,10 @@ def run(tmp_path_factory):
 def test_a_saved_model_predicts_without_a_client(run):
     model = run.model("counting")
     assert model.clients == ()
-    assert model.predict(torch.zeros(3, *model.image_shape, dtype=torch.uint8)).shape == (3, len(model.classes))
+    assert model.predict(torch.zeros(3, *model.image_shape, dtype=torch.uint8)).shape == (
+        3,
+        len(model.classes),
+    )
 
 
 def test_there_is_no_global_accuracy(run):

@@ -39,7 +39,9 @@ def test_only_participants_train_and_everybody_is_measured():
     one, _, _ = arm(settings("fedavg", participation=0.5, rounds=[4]), wrap=lambda e: Spy(e, None))
     records = finish(one)
     assert [len(names) for names in trained] == [2, 2, 2, 2, 0]
-    assert trained[:4] == [set(Participants(("silo-0", "silo-1", "silo-2"), 0.5, 0).of(round)) for round in range(4)]
+    assert trained[:4] == [
+        set(Participants(("silo-0", "silo-1", "silo-2"), 0.5, 0).of(round)) for round in range(4)
+    ]
     for record in records:
         took_part = record["client"] in trained[record["round"]]
         assert (record["train_loss"] is not None) == (record["bytes_received"] > 0) == took_part
@@ -52,7 +54,9 @@ def test_the_quorum_is_of_those_who_were_asked():
             reply.tensors["values"] = reply.tensors["values"] * torch.nan
         return reply
 
-    one, _, _ = arm(settings("fedavg", participation=0.5, quorum=1.0, seed=3), wrap=lambda e: Meddler(e, broken))
+    one, _, _ = arm(
+        settings("fedavg", participation=0.5, quorum=1.0, seed=3), wrap=lambda e: Meddler(e, broken)
+    )
     with pytest.raises(RunError, match="of 2 clients sent a sound update, the quorum is 2"):
         one.turn()
 
@@ -79,7 +83,8 @@ def test_bytes_are_those_of_the_tensors():
 
 
 def test_messages_that_only_measure_are_counted():
-    """By hand, in models: rounds 0 and 1 of one iteration and round 2 of another, of which two of three clients train each."""
+    """By hand, in models: rounds 0 and 1 of one iteration and round 2 of another, of which two of three
+    clients train each."""
     one, _, _ = arm(settings("fedavg", participation=0.6), federation(unseen=1))
     records = finish(one)
     model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
@@ -87,7 +92,8 @@ def test_messages_that_only_measure_are_counted():
     for record in records:
         client, round = record["client"], record["round"]
         trains = client in of[round]
-        measured_by_training = round == 0 and client in of[1]  # the message that trains round 1 also measures round 0
+        # the message that trains round 1 also measures round 0
+        measured_by_training = round == 0 and client in of[1]
         assert record["bytes_sent"] == (trains + (not measured_by_training)) * model
         assert record["bytes_received"] == trains * model
     total = summarize(records)["arm"]
@@ -99,7 +105,8 @@ def test_a_state_in_the_place_of_private_layers_is_counted():
     plain, private = (finish(arm(settings(name))[0])[-1] for name in ("fedavg", "fedper"))
     head = 4 * (3 * 16 + 3)
     assert plain["bytes_received"] - private["bytes_received"] == head
-    assert plain["bytes_sent"] - private["bytes_sent"] == head  # saved where it trains; where it measures the mean of the heads is sent
+    # saved where it trains; where it measures the mean of the heads is sent
+    assert plain["bytes_sent"] - private["bytes_sent"] == head
 
 
 def test_an_exchange_of_the_algorithm_s_own_is_counted():
@@ -127,7 +134,9 @@ def test_clients_that_are_not_trained_on_are_measured_and_decide_nothing(name):
 
 
 def test_a_participant_s_own_model_is_measured_after_its_training():
-    plain, own = (finish(arm(settings("uefl", personalised=on, dropout=0.0, rounds=[3]))[0]) for on in (False, True))
+    plain, own = (
+        finish(arm(settings("uefl", personalised=on, dropout=0.0, rounds=[3]))[0]) for on in (False, True)
+    )
     assert [{k: v for k, v in r.items() if k != "personalised_accuracy"} for r in own] == plain
     assert all(0 <= r["personalised_accuracy"] <= 1 for r in own)
 
@@ -165,8 +174,16 @@ def lines(accuracies, **more):
 
 def test_the_summary_of_a_run():
     records = lines([[0.1] * 20, [0.9] * 20, [0.9] * 20, [0.5, 0.7] + [0.8] * 18])
-    unseen = [r | {"client": "far", "unseen": True, "accuracy": 0.25} for r in records if r["client"] == "silo-0"]
-    summary = summarize([r for r in records if r["round"] == 0] + unseen[:1] + [r for r in records if r["round"] > 0] + unseen[1:], 0.85)
+    unseen = [
+        r | {"client": "far", "unseen": True, "accuracy": 0.25} for r in records if r["client"] == "silo-0"
+    ]
+    summary = summarize(
+        [r for r in records if r["round"] == 0]
+        + unseen[:1]
+        + [r for r in records if r["round"] > 0]
+        + unseen[1:],
+        0.85,
+    )
     arm = summary["fedavg"]
     assert arm["best"] == {"round": 2, "accuracy": pytest.approx(0.9)}  # the first of equals
     assert arm["accuracy"] == pytest.approx((0.5 + 0.7 + 18 * 0.8) / 20)

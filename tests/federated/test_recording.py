@@ -1,4 +1,5 @@
-"""Steps that are recorded once and replayed: the same bits as without, for every algorithm that says its steps can be repeated."""
+"""Steps that are recorded once and replayed: the same bits as without, for every algorithm that says its
+steps can be repeated."""
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from uefl.client.recording import CudaRecorder, is_static
 from uefl.seeds import make_repeatable
 
 SIZES = (40, 40, 40)  # in batches of 16: two of one size in every pass, and one of eight
-STATIC = sorted(name for name, kind in registry().items() if kind.trains_clients and kind.kind == "labeled" and is_static(kind()))
+STATIC = sorted(
+    name
+    for name, kind in registry().items()
+    if kind.trains_clients and kind.kind == "labeled" and is_static(kind())
+)
 
 
 def trained(recorder, name, algorithm=None, fed=None, **keys):
@@ -30,7 +35,18 @@ def both(name, algorithm=None, fed=None, tape=None, **keys):
 
 def test_who_says_so():
     """Of those of today; a method that leaves the step as it is joins them by itself."""
-    assert {"fedavg", "fedavg-wide", "fedbn", "fedper", "fedprox", "local", "scaffold", "tpt", "uefl", "uefl-published"} <= set(STATIC)
+    assert {
+        "fedavg",
+        "fedavg-wide",
+        "fedbn",
+        "fedper",
+        "fedprox",
+        "local",
+        "scaffold",
+        "tpt",
+        "uefl",
+        "uefl-published",
+    } <= set(STATIC)
     assert not {"fedsr", "fediir", "fedcr", "distrans", "vhl", "fedbr"} & set(STATIC)
 
 
@@ -67,7 +83,13 @@ def test_it_holds_for_every_kind_of_codebook(keys):
 
 
 @pytest.mark.parametrize(
-    "keys", [{"augment": "rotate"}, {"augment": "flip"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adamw"}]
+    "keys",
+    [
+        {"augment": "rotate"},
+        {"augment": "flip"},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "adamw"},
+    ],
 )
 def test_it_holds_for_every_optimizer_and_augmentation(keys):
     plain, taped = both("fedavg", **keys)
@@ -247,7 +269,9 @@ def repeatable():
 def test_a_cuda_graph_has_the_same_bits(name):
     found = []
     for graphs in (False, True):
-        one, room, _ = arm(settings(name, local_epochs=6, rounds=[2], cuda_graphs=graphs), federation(SIZES), device="cuda")
+        one, room, _ = arm(
+            settings(name, local_epochs=6, rounds=[2], cuda_graphs=graphs), federation(SIZES), device="cuda"
+        )
         assert isinstance(room.recorder, CudaRecorder) == graphs
         found.append((finish(one), values(one).clone()))
     assert found[0][0] == found[1][0]

@@ -52,7 +52,10 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
 def test_a_folder_of_another_version_says_so(tmp_path):
     config = run_folder.write(tmp_path) / "config.toml"
     config.write_text('arms = ["fedavg"]\nwidth = 64\n')
-    with pytest.raises(UserError, match=r"config.toml lacks the section \[run\]. It was changed, is cut off, or is of another version"):
+    with pytest.raises(
+        UserError,
+        match=r"config.toml lacks the section \[run\]. It was changed, is cut off, or is of another version",
+    ):
         read_run(tmp_path)
 
 
@@ -60,16 +63,21 @@ def test_summarize_means_the_last_round_over_clients_and_four_rounds_over_time()
     lines = run_folder.records()
     for line in lines:  # a fifth round before the others must not count
         line["round"] += 1
-    lines = [line | {"round": 0, "accuracy": 0.0} for line in lines if line["round"] == 1 and line["arm"] == "uefl"] + [
-        line for line in lines if line["arm"] == "uefl"
-    ]
+    lines = [
+        line | {"round": 0, "accuracy": 0.0} for line in lines if line["round"] == 1 and line["arm"] == "uefl"
+    ] + [line for line in lines if line["arm"] == "uefl"]
     uefl = summarize(lines, columns={"uefl": ("perplexity", "codewords")})["uefl"]
     assert uefl["rounds"] == 5
     assert uefl["accuracy"] == pytest.approx(0.61)
     assert uefl["perplexity"] == pytest.approx(4.0)
     assert uefl["accuracy_last4"]["mean"] == pytest.approx(0.46)
     assert uefl["accuracy_last4"]["sd"] == pytest.approx(np.std([0.3, 0.4, 0.5, 0.6], ddof=1))
-    assert uefl["clients"]["silo-2"] == {"accuracy": pytest.approx(0.62), "entropy": pytest.approx(0.7), "perplexity": 5.0, "codewords": 8}
+    assert uefl["clients"]["silo-2"] == {
+        "accuracy": pytest.approx(0.62),
+        "entropy": pytest.approx(0.7),
+        "perplexity": 5.0,
+        "codewords": 8,
+    }
 
 
 def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
@@ -92,7 +100,9 @@ def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
     def shifted(by):
         return [line | {"accuracy": line["accuracy"] + by} for line in run_folder.records()]
 
-    runs = [read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i)) for i, by in enumerate((0.0, 0.02))]
+    runs = [
+        read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i)) for i, by in enumerate((0.0, 0.02))
+    ]
     unfinished = read_run(run_folder.write(tmp_path / "open", shifted(0.5), finished=False))
     table = spread_table([*runs, unfinished])
     assert table.rows[1] == ["uefl", "2", "0.470", "0.014"]
@@ -101,20 +111,28 @@ def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
 
 @pytest.mark.parametrize(("rounds", "name"), [(1, "last round"), (3, "last 3 rounds"), (4, "last 4 rounds")])
 def test_the_mean_over_rounds_says_of_how_many(tmp_path, rounds, name):
-    run = write_report(run_folder.write(tmp_path, [line for line in run_folder.records() if line["round"] < rounds]))
+    run = write_report(
+        run_folder.write(tmp_path, [line for line in run_folder.records() if line["round"] < rounds])
+    )
     assert arm_table(run).header[2] == name
     assert f"{name}: mean ± standard deviation over these rounds" in arm_table(run).note
     assert spread_table([run]).header[2] == f"accuracy, {name}"
 
 
 def test_a_run_that_repeats_another_is_found(tmp_path):
-    runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in {"a": {}, "b": {"threads": 2}, "c": {"seed": 1}}.items()]
+    runs = [
+        read_run(run_folder.write(tmp_path / name, **keys))
+        for name, keys in {"a": {}, "b": {"threads": 2}, "c": {"seed": 1}}.items()
+    ]
     assert repeated(runs) == {tmp_path / "b": tmp_path / "a"}
 
 
 def test_a_folder_of_runs_is_no_run_but_holds_some(tmp_path):
     run_folder.write(tmp_path / "a")
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path} has no config.toml; it is a folder of runs: uefl report {tmp_path}/*")):
+    with pytest.raises(
+        UserError,
+        match=re.escape(f"{tmp_path} has no config.toml; it is a folder of runs: uefl report {tmp_path}/*"),
+    ):
         read_run(tmp_path)
 
 
@@ -136,21 +154,26 @@ def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
 
 def test_of_runs_with_different_arms_only_the_keys_of_an_arm_that_several_have_are_named(tmp_path):
     arms = {"a": ("fedavg",), "b": ("fedavg", "uefl"), "c": ("uefl",)}
-    a, b, c = (read_run(run_folder.write(tmp_path / name, run_folder.records(names))) for name, names in arms.items())
+    a, b, c = (
+        read_run(run_folder.write(tmp_path / name, run_folder.records(names))) for name, names in arms.items()
+    )
     assert differing_keys([a, c]) == differing_keys([a, b, c]) == ["different arms"]
     other = read_run(run_folder.write(tmp_path / "other", run_folder.records(("uefl",)), gamma=0.7, lr=0.5))
     assert differing_keys([a, b, other]) == ["training.lr", "arms.uefl.gamma", "different arms"]
 
 
 @pytest.mark.usefixtures("drawn")
-@pytest.mark.parametrize("clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9)), 13], ids=str)
+@pytest.mark.parametrize(
+    "clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9)), 13], ids=str
+)
 def test_report_shows_every_picture_it_links(tmp_path, clients):
     lines = run_folder.records(("fedavg", "one-codebook", "uefl"), clients)
     write_report(run_folder.write(tmp_path, lines))
     text = (tmp_path / "report.md").read_text()
     links = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert links == [
-        f"plots/{name}.png" for name in (PICTURES[0], "loss", *PICTURES[1:3], "usage-one-codebook", "usage-uefl", *PICTURES[3:])
+        f"plots/{name}.png"
+        for name in (PICTURES[0], "loss", *PICTURES[1:3], "usage-one-codebook", "usage-uefl", *PICTURES[3:])
     ]
     for link in links:
         with Image.open(tmp_path / link) as image:
@@ -165,10 +188,16 @@ def test_curves_at_the_ends_of_the_scale_keep_off_the_frame(tmp_path):
     for line in lines:
         line |= {"accuracy": 1.0, "entropy": 2.3026 if line["round"] < 2 else 0.0}
     run = read_run(run_folder.write(tmp_path, lines))
-    for figure in (plots._draw_arms(run), plots._draw_clients(run, "entropy"), plots._draw_many_clients(run, "accuracy")):
+    for figure in (
+        plots._draw_arms(run),
+        plots._draw_clients(run, "entropy"),
+        plots._draw_many_clients(run, "accuracy"),
+    ):
         figure.draw_without_rendering()
         for ax in (ax for ax in figure.axes if ax.axison):
-            curves = [line for line in ax.lines if line.get_linestyle() != "None" and len(line.get_xdata()) == 4]
+            curves = [
+                line for line in ax.lines if line.get_linestyle() != "None" and len(line.get_xdata()) == 4
+            ]
             ends = [y for line in curves for y in ax.transData.transform(line.get_xydata())[:, 1]]
             half = max(line.get_linewidth() for line in curves) / 2 * figure.dpi / 72
             assert ax.bbox.y0 + half < min(ends)
@@ -184,7 +213,11 @@ def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(
             line["threshold"] = 9.5 + line["round"] / 10
     run = read_run(run_folder.write(tmp_path, lines))
     ax = draw(run, "entropy").axes[-1]  # of the last client, or of uefl
-    limits = [line.get_xydata().tolist() for line in ax.lines if line.get_linestyle() == "--" and line.get_linewidth() == plots._THIN]
+    limits = [
+        line.get_xydata().tolist()
+        for line in ax.lines
+        if line.get_linestyle() == "--" and line.get_linewidth() == plots._THIN
+    ]
     assert limits == [[[0.5, 9.6], [2.5, 9.6]], [[2.5, 9.8], [4.5, 9.8]]]
     assert 9.4 < ax.get_ylim()[0] < 9.6
     assert 10 < ax.get_ylim()[1] < 10.2
@@ -193,7 +226,8 @@ def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_arms_that_agree_are_all_seen(tmp_path, count):
-    """In a picture of equal curves every colour has its share of the pixels; arms that differ have whole lines."""
+    """In a picture of equal curves every colour has its share of the pixels; arms that differ have whole
+    lines."""
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
     lines = run_folder.records(arms)
     for line in lines:
@@ -206,7 +240,9 @@ def test_arms_that_agree_are_all_seen(tmp_path, count):
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())[:, : int(figure.bbox.width // 2), :3].astype(int)
-    found = [(np.abs(pixels - 255 * np.array(to_rgb(style.color(run, arm)))).max(-1) < 12).sum() for arm in arms]
+    found = [
+        (np.abs(pixels - 255 * np.array(to_rgb(style.color(run, arm)))).max(-1) < 12).sum() for arm in arms
+    ]
     assert min(found) > 0.4 * max(found) > 0
     assert style.shared({arm: np.arange(4.0) + i for i, arm in enumerate(arms)}) == []
     apart = [style.line(run, arm) for arm in arms]
@@ -224,7 +260,9 @@ def test_arms_share_their_line_in_the_rounds_in_which_they_agree_and_are_whole_b
     ax = style.canvas(4, 3).subplots()
     style.draw(ax, run, curves)
     whole, striped = ax.lines[:3], ax.lines[3:]
-    assert [(line.get_color(), line.get_ydata().tolist()) for line in whole] == [(style.color(run, a), list(c)) for a, c in curves.items()]
+    assert [(line.get_color(), line.get_ydata().tolist()) for line in whole] == [
+        (style.color(run, a), list(c)) for a, c in curves.items()
+    ]
     assert [line.get_xdata().tolist() for line in striped] == [[1, 2], [1, 2], [4, 5], [4, 5]]
 
 
@@ -250,14 +288,25 @@ def test_the_codebooks_that_an_unseen_client_may_take_are_in_the_report(tmp_path
     assert column(table, "accuracy_union") == ["-", "0.51"]
     assert column(table, "accuracy_best") == ["-", "0.73"]
     write_report(tmp_path)
-    assert "`accuracy_union`: accuracy of an unseen client with all codewords" in (tmp_path / "report.md").read_text()
+    assert (
+        "`accuracy_union`: accuracy of an unseen client with all codewords"
+        in (tmp_path / "report.md").read_text()
+    )
 
 
 @pytest.mark.usefixtures("drawn")
 def test_report_is_written_anew_and_repeats_itself(tmp_path):
     run_folder.write(tmp_path)
-    first = write_report(tmp_path), (tmp_path / "report.md").read_bytes(), (tmp_path / "plots/accuracy.png").read_bytes()
-    second = write_report(tmp_path), (tmp_path / "report.md").read_bytes(), (tmp_path / "plots/accuracy.png").read_bytes()
+    first = (
+        write_report(tmp_path),
+        (tmp_path / "report.md").read_bytes(),
+        (tmp_path / "plots/accuracy.png").read_bytes(),
+    )
+    second = (
+        write_report(tmp_path),
+        (tmp_path / "report.md").read_bytes(),
+        (tmp_path / "plots/accuracy.png").read_bytes(),
+    )
     assert first == second
 
 
@@ -273,7 +322,11 @@ def test_rejected_updates_stand_before_the_numbers(tmp_path):
 def test_answers_that_were_left_out_are_no_records_of_a_round(tmp_path, finished):
     lines = run_folder.records()
     plain = read_run(run_folder.write(tmp_path / "plain", lines, finished=finished))
-    run = read_run(run_folder.write(tmp_path / "run", [*lines[:3], *left_out((0, 1)), *lines[3:], *left_out((3,))], finished=finished))
+    run = read_run(
+        run_folder.write(
+            tmp_path / "run", [*lines[:3], *left_out((0, 1)), *lines[3:], *left_out((3,))], finished=finished
+        )
+    )
     assert run.records == plain.records
     assert [line["round"] for line in run.left_out] == [0, 1, 3]
     assert run.arms["uefl"] == plain.arms["uefl"] | {"rejected": 3, "left_out": {"a | b [red]": 3}}
@@ -319,7 +372,9 @@ def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path, missing):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("line", ['{"arm": "uefl"', "[1, 2]", '{"arm": "uefl"}'], ids=["torn", "no-object", "keys-missing"])
+@pytest.mark.parametrize(
+    "line", ['{"arm": "uefl"', "[1, 2]", '{"arm": "uefl"}'], ids=["torn", "no-object", "keys-missing"]
+)
 def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
     run_folder.write(tmp_path)
     path = tmp_path / "metrics.jsonl"
@@ -331,7 +386,11 @@ def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
 
 @pytest.mark.parametrize(
     ("summary", "message"),
-    [("{", "is not a summary"), ("[]", "is not a summary"), ('{"schema": 9, "arms": {}}', "has schema 9, expected 2")],
+    [
+        ("{", "is not a summary"),
+        ("[]", "is not a summary"),
+        ('{"schema": 9, "arms": {}}', "has schema 9, expected 2"),
+    ],
     ids=["torn", "no-object", "other-version"],
 )
 def test_damaged_summary_names_the_file(tmp_path, summary, message):

@@ -1,4 +1,5 @@
-"""What the pages of a report say and how: HTML, names of clients, several runs, terminals that lack characters."""
+"""What the pages of a report say and how: HTML, names of clients, several runs, terminals that lack
+characters."""
 
 import io
 import json
@@ -61,14 +62,22 @@ class Page(HTMLParser):
 def with_samples(path):
     rng = np.random.default_rng(0)
     data = {
-        f"silo-{i}": LabeledData(*[Split(torch.from_numpy(rng.integers(0, 256, (20, 1, 6, 8), dtype=np.uint8)), torch.arange(20) % 4)] * 3)
+        f"silo-{i}": LabeledData(
+            *[
+                Split(
+                    torch.from_numpy(rng.integers(0, 256, (20, 1, 6, 8), dtype=np.uint8)),
+                    torch.arange(20) % 4,
+                )
+            ]
+            * 3
+        )
         for i in range(3)
     }
     samples.write(path, list(data), data.__getitem__)
     return data
 
 
-# --- the page ------------------------------------------------------------------------------------------------------
+# --- the page ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("drawn")
@@ -82,7 +91,9 @@ def test_the_page_needs_nothing_beside_it_and_shows_what_the_markdown_shows(tmp_
     assert all(attributes["alt"] for tag, attributes in page.tags if tag == "img")
     links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
     anchors = ["#" + attributes["id"] for tag, attributes in page.tags if tag == "h2"]
-    assert links == anchors == ["#clients-over-the-rounds", "#extensions", "#predictions", "#images", "#clients"]
+    assert (
+        links == anchors == ["#clients-over-the-rounds", "#extensions", "#predictions", "#images", "#clients"]
+    )
     assert not {"script", "link", "iframe"} & {tag for tag, _ in page.tags}
     assert "http" not in (tmp_path / "report.html").read_text()
     markdown = (tmp_path / "report.md").read_text()
@@ -117,7 +128,9 @@ def test_a_run_without_predictions_or_manifest_still_has_its_page(tmp_path):
 
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
-    ("file", "message"), [("manifest.json", "is not a manifest"), ("samples.safetensors", "cannot be read")], ids=["manifest", "samples"]
+    ("file", "message"),
+    [("manifest.json", "is not a manifest"), ("samples.safetensors", "cannot be read")],
+    ids=["manifest", "samples"],
 )
 def test_damaged_files_are_named(tmp_path, file, message):
     run_folder.write(tmp_path)
@@ -140,14 +153,19 @@ def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
 
 @pytest.mark.usefixtures("drawn")
 def test_samples_of_unlabeled_sets_and_of_colours_are_shown(tmp_path):
-    save_file({"0.images": torch.zeros(4, 3, 9, 5, dtype=torch.uint8)}, run_folder.write(tmp_path) / "samples.safetensors")
+    save_file(
+        {"0.images": torch.zeros(4, 3, 9, 5, dtype=torch.uint8)},
+        run_folder.write(tmp_path) / "samples.safetensors",
+    )
     write_report(tmp_path)
     assert "of the first 1 of 3 clients" in (tmp_path / "report.md").read_text()
 
 
 def test_samples_have_the_names_of_their_clients_where_others_were_measured(tmp_path):
     """With ``evaluation`` below 1 the first client measured need not be the first of the federation."""
-    with_samples(run_folder.write(tmp_path, [line for line in run_folder.records() if line["client"] == "silo-2"]))
+    with_samples(
+        run_folder.write(tmp_path, [line for line in run_folder.records() if line["client"] == "silo-2"])
+    )
     (tmp_path / "manifest.json").write_text(json.dumps({"silos": {f"silo-{i}": {} for i in range(3)}}))
     ((_, _, caption, figure),) = samples.draw(read_run(tmp_path))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["silo-0", "silo-1", "silo-2"]
@@ -161,7 +179,7 @@ def test_counts_of_the_clients_are_added_up(tmp_path):
     assert run.counts("uefl", "absent") is None
 
 
-# --- names ---------------------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------
 
 
 def test_labels_are_short_lines_and_differ():
@@ -177,8 +195,13 @@ def test_labels_are_short_lines_and_differ():
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("clients", [3, 13])
 def test_silos_of_any_name_are_drawn(tmp_path, clients):
-    names = ["line\nbreak", "y" * 120, "東京病院", "клиника", "a\u202eb"] + [f"silo-{i}" for i in range(clients)]
-    lines = [line | {"client": names[int(line["client"].split("-")[1])]} for line in run_folder.records(clients=clients)]
+    names = ["line\nbreak", "y" * 120, "東京病院", "клиника", "a\u202eb"] + [
+        f"silo-{i}" for i in range(clients)
+    ]
+    lines = [
+        line | {"client": names[int(line["client"].split("-")[1])]}
+        for line in run_folder.records(clients=clients)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns of letters that it lacks
         run = write_report(run_folder.write(tmp_path, lines))
@@ -228,28 +251,45 @@ def test_names_with_square_brackets_are_shown_as_they_are():
     assert all(part in text for part in ("runs [/x]/t", "[b]", "of [ours]"))
 
 
-# --- several runs --------------------------------------------------------------------------------------------------
+# --- several runs -----------------------------------------------------------------------------------------
 
 
 def shifted(by, arm="uefl"):
-    return [line | {"accuracy": line["accuracy"] + by * (line["arm"] == arm)} for line in run_folder.records()]
+    return [
+        line | {"accuracy": line["accuracy"] + by * (line["arm"] == arm)} for line in run_folder.records()
+    ]
 
 
 def test_differences_are_taken_run_by_run(tmp_path):
-    runs = [read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i)) for i, by in enumerate((0.0, 0.1, -0.3))]
+    runs = [
+        read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i))
+        for i, by in enumerate((0.0, 0.1, -0.3))
+    ]
     table = paired_table(runs)
     sd = np.std([0.2, 0.3, -0.1], ddof=1)
     half = 4.302653 * sd / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
     low, high = 0.4 / 3 - half, 0.4 / 3 + half
-    assert table.header == ["arm", "accuracy, last 4 rounds, less that of fedavg, 95 %", "sd over runs", "higher in"]
+    assert table.header == [
+        "arm",
+        "accuracy, last 4 rounds, less that of fedavg, 95 %",
+        "sd over runs",
+        "higher in",
+    ]
     assert table.rows == [["uefl", f"+0.133 [{low:+.3f}, {high:+.3f}]", f"{sd:.3f}", "2 of 3"]]
-    assert paired_table(runs, "uefl").rows == [["fedavg", f"-0.133 [{-high:+.3f}, {-low:+.3f}]", f"{sd:.3f}", "1 of 3"]]
+    assert paired_table(runs, "uefl").rows == [
+        ["fedavg", f"-0.133 [{-high:+.3f}, {-low:+.3f}]", f"{sd:.3f}", "1 of 3"]
+    ]
     assert paired_table(runs[:1]) is None
     assert paired_table(runs[:1], "fedavg").rows == [["uefl", "+0.200", "-", "1 of 1"]]
 
 
 def test_runs_on_other_data_are_kept_apart(tmp_path):
-    where = {"a": {"seed": 0}, "b": {"seed": 1}, "c": {"seed": 0, "data.source": "mnist"}, "d": {"seed": 1, "data.source": "mnist"}}
+    where = {
+        "a": {"seed": 0},
+        "b": {"seed": 1},
+        "c": {"seed": 0, "data.source": "mnist"},
+        "d": {"seed": 1, "data.source": "mnist"},
+    }
     runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in where.items()]
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c", "d"]]
     result = runner.invoke(app, ["report", *(str(run.path) for run in runs)])
@@ -266,7 +306,13 @@ def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
     runs = []
     for i, (name, of_class) in enumerate(counts.items()):
         path = run_folder.write(tmp_path / name, seed=i, **{"data.source": "arrays"})
-        silos = {"clinic": {"train": {"images_of_class": of_class}, "angle": 3.0, "test": {"images_of_class": [1, 1]}}}
+        silos = {
+            "clinic": {
+                "train": {"images_of_class": of_class},
+                "angle": 3.0,
+                "test": {"images_of_class": [1, 1]},
+            }
+        }
         (path / "manifest.json").write_text(json.dumps({"classes": ["0", "1", "2", "3"], "silos": silos}))
         runs.append(read_run(path))
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
@@ -292,13 +338,16 @@ def test_the_folder_of_a_suite_says_where_its_runs_are_and_the_logs_beside_them_
 def test_the_arm_to_compare_with_must_exist(tmp_path):
     paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
-    assert (result.exit_code, result.stderr) == (2, "error: --against 'fedag': no run has such an arm; there are fedavg, uefl\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: --against 'fedag': no run has such an arm; there are fedavg, uefl\n",
+    )
     assert "less uefl, run by run" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
     alone = runner.invoke(app, ["report", paths[0], "--against", "fedag"])
     assert (alone.exit_code, alone.stderr) == (result.exit_code, result.stderr)
 
 
-# --- the process ---------------------------------------------------------------------------------------------------
+# --- the process ------------------------------------------------------------------------------------------
 
 
 def uefl(*arguments, **keys):
@@ -319,14 +368,27 @@ def test_a_terminal_of_ascii_shows_the_report(tmp_path):
     out, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (0, b"")
     assert b"0.450 +- 0.129" in out
-    table = [line for line in out.decode("ascii").partition("clients and traffic")[0].splitlines() if line.startswith(("+", "|"))]
+    table = [
+        line
+        for line in out.decode("ascii").partition("clients and traffic")[0].splitlines()
+        if line.startswith(("+", "|"))
+    ]
     assert len(table) == 6
     assert len({len(line) for line in table}) == 1
     assert b"???????" in out
 
 
-LONG = ["demo", "--set", "rounds=[400]"]  # with images as they are: to turn them, a process imports torchvision
-for key in ("threads=1", "arms=fedavg", "clients=2", "angles=[]", "model.width=2", "train_per_client=20", "local_epochs=1"):
+# with images as they are: to turn them, a process imports torchvision
+LONG = ["demo", "--set", "rounds=[400]"]
+for key in (
+    "threads=1",
+    "arms=fedavg",
+    "clients=2",
+    "angles=[]",
+    "model.width=2",
+    "train_per_client=20",
+    "local_epochs=1",
+):
     LONG += ["--set", key]
 
 
@@ -341,7 +403,9 @@ def begun(process, out: Path):
 
 
 def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
-    process = uefl("train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    process = uefl(
+        "train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     begun(process, tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=60)
@@ -349,9 +413,14 @@ def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
 
 
 def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
-    process = uefl("train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    process = uefl(
+        "train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     begun(process, tmp_path / "run")
     process.stdout.close()
     error = process.stderr.read()
     process.wait(timeout=60)
-    assert (process.returncode, error.decode()) == (130, "the output was closed; go on with: uefl train --resume run\n")
+    assert (process.returncode, error.decode()) == (
+        130,
+        "the output was closed; go on with: uefl train --resume run\n",
+    )

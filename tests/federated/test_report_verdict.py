@@ -35,7 +35,9 @@ def test_the_verdict_says_whether_the_difference_may_be_chance(tmp_path, second,
     (text,) = verdict(run)
     images = 100 * len(run.clients)
     half = 1.96 * math.sqrt((0.8 * 0.2 + second * (1 - second)) / images)
-    assert text.startswith(f"`uefl` has the highest accuracy over the last 4 rounds: {second:.3f}; `fedavg` follows with 0.800.")
+    assert text.startswith(
+        f"`uefl` has the highest accuracy over the last 4 rounds: {second:.3f}; `fedavg` follows with 0.800."
+    )
     assert f"With {images} test images, a difference of up to {half:.3f} may be chance" in text
     assert f"{second - 0.8:.3f}, is {word} that" in text
     assert content(run, []).sections[0].blocks[0] == text
@@ -67,9 +69,19 @@ def test_losses_are_drawn(tmp_path):
 
 def test_a_run_says_when_where_and_with_what_it_was_made(finished):
     out, *_ = finished
-    made, summary = json.loads((out / "made.json").read_text()), json.loads((out / "summary.json").read_text())
+    made, summary = (
+        json.loads((out / "made.json").read_text()),
+        json.loads((out / "summary.json").read_text()),
+    )
     page = (out / "report.html").read_text()
-    for value in (made["begun"], made["host"], made["version"], made["precision"], torch.__version__, "1 thread,"):
+    for value in (
+        made["begun"],
+        made["host"],
+        made["version"],
+        made["precision"],
+        torch.__version__,
+        "1 thread,",
+    ):
         assert value in page
     assert all(arm["cpu_seconds"] > 0 for arm in summary["arms"].values())
     assert "CPU s" in page

@@ -1,6 +1,8 @@
-"""The suites of reproduction/ ask what the paper's tables ask: their data, sizes, arms and printed numbers, from the paper's text.
+"""The suites of reproduction/ ask what the paper's tables ask: their data, sizes, arms and printed numbers,
+from the paper's text.
 
-The numbers here were copied from the paper (Zhang, Cao and Liu, ICML 2025) independently of the files, by domain where it prints them so.
+The numbers here were copied from the paper (Zhang, Cao and Liu, ICML 2025) independently of the files, by
+domain where it prints them so.
 """
 
 from __future__ import annotations
@@ -17,28 +19,53 @@ from uefl.suites import suite
 
 NINE = [0, 0, 0, -50, -50, -50, 120, 120, 120]
 DOMAINS = ("0", "-50", "120")
-SETS = {  # table 1: source, encoder, pretrained, training and test images of a silo, codewords, gamma, rounds of the first iteration
+# table 1: source, encoder, pretrained, training and test images of a silo, codewords, gamma, rounds of the
+# first iteration
+SETS = {
     "mnist": ("mnist", "cnn", False, 2000, 500, 32, 0.3, 20),
     "fashion": ("fashion_mnist", "cnn", False, 2000, 500, 64, 0.1, 30),
     "gtsrb": ("gtsrb", "vgg16_bn", True, 2000, 500, 64, 0.1, 40),
     "cifar10": ("cifar10", "vgg16_bn", True, 2000, 500, 64, 0.2, 40),
-    "cifar100": ("cifar100", "vgg16_bn", True, 4000, 1000, 32, 0.1, 40),  # 32 codewords in each of four segments: appendix L
+    # 32 codewords in each of four segments: appendix L
+    "cifar100": ("cifar100", "vgg16_bn", True, 4000, 1000, 32, 0.1, 40),
 }
 TABLE_5 = {
     ("fedavg", "accuracy"): [
-        (0.874, 0.848, 0.618), (0.801, 0.825, 0.784), (0.670, 0.677, 0.634), (0.676, 0.622, 0.553), (0.110, 0.072, 0.083),
+        (0.874, 0.848, 0.618),
+        (0.801, 0.825, 0.784),
+        (0.670, 0.677, 0.634),
+        (0.676, 0.622, 0.553),
+        (0.110, 0.072, 0.083),
     ],
-    ("fedavg", "entropy"): [(0.212, 0.231, 0.377), (0.246, 0.232, 0.341), (0.623, 0.634, 0.652), (0.172, 0.178, 0.183), (1.74, 1.86, 2.13)],
+    ("fedavg", "entropy"): [
+        (0.212, 0.231, 0.377),
+        (0.246, 0.232, 0.341),
+        (0.623, 0.634, 0.652),
+        (0.172, 0.178, 0.183),
+        (1.74, 1.86, 2.13),
+    ],
     ("distrans", "accuracy"): [
-        (0.856, 0.799, 0.789), (0.721, 0.705, 0.694), (0.898, 0.900, 0.897), (0.721, 0.719, 0.659), (0.289, 0.261, 0.251),
+        (0.856, 0.799, 0.789),
+        (0.721, 0.705, 0.694),
+        (0.898, 0.900, 0.897),
+        (0.721, 0.719, 0.659),
+        (0.289, 0.261, 0.251),
     ],
     ("uefl", "accuracy"): [
-        (0.951, 0.885, 0.924), (0.857, 0.848, 0.845), (0.950, 0.964, 0.911), (0.776, 0.713, 0.671), (0.362, 0.335, 0.282),
+        (0.951, 0.885, 0.924),
+        (0.857, 0.848, 0.845),
+        (0.950, 0.964, 0.911),
+        (0.776, 0.713, 0.671),
+        (0.362, 0.335, 0.282),
     ],
     ("uefl", "entropy"): [
-        (0.120, 0.196, 0.131), (0.147, 0.188, 0.167), (0.0196, 0.0206, 0.0314), (0.0192, 0.0245, 0.0229), (0.728, 0.624, 0.612),
+        (0.120, 0.196, 0.131),
+        (0.147, 0.188, 0.167),
+        (0.0196, 0.0206, 0.0314),
+        (0.0192, 0.0245, 0.0229),
+        (0.728, 0.624, 0.612),
     ],
-}  # fmt: skip
+}
 UNSEEN = {  # tables 2 and 3: the domains, then the printed mean
     "table2": {
         "rotated-mnist": {
@@ -60,15 +87,27 @@ UNSEEN = {  # tables 2 and 3: the domains, then the printed mean
             "fedsr": (0.783, 0.957, 0.963, 0.971, 0.960, 0.840, 0.912),
             "fediir": (0.840, 0.968, 0.977, 0.977, 0.974, 0.845, 0.930),
             "uefl": (0.864, 0.955, 0.964, 0.969, 0.947, 0.906, 0.9342),
-        },
+        }
     },
 }
 TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
     "table4": {
-        "emnist-letters": {k: {"accuracy": v} for k, v in {"fedavg": 0.9589, "fedsr": 0.8622, "fedcr": 0.9747, "uefl": 0.9829}.items()},
-        "fashion": {k: {"accuracy": v} for k, v in {"fedavg": 0.8815, "fedsr": 0.8555, "fedcr": 0.9378, "uefl": 0.9393}.items()},
-        "cifar10": {k: {"accuracy": v} for k, v in {"fedavg": 0.7683, "fedsr": 0.6147, "fedcr": 0.8474, "uefl": 0.8611}.items()},
-        "cifar100": {k: {"accuracy": v} for k, v in {"fedavg": 0.3208, "fedsr": 0.4082, "fedcr": 0.6296, "uefl": 0.6337}.items()},
+        "emnist-letters": {
+            k: {"accuracy": v}
+            for k, v in {"fedavg": 0.9589, "fedsr": 0.8622, "fedcr": 0.9747, "uefl": 0.9829}.items()
+        },
+        "fashion": {
+            k: {"accuracy": v}
+            for k, v in {"fedavg": 0.8815, "fedsr": 0.8555, "fedcr": 0.9378, "uefl": 0.9393}.items()
+        },
+        "cifar10": {
+            k: {"accuracy": v}
+            for k, v in {"fedavg": 0.7683, "fedsr": 0.6147, "fedcr": 0.8474, "uefl": 0.8611}.items()
+        },
+        "cifar100": {
+            k: {"accuracy": v}
+            for k, v in {"fedavg": 0.3208, "fedsr": 0.4082, "fedcr": 0.6296, "uefl": 0.6337}.items()
+        },
     },
     "table6": {
         "scratch-upright": {"centralised": {"accuracy": 0.3852}, "fedavg": {"accuracy": 0.2447}},
@@ -79,28 +118,43 @@ TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
     "table7": {
         str(angle): {"fedavg": {"accuracy": fedavg}, "uefl": {"accuracy": uefl}}
         for angle, fedavg, uefl in [
-            (10, 0.5935, 0.6232), (20, 0.5469, 0.6039), (30, 0.5106, 0.5600), (40, 0.4799, 0.5311), (50, 0.4494, 0.5074),
-            (60, 0.4368, 0.4939), (70, 0.4188, 0.4737),
+            (10, 0.5935, 0.6232),
+            (20, 0.5469, 0.6039),
+            (30, 0.5106, 0.5600),
+            (40, 0.4799, 0.5311),
+            (50, 0.4494, 0.5074),
+            (60, 0.4368, 0.4939),
+            (70, 0.4188, 0.4737),
         ]
     },
     "table8": {
         case: {arm: {"best_accuracy": accuracy, "best_entropy": entropy}}
         for case, arm, accuracy, entropy in [
-            ("mnist", "fedavg", 0.782, 0.261), ("mnist-uefl", "uefl", 0.920, 0.149),
-            ("fashion", "fedavg", 0.801, 0.289), ("fashion-uefl", "uefl", 0.850, 0.167),
-            ("gtsrb", "fedavg", 0.657, 0.645), ("gtsrb-uefl", "uefl", 0.942, 0.0239),
-            ("cifar10", "fedavg", 0.618, 0.173), ("cifar10-uefl", "uefl", 0.720, 0.0222),
-            ("cifar100", "fedavg", 0.093, 1.74), ("cifar100-uefl", "uefl", 0.326, 0.655),
+            ("mnist", "fedavg", 0.782, 0.261),
+            ("mnist-uefl", "uefl", 0.920, 0.149),
+            ("fashion", "fedavg", 0.801, 0.289),
+            ("fashion-uefl", "uefl", 0.850, 0.167),
+            ("gtsrb", "fedavg", 0.657, 0.645),
+            ("gtsrb-uefl", "uefl", 0.942, 0.0239),
+            ("cifar10", "fedavg", 0.618, 0.173),
+            ("cifar10-uefl", "uefl", 0.720, 0.0222),
+            ("cifar100", "fedavg", 0.093, 1.74),
+            ("cifar100-uefl", "uefl", 0.326, 0.655),
         ]
     },
     "table9": {
         case: {"uefl": {"accuracy": accuracy, "entropy": entropy}}
         for case, accuracy, entropy in [
-            ("mnist-dropout", 0.920, 0.149), ("mnist-ensemble", 0.926, 0.211),
-            ("fashion-dropout", 0.850, 0.167), ("fashion-ensemble", 0.853, 0.289),
-            ("gtsrb-dropout", 0.942, 0.0239), ("gtsrb-ensemble", 0.940, 0.041),
-            ("cifar10-dropout", 0.720, 0.0222), ("cifar10-ensemble", 0.717, 0.043),
-            ("cifar100-dropout", 0.326, 0.655), ("cifar100-ensemble", 0.331, 0.873),
+            ("mnist-dropout", 0.920, 0.149),
+            ("mnist-ensemble", 0.926, 0.211),
+            ("fashion-dropout", 0.850, 0.167),
+            ("fashion-ensemble", 0.853, 0.289),
+            ("gtsrb-dropout", 0.942, 0.0239),
+            ("gtsrb-ensemble", 0.940, 0.041),
+            ("cifar10-dropout", 0.720, 0.0222),
+            ("cifar10-ensemble", 0.717, 0.043),
+            ("cifar100-dropout", 0.326, 0.655),
+            ("cifar100-ensemble", 0.331, 0.873),
         ]
     },
     "table10": {
@@ -114,26 +168,75 @@ TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
         "cifar10": {
             "fedavg": {"milliseconds": 16.102, "milliseconds_gpu": 16.154, "parameters_millions": 14.991},
             "uefl": {"milliseconds": 16.611, "milliseconds_gpu": 16.733, "parameters_millions": 15.491},
-        },
+        }
     },
     "table12": {
-        "fashion": {"fedavg": {"accuracy": 0.8745}, "vhl": {"accuracy": 0.9152}, "uefl": {"accuracy": 0.9059}},
+        "fashion": {
+            "fedavg": {"accuracy": 0.8745},
+            "vhl": {"accuracy": 0.9152},
+            "uefl": {"accuracy": 0.9059},
+        },
         "cifar10": {
-            "fedavg": {"accuracy": 0.5899}, "vhl": {"accuracy": 0.6123}, "fedbr": {"accuracy": 0.6461}, "uefl": {"accuracy": 0.6267},
+            "fedavg": {"accuracy": 0.5899},
+            "vhl": {"accuracy": 0.6123},
+            "fedbr": {"accuracy": 0.6461},
+            "uefl": {"accuracy": 0.6267},
         },
     },
-}  # fmt: skip
-BY_DOMAIN = {  # tables 13 to 16: rows of silos or domains, of which the suites print the mean; VQ loss, perplexity, entropy, accuracy
-    ("table14", "8", "uefl"): [(3.61, 4.78, 2.02, 0.257), (3.68, 4.86, 2.01, 0.265), (3.38, 4.81, 2.03, 0.249)],
-    ("table14", "16", "uefl"): [(3.41, 10.46, 1.36, 0.515), (3.55, 10.54, 1.37, 0.506), (3.23, 10.61, 1.39, 0.486)],
-    ("table14", "32", "uefl"): [(0.127, 25.91, 0.0412, 0.956), (0.0885, 25.42, 0.0313, 0.966), (0.178, 26.37, 0.117, 0.911)],
-    ("table14", "64", "uefl"): [(0.0975, 26.79, 0.0086, 0.965), (0.0853, 26.32, 0.0084, 0.974), (0.1907, 27.23, 0.0166, 0.926)],
-    ("table14", "128", "uefl"): [(0.0512, 38.73, None, 0.954), (0.0453, 34.16, None, 0.968), (0.0726, 43.42, None, 0.917)],
-    ("table14", "256", "uefl"): [(0.0543, 41.20, 0.0043, 0.962), (0.0301, 38.96, 0.0054, 0.959), (0.0577, 50.57, 0.0103, 0.904)],
-    ("table15", "mnist", "uefl-normal"): [(0.6202, 6.26, 0.125, 0.888), (0.6063, 5.99, 0.296, 0.554), (0.6096, 5.35, 0.267, 0.622)],
-    ("table15", "mnist", "uefl"): [(0.0862, 59.64, 0.0935, 0.945), (0.0785, 57.58, 0.1604, 0.906), (0.0779, 99.38, 0.1509, 0.929)],
-    ("table16", "cifar100", "static-512"): [(3.10, 17.54, 1.66, 0.142), (2.91, 17.41, 1.76, 0.135), (2.63, 16.82, 1.76, 0.112)],
-    ("table16", "cifar100", "uefl-128"): [(1.28, 19.31, 0.782, 0.375), (0.976, 27.42, 0.667, 0.341), (0.978, 22.00, 0.711, 0.304)],
+}
+# tables 13 to 16: rows of silos or domains, of which the suites print the mean; VQ loss, perplexity, entropy,
+# accuracy
+BY_DOMAIN = {
+    ("table14", "8", "uefl"): [
+        (3.61, 4.78, 2.02, 0.257),
+        (3.68, 4.86, 2.01, 0.265),
+        (3.38, 4.81, 2.03, 0.249),
+    ],
+    ("table14", "16", "uefl"): [
+        (3.41, 10.46, 1.36, 0.515),
+        (3.55, 10.54, 1.37, 0.506),
+        (3.23, 10.61, 1.39, 0.486),
+    ],
+    ("table14", "32", "uefl"): [
+        (0.127, 25.91, 0.0412, 0.956),
+        (0.0885, 25.42, 0.0313, 0.966),
+        (0.178, 26.37, 0.117, 0.911),
+    ],
+    ("table14", "64", "uefl"): [
+        (0.0975, 26.79, 0.0086, 0.965),
+        (0.0853, 26.32, 0.0084, 0.974),
+        (0.1907, 27.23, 0.0166, 0.926),
+    ],
+    ("table14", "128", "uefl"): [
+        (0.0512, 38.73, None, 0.954),
+        (0.0453, 34.16, None, 0.968),
+        (0.0726, 43.42, None, 0.917),
+    ],
+    ("table14", "256", "uefl"): [
+        (0.0543, 41.20, 0.0043, 0.962),
+        (0.0301, 38.96, 0.0054, 0.959),
+        (0.0577, 50.57, 0.0103, 0.904),
+    ],
+    ("table15", "mnist", "uefl-normal"): [
+        (0.6202, 6.26, 0.125, 0.888),
+        (0.6063, 5.99, 0.296, 0.554),
+        (0.6096, 5.35, 0.267, 0.622),
+    ],
+    ("table15", "mnist", "uefl"): [
+        (0.0862, 59.64, 0.0935, 0.945),
+        (0.0785, 57.58, 0.1604, 0.906),
+        (0.0779, 99.38, 0.1509, 0.929),
+    ],
+    ("table16", "cifar100", "static-512"): [
+        (3.10, 17.54, 1.66, 0.142),
+        (2.91, 17.41, 1.76, 0.135),
+        (2.63, 16.82, 1.76, 0.112),
+    ],
+    ("table16", "cifar100", "uefl-128"): [
+        (1.28, 19.31, 0.782, 0.375),
+        (0.976, 27.42, 0.667, 0.341),
+        (0.978, 22.00, 0.711, 0.304),
+    ],
 }
 SILOS_13 = {  # accuracy and entropy of silos 1a, 1b, 1c, 2a, 3a
     "fedavg": ((0.964, 0.936, 0.964, 0.796, 0.508), (0.0312, 0.0252, 0.0499, 0.1477, 0.2560)),
@@ -172,7 +275,9 @@ def test_tables_2_and_3_have_every_domain_and_the_printed_means(name: str) -> No
 
 def test_tables_13_to_16_have_the_means_over_the_domains() -> None:
     for (name, case, arm), rows in BY_DOMAIN.items():
-        for measure, column in zip(("vq_loss", "perplexity", "entropy", "accuracy"), zip(*rows, strict=True), strict=True):
+        for measure, column in zip(
+            ("vq_loss", "perplexity", "entropy", "accuracy"), zip(*rows, strict=True), strict=True
+        ):
             found = paper(name)[case][arm].get(measure)
             if None in column:
                 assert found is None
@@ -193,13 +298,31 @@ def test_a_table_of_nine_silos_has_the_data_and_the_sizes_of_the_paper(name: str
         if (name, source) == ("table9", "fashion_mnist"):
             rounds = 20
         data, training = cfg.data, cfg.training
-        assert (data.source, data.clients, data.train_per_client, data.test_per_client) == (source, 9, train, test), case
-        assert (list(data.partition.angles), cfg.model.encoder, cfg.model.pretrained) == (NINE, encoder, pretrained), case
-        assert (training.local_epochs, training.lr, training.batch_size, training.optimizer) == (20, 1e-4, 1024, "adam"), case
+        assert (data.source, data.clients, data.train_per_client, data.test_per_client) == (
+            source,
+            9,
+            train,
+            test,
+        ), case
+        assert (list(data.partition.angles), cfg.model.encoder, cfg.model.pretrained) == (
+            NINE,
+            encoder,
+            pretrained,
+        ), case
+        assert (training.local_epochs, training.lr, training.batch_size, training.optimizer) == (
+            20,
+            1e-4,
+            1024,
+            "adam",
+        ), case
         assert training.iterations()[0] == rounds, case
         for arm in cfg.arms.values():
             if arm.algorithm == "uefl":
-                assert (arm.parameters.codewords, arm.parameters.gamma, arm.parameters.commitment) == (codewords, gamma, 0.25), case
+                assert (arm.parameters.codewords, arm.parameters.gamma, arm.parameters.commitment) == (
+                    codewords,
+                    gamma,
+                    0.25,
+                ), case
 
 
 def test_tables_6_7_and_10_share_the_federation_of_five_clients() -> None:
@@ -207,13 +330,20 @@ def test_tables_6_7_and_10_share_the_federation_of_five_clients() -> None:
     seven, ten, six = (suite.load(name).configs("paper") for name in ("table7", "table10", "table6"))
     for angle, cfg in ((int(case), cfg) for case, cfg in seven.items()):
         assert list(cfg.data.partition.angles) == [-angle, -angle / 2, 0, angle / 2, angle]
-        assert (cfg.data.source, cfg.data.clients, cfg.data.train_per_client, cfg.data.test_per_client) == ("cifar100", 5, 10000, 2000)
+        assert (cfg.data.source, cfg.data.clients, cfg.data.train_per_client, cfg.data.test_per_client) == (
+            "cifar100",
+            5,
+            10000,
+            2000,
+        )
         assert (cfg.model.encoder, cfg.model.pretrained, cfg.training.local_epochs) == ("vgg16_bn", True, 5)
     for case in ("cifar100", "cifar100-uefl"):
         assert ten[case].data == seven["50"].data.model_copy(update={"partition": ten[case].data.partition})
         assert list(ten[case].data.partition.angles) == [-50, -25, 0, 25, 50]
         assert ten[case].training.local_epochs == 5
-    chosen = [configs[case].arms["uefl"].parameters for configs, case in ((ten, "cifar100-uefl"), (seven, "50"))]
+    chosen = [
+        configs[case].arms["uefl"].parameters for configs, case in ((ten, "cifar100-uefl"), (seven, "50"))
+    ]
     assert chosen[0] == chosen[1]
     together = ten["cifar100-together"]
     assert (together.data.clients, together.data.train_per_client) == (1, 50000)
@@ -243,7 +373,11 @@ def test_table_15_changes_nothing_but_where_new_codewords_begin(scale: suite.Sca
     assert [keys[arm].pop("new_codewords") for arm in ("uefl", "extend-all")] == ["kmeans"] * 2
     assert keys["uefl-normal"] == keys["uefl"]
     assert keys["extend-all-normal"] == keys["extend-all"]
-    assert keys["static-96"]["codewords"] == 3 * keys["extend-all"]["codewords"] == 3 * keys["static-32"]["codewords"]
+    assert (
+        keys["static-96"]["codewords"]
+        == 3 * keys["extend-all"]["codewords"]
+        == 3 * keys["static-32"]["codewords"]
+    )
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
@@ -259,7 +393,11 @@ def test_tables_13_and_14_have_the_data_of_the_paper() -> None:
     (cfg,) = suite.load("table13").configs("paper").values()
     assert (cfg.data.source, list(cfg.data.partition.angles)) == ("mnist", [0, 0, 0, -50, 120])
     for case, each in suite.load("table14").configs("paper").items():
-        assert (each.data.source, list(each.data.partition.angles), each.arms["uefl"].parameters.codewords) == ("gtsrb", NINE, int(case))
+        assert (
+            each.data.source,
+            list(each.data.partition.angles),
+            each.arms["uefl"].parameters.codewords,
+        ) == ("gtsrb", NINE, int(case))
 
 
 def test_tables_4_and_12_have_the_data_of_the_paper() -> None:
@@ -280,12 +418,20 @@ def test_the_bridge_changes_one_thing_at_a_time_for_all_arms() -> None:
     for (one, before), (two, after) in itertools.pairwise(configs.items()):
         data = one.partition("-")[0]
         if two.startswith(data):
-            changed.setdefault(data, []).append({key for key in differing([before.table(), after.table()]) if ".uefl." not in key})
+            changed.setdefault(data, []).append(
+                {key for key in differing([before.table(), after.table()]) if ".uefl." not in key}
+            )
             assert list(before.arms) == list(after.arms) == ["fedavg", "fedper", "personal", "uefl"]
     assert changed["mnist"] == [
-        {"data.normalize"}, {"model.logit_dropout"}, {"training.lr", "training.local_steps"}, {"run.passes"}, set(), set(),
-        {"data.holdout", "data.legacy_holdout"}, {"run.passes"},
-    ]  # fmt: skip
+        {"data.normalize"},
+        {"model.logit_dropout"},
+        {"training.lr", "training.local_steps"},
+        {"run.passes"},
+        set(),
+        set(),
+        {"data.holdout", "data.legacy_holdout"},
+        {"run.passes"},
+    ]
     assert changed["fashion"] == changed["mnist"]
     for data in ("mnist", "fashion"):
         arms = [cfg.arms["uefl"] for case, cfg in configs.items() if case.startswith(data)]
@@ -299,7 +445,11 @@ def test_table_1_has_the_published_code_and_a_personal_control() -> None:
     for scale in ("cpu", "paper"):
         for cfg in suite.load("table1").configs(scale).values():
             ours, published = (cfg.arms[name].parameters for name in ("uefl", "uefl-published"))
-            assert (published.codewords, published.segments, published.gamma) == (ours.codewords, ours.segments, ours.gamma)
+            assert (published.codewords, published.segments, published.gamma) == (
+                ours.codewords,
+                ours.segments,
+                ours.gamma,
+            )
             assert published.reference == "mean"
             assert "fedper" in cfg.arms
 

@@ -1,4 +1,5 @@
-"""Runs that go on in their folder: interruptions change nothing, and what does not belong together is refused."""
+"""Runs that go on in their folder: interruptions change nothing, and what does not belong together is
+refused."""
 
 from __future__ import annotations
 
@@ -59,10 +60,14 @@ def test_two_processes_do_not_share_a_folder(finished):
 
 
 def test_resuming_what_is_no_run(tmp_path):
-    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); start one with: uefl train PRESET --out "):
+    with pytest.raises(
+        UserError, match=r"holds no run \(no config.toml\); start one with: uefl train PRESET --out "
+    ):
         go_on(tmp_path / "free")
     (tmp_path / "other").touch()
-    with pytest.raises(UserError, match=r"holds no run \(no config.toml\); expected a run folder, as `uefl train` writes it$"):
+    with pytest.raises(
+        UserError, match=r"holds no run \(no config.toml\); expected a run folder, as `uefl train` writes it$"
+    ):
         go_on(tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""Robust rules in the place of the mean: beside plain formulas and Flower's own functions, against clients that lie, and when resumed."""
+"""Robust rules in the place of the mean: beside plain formulas and Flower's own functions, against clients
+that lie, and when resumed."""
 
 from dataclasses import replace
 
@@ -20,11 +21,16 @@ FIVE = {"sizes": (48,) * 5, "noise": (0.1,) * 5}
 
 def updates(n, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return [{"a": torch.randn(3, 4, generator=generator), "b": torch.randn(7, generator=generator)} for _ in range(n)]
+    return [
+        {"a": torch.randn(3, 4, generator=generator), "b": torch.randn(7, generator=generator)}
+        for _ in range(n)
+    ]
 
 
 def result(sent, rule, attackers):
-    averages = robust({name: WeightedMean(torch.zeros_like(x)) for name, x in sent[0].items()}, rule, attackers)
+    averages = robust(
+        {name: WeightedMean(torch.zeros_like(x)) for name, x in sent[0].items()}, rule, attackers
+    )
     for one in sent:
         for name, x in one.items():
             averages[name].add(x, 1)
@@ -35,7 +41,9 @@ def result(sent, rule, attackers):
 
 def plain(sent, rule, attackers):
     """The definitions, in float64."""
-    rows = np.array([np.concatenate([x.numpy().ravel() for x in one.values()]) for one in sent], dtype=np.float64)
+    rows = np.array(
+        [np.concatenate([x.numpy().ravel() for x in one.values()]) for one in sent], dtype=np.float64
+    )
     if rule == "krum":
         far = ((rows[:, None] - rows[None]) ** 2).sum(-1)
         scores = [sorted(np.delete(line, i))[: len(rows) - attackers - 2] for i, line in enumerate(far)]
@@ -60,7 +68,9 @@ def test_a_rule_is_its_definition(rule, n):
 def test_as_many_are_cut_off_as_asked_for(attackers):
     for n in range(2 * attackers + 1, 30):
         sent = [{"a": torch.full((1,), float(i**2))} for i in range(n)]
-        np.testing.assert_allclose(flat(result(sent, "trimmed_mean", attackers)), plain(sent, "trimmed_mean", attackers), rtol=1e-6)
+        np.testing.assert_allclose(
+            flat(result(sent, "trimmed_mean", attackers)), plain(sent, "trimmed_mean", attackers), rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("n", [5, 6, 10])
@@ -125,7 +135,14 @@ def test_one_that_lies_spoils_the_mean_and_no_robust_rule(how):
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [("fedavg", "median"), ("fedavg", "trimmed_mean"), ("scaffold", "krum"), ("uefl", "krum"), ("uefl", "median")]
+    ("name", "rule"),
+    [
+        ("fedavg", "median"),
+        ("fedavg", "trimmed_mean"),
+        ("scaffold", "krum"),
+        ("uefl", "krum"),
+        ("uefl", "median"),
+    ],
 )
 def test_a_run_that_is_resumed_is_the_uninterrupted_one(name, rule):
     own = {"usage_aware": False} if name == "uefl" else {}
@@ -140,7 +157,9 @@ def test_clients_count_alike_whatever_they_claim():
         return reply
 
     cfg = settings("fedavg", aggregation="median")
-    runs = [arm(cfg, federation(**FIVE), wrap=wrap)[0] for wrap in (lambda e: e, lambda e: Meddler(e, greedy))]
+    runs = [
+        arm(cfg, federation(**FIVE), wrap=wrap)[0] for wrap in (lambda e: e, lambda e: Meddler(e, greedy))
+    ]
     for one in runs:
         one.turn()
     assert torch.equal(*map(values, runs))
@@ -157,14 +176,24 @@ def test_which_algorithms_take_nothing_but_means():
     for name in ("fedavg", "fedprox", "fedbn", "fedper", "scaffold", "fedul", "vhl"):
         assert plain(name), name
     assert plain("uefl", usage_aware=False)
-    for keys in ({"ema_decay": 0.9}, {"codebook_after": 1}, {"reinit": True}, {"ext_share": "group"}, {"revive_below": 0.1}):
+    for keys in (
+        {"ema_decay": 0.9},
+        {"codebook_after": 1},
+        {"reinit": True},
+        {"ext_share": "group"},
+        {"revive_below": 0.1},
+    ):
         assert not plain("uefl", usage_aware=False, **keys), keys
 
 
 @pytest.mark.parametrize(
     ("keys", "clients", "line"),
     [
-        ({"aggregation": "median"}, 2, "needs 3 updates in every round, and quorum and participation let 2 of 2"),
+        (
+            {"aggregation": "median"},
+            2,
+            "needs 3 updates in every round, and quorum and participation let 2 of 2",
+        ),
         ({"aggregation": "krum", "attackers": 1}, 4, "needs 5 updates"),
         ({"aggregation": "krum", "attackers": 1, "quorum": 0.5}, 8, "let 4 of 8"),
         ({"aggregation": "trimmed_mean", "attackers": 2}, 4, "needs 5 updates"),
@@ -194,7 +223,9 @@ def test_one_whose_labels_are_turned_round_spoils_no_robust_rule(rule):
     liar = fed.silos[4].load()
     train = replace(liar.train, labels=(liar.train.labels + 1) % 3)
     silos = (*fed.silos[:4], Silo.of("silo-4", replace(liar, train=train)))
-    records = finish(arm(settings("fedavg", **LEARNS, aggregation=rule, **RULES[rule]), replace(fed, silos=silos))[0])
+    records = finish(
+        arm(settings("fedavg", **LEARNS, aggregation=rule, **RULES[rule]), replace(fed, silos=silos))[0]
+    )
     assert min(r["accuracy"] for r in records if r["round"] == records[-1]["round"]) > 0.9
 
 

@@ -48,18 +48,27 @@ def test_the_average_is_weighted_by_examples():
 
     def meddle(reply):
         if "values" in reply.tensors:
-            reply.tensors["values"] = torch.full_like(reply.tensors["values"], {"silo-0": 1.0, "silo-1": 2.0, "silo-2": 5.0}[reply.client])
+            reply.tensors["values"] = torch.full_like(
+                reply.tensors["values"], {"silo-0": 1.0, "silo-1": 2.0, "silo-2": 5.0}[reply.client]
+            )
             sent[reply.client] = reply.examples
         return reply
 
-    algorithm, _, _ = arm(settings("fedavg"), federation(sizes=(10, 20, 30)), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = arm(
+        settings("fedavg"), federation(sizes=(10, 20, 30)), wrap=lambda e: Meddler(e, meddle)
+    )
     algorithm.turn()
     assert sent == {"silo-0": 10, "silo-1": 20, "silo-2": 30}
-    torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), (10 * 1 + 20 * 2 + 30 * 5) / 60))
+    torch.testing.assert_close(
+        values(algorithm), torch.full_like(values(algorithm), (10 * 1 + 20 * 2 + 30 * 5) / 60)
+    )
 
 
 def test_training_learns_and_runs_repeat_bit_for_bit():
-    runs = [arm(settings("fedavg", rounds=[6], local_epochs=3), federation(noise=(0.1, 0.1, 0.1))) for _ in range(2)]
+    runs = [
+        arm(settings("fedavg", rounds=[6], local_epochs=3), federation(noise=(0.1, 0.1, 0.1)))
+        for _ in range(2)
+    ]
     records = [finish(algorithm) for algorithm, _, _ in runs]
     assert records[0] == records[1]
     assert torch.equal(values(runs[0][0]), values(runs[1][0]))
@@ -75,7 +84,11 @@ def test_seeds_matter():
 @pytest.mark.parametrize("name", registry())
 def test_an_arm_that_is_resumed_after_every_turn_is_the_uninterrupted_one(name):
     if registry()[name].kind == "sets":
-        cfg, fed, make = tiny_sets.settings(name, rounds=[3], select="validation"), tiny_sets.federation(), tiny_sets.arm
+        cfg, fed, make = (
+            tiny_sets.settings(name, rounds=[3], select="validation"),
+            tiny_sets.federation(),
+            tiny_sets.arm,
+        )
     else:
         keys = {"max_iterations": 2} if name == "uefl-published" else {}
         cfg, fed, make = settings(name, participation=0.6, quorum=0.5, **keys), None, arm
@@ -101,7 +114,11 @@ def test_an_update_that_is_not_finite_is_left_out_counted_and_said():
 def test_below_the_quorum_the_run_ends_with_an_error():
     algorithm, _, _ = arm(settings("fedavg", quorum=1.0), wrap=lambda e: Meddler(e, broken))
     with pytest.raises(
-        RunError, match=r"2 of 3 clients sent a sound update, the quorum is 3; the run stops here \(silo-1: values is not finite\)"
+        RunError,
+        match=(
+            r"2 of 3 clients sent a sound update, the quorum is 3; the run stops here \(silo-1: values is not"
+            r" finite\)"
+        ),
     ):
         algorithm.turn()
 
@@ -115,7 +132,11 @@ def test_an_update_that_is_too_long_is_left_out():
 
 
 def silent(reply):
-    return Reply(reply.client, error="gone") if reply.client == "silo-2" and "accuracy" in reply.metrics else reply
+    return (
+        Reply(reply.client, error="gone")
+        if reply.client == "silo-2" and "accuracy" in reply.metrics
+        else reply
+    )
 
 
 def test_a_client_that_does_not_answer_counts_against_the_quorum():
@@ -131,7 +152,9 @@ def test_a_client_that_does_not_answer_counts_against_the_quorum():
     assert len(notices) == 3
 
 
-@pytest.mark.parametrize(("quorum", "clients", "needed"), [(0.07, 100, 7), (0.14, 50, 7), (0.5, 3, 2), (1.0, 9, 9), (0.01, 3, 1)])
+@pytest.mark.parametrize(
+    ("quorum", "clients", "needed"), [(0.07, 100, 7), (0.14, 50, 7), (0.5, 3, 2), (1.0, 9, 9), (0.01, 3, 1)]
+)
 def test_the_quorum_is_rounded_up_but_not_by_floating_point_noise(quorum, clients, needed):
     check_quorum(quorum, 1, needed, clients, "answered", [])
     with pytest.raises(RunError, match=f"the quorum is {needed};"):
@@ -162,7 +185,9 @@ def test_a_loss_far_above_its_beginning_is_divergence():
     algorithm, _, _ = arm(settings("fedavg", rounds=[4]), wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
     algorithm.turn()
-    with pytest.raises(RunError, match=r"diverged: the training loss is 5e\+03 in round 2, it began at 2; lower lr"):
+    with pytest.raises(
+        RunError, match=r"diverged: the training loss is 5e\+03 in round 2, it began at 2; lower lr"
+    ):
         algorithm.turn()
 
 
@@ -175,7 +200,9 @@ def measures(**values):
     return lambda engine: Meddler(engine, meddle)
 
 
-@pytest.mark.parametrize("values", [{"nll": float("nan")}, {"accuracy": float("-inf")}, {"confidence": [0.5, float("inf")]}])
+@pytest.mark.parametrize(
+    "values", [{"nll": float("nan")}, {"accuracy": float("-inf")}, {"confidence": [0.5, float("inf")]}]
+)
 def test_a_client_that_measures_no_number_is_left_out_as_with_a_bad_update_and_the_run_goes_on(values):
     whole = finish(arm(settings("fedavg"))[0])
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**values))
@@ -184,7 +211,9 @@ def test_a_client_that_measures_no_number_is_left_out_as_with_a_bad_update_and_t
     assert len(records) == len(whole) * 2 / 3
     (key, value), *_ = values.items()
     value = value[-1] if isinstance(value, list) else value
-    assert notices[0] == f"round 2: left out silo-1: its {key} is {value}; if the model has diverged, lower lr"
+    assert (
+        notices[0] == f"round 2: left out silo-1: its {key} is {value}; if the model has diverged, lower lr"
+    )
     assert len(algorithm.left_out) == len(notices) == 3
     assert bool(torch.isfinite(algorithm.states[0].tensors["values"]).all())
 
@@ -203,7 +232,10 @@ def test_below_the_quorum_of_measurements_the_run_ends_and_names_the_number():
     algorithm.turn()
     with pytest.raises(
         RunError,
-        match=r"2 of 3 clients measured the model.* \(silo-1: its nll is nan; if the model has diverged, lower lr\)",
+        match=(
+            r"2 of 3 clients measured the model.* \(silo-1: its nll is nan; if the model has diverged, lower"
+            r" lr\)"
+        ),
     ):
         algorithm.turn()
 
@@ -215,7 +247,10 @@ def test_a_number_of_the_server_that_is_not_finite_ends_the_run():
 
     algorithm, _, _ = arm(settings("fedavg"), algorithm=Lost())
     algorithm.turn()
-    with pytest.raises(RunError, match="diverged after round 1: silo-0: its drift is nan; if the model has diverged, lower lr"):
+    with pytest.raises(
+        RunError,
+        match="diverged after round 1: silo-0: its drift is nan; if the model has diverged, lower lr",
+    ):
         algorithm.turn()
 
 
@@ -224,7 +259,9 @@ def test_the_last_partial_batch_is_trained_on(examples, batch, steps, monkeypatc
     taken = []
     step = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: (taken.append(1), step(self)))
-    algorithm, _, _ = arm(settings("fedavg", batch_size=batch), federation(sizes=(examples, examples, examples)))
+    algorithm, _, _ = arm(
+        settings("fedavg", batch_size=batch), federation(sizes=(examples, examples, examples))
+    )
     algorithm.turn()
     assert len(taken) == 3 * steps
 
@@ -234,7 +271,9 @@ def test_bf16_autocast_is_used_where_asked():
     for precision in ("fp32", "bf16"):
         room = workspace(settings("fedavg", precision=precision))
         with room.amp():
-            dtypes.add((precision, room.net(room.normalize(federation().silos[0].load().train.images[:2])).dtype))
+            dtypes.add(
+                (precision, room.net(room.normalize(federation().silos[0].load().train.images[:2])).dtype)
+            )
     assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
 
 
@@ -272,7 +311,8 @@ def test_a_round_copies_no_model():
     finish(algorithm)
     assert [p.data_ptr() for p in room.net.parameters()] == pointers
     assert all(
-        p.grad.data_ptr() != 0 and p.grad.untyped_storage().data_ptr() == room.flat.values.grad.data_ptr() for p in room.net.parameters()
+        p.grad.data_ptr() != 0 and p.grad.untyped_storage().data_ptr() == room.flat.values.grad.data_ptr()
+        for p in room.net.parameters()
     )
 
 
@@ -285,12 +325,16 @@ def test_a_model_is_loaded_once_in_a_turn(keys, monkeypatch):
     for _ in range(2):  # the second measures and trains
         loads.clear()
         algorithm.turn()
-        assert len(loads) == (3 + 1) * keys.get("members", 1)  # once for each client, and once to see that their mean is a model
+        # once for each client, and once to see that their mean is a model
+        assert len(loads) == (3 + 1) * keys.get("members", 1)
 
 
 def test_a_client_s_data_are_read_when_it_is_asked_and_once():
     read = []
-    silos = [replace(silo, load=lambda silo=silo: (read.append(silo.name), silo.load())[1]) for silo in federation().silos]
+    silos = [
+        replace(silo, load=lambda silo=silo: (read.append(silo.name), silo.load())[1])
+        for silo in federation().silos
+    ]
     clients = Clients(tuple(silos), torch.device("cpu"))
     clients.data("silo-1")
     clients.data("silo-1")

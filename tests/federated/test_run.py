@@ -23,7 +23,16 @@ from .whole_run import KEYS, Watcher, go_on, interrupted, outcome, start
 def test_the_folder_of_a_finished_run(finished):
     out, observer, summary = finished
     names = {path.name for path in out.iterdir()}
-    assert {"config.toml", "manifest.json", "metrics.jsonl", "summary.json", "checkpoint.json", "report.md", "plots", "run.lock"} <= names
+    assert {
+        "config.toml",
+        "manifest.json",
+        "metrics.jsonl",
+        "summary.json",
+        "checkpoint.json",
+        "report.md",
+        "plots",
+        "run.lock",
+    } <= names
     assert {"model-fedavg.safetensors", "model-uefl.safetensors"} <= names
     assert not [name for name in names if name.endswith((".tmp", ".new"))]
     assert summary == json.loads((out / "summary.json").read_text())
@@ -77,10 +86,16 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, t
 
 def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     out = finished[0]
-    with pytest.raises(UserError, match=r"holds a finished run already; choose another folder with --out, or see .*: uefl report"):
+    with pytest.raises(
+        UserError,
+        match=r"holds a finished run already; choose another folder with --out, or see .*: uefl report",
+    ):
         start(out)
     begun = interrupted(tmp_path / "begun")
-    with pytest.raises(UserError, match="holds a run that has not finished; choose another folder with --out, or uefl train --resume"):
+    with pytest.raises(
+        UserError,
+        match="holds a run that has not finished; choose another folder with --out, or uefl train --resume",
+    ):
         start(begun)
     with folder.lock(begun), pytest.raises(UserError, match="is in use by another process"):
         start(begun)
@@ -96,10 +111,26 @@ def test_a_folder_in_use_is_left_alone(finished, tmp_path):
 
 def test_the_configuration_of_own_silos_names_no_number_of_clients(make_npz, tmp_path, monkeypatch):
     monkeypatch.chdir(make_npz().parent)
-    keys = ["source=data.npz", "image_size=8", "width=2", "hidden=8", "arms=fedavg", "rounds=[2]", "local_epochs=1", "threads=1"]
+    keys = [
+        "source=data.npz",
+        "image_size=8",
+        "width=2",
+        "hidden=8",
+        "arms=fedavg",
+        "rounds=[2]",
+        "local_epochs=1",
+        "threads=1",
+    ]
     cfg = config.load("own-silos", keys)
     with pytest.raises(KeyboardInterrupt):
-        run.train(cfg, preset="own-silos", out=tmp_path / "new", device="cpu", data_root=None, observer=Watcher(stop_after=3))
+        run.train(
+            cfg,
+            preset="own-silos",
+            out=tmp_path / "new",
+            device="cpu",
+            data_root=None,
+            observer=Watcher(stop_after=3),
+        )
     data = tomllib.loads((tmp_path / "new" / "config.toml").read_text())["data"]
     assert "clients" not in data
     assert data["source"] == str(tmp_path / "data.npz")  # found again from any folder
@@ -161,9 +192,11 @@ def test_the_saved_model_predicts_as_the_run_measured(finished):
     for arm, client in (("fedavg", None), ("uefl", "silo-1")):
         model = saved.load(out / f"model-{arm}.safetensors")
         hits = (model.predict(test.images, client).argmax(1) == test.labels).double().mean()
-        assert float(hits) == pytest.approx(summary["arms"][arm]["clients"]["silo-1"]["accuracy"], abs=0.15)  # dropout off, float32
+        # dropout off, float32
+        assert float(hits) == pytest.approx(summary["arms"][arm]["clients"]["silo-1"]["accuracy"], abs=0.15)
         assert model.classes == tuple("0123456789")
-    assert model.predict(test.images).shape == (len(test.images), 10)  # of a new site, with the codebook that fits best
+    # of a new site, with the codebook that fits best
+    assert model.predict(test.images).shape == (len(test.images), 10)
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", None], ids=["empty", "garbage", "absent"])
@@ -194,5 +227,7 @@ def test_devices(tmp_path):
         run.train(cfg, preset="demo", out=tmp_path / "a", device="tpu", data_root=None, observer=Watcher())
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):
-            run.train(cfg, preset="demo", out=tmp_path / "a", device="cuda", data_root=None, observer=Watcher())
+            run.train(
+                cfg, preset="demo", out=tmp_path / "a", device="cuda", data_root=None, observer=Watcher()
+            )
     assert not (tmp_path / "a").exists()

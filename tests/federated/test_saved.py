@@ -79,7 +79,10 @@ def test_any_number_of_images(model, monkeypatch):
         (IMAGES[..., :7], r"images: expected shape \[B, 1, 8, 8\], got \[12, 1, 8, 7\]"),
         (IMAGES.expand(-1, 3, -1, -1), r"images: expected shape \[B, 1, 8, 8\], got \[12, 3, 8, 8\]"),
         (IMAGES[0, 0], r"images: expected shape \[B, 1, 8, 8\], got \[8, 8\]"),
-        (IMAGES.movedim(1, 3), r"got \[12, 8, 8, 1\] \(channels come before height and width: permute them\)"),
+        (
+            IMAGES.movedim(1, 3),
+            r"got \[12, 8, 8, 1\] \(channels come before height and width: permute them\)",
+        ),
         ([[0, 1]], "images: expected a tensor, a NumPy array or a list of paths, got list"),
     ],
     ids=["0-255", "normalised", "int64", "size", "channels", "one-image", "channels-last", "list"],
@@ -91,28 +94,55 @@ def test_images_that_would_give_a_wrong_answer_are_refused(model, images, messag
 
 def test_images_not_resized_as_in_the_run_are_told_how(folder):
     write(folder / "resized.safetensors", settings("fedavg", image_size=8))
-    model, large = saved.load(folder / "resized.safetensors"), IMAGES.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy()
+    model, large = (
+        saved.load(folder / "resized.safetensors"),
+        IMAGES.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy(),
+    )
     for images in (large, large[:, 0]):
-        message = f"images: expected shape [B, 1, 8, 8], got {list(images.shape)}; the run resized its images to 8x8: "
-        with pytest.raises(UserError, match=re.escape(message + "uefl.data.rotate.resize(torch.as_tensor(images), 8) does the same")):
+        message = (
+            f"images: expected shape [B, 1, 8, 8], got {list(images.shape)}; the run resized its images to"
+            " 8x8: "
+        )
+        with pytest.raises(
+            UserError,
+            match=re.escape(message + "uefl.data.rotate.resize(torch.as_tensor(images), 8) does the same"),
+        ):
             model.predict(images)
-        assert torch.equal(model.predict(resize(torch.as_tensor(images), 8)), model.predict(resize(torch.as_tensor(large), 8)))
+        assert torch.equal(
+            model.predict(resize(torch.as_tensor(images), 8)),
+            model.predict(resize(torch.as_tensor(large), 8)),
+        )
     with pytest.raises(UserError, match=r"got \[12, 3, 8, 8\]$"):
         model.predict(IMAGES.expand(-1, 3, -1, -1))
 
 
 def test_a_client_that_is_not_there_is_refused(model, folder):
     assert model.clients == ("silo-0", "silo-1", "silo-2")
-    with pytest.raises(UserError, match="client 'berlin' has no part of its own in this model; expected one of silo-0, silo-1, silo-2"):
+    with pytest.raises(
+        UserError,
+        match="client 'berlin' has no part of its own in this model; expected one of silo-0, silo-1, silo-2",
+    ):
         model.predict(IMAGES, "berlin")
-    with pytest.raises(UserError, match="client 'silo-0' has no part of its own in this model; expected None, its clients share all of it"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "client 'silo-0' has no part of its own in this model; expected None, its clients share all of it"
+        ),
+    ):
         saved.load(folder / "model-fedavg.safetensors").predict(IMAGES, "silo-0")
 
 
 def test_a_folder_stands_for_its_only_model(folder, tmp_path):
-    with pytest.raises(UserError, match=r"holds the models of several arms; load one of them: .*model-fedavg.safetensors, .*model-fedper"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"holds the models of several arms; load one of them: .*model-fedavg.safetensors, .*model-fedper"
+        ),
+    ):
         saved.load(folder)
-    with pytest.raises(UserError, match=r"holds no model-<arm>.safetensors; a run writes one when an arm has ended"):
+    with pytest.raises(
+        UserError, match=r"holds no model-<arm>.safetensors; a run writes one when an arm has ended"
+    ):
         saved.load(tmp_path)
     (tmp_path / "model-uefl.safetensors").write_bytes((folder / "model-uefl.safetensors").read_bytes())
     assert saved.load(str(tmp_path)).clients == ("silo-0", "silo-1", "silo-2")
@@ -121,7 +151,11 @@ def test_a_folder_stands_for_its_only_model(folder, tmp_path):
 def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
     seen = []
     build = net.encoders.resnet18
-    monkeypatch.setattr(net.encoders, "resnet18", lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1])
+    monkeypatch.setattr(
+        net.encoders,
+        "resnet18",
+        lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1],
+    )
     base = {"arms": {"arm": {"algorithm": "fedavg"}}}
     cfg = config.load(base, encoder="resnet18", pretrained=True)
     weights = net.Net(Model(encoder="resnet18"), (1, 8, 8), 3).state_dict()
@@ -146,7 +180,9 @@ def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
     path = tmp_path / "model-a.safetensors"
     with safe_open(folder / "model-fedavg.safetensors", "pt") as file:
         about = json.loads(file.metadata()["uefl-model-3"]) | {"algorithm": "fedavgg"}
-    checkpoint.save_tensors(path, load_file(folder / "model-fedavg.safetensors"), {"uefl-model-3": json.dumps(about)})
+    checkpoint.save_tensors(
+        path, load_file(folder / "model-fedavg.safetensors"), {"uefl-model-3": json.dumps(about)}
+    )
     with pytest.raises(UserError, match=r"no algorithm 'fedavgg' \(did you mean 'fedavg'\?\)"):
         saved.load(path)
 
@@ -154,14 +190,29 @@ def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"normalize": "imagenet"}, "key 'data.normalize': 'imagenet' is for images of 3 channels, these have 1; use 'standard'"),
+        (
+            {"normalize": "imagenet"},
+            "key 'data.normalize': 'imagenet' is for images of 3 channels, these have 1; use 'standard'",
+        ),
         ({"model": {"encoder": "resnet50"}}, "key 'model.encoder': expected 'cnn', 'vgg16_bn'"),
         ({"model": {"width": -3}}, "key 'model.width': expected greater than or equal to 1; got -3"),
-        ({"model": {"width": 8}}, "weights 'encoder.0.weight': the network of its configuration has [8, 1, 3, 3], the file [4, 1, 3, 3]"),
+        (
+            {"model": {"width": 8}},
+            (
+                "weights 'encoder.0.weight': the network of its configuration has [8, 1, 3, 3], the file [4,"
+                " 1, 3, 3]"
+            ),
+        ),
         ({"parameters": {"mu": 1}}, "unknown key 'mu' in [parameters]"),
         ({"members": 2}, "key 'members': the file holds other networks than those of 2 members"),
-        ({"members": 4}, "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none"),
-        ({"members": 1}, "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none"),
+        (
+            {"members": 4},
+            "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none",
+        ),
+        (
+            {"members": 1},
+            "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none",
+        ),
         ({"clients": {"silo-0": ["codebook"]}}, "'codebook' of client 'silo-0' is missing"),
     ],
     ids=["imagenet", "resnet50", "width", "wider", "parameter", "none", "more", "single", "codebook"],
@@ -177,15 +228,21 @@ def test_a_model_whose_description_was_changed_is_refused_by_name(tmp_path, keys
         about = json.loads(file.metadata()["uefl-model-3"])
     changed = about | {key: about[key] | value if key == "model" else value for key, value in keys.items()}
     checkpoint.save_tensors(path, load_file(path), {"uefl-model-3": json.dumps(changed)})
-    with pytest.raises(UserError, match=f"^{re.escape(f'{path}: {message}')}.*of another version of uefl; restore it$"):
+    with pytest.raises(
+        UserError, match=f"^{re.escape(f'{path}: {message}')}.*of another version of uefl; restore it$"
+    ):
         saved.load(path)
 
 
 @pytest.mark.parametrize(
-    ("description", "message"), [("{", "Expecting property name"), ("{}", "its description is damaged")], ids=["json", "empty"]
+    ("description", "message"),
+    [("{", "Expecting property name"), ("{}", "its description is damaged")],
+    ids=["json", "empty"],
 )
 def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, description, message):
-    checkpoint.save_tensors(tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-3": description})
+    checkpoint.save_tensors(
+        tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-3": description}
+    )
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'model-uefl.safetensors'}: {message}")):
         saved.load(tmp_path)
 
@@ -193,7 +250,12 @@ def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, descr
 def test_a_model_on_another_device_is_whole_there_and_this_one_stays(model):
     there = model.to("meta")
     (net, clients), before = there.members[0], model.predict(IMAGES, "silo-0")
-    tensors = [*net.state_dict().values(), *(tensor for own in clients.values() for tensor in own.values()), there.mean, there.std]
+    tensors = [
+        *net.state_dict().values(),
+        *(tensor for own in clients.values() for tensor in own.values()),
+        there.mean,
+        there.std,
+    ]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert there.clients == model.clients
     assert torch.equal(model.predict(IMAGES, "silo-0"), before)
@@ -212,7 +274,8 @@ def test_a_model_on_a_gpu_takes_and_returns_tensors_of_the_cpu(folder):
         model = saved.load(folder / f"model-{name}.safetensors")
         found = model.to("cuda").predict(IMAGES, client)
         assert found.device.type == "cpu"
-        torch.testing.assert_close(found, model.predict(IMAGES, client), atol=2e-3, rtol=0)  # TF32 convolutions
+        # TF32 convolutions
+        torch.testing.assert_close(found, model.predict(IMAGES, client), atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +295,8 @@ def test_a_file_of_a_stranger_costs_no_more_than_its_bytes(folder, tmp_path, cha
     with safe_open(str(folder / "model-fedavg.safetensors"), "pt") as file:
         ((key, text),) = file.metadata().items()
     path = tmp_path / "model.safetensors"
-    checkpoint.save_tensors(path, load_file(folder / "model-fedavg.safetensors"), {key: change(json.loads(text))})
+    checkpoint.save_tensors(
+        path, load_file(folder / "model-fedavg.safetensors"), {key: change(json.loads(text))}
+    )
     with pytest.raises(UserError, match=reason):
         saved.load(path)

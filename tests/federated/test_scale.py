@@ -11,7 +11,9 @@ from uefl.errors import UserError
 
 from . import tiny
 
-MOST = 6  # MiB for 1,800 more clients: 3.4 KB each, for names, a place in the list of silos, a name of a file, and the system's own noise
+# MiB for 1,800 more clients: 3.4 KB each, for names, a place in the list of silos, a name of a file, and the
+# system's own noise
+MOST = 6
 
 
 @pytest.mark.slow
@@ -32,8 +34,15 @@ def test_generated_clients_are_made_anew_alike():
     assert [silo.name for silo in federation.silos[:2]] == ["client-00", "client-01"]
     for silo, other in zip(federation.silos, again.silos, strict=True):
         first, second = silo.load(), other.load()
-        assert [len(part) for part in (first.train, first.holdout, first.test)] == [silo.sizes.train, silo.sizes.holdout, silo.sizes.test]
-        assert all(torch.equal(a.images, b.images) for a, b in zip(vars(first).values(), vars(second).values(), strict=True))
+        assert [len(part) for part in (first.train, first.holdout, first.test)] == [
+            silo.sizes.train,
+            silo.sizes.holdout,
+            silo.sizes.test,
+        ]
+        assert all(
+            torch.equal(a.images, b.images)
+            for a, b in zip(vars(first).values(), vars(second).values(), strict=True)
+        )
     assert not torch.equal(federation.silos[0].load().train.images, federation.silos[1].load().train.images)
     assert 0.3 < federation.mean[0] < 0.7
     legacy = config.load("many-clients", clients=2, legacy_holdout=True)
@@ -42,17 +51,24 @@ def test_generated_clients_are_made_anew_alike():
 
 
 def test_generated_images_are_not_dealt():
-    for keys, message in (({"image_size": 8}, "image_size"), ({"partition": {"scheme": "rotations"}}, "partition")):
+    for keys, message in (
+        ({"image_size": 8}, "image_size"),
+        ({"partition": {"scheme": "rotations"}}, "partition"),
+    ):
         with pytest.raises(UserError, match=f"key '{message}'"):
             build(config.load("many-clients", data=keys).data, kind="labeled", seed=0)
     with pytest.raises(UserError, match="key 'clients'"):
         build(
-            config.load("demo").data.model_copy(update={"source": generated.NAME, "partition": None, "clients": None}),
+            config.load("demo").data.model_copy(
+                update={"source": generated.NAME, "partition": None, "clients": None}
+            ),
             kind="labeled",
             seed=0,
         )
     with pytest.raises(UserError, match="makes labeled images"):
-        build(config.load("fedul-demo").data.model_copy(update={"source": generated.NAME}), kind="sets", seed=0)
+        build(
+            config.load("fedul-demo").data.model_copy(update={"source": generated.NAME}), kind="sets", seed=0
+        )
 
 
 def test_clients_without_a_place_in_memory_are_read_for_every_turn(monkeypatch):

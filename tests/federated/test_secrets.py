@@ -1,4 +1,5 @@
-"""What protects the data of a client is drawn from its own secret: whoever knows the run's seed, and all messages, cannot draw it again."""
+"""What protects the data of a client is drawn from its own secret: whoever knows the run's seed, and all
+messages, cannot draw it again."""
 
 import re
 from pathlib import Path
@@ -21,7 +22,8 @@ SECRETS = {f"silo-{i}": bytes([i]) * 32 for i in range(3)}
 
 
 class Programs:
-    """An engine over the program of one silo for each client, which has the client's secret in a folder of its own."""
+    """An engine over the program of one silo for each client, which has the client's secret in a folder of
+    its own."""
 
     def __init__(self, cfg, fed, folder):
         self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
@@ -47,7 +49,8 @@ def with_secrets(engine):
 
 
 def test_pseudo_images_do_not_give_the_images_away(monkeypatch):
-    """The attack on FedBR: the server, or another silo, draws the matrix of the means again from the seed, and solves for the images."""
+    """The attack on FedBR: the server, or another silo, draws the matrix of the means again from the seed,
+    and solves for the images."""
     fed, asked, original = federation((48, 48, 48)), {}, FedBR.answer
 
     def watched(self, work):
@@ -80,7 +83,9 @@ def test_who_asks_again_gets_the_same_means():
     assert torch.equal(*found)
     other = arm(settings("fedbr", pseudo=9), fed)[0]
     other.turn()
-    assert not any(torch.equal(mine, theirs) for mine in other.states[0].tensors["pseudo"] for theirs in found[0])
+    assert not any(
+        torch.equal(mine, theirs) for mine in other.states[0].tensors["pseudo"] for theirs in found[0]
+    )
 
 
 def test_the_offset_of_distrans_is_not_drawn_from_the_seed(tmp_path):
@@ -98,7 +103,9 @@ def test_silos_with_secrets_of_their_own_train_as_the_local_engine_with_these(tm
     for name, keys in {"fedbr": {"pseudo": 6}, "distrans": {"private_mean": False}}.items():
         cfg, fed = settings(name, **keys), federation((148, 148, 148))
         local = arm(cfg, fed, with_secrets)[0]
-        remote = arm(cfg, fed, lambda _, cfg=cfg, fed=fed, name=name: Programs(cfg, fed, tmp_path / name), home=True)[0]
+        remote = arm(
+            cfg, fed, lambda _, cfg=cfg, fed=fed, name=name: Programs(cfg, fed, tmp_path / name), home=True
+        )[0]
         assert repr(finish(remote)) == repr(finish(local))
         for key, tensor in local.state()[0].items():
             assert torch.equal(remote.state()[0][key], tensor), (name, key)
@@ -115,7 +122,11 @@ def test_a_secret_is_made_once_and_is_its_owner_s_alone(tmp_path):
 def test_the_page_says_of_every_algorithm_what_it_reveals():
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     table = page.split("| algorithm | what its messages reveal |")[1].split("\n\n")[0]
-    named = {name for row in table.splitlines() for name in re.findall(r"`([a-z-]+)`", row.split("|")[1] if row else "")}
+    named = {
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`([a-z-]+)`", row.split("|")[1] if row else "")
+    }
     own = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")}
     assert own - named == set()
 
@@ -124,7 +135,9 @@ def test_the_page_says_of_every_algorithm_what_it_reveals():
 def test_a_silo_answers_the_algorithms_that_its_owner_names(answered, caplog):
     cfg, fed = settings("fedbr"), federation()
     program = SiloProgram(Given("silo-0", fed), torch.device("cpu"), algorithms=answered)
-    message = packed_message(messages(cfg)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"})
+    message = packed_message(
+        messages(cfg)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"}
+    )
     for packet in (message, Packet(greeting(cfg), {})):
         error = program(packet).header["error"]
         assert (error == "algorithm") == (answered == ("fedavg", "fedprox"))

@@ -24,10 +24,15 @@ def again(cfg, kind):
 
 
 class Grower(Algorithm):
-    """A state of another shape for each client, and a tensor that is first there after a client has trained."""
+    """A state of another shape for each client, and a tensor that is first there after a client has
+    trained."""
 
     def client_state(self, client):
-        return {"own": torch.zeros(1 + self.context.clients.index(client)) if client in self.context.clients else torch.zeros(1)}
+        return {
+            "own": torch.zeros(1 + self.context.clients.index(client))
+            if client in self.context.clients
+            else torch.zeros(1)
+        }
 
     def before_round(self, work):
         work.private["own"] = work.private["own"] + 1
@@ -38,7 +43,8 @@ def test_state_of_any_shape_and_name_comes_back():
     cfg = settings("fedavg", participation=0.5, rounds=[4])
     one = make(cfg, Grower())
     records = finish(one)
-    assert all("global_accuracy" not in record for record in records)  # nothing is said to stand for all clients
+    # nothing is said to stand for all clients
+    assert all("global_accuracy" not in record for record in records)
     for client, own in one.private[0].items():
         assert (client in one.have_trained) == ("seen" in own)
         assert own["own"].tolist() == [float(own.get("seen", 0))] * (1 + one.context.clients.index(client))
@@ -178,7 +184,11 @@ def test_the_client_half_of_a_member_has_the_seed_of_the_member():
 
 @pytest.mark.parametrize("name", ["fedper", "fedbn"])
 def test_a_client_that_never_trained_is_measured_with_the_mean_of_those_that_have(name):
-    one = arm(settings(name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})))[0]
+    one = arm(
+        settings(
+            name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})
+        )
+    )[0]
     sent = []
 
     class Spy:
@@ -204,7 +214,12 @@ def test_a_client_that_never_trained_is_measured_with_the_mean_of_those_that_hav
         assert sent[1][first[0]].reference[part].equal(tensor)
     assert sent[1][never].options["newcomer"] is True
     assert "newcomer" not in sent[1][first[0]].options
-    assert abs(records[never]["accuracy"] - records[never]["global_accuracy"]) < 0.2  # dropout alone tells them apart
-    resumed = arm(settings(name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})))[0]
+    # dropout alone tells them apart
+    assert abs(records[never]["accuracy"] - records[never]["global_accuracy"]) < 0.2
+    resumed = arm(
+        settings(
+            name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})
+        )
+    )[0]
     resumed.restore(*one.state())
     assert resumed.have_trained == one.have_trained

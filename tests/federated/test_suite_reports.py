@@ -58,7 +58,9 @@ def test_every_measure_has_its_paired_difference(tmp_path: Path) -> None:
     assert table.rows == [["few / uefl", _interval([0.1, 0.07, 0.07]), _interval([-0.1, 0.2, 0.0])]]
     assert table in report.content(result, []).sections[0].blocks
     more = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "usage")}))
-    assert report.differences(more)[1].header == ["case / arm", "accuracy"], "a measure that the compared arm lacks has no difference"
+    assert report.differences(more)[1].header == ["case / arm", "accuracy"], (
+        "a measure that the compared arm lacks has no difference"
+    )
     one = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy",)}))
     assert report.differences(one) == []
 
@@ -68,13 +70,22 @@ def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
     text = TINY.replace('data.source = "cifar100"\n', 'training.lr = 0.5\nagainst = "few"\n').replace(
         "[cases.few]", '[cases.few]\narms = ["fedavg"]'
     )
-    (tmp_path / "mine.toml").write_text(text.partition("[cases.few.paper]")[0] + "[cases.absent]" + text.partition("[cases.absent]")[2])
+    (tmp_path / "mine.toml").write_text(
+        text.partition("[cases.few.paper]")[0] + "[cases.absent]" + text.partition("[cases.absent]")[2]
+    )
     whole = suite.load(str(tmp_path / "mine.toml"))
     assert whole.configs("cpu")["absent"].training.lr == 0.5
     jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
-    accuracy = {"few/fedavg": [0.5, 0.7, 0.9], "absent/fedavg": [0.4, 0.6, 0.7], "absent/uefl": [0.6, 0.77, 0.97]}
+    accuracy = {
+        "few/fedavg": [0.5, 0.7, 0.9],
+        "absent/fedavg": [0.4, 0.6, 0.7],
+        "absent/uefl": [0.6, 0.77, 0.97],
+    }
     for job in jobs:
-        lines = [line | {"accuracy": accuracy[f"{job.case}/{job.arm}"][job.seed]} for line in run_folder.records((job.arm,))]
+        lines = [
+            line | {"accuracy": accuracy[f"{job.case}/{job.arm}"][job.seed]}
+            for line in run_folder.records((job.arm,))
+        ]
         run_folder.write(job.folder, lines, seed=job.seed)
     result = report.collect(whole, "cpu", jobs, {})
     assert {row[0]: row[3] for row in report.table(result).rows} == {
@@ -86,7 +97,10 @@ def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
         ["absent / fedavg", _interval([-0.1, -0.1, -0.2]), _interval([0.0] * 3)],
         ["absent / uefl", _interval([0.1, 0.07, 0.07]), _interval([0.0] * 3)],
     ]
-    assert "Cases that are compared with another one: absent with fedavg of few." in report.content(result, []).sections[0].blocks
+    assert (
+        "Cases that are compared with another one: absent with fedavg of few."
+        in report.content(result, []).sections[0].blocks
+    )
     only = replace(result, runs={place: runs for place, runs in result.runs.items() if place[0] == "few"})
     assert report.elsewhere(only) == [], "a case without runs has nothing to compare"
     result.runs["few", "fedavg"][0].arms["fedavg"]["rounds"] = 1
@@ -97,7 +111,9 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> N
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     folder = tmp_path / "out" / "few" / "uefl" / "seed-1"
     (folder / "summary.json").write_text("{")
-    jobs = [job for job in suite.jobs(result.suite, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
+    jobs = [
+        job for job in suite.jobs(result.suite, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"
+    ]
     again = report.collect(result.suite, "cpu", jobs, {})
     assert list(again.values("few", "uefl", "accuracy")) == [0, 2]
     assert list(again.missing) == ["few/uefl/seed-1"]
@@ -114,19 +130,27 @@ def test_the_accuracy_that_validation_selects_stands_beside_that_of_the_last_rou
             lines = [line | {"validation_accuracy": 0.9 if line["round"] == 1 else 0.8} for line in lines]
         run_folder.write(job.folder, lines)
     result = report.collect(whole, "cpu", jobs, {})
-    assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]  # 0.1 x 2, and 0.01 of the mean client
+    # 0.1 x 2, and 0.01 of the mean client
+    assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]
     assert "last four rounds, or of all where it has fewer, selected_accuracy that of the round" in str(
         report.content(result, []).sections[0].blocks
     )
-    assert "selected_accuracy" not in str(report.content(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), []).sections)
+    assert "selected_accuracy" not in str(
+        report.content(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), []).sections
+    )
 
 
 def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     report.write(result, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {
-        "curves.png", "entropy.png", "perplexity.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png",
-    }  # fmt: skip
+        "curves.png",
+        "entropy.png",
+        "perplexity.png",
+        "sweep.png",
+        "entropy-few-uefl.png",
+        "usage-few-uefl.png",
+    }
     assert "| few / uefl | 3 | 0.600 ± 0.000 | 0.920 |" in (tmp_path / "out" / "report.md").read_text()
     assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 6
     numbers = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -140,7 +164,11 @@ def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
         + '[averages.both]\ncases = ["few", "absent"]\n[averages.both.paper]\nuefl = { accuracy = 0.5 }\n'
     )
     whole = suite.load(str(tmp_path / "mine.toml"))
-    given = {("few", "fedavg"): [0.1, 0.3, 0.2], ("few", "uefl"): [0.2, 0.5], ("absent", "uefl"): [0.4, 0.5, 0.9]}
+    given = {
+        ("few", "fedavg"): [0.1, 0.3, 0.2],
+        ("few", "uefl"): [0.2, 0.5],
+        ("absent", "uefl"): [0.4, 0.5, 0.9],
+    }
     jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
     for job in jobs:  # the two cases share the runs of fedavg
         accuracies = given.get((job.case, job.arm), given["few", "fedavg"])
@@ -157,21 +185,34 @@ def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
 
 
 def test_a_sweep_has_a_column_for_each_panel_and_intervals_of_the_paired_difference(tmp_path: Path) -> None:
-    text = TINY.replace("x = 4", 'x = 4\nlabel = "four"\npanel = "one"').replace("x = 8", 'x = 8\nlabel = "eight"\npanel = "two"')
+    text = TINY.replace("x = 4", 'x = 4\nlabel = "four"\npanel = "one"').replace(
+        "x = 8", 'x = 8\nlabel = "eight"\npanel = "two"'
+    )
     (tmp_path / "mine.toml").write_text(text.replace('data.source = "cifar100"', 'data.normalize = "raw"'))
     whole = suite.load(str(tmp_path / "mine.toml"))
     jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
     for job in jobs:
         accuracy = (0.5 if job.arm == "fedavg" else 0.6) + 0.01 * job.seed * (job.case == "few")
-        run_folder.write(job.folder, [line | {"accuracy": accuracy} for line in run_folder.records((job.arm,))], seed=job.seed)
+        run_folder.write(
+            job.folder,
+            [line | {"accuracy": accuracy} for line in run_folder.records((job.arm,))],
+            seed=job.seed,
+        )
     figure = report._draw_sweep(report.collect(whole, "cpu", jobs, {}), "accuracy")
     above, below = figure.axes[:2], figure.axes[2:4]
     assert [ax.get_title() for ax in above] == ["one", "two"]
     assert [[label.get_text() for label in ax.get_xticklabels()] for ax in below] == [["four"], ["eight"]]
-    (left, *_), segments = below[0].containers, [container.lines[2][0].get_segments() for container in below[0].containers]
-    assert [container.lines[0].get_ydata().tolist() for container in below[0].containers][1] == pytest.approx([0.1])
+    (left, *_), segments = (
+        below[0].containers,
+        [container.lines[2][0].get_segments() for container in below[0].containers],
+    )
+    assert [container.lines[0].get_ydata().tolist() for container in below[0].containers][1] == pytest.approx(
+        [0.1]
+    )
     assert left.has_yerr
-    assert all(abs(low[1] - high[1]) < 1e-9 for bars in segments for low, high in bars), "what seeds do to both arms alike is left out"
+    assert all(abs(low[1] - high[1]) < 1e-9 for bars in segments for low, high in bars), (
+        "what seeds do to both arms alike is left out"
+    )
     (bar,) = above[0].containers[0].lines[2][0].get_segments()
     assert bar[1][1] - bar[0][1] == pytest.approx(2 * 4.302653 * 0.01 / 3**0.5, abs=1e-6)
 
@@ -180,10 +221,12 @@ def test_what_begins_with_best_is_of_the_round_of_the_highest_accuracy(tmp_path:
     text = TINY.replace('"accuracy", "entropy"]', '"best_accuracy", "best_entropy", "last_accuracy"]')
     (tmp_path / "mine.toml").write_text(text.replace("uefl = { acc", "uefl = { best_acc"))
     whole = suite.load(str(tmp_path / "mine.toml"))
-    (job, *_) = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
+    job, *_ = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
     lines = run_folder.records(("fedavg",))
     at = {0: (0.5, 1.0), 1: (0.8, 0.7), 2: (0.6, 0.3)}
-    lines = [line | dict(zip(("accuracy", "entropy"), at[min(line["round"], 2)], strict=True)) for line in lines]
+    lines = [
+        line | dict(zip(("accuracy", "entropy"), at[min(line["round"], 2)], strict=True)) for line in lines
+    ]
     run_folder.write(job.folder, lines)
     result = report.collect(whole, "cpu", [job], {})
     found = [result.values("few", "fedavg", measure)[0] for measure in whole.measures]
@@ -192,7 +235,9 @@ def test_what_begins_with_best_is_of_the_round_of_the_highest_accuracy(tmp_path:
 
 
 def _tool():
-    spec = importlib.util.spec_from_file_location("results_tool", REPRODUCTION.parent / "tools" / "results.py")
+    spec = importlib.util.spec_from_file_location(
+        "results_tool", REPRODUCTION.parent / "tools" / "results.py"
+    )
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     return tool
@@ -206,13 +251,16 @@ def test_the_tables_of_a_kept_page_are_those_of_its_numbers(name: str, tmp_path:
     (tmp_path / f"{name}.md").write_text(before.replace("0.", "9."))
     _tool().again(tmp_path / f"{name}.json")
     tables = [line for line in before.splitlines() if line.startswith("|")]
-    assert [line for line in (tmp_path / f"{name}.md").read_text().splitlines() if line.startswith("|")] == tables
+    assert [
+        line for line in (tmp_path / f"{name}.md").read_text().splitlines() if line.startswith("|")
+    ] == tables
 
 
 def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
     """Table, numbers by seed and one picture; what is not there is said."""
     result = replace(
-        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}), missing={"few/uefl/seed-3": "no file in /some/where: why"}
+        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),
+        missing={"few/uefl/seed-3": "no file in /some/where: why"},
     )
     report.write(result, tmp_path / "out")
     tool = _tool()
@@ -230,7 +278,9 @@ def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
 
 def test_a_measure_that_no_run_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
-    unknown = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "nlll", "acuracy", "usage")}))
+    unknown = replace(
+        result, suite=result.suite.model_copy(update={"measures": ("accuracy", "nlll", "acuracy", "usage")})
+    )
     assert report.table(unknown).rows[0][-3:] == ["-", "-", "-"]
     assert report.absent(result) == []
     assert report.content(unknown, []).warnings == [
@@ -242,7 +292,9 @@ def test_a_measure_that_no_run_has_is_said_with_the_nearest_one(tmp_path: Path) 
 
 def test_a_measure_of_a_gpu_is_no_mistyped_one(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
-    of_gpu = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "milliseconds_gpu")}))
+    of_gpu = replace(
+        result, suite=result.suite.model_copy(update={"measures": ("accuracy", "milliseconds_gpu")})
+    )
     assert report.absent(of_gpu) == ["no run has the measure 'milliseconds_gpu', which takes a GPU"]
 
 
@@ -271,7 +323,11 @@ def test_a_mean_of_fewer_seeds_than_the_row_has_is_said(tmp_path: Path) -> None:
     for said in (run.arms["uefl"], *run.records):
         del said["entropy"]
     (line,) = report.partial(result)
-    assert line == "Some means are of fewer seeds, because the other runs lack the measure: entropy of few / uefl (seeds 0, 2)."
+    assert (
+        line
+        == "Some means are of fewer seeds, because the other runs lack the measure: entropy of few / uefl"
+        " (seeds 0, 2)."
+    )
     assert line in report.content(result, []).sections[0].blocks
 
 
@@ -287,11 +343,14 @@ def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_pat
 
 
 def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
-    """Two clients upright and one turned, by either partition; accuracies of a round are 0.01 apart, those of the rounds 0.1."""
+    """Two clients upright and one turned, by either partition; accuracies of a round are 0.01 apart, those of
+    the rounds 0.1."""
     found = {}
     schemes = {
         "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},
-        "imbalanced": {"partition": {"scheme": "imbalanced", "angles": [0, -50], "clients_per_angle": [2, 1]}},
+        "imbalanced": {
+            "partition": {"scheme": "imbalanced", "angles": [0, -50], "clients_per_angle": [2, 1]}
+        },
     }
     for name, data in schemes.items():
         run = read_run(run_folder.write(tmp_path / name, data=data))
@@ -302,17 +361,28 @@ def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
     assert found["rotations"][:4] == found["imbalanced"][:4] == pytest.approx(expected)
     assert found["rotations"][4] is found["imbalanced"][4] is None
     assert read_run(run_folder.write(tmp_path / "upright")).angles == {}
-    lists = read_run(run_folder.write(tmp_path / "lists", [r | {"usage": [1, 2]} for r in run_folder.records()], data=schemes["rotations"]))
+    lists = read_run(
+        run_folder.write(
+            tmp_path / "lists",
+            [r | {"usage": [1, 2]} for r in run_folder.records()],
+            data=schemes["rotations"],
+        )
+    )
     assert report._value(lists, "fedavg", "usage@0") is None
 
 
 def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
-    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"})
+    result = replace(
+        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"}
+    )
     assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
 
 
 def test_a_reason_that_runs_of_a_case_have_in_common_is_said_once(tmp_path: Path) -> None:
     missing = {f"{case}/{arm}/seed-0": "no file" for case in ("absent", "gone") for arm in ("fedavg", "uefl")}
-    result = replace(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing=missing | {"few/uefl/seed-3": "why"})
+    result = replace(
+        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}),
+        missing=missing | {"few/uefl/seed-3": "why"},
+    )
     lines = ["2 runs of absent: no file", "2 runs of gone: no file", "few/uefl/seed-3: why"]
     assert report.content(result, []).sections[-1].blocks == [lines]

@@ -31,19 +31,24 @@ from .test_suites import TINY, tiny
 
 
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    job, *_ = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     run_folder.write(job.folder, run_folder.records(("fedavg",)))
-    with pytest.raises(UserError, match=r"seed-0: a run with another configuration \(.*\bdata.clients.*\); remove it, or "):
+    with pytest.raises(
+        UserError, match=r"seed-0: a run with another configuration \(.*\bdata.clients.*\); remove it, or "
+    ):
         runner.check_configurations([job])
 
 
 def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path) -> None:
-    """Known by its results, by its runs where it was interrupted before there were any, or by being a run itself."""
+    """Known by its results, by its runs where it was interrupted before there were any, or by being a run
+    itself."""
     whole = suite.load(tiny(tmp_path))
     jobs = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
     runner.check_own(tmp_path / "out", "tiny", jobs)  # not there yet
     run_folder.write(tmp_path / "out" / "other" / "uefl" / "seed-0")
-    with pytest.raises(UserError, match="out holds the runs of another suite; choose another folder with --out"):
+    with pytest.raises(
+        UserError, match="out holds the runs of another suite; choose another folder with --out"
+    ):
         runner.check_own(tmp_path / "out", "tiny", jobs)
     results = tmp_path / "out" / "results.json"
     results.write_text(json.dumps(report.plain(report.Result(whole, "cpu", {}, {}))))
@@ -66,7 +71,7 @@ def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path
 
 
 def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:
-    (job, *_) = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    job, *_ = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     assert job.config.run.precision == "auto"
     job.folder.mkdir(parents=True)
     (job.folder / "config.toml").write_text(job.config.with_run(precision="bf16").to_toml())
@@ -81,16 +86,21 @@ def test_a_suite_whose_file_was_changed_names_all_its_runs_before_it_begins(tmp_
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "config.toml").write_text(job.config.to_toml())
     (tmp_path / "tiny.toml").write_text(TINY.replace("codewords = 4", "codewords = 3"))
-    found = CliRunner().invoke(app, ["suite", str(tmp_path / "tiny.toml"), "--seeds", "2", "--out", str(tmp_path / "out")])
+    found = CliRunner().invoke(
+        app, ["suite", str(tmp_path / "tiny.toml"), "--seeds", "2", "--out", str(tmp_path / "out")]
+    )
     folder = tmp_path / "out" / "few" / "uefl" / "seed-0"
     message = (
-        f"{folder} and 1 more: runs with another configuration (arms.uefl.codewords); remove them, or choose another folder with --out"
+        f"{folder} and 1 more: runs with another configuration (arms.uefl.codewords); remove them, or choose"
+        " another folder with --out"
     )
     assert (found.exit_code, found.stdout, found.stderr) == (2, "", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_as_many_runs_as_asked_share_the_one_device(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_runs_as_asked_share_the_one_device(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
     going: list[Process] = []
     most, seen = 0, []
@@ -116,7 +126,9 @@ def test_as_many_runs_as_asked_share_the_one_device(device: str, tmp_path: Path,
     monkeypatch.setattr(runner, "_LOOK", 0.0)
     jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
     ends: list[runner.Ended] = []
-    runner.run(jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None)
+    runner.run(
+        jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None
+    )
     assert most == 3
     assert len(seen) == len(ends) == 8
     assert {args[2] for args in seen} == {device}
@@ -135,7 +147,12 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shown = io.StringIO()
     keys = {"scale": "cpu", "seeds": 1, "jobs": 2, "device": "cpu", "data_root": None}
     with pytest.raises(RunError, match="4 of 4 runs are not there"):
-        command.run(tiny(tmp_path), out=tmp_path / "out [/x]", console=Console(file=shown, force_terminal=True, width=160), **keys)
+        command.run(
+            tiny(tmp_path),
+            out=tmp_path / "out [/x]",
+            console=Console(file=shown, force_terminal=True, width=160),
+            **keys,
+        )
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert f"4 runs, 0 of them finished, 2 at a time, in {tmp_path / 'out [/x]'}" in text
     assert f"report: {tmp_path / 'out [/x]' / 'report.html'}" in text
@@ -145,27 +162,42 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.search(r"7/8 rounds .* few uefl 0\b", text)  # two rounds each of three that have ended, and one
 
 
-def test_what_is_to_be_known_of_the_table_stands_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_to_be_known_of_the_table_stands_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two seeds of an arm that ended early, and a measure that is mistyped."""
-    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]'))
+    (tmp_path / "mine.toml").write_text(
+        TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]')
+    )
 
     def by_hand(jobs: list[suite.Job], **_: object) -> None:
         for job in jobs:
             lines = run_folder.records((job.arm,))
-            run_folder.write(job.folder, [line for line in lines if job.arm == "fedavg" or line["round"] < 3], seed=job.seed)
+            run_folder.write(
+                job.folder,
+                [line for line in lines if job.arm == "fedavg" or line["round"] < 3],
+                seed=job.seed,
+            )
 
     monkeypatch.setattr(runner, "run", by_hand)
     monkeypatch.setattr(report, "write", lambda *_: None)
     shown = io.StringIO()
     keys = {"scale": "cpu", "seeds": 2, "jobs": 1, "device": "cpu", "data_root": None}
-    command.run(str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys)
+    command.run(
+        str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys
+    )
     below = shown.getvalue().partition("few / uefl")[2]
-    assert "rounds: few / uefl 3, fedavg 4.\nno run has the measure 'entropi' (did you mean 'entropy'?)\nreport: " in below
+    assert (
+        "rounds: few / uefl 3, fedavg 4.\nno run has the measure 'entropi' (did you mean"
+        " 'entropy'?)\nreport: " in below
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["suite", tiny(tmp_path), "--out", str(tmp_path / "out"), "--device", "cuda"])
+    found = CliRunner().invoke(
+        app, ["suite", tiny(tmp_path), "--out", str(tmp_path / "out"), "--device", "cuda"]
+    )
     assert found.exit_code == 2
     assert "--device cuda: no CUDA device is available" in found.output
     assert not (tmp_path / "out").exists()
@@ -173,7 +205,18 @@ def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
-    command = ["suite", tiny(tmp_path), "--seeds", "1", "--out", str(tmp_path / "out"), "--device", "cpu", "--data-root", str(tmp_path)]
+    command = [
+        "suite",
+        tiny(tmp_path),
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+        "--data-root",
+        str(tmp_path),
+    ]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
     assert "error: 2 of 4 runs are not there" in first.output
@@ -181,7 +224,13 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     assert "2 runs of absent: " in text
     assert "cifar100" in text
     pictures = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
-    assert pictures >= {"curves.png", "sweep.png", "entropy-few-uefl.png", "usage-few-uefl.png", "features-few-uefl.png"}
+    assert pictures >= {
+        "curves.png",
+        "sweep.png",
+        "entropy-few-uefl.png",
+        "usage-few-uefl.png",
+        "features-few-uefl.png",
+    }
     assert "features-few-fedavg.png" not in pictures
     _shows_features_and_codewords(tmp_path / "out" / "few" / "uefl" / "seed-0")
     before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
@@ -191,10 +240,13 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
 
 
 def _shows_features_and_codewords(run: Path) -> None:
-    """A panel for each client: nine tokens of each of its ten test images, the four shared codewords, and those that it has got."""
+    """A panel for each client: nine tokens of each of its ten test images, the four shared codewords, and
+    those that it has got."""
     panels = features.draw(run, None).axes
     books = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]
-    assert [ax.get_title() for ax in panels] == [f"silo-{i}, {len(book)} codewords" for i, book in enumerate(books)]
+    assert [ax.get_title() for ax in panels] == [
+        f"silo-{i}, {len(book)} codewords" for i, book in enumerate(books)
+    ]
     for ax, book in zip(panels, books, strict=True):
         assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(book) - 4]
 
@@ -209,7 +261,8 @@ def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment
 
 
 def test_codewords_for_what_others_leave_are_drawn_from_the_mean_on() -> None:
-    """Features around (9, 9); a client's added codeword is nothing, so that it stands in the middle of them."""
+    """Features around (9, 9); a client's added codeword is nothing, so that it stands in the middle of
+    them."""
     found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
     book = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
     for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):
@@ -218,9 +271,12 @@ def test_codewords_for_what_others_leave_are_drawn_from_the_mean_on() -> None:
 
 
 def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It inherits what its parent does at its start; a Ctrl-C in a suite's first seconds would print the traceback of its imports."""
+    """It inherits what its parent does at its start; a Ctrl-C in a suite's first seconds would print the
+    traceback of its imports."""
     before, seen = signal.getsignal(signal.SIGINT), []
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(
+        "multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT))
+    )
     runner.run([], side_by_side=1, device="cpu", data_root=None, ended=print, look=print)
     assert seen == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is before
@@ -228,7 +284,19 @@ def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "uefl", "suite", tiny(tmp_path), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "uefl",
+        "suite",
+        tiny(tmp_path),
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     suite_process = subprocess.Popen([*command, "--device", "cpu"], stdout=subprocess.DEVNULL)
     children = Path(f"/proc/{suite_process.pid}/task/{suite_process.pid}/children")
     end = time.monotonic() + 120
@@ -236,7 +304,11 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     suite_process.kill()
     suite_process.wait()
-    while Path(f"/proc/{found[0]}/cmdline").exists() and Path(f"/proc/{found[0]}/cmdline").read_bytes() and time.monotonic() < end:
+    while (
+        Path(f"/proc/{found[0]}/cmdline").exists()
+        and Path(f"/proc/{found[0]}/cmdline").read_bytes()
+        and time.monotonic() < end
+    ):
         time.sleep(0.05)
     assert time.monotonic() < end, "the run went on"
 
@@ -247,30 +319,48 @@ def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     mine = str(tmp_path / "mine.toml")
     first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]
-    keys = {"preset": str(first.folder), "out": first.folder, "device": "cpu", "data_root": None, "pages": False}
+    keys = {
+        "preset": str(first.folder),
+        "out": first.folder,
+        "device": "cpu",
+        "data_root": None,
+        "pages": False,
+    }
     with pytest.raises(KeyboardInterrupt):
         run.train(first.config, observer=Killer((first.arm, 2, "silo-1")), **keys)
     assert not (first.folder / "summary.json").exists()
     for name in ("stopped", "whole"):
-        found = CliRunner().invoke(app, ["suite", mine, "--seeds", "1", "--out", str(tmp_path / name), "--device", "cpu"])
+        found = CliRunner().invoke(
+            app, ["suite", mine, "--seeds", "1", "--out", str(tmp_path / name), "--device", "cpu"]
+        )
         assert found.exit_code == 0, found.output
     assert "fedavg goes on after round 2/2" in first.folder.with_suffix(".log").read_text()
-    (of_stopped, *stopped), (of_whole, *whole) = (outcome(tmp_path / name / "few" / first.arm / "seed-0") for name in ("stopped", "whole"))
+    (of_stopped, *stopped), (of_whole, *whole) = (
+        outcome(tmp_path / name / "few" / first.arm / "seed-0") for name in ("stopped", "whole")
+    )
     assert stopped == whole
     assert of_stopped["arms"] == of_whole["arms"]
 
 
-def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The count is that of the network and of one client's codebook."""
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     job = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path / "out", threads=1)[1]
-    run.train(job.config, preset="", out=job.folder, device="cpu", data_root=None, observer=Killer(), pages=False)
+    run.train(
+        job.config, preset="", out=job.folder, device="cpu", data_root=None, observer=Killer(), pages=False
+    )
     monkeypatch.setattr(cost, "_REPEATS", 2)
     went: list[str] = []
     timed: list[SavedModel] = []
     there = load(job.folder).model("uefl")
     monkeypatch.setattr(SavedModel, "to", lambda model, device: went.append(device) or there)
-    monkeypatch.setattr(cost, "milliseconds", lambda model, client, of=cost.milliseconds: timed.append(model) or of(model, client))
+    monkeypatch.setattr(
+        cost,
+        "milliseconds",
+        lambda model, client, of=cost.milliseconds: timed.append(model) or of(model, client),
+    )
     cost.measure(job.folder, gpu=False)
     assert set(cost.read(job.folder)) == {"parameters_millions", "milliseconds"}
     for _ in range(2):  # the file of a machine without a GPU is not the last word, that of one with is
@@ -280,4 +370,6 @@ def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(tmp_path: 
     assert (went, len(timed), timed[-1] is there) == (["cuda"], 3, True)
     assert min(found["milliseconds"], found["milliseconds_gpu"]) > 0
     net, own = load(job.folder).model("uefl").members[0]
-    assert 1e6 * found["parameters_millions"] == pytest.approx(sum(p.numel() for p in net.parameters()) + own["silo-0"]["codebook"].numel())
+    assert 1e6 * found["parameters_millions"] == pytest.approx(
+        sum(p.numel() for p in net.parameters()) + own["silo-0"]["codebook"].numel()
+    )

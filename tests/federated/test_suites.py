@@ -68,7 +68,9 @@ def tiny(tmp_path: Path) -> str:
 def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
     whole = suite.load(name)
     for case, cfg in whole.configs(scale).items():
-        assert whole.cases[case].paper.keys() <= cfg.arms.keys(), f"{case}: the paper's numbers are of arms that it has"
+        assert whole.cases[case].paper.keys() <= cfg.arms.keys(), (
+            f"{case}: the paper's numbers are of arms that it has"
+        )
         if any(arm.algorithm == "uefl-published" for arm in cfg.arms.values()):
             assert cfg.training.max_iterations, f"{case}: the published code goes on for ever"
     arms = {arm for cfg in whole.configs(scale).values() for arm in cfg.arms}
@@ -79,7 +81,8 @@ def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", suite.suites())
 def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
-    """A round in each of two iterations, on small generated files: each arm in the first case that has it, and another one in each case."""
+    """A round in each of two iterations, on small generated files: each arm in the first case that has it,
+    and another one in each case."""
     trained: set[str] = set()
     for number, cfg in enumerate(suite.load(name).configs("cpu").values()):
         names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
@@ -89,7 +92,8 @@ def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
 
 @pytest.mark.slow
 def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path) -> None:
-    """At its own size, on images of theirs, but for a narrower CNN and weights from scratch; few images, and the last arm of a case."""
+    """At its own size, on images of theirs, but for a narrower CNN and weights from scratch; few images, and
+    the last arm of a case."""
     trained: set[tuple[object, ...]] = set()
     for name in suite.suites():
         for cfg in suite.load(name).configs("paper").values():
@@ -98,8 +102,12 @@ def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path
                 continue
             trained.add(place)
             (*_, last) = smallest(cfg)
-            model = cfg.model.model_copy(update={"pretrained": False} | ({"width": 16} if "cnn" in cfg.model.encoder else {}))
-            training = last.training.model_copy(update={"batch_size": 8, "local_steps": 1 if last.kind == "labeled" else 0})
+            model = cfg.model.model_copy(
+                update={"pretrained": False} | ({"width": 16} if "cnn" in cfg.model.encoder else {})
+            )
+            training = last.training.model_copy(
+                update={"batch_size": 8, "local_steps": 1 if last.kind == "labeled" else 0}
+            )
             last = replace(last, model=model, training=training)
             data = build(last.data, kind=last.kind, seed=0, data_root=every_source)
             one, room, _ = tiny_arm(last, data)
@@ -111,7 +119,9 @@ def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path
     assert {encoder for _, encoder, *_ in trained} >= {"cnn", "vgg16_bn", "resnet18"}
 
 
-@pytest.mark.parametrize("file", sorted((REPRODUCTION / "preregistration").glob("*.toml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((REPRODUCTION / "preregistration").glob("*.toml")), ids=lambda file: file.stem
+)
 def test_a_comparison_that_was_planned_can_still_be_run(file: Path) -> None:
     """With the methods that it was written for: their keys are those of today."""
     configs = suite.load(str(file)).configs("cpu")
@@ -120,8 +130,18 @@ def test_a_comparison_that_was_planned_can_still_be_run(file: Path) -> None:
 
 def test_the_small_scale_is_smaller() -> None:
     small, large = (suite.load("table1").configs(scale)["mnist"] for scale in ("cpu", "paper"))
-    assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (8, 9, 16, [16, 4, 4])
-    assert (large.model.width, large.data.clients, large.data.image_size, large.training.iterations()) == (128, 9, 0, [20] * 5)
+    assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (
+        8,
+        9,
+        16,
+        [16, 4, 4],
+    )
+    assert (large.model.width, large.data.clients, large.data.image_size, large.training.iterations()) == (
+        128,
+        9,
+        0,
+        [20] * 5,
+    )
 
 
 def test_the_scale_of_the_paper_has_the_published_settings() -> None:
@@ -138,19 +158,30 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
 
 
 def test_the_wider_network_has_the_parameters_of_a_codebook_that_was_extended_twice() -> None:
-    """The control for the size of a method, in the preset and at both scales of its suite, of which one is that of the paper."""
+    """The control for the size of a method, in the preset and at both scales of its suite, of which one is
+    that of the paper."""
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
-    assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [(8, 9, 24), (128, 9, 100)]
+    assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [
+        (8, 9, 24),
+        (128, 9, 100),
+    ]
     for cfg in (config.load("controls"), *scales):
         dim, uefl = Net(cfg.model, (1, 28, 28), 10).dim, cfg.arms["uefl"].parameters.model_dump()
-        assert cfg.arms["fedavg-wide"].parameters.model_dump()["more_parameters"] == 3 * uefl["codewords"] * dim // uefl["segments"]
+        assert (
+            cfg.arms["fedavg-wide"].parameters.model_dump()["more_parameters"]
+            == 3 * uefl["codewords"] * dim // uefl["segments"]
+        )
 
 
-def test_a_clone_has_the_suites_of_the_papers_and_an_installation_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clone_has_the_suites_of_the_papers_and_an_installation_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file by its path runs from anywhere."""
     monkeypatch.chdir(tmp_path)
     assert suite.suites().keys() == {file.stem for file in REPRODUCTION.glob("*.toml")}
-    monkeypatch.setattr(suite, "_FOLDERS", (tmp_path / "site-packages" / "reproduction", Path("reproduction")))
+    monkeypatch.setattr(
+        suite, "_FOLDERS", (tmp_path / "site-packages" / "reproduction", Path("reproduction"))
+    )
     assert suite.suites() == {}
     found = CliRunner().invoke(app, ["suite"])
     assert found.exit_code == 2
@@ -191,7 +222,10 @@ def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:
 def test_seeds_begin_at_the_seed_of_the_case(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TINY.replace("run.passes = 2", "run = { passes = 2, seed = 100 }"))
     jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 2, tmp_path, threads=1)
-    assert {(job.seed, job.config.run.seed, job.folder.name) for job in jobs} == {(100, 100, "seed-100"), (101, 101, "seed-101")}
+    assert {(job.seed, job.config.run.seed, job.folder.name) for job in jobs} == {
+        (100, 100, "seed-100"),
+        (101, 101, "seed-101"),
+    }
 
 
 def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
@@ -206,19 +240,34 @@ def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("measures = 3", "key 'bad.against' is missing; give it a value"),
-        (TINY + "[cases.more]\nmodel.widht = 3", "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)"),
+        (
+            TINY + "[cases.more]\nmodel.widht = 3",
+            "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)",
+        ),
         (TINY + "[cases.more]\ncolour = 3", "unknown key 'colour'"),
         ("= 3", "is not valid TOML"),
         ("", "key 'bad.against' is missing; give it a value"),
-        (TINY.replace('against = "fedavg"', 'against = "fedvag"'), "key 'against': no case has an arm 'fedvag'; there are fedavg, uefl"),
+        (
+            TINY.replace('against = "fedavg"', 'against = "fedvag"'),
+            "key 'against': no case has an arm 'fedvag'; there are fedavg, uefl",
+        ),
         (TINY + '[cases."../away"]', "key 'cases': '../away' names a folder; expected up to 40 letters"),
         (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': no algorithm 'fedvag'"),
         (TINY + "[cases.more]\narms = 3", "case 'more': key 'arms'"),
-        (TINY.replace("uefl = { acc", "uelf = { acc"), "case 'few': key 'paper': there is no arm 'uelf' (did you mean 'uefl'?)"),
+        (
+            TINY.replace("uefl = { acc", "uelf = { acc"),
+            "case 'few': key 'paper': there is no arm 'uelf' (did you mean 'uefl'?)",
+        ),
         (TINY.replace("{ accuracy =", "{ acc ="), "key 'paper': there is no measure 'acc'"),
         (TINY.replace("x = ", "# x = "), "key 'axis': no case has a place on 'codewords'; give cases an `x`"),
-        (TINY + '[cases.more]\nagainst = "fewer"', "case 'more', key 'against': no case 'fewer' (did you mean 'few'?)"),
-        (TINY + '[cases.more]\narms = ["uefl"]\n[cases.most]\nagainst = "more"', "key 'against': case 'more' has no arm 'fedavg'"),
+        (
+            TINY + '[cases.more]\nagainst = "fewer"',
+            "case 'more', key 'against': no case 'fewer' (did you mean 'few'?)",
+        ),
+        (
+            TINY + '[cases.more]\narms = ["uefl"]\n[cases.most]\nagainst = "more"',
+            "key 'against': case 'more' has no arm 'fedavg'",
+        ),
         (TINY + '[cases."report.md"]', "'report.md' is a file or folder that the suite writes itself"),
     ],
 )
@@ -262,7 +311,9 @@ def test_a_case_picks_arms_by_name(tmp_path: Path) -> None:
 def test_data_of_ones_own_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run folder keeps the whole path, which is compared when the suite goes on."""
     (tmp_path / "silos").mkdir()
-    (tmp_path / "mine.toml").write_text('against = "fedavg"\n[cases.a]\nbase = "own-silos"\ndata.source = "silos"\n')
+    (tmp_path / "mine.toml").write_text(
+        'against = "fedavg"\n[cases.a]\nbase = "own-silos"\ndata.source = "silos"\n'
+    )
     monkeypatch.chdir(tmp_path)
     assert suite.load("mine.toml").configs("cpu")["a"].data.source == str(tmp_path / "silos")
 
@@ -280,7 +331,11 @@ def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None
     table1 = suite.load("table1")
     for case in table1.cases.values():
         for arm, numbers in case.paper.items():
-            for measure in {"accuracy", "entropy"} & numbers.keys():  # three silos of each rotation, and three digits
+            # three silos of each rotation, and three digits
+            for measure in {"accuracy", "entropy"} & numbers.keys():
                 of_each = [numbers[f"{measure}@{angle}"] for angle in (0, -50, 120)]
-                assert statistics.fmean(of_each) == pytest.approx(numbers[measure], abs=0.0011), (arm, measure)
+                assert statistics.fmean(of_each) == pytest.approx(numbers[measure], abs=0.0011), (
+                    arm,
+                    measure,
+                )
     assert {f"{m}@{a}" for m in ("accuracy", "entropy") for a in (0, -50, 120)} <= set(table1.measures)

@@ -26,7 +26,11 @@ class Linear(Algorithm):
 def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
     keys, optimizer = OPTIMIZERS[name]
     fed = alone(federation(), 0)
-    one, room, _ = arm(settings("fedavg", optimizer=name, lr=0.05, batch_size=1000, local_steps=3, **keys), fed, algorithm=Linear())
+    one, room, _ = arm(
+        settings("fedavg", optimizer=name, lr=0.05, batch_size=1000, local_steps=3, **keys),
+        fed,
+        algorithm=Linear(),
+    )
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     nn.utils.vector_to_parameters(values(one).clone(), net.parameters())
     train = fed.silos[0].load().train
@@ -41,7 +45,9 @@ def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
     assert not torch.allclose(values(one), before, atol=1e-2)
 
 
-@pytest.mark.parametrize(("keys", "steps"), [({"local_epochs": 2}, 2 * 3), ({"local_steps": 5}, 5), ({"local_steps": 2}, 2)])
+@pytest.mark.parametrize(
+    ("keys", "steps"), [({"local_epochs": 2}, 2 * 3), ({"local_steps": 5}, 5), ({"local_steps": 2}, 2)]
+)
 def test_the_budget_is_in_epochs_or_in_steps(keys, steps):
     fed = alone(federation(sizes=(48, 48, 48)), 0)
     one = arm(settings("fedavg", batch_size=16, **keys), fed, algorithm=Linear())[0]

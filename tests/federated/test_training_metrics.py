@@ -19,7 +19,8 @@ from .tiny import KEYS, arm, federation, finish, settings
 
 
 class Measured(Algorithm):
-    """FedAvg that records the mean of a value for every client; half of it is the seed's, to tell members apart."""
+    """FedAvg that records the mean of a value for every client; half of it is the seed's, to tell members
+    apart."""
 
     columns: ClassVar = {"drift": "mean of a term"}
     value = staticmethod(lambda work: torch.tensor(1.5))
@@ -57,7 +58,8 @@ def test_what_is_noted_is_the_mean_over_the_images_of_the_round():
 
 
 def test_the_training_accuracy_is_that_of_the_steps():
-    """With a step that moves next to nothing it is the accuracy of the model that was sent, in training mode."""
+    """With a step that moves next to nothing it is the accuracy of the model that was sent, in training
+    mode."""
     one, room, _ = arm(settings("fedavg", optimizer="sgd", lr=1e-12, batch_size=48, dropout=0.0, rounds=[1]))
     records = finish(one)
     room.net.train()
@@ -76,7 +78,9 @@ def test_the_loss_of_the_quantiser_is_recorded():
     records = finish(one)
     room.net.train()
     for silo, record in zip(federation().silos, records, strict=True):
-        out = uefl_kernels.vq(room.net.tokens(room.normalize(silo.load().train.images)), codebook, commitment_weight=0.25)
+        out = uefl_kernels.vq(
+            room.net.tokens(room.normalize(silo.load().train.images)), codebook, commitment_weight=0.25
+        )
         assert record["vq_loss"] == pytest.approx(float(out.loss.detach()), rel=1e-4)
 
 
@@ -97,7 +101,10 @@ def test_members_of_an_ensemble_are_averaged_over_those_that_have_a_value():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_client_with_a_value_that_is_not_finite_is_left_out(value):
-    with pytest.raises(RunError, match=rf"0 of 3 clients sent a sound update.*\(silo-0: its drift is {value}; if the model has"):
+    with pytest.raises(
+        RunError,
+        match=rf"0 of 3 clients sent a sound update.*\(silo-0: its drift is {value}; if the model has",
+    ):
         made(lambda work: value).turn()
 
 
@@ -107,7 +114,9 @@ def test_a_name_of_the_frame_is_refused(name):
         def after_round(self, work):
             work.metrics[name] = 1.0
 
-    with pytest.raises(ValueError, match=rf"work\.metrics: the frame itself records '{name}'; choose another name"):
+    with pytest.raises(
+        ValueError, match=rf"work\.metrics: the frame itself records '{name}'; choose another name"
+    ):
         arm(settings("fedavg"), algorithm=Taken())[0].turn()
 
 
@@ -122,7 +131,9 @@ def test_the_names_of_the_frame_are_all_that_a_plain_run_records():
 def test_it_is_in_the_file_and_in_the_report(tmp_path):
     data = {"data": {"clients": 2, "train_per_client": 32, "test_per_client": 12}}
     uefl.train(
-        {**KEYS, **data, "run": {"threads": 1, "precision": "fp32", "passes": 2}}, out=tmp_path / "run", arms={"measured": Measured()}
+        {**KEYS, **data, "run": {"threads": 1, "precision": "fp32", "passes": 2}},
+        out=tmp_path / "run",
+        arms={"measured": Measured()},
     )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["drift"] == 1.5 for line in lines)

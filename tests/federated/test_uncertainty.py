@@ -5,11 +5,22 @@ import pytest
 import torch
 
 from uefl.models.net import Head
-from uefl.uncertainty import Prediction, certain, ensemble, joined, mc_dropout, of_head, of_network, without_spread
+from uefl.uncertainty import (
+    Prediction,
+    certain,
+    ensemble,
+    joined,
+    mc_dropout,
+    of_head,
+    of_network,
+    without_spread,
+)
 from uefl_kernels.metrics import entropy
 
 
-def confident_head(p: float, logit_dropout: bool, classes: int = 10) -> tuple[Head, torch.Tensor, torch.Tensor]:
+def confident_head(
+    p: float, logit_dropout: bool, classes: int = 10
+) -> tuple[Head, torch.Tensor, torch.Tensor]:
     """A head that is as sure as can be of the label that its input is the one-hot code of."""
     head = Head(classes, classes, classes, p, logit_dropout)
     with torch.no_grad():
@@ -32,7 +43,8 @@ def test_a_confident_head_without_logit_dropout_has_no_entropy_left():
 
 
 def test_logit_dropout_puts_a_floor_under_the_entropy():
-    # With the top logit dropped in about 2 of 20 passes, no confidence can push the mean below about 0.16 nats.
+    # With the top logit dropped in about 2 of 20 passes, no confidence can push the mean below about 0.16
+    # nats.
     torch.manual_seed(0)
     head, tokens, _ = confident_head(0.1, True)
     head.drop.p = 0.0
@@ -45,7 +57,9 @@ def test_logit_dropout_bounds_the_accuracy_with_dropout_on(classes):
     torch.manual_seed(0)
     head, tokens, labels = confident_head(0.1, True, classes)
     head.drop.p = 0.0
-    hits = [(head.train().stochastic(head.prefix(tokens)).argmax(1) == labels).float().mean() for _ in range(40)]
+    hits = [
+        (head.train().stochastic(head.prefix(tokens)).argmax(1) == labels).float().mean() for _ in range(40)
+    ]
     bound = 0.9 + 0.1 * (1 - 0.9**classes) / (0.1 * classes)
     assert float(torch.stack(hits).mean()) == pytest.approx(bound, abs=0.006)
 
@@ -79,7 +93,9 @@ def test_the_number_of_passes_says_how_a_head_is_asked(passes, dropout):
 
 def test_a_network_of_any_kind_draws_passes_with_dropout_on():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 3)).eval()
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(12, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 3)
+    ).eval()
     images = torch.randn(9, 3, 2, 2)
     drawn = of_network(net, images, 4000, contextlib.nullcontext)
     assert not net[2].training
@@ -94,7 +110,8 @@ def test_a_network_of_any_kind_draws_passes_with_dropout_on():
 
 
 def test_what_no_dropout_reaches_runs_once_for_all_passes(monkeypatch):
-    """And once more for the pass with dropout off; a network is traced once, and seen with the weights that it has now."""
+    """And once more for the pass with dropout off; a network is traced once, and seen with the weights that
+    it has now."""
     torch.manual_seed(0)
     calls, forward = [], torch.nn.Flatten.forward
     monkeypatch.setattr(torch.nn.Flatten, "forward", lambda self, x: calls.append(len(x)) or forward(self, x))
@@ -111,7 +128,10 @@ def test_what_no_dropout_reaches_runs_once_for_all_passes(monkeypatch):
 
 
 def test_predictions_of_batches_are_joined_with_what_is_extra():
-    parts = [without_spread(torch.randn(n, 4).softmax(-1))._replace(extra={"codes": torch.full((n, 2), n)}) for n in (2, 3)]
+    parts = [
+        without_spread(torch.randn(n, 4).softmax(-1))._replace(extra={"codes": torch.full((n, 2), n)})
+        for n in (2, 3)
+    ]
     whole = joined(parts)
     assert torch.equal(whole.probs, torch.cat([part.probs for part in parts]))
     assert whole.extra["codes"].tolist() == [[2, 2]] * 2 + [[3, 3]] * 3

@@ -1,4 +1,5 @@
-"""Whole runs over workers, as a user starts them: the numbers of one process, also after one of the processes was killed."""
+"""Whole runs over workers, as a user starts them: the numbers of one process, also after one of the processes
+was killed."""
 
 import os
 import signal
@@ -28,10 +29,18 @@ def test_a_run_of_which_a_process_is_killed_leaves_no_other_and_goes_on(tmp_path
     assert gone(list(begun))
     if who == "worker":
         assert code == 1
-        assert "error: worker-1 has ended: killed by SIGKILL; go on with: uefl train --resume run --engine distributed --workers 2" in err
+        assert (
+            "error: worker-1 has ended: killed by SIGKILL; go on with: uefl train --resume run --engine"
+            " distributed --workers 2" in err
+        )
     code, _, err = uefl("train", "--resume", "run", *WORKERS, cwd=tmp_path)
     assert code == 0, err
-    for name in ("metrics.jsonl", "manifest.json", "config.toml", *(path.name for path in tmp_path.glob("local/model-*"))):
+    for name in (
+        "metrics.jsonl",
+        "manifest.json",
+        "config.toml",
+        *(path.name for path in tmp_path.glob("local/model-*")),
+    ):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name
 
 

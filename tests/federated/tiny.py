@@ -67,17 +67,33 @@ def federation(
         data = LabeledData(train, test if test_is_holdout else split(12, 3 * i + 2, noise[i]), test)
         silos.append(Silo.of(f"silo-{i}", data))
     nothing = split(0, 0, 0.1)
-    others = [Silo.of(f"unseen-{i}", LabeledData(nothing, nothing, split(12, 90 + i, 0.2))) for i in range(unseen)]
-    return Federation("labeled", tuple(silos), ("a", "b", "c"), (1, 8, 8), (0.3,), (0.4,), tuple(others), server, digest="tiny")
+    others = [
+        Silo.of(f"unseen-{i}", LabeledData(nothing, nothing, split(12, 90 + i, 0.2))) for i in range(unseen)
+    ]
+    return Federation(
+        "labeled",
+        tuple(silos),
+        ("a", "b", "c"),
+        (1, 8, 8),
+        (0.3,),
+        (0.4,),
+        tuple(others),
+        server,
+        digest="tiny",
+    )
 
 
 def context(cfg: Config, fed: Federation) -> Context:
     names = tuple(sorted(silo.name for silo in fed.silos))
     examples = {silo.name: silo.sizes.train for silo in fed.silos}
-    return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.image_shape, names, None, examples)
+    return Context(
+        cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.image_shape, names, None, examples
+    )
 
 
-def workspace(cfg: Config, fed: Federation | None = None, algorithm: Algorithm | None = None, device: str = "cpu") -> Workspace:
+def workspace(
+    cfg: Config, fed: Federation | None = None, algorithm: Algorithm | None = None, device: str = "cpu"
+) -> Workspace:
     fed = fed or federation()
     (arm,) = cfg.arms.values()
     algorithm = algorithm or find(arm.algorithm)(arm.parameters)
@@ -101,7 +117,13 @@ def arm(
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)
-    return Arm("arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append, privacy, home), room, notices
+    return (
+        Arm(
+            "arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append, privacy, home
+        ),
+        room,
+        notices,
+    )
 
 
 def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:
@@ -146,11 +168,16 @@ def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
 
 
 def smallest(cfg: Config) -> Iterator[Config]:
-    """Each arm of a configuration alone, as small as it goes: a round in each of two iterations, or of unlabeled sets in the only one."""
+    """Each arm of a configuration alone, as small as it goes: a round in each of two iterations, or of
+    unlabeled sets in the only one."""
     sets = getattr(cfg.data.partition, "sets", 0)
-    keys: dict[str, Any] = {"data": {"test_per_client": 10}, "training": {"rounds": [1], "batch_size": 16, "local_epochs": 1}}
+    keys: dict[str, Any] = {
+        "data": {"test_per_client": 10},
+        "training": {"rounds": [1], "batch_size": 16, "local_epochs": 1},
+    }
     if cfg.data.clients is not None:
-        keys["data"]["clients"] = 10 if getattr(cfg.data.partition, "of_groups", False) else 2  # several to each of five domains
+        # several to each of five domains
+        keys["data"]["clients"] = 10 if getattr(cfg.data.partition, "of_groups", False) else 2
     if getattr(cfg.data.partition, "angles", ()):
         keys["data"]["partition"] = {"angles": [0, 120]}
     if cfg.kind == "labeled":
@@ -166,16 +193,28 @@ def smallest(cfg: Config) -> Iterator[Config]:
     ensemble = cfg.run.uncertainty == "ensemble"
     for name, of_arm in cfg.table()["arms"].items():
         draws = cfg.kind == "labeled" and find(of_arm["algorithm"]).draws and not ensemble
-        keys["run"] = {"precision": "fp32", "evaluation": 1.0} | ({"passes": 2} if draws else {}) | ({"members": 2} if ensemble else {})
-        smaller = {"codewords": 4, "codebook_after": min(1, of_arm.get("codebook_after", 0)), "samples": 2, "head_epochs": 1}
+        keys["run"] = (
+            {"precision": "fp32", "evaluation": 1.0}
+            | ({"passes": 2} if draws else {})
+            | ({"members": 2} if ensemble else {})
+        )
+        smaller = {
+            "codewords": 4,
+            "codebook_after": min(1, of_arm.get("codebook_after", 0)),
+            "samples": 2,
+            "head_epochs": 1,
+        }
         if isinstance(of_arm.get("personal"), (list, tuple)):
             smaller |= {"personal": [["silo-0"], ["silo-1"]]}  # each client is in a list, and there are two
-        table = cfg.table() | {"arms": {name: of_arm | {key: value for key, value in smaller.items() if key in of_arm}}}
+        table = cfg.table() | {
+            "arms": {name: of_arm | {key: value for key, value in smaller.items() if key in of_arm}}
+        }
         yield config.load(table, **keys)
 
 
 def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] = arm) -> list[dict[str, Any]]:
-    """All records of a run that goes on in a new arm, as after a new start of the process, after every turn."""
+    """All records of a run that goes on in a new arm, as after a new start of the process, after every
+    turn."""
     records: list[dict[str, Any]] = []
     one = make(cfg, fed)[0]
     while not one.finished:

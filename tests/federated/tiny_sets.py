@@ -38,7 +38,9 @@ def federation(clients: int = 2, images: int = 60, sets: int = 4, noise: float =
         data = SetData(mine.images[chosen], torch.from_numpy(ids), table, mine.labels[chosen], None, test)
         silos.append(Silo.of(f"client-{c}", data))
     server = ServerData(split(30, 98, noise), split(30, 99, noise))
-    return Federation("sets", tuple(silos), ("a", "b", "c"), (1, 8, 8), (0.3,), (0.4,), (), server, digest="tiny sets")
+    return Federation(
+        "sets", tuple(silos), ("a", "b", "c"), (1, 8, 8), (0.3,), (0.4,), (), server, digest="tiny sets"
+    )
 
 
 def arm(cfg: Config, fed: Federation | None = None, **more: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Whole runs of the demo in a folder, small enough for a test: started, stopped anywhere, killed, gone on with."""
+"""Whole runs of the demo in a folder, small enough for a test: started, stopped anywhere, killed, gone on
+with."""
 
 from __future__ import annotations
 
@@ -15,9 +16,21 @@ from uefl import config, run
 
 KEYS = [
     'arms=["fedavg", "uefl"]',
-    "clients=3", "angles=[0, -50, 120]", "train_per_client=48", "test_per_client=20", "holdout=0.25", "width=4", "hidden=16",
-    "codewords=8", "rounds=[2, 1]", "local_epochs=1", "batch_size=16", "passes=3", "threads=1", "gamma=0.0",
-]  # fmt: skip
+    "clients=3",
+    "angles=[0, -50, 120]",
+    "train_per_client=48",
+    "test_per_client=20",
+    "holdout=0.25",
+    "width=4",
+    "hidden=16",
+    "codewords=8",
+    "rounds=[2, 1]",
+    "local_epochs=1",
+    "batch_size=16",
+    "passes=3",
+    "threads=1",
+    "gamma=0.0",
+]
 
 
 class Watcher:
@@ -46,7 +59,9 @@ class Watcher:
 
 def start(out: Path, *keys: str, observer: Watcher | None = None):
     cfg = config.load("demo", [*KEYS, *keys])
-    return run.train(cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher())
+    return run.train(
+        cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher()
+    )
 
 
 def go_on(out: Path, observer: Watcher | None = None):
@@ -59,7 +74,10 @@ def outcome(out: Path):
     for arm in summary["arms"].values():
         assert arm.pop("seconds") > 0
         assert arm.pop("cpu_seconds") > 0
-    models = {f.name: {k: v.tolist() for k, v in load_file(f).items()} for f in sorted(out.glob("model-*.safetensors"))}
+    models = {
+        f.name: {k: v.tolist() for k, v in load_file(f).items()}
+        for f in sorted(out.glob("model-*.safetensors"))
+    }
     return summary, (out / "metrics.jsonl").read_text(), models
 
 
@@ -82,7 +100,10 @@ start(Path(sys.argv[1]), observer=Killer())
 
 
 def killed(module: str, out: Path, *when: object) -> None:
-    """A run of the tests of that module, in a process that ends itself when that client of that round has its turn."""
+    """A run of the tests of that module, in a process that ends itself when that client of that round has its
+    turn."""
     code = _CHILD.format(module=module, when=when)
-    done = subprocess.run([sys.executable, "-c", code, str(out)], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(out)], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -1,4 +1,5 @@
-"""Triton kernels compiled ahead of time, in a process of their own: that of the tests has imported Triton for interpretation."""
+"""Triton kernels compiled ahead of time, in a process of their own: that of the tests has imported Triton for
+interpretation."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def report(script: str, folder: Path) -> Any:
     """What a script prints, as JSON; its first argument is a folder of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    done = subprocess.run([sys.executable, "-c", script, folder], env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, folder], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
@@ -31,8 +34,9 @@ def build(
     aligned: tuple[str, ...] | None = None,
     **options: Any,
 ) -> Any:
-    """The kernel for sm_``architecture``, called from the script. Of constants and types it takes those that it has arguments for;
-    an argument without either is of type ``other``. With ``aligned``, pointers and the arguments named are divisible by 16.
+    """The kernel for sm_``architecture``, called from the script. Of constants and types it takes those that
+    it has arguments for; an argument without either is of type ``other``. With ``aligned``, pointers and the
+    arguments named are divisible by 16.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -42,6 +46,12 @@ def build(
     signature = {name: "constexpr" if name in constants else types.get(name, other) for name in names}
     attributes = {}
     if aligned is not None:
-        attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] == "*" or name in aligned}
-    source = ASTSource(kernel, signature, {name: value for name, value in constants.items() if name in names}, attributes)
+        attributes = {
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(names)
+            if signature[name][0] == "*" or name in aligned
+        }
+    source = ASTSource(
+        kernel, signature, {name: value for name, value in constants.items() if name in names}, attributes
+    )
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)

@@ -14,7 +14,9 @@ from uefl_kernels._library import cuda_architecture_built, has_kernel
 
 # The same examples every time, and none refused because the machine was slow.
 SLOWNESS = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=SLOWNESS)
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=SLOWNESS
+)
 settings.load_profile("repeatable")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -31,7 +33,9 @@ def wrong_indices(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2") -
     return int((got != expected).sum())
 
 
-def normal(*shape: int, seed: int = 0, offset: float = 0.0, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def normal(
+    *shape: int, seed: int = 0, offset: float = 0.0, scale: float = 1.0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale + offset).to(dtype)
 
@@ -43,7 +47,8 @@ def cuda_built(op: str) -> bool:
 
 @pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def full_graph(request) -> functools.partial[Callable[..., Any]]:
-    """``torch.compile`` without a break. Inductor compiles C++ for seconds; of fast tests, ``test_nn_compile.py`` alone has it."""
+    """``torch.compile`` without a break. Inductor compiles C++ for seconds; of fast tests,
+    ``test_nn_compile.py`` alone has it."""
     torch._dynamo.reset()
     return functools.partial(torch.compile, fullgraph=True, backend=request.param)
 
@@ -59,7 +64,8 @@ def no_waiting() -> Iterator[None]:
 
 
 def captured(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A CUDA graph of a call and what it returned, where a replay puts its results; called once before, so that Triton has compiled."""
+    """A CUDA graph of a call and what it returned, where a replay puts its results; called once before, so
+    that Triton has compiled."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -28,11 +28,16 @@ SHAPES = {  # B, D, then the layers
 def mlp(shape, dtype=torch.float32, offset=0.0):
     x = normal(*shape[:2], dtype=dtype, offset=offset)
     fans = list(itertools.pairwise(shape[1:]))
-    weights = [(normal(fan_out, fan_in, seed=i + 1) / math.sqrt(fan_in)).to(dtype) for i, (fan_in, fan_out) in enumerate(fans)]
+    weights = [
+        (normal(fan_out, fan_in, seed=i + 1) / math.sqrt(fan_in)).to(dtype)
+        for i, (fan_in, fan_out) in enumerate(fans)
+    ]
     return x, weights, [normal(fan_out, seed=i + 9, dtype=dtype) for i, (_, fan_out) in enumerate(fans)]
 
 
-def stacked(x, weights, biases, *, p, passes, activation="gelu", logit_dropout=False, consistent=False, seed=0):
+def stacked(
+    x, weights, biases, *, p, passes, activation="gelu", logit_dropout=False, consistent=False, seed=0
+):
     """The composition of the docstring, in float64, with all passes kept; differentiable."""
     act, generator = reference.ACTIVATIONS[activation], torch.tensor(seed)
 
@@ -57,10 +62,17 @@ def assert_close(found, expected, tolerance):
     for name, got, want in zip(FIELDS, found, expected, strict=True):
         assert got.shape == want.shape, name
         assert got.dtype == want.dtype, name
-        torch.testing.assert_close(got, want, rtol=0, atol=tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            got, want, rtol=0, atol=tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def loss_of(stats):
     probs = stats.mean_probs
     weight = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype, device=probs.device)
-    return (probs * weight).square().sum() + stats.entropy.sum() + 2 * stats.mutual_info.sum() + (stats.variance * weight).sum()
+    return (
+        (probs * weight).square().sum()
+        + stats.entropy.sum()
+        + 2 * stats.mutual_info.sum()
+        + (stats.variance * weight).sum()
+    )

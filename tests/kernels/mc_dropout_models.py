@@ -39,7 +39,10 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.branch = Opaque(nn.Linear(6, 8)), nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(8, 8))
+        self.stem, self.branch = (
+            Opaque(nn.Linear(6, 8)),
+            nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(8, 8)),
+        )
         self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 3)
 
     def forward(self, x):
@@ -60,7 +63,8 @@ class Branching(nn.Module):
 
 
 class Transposed(nn.Module):
-    """The batch comes second where the dropout is, so passes must not be stacked along the first dimension."""
+    """The batch comes second where the dropout is, so passes must not be stacked along the first
+    dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +112,12 @@ class Applied(nn.Module):
 
     def __init__(self, function, branches: bool = False) -> None:
         super().__init__()
-        self.first, self.second, self.function, self.branches = nn.Linear(6, 20), nn.Linear(20, 4), function, branches
+        self.first, self.second, self.function, self.branches = (
+            nn.Linear(6, 20),
+            nn.Linear(20, 4),
+            function,
+            branches,
+        )
 
     def forward(self, x):
         if self.branches and x.sum() > 1e9:
@@ -117,7 +126,8 @@ class Applied(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Its own forward reads two parameters (one of a layer) and computes with a buffer, before and after the dropout."""
+    """Its own forward reads two parameters (one of a layer) and computes with a buffer, before and after the
+    dropout."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""What the build does with an nvcc that is broken or older than the newest GPU it could compile for, and with its own options."""
+"""What the build does with an nvcc that is broken or older than the newest GPU it could compile for, and with
+its own options."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ real = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.fixture
 def configure(tmp_path):
     def run(nvcc: str, cuda: str) -> tuple[int, str]:
-        """CMake's exit code and its output, white space collapsed, with a shell script in the place of nvcc."""
+        """CMake's exit code and its output, white space collapsed, with a shell script in the place of
+        nvcc."""
         compiler = tmp_path / "nvcc"
         compiler.write_text(f"#!/bin/sh\n{nvcc}\n")
         compiler.chmod(0o755)
         options = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DUEFL_CUDA={cuda}"]
-        environment = os.environ | {"CUDACXX": str(compiler), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        environment = os.environ | {
+            "CUDACXX": str(compiler),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
         command = [CMAKE, "-S", ROOT, "-B", tmp_path / "build", "-GNinja", *options]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
@@ -50,7 +55,9 @@ def configure(tmp_path):
     ("nvcc", "says"),
     [
         pytest.param(BROKEN, "no nvcc that compiles was found", id="broken"),
-        pytest.param(TOO_OLD, "compiles C++20 for none of sm_80, sm_90a and sm_100", id="too-old", marks=real),
+        pytest.param(
+            TOO_OLD, "compiles C++20 for none of sm_80, sm_90a and sm_100", id="too-old", marks=real
+        ),
     ],
 )
 def test_nvcc_that_cannot_build_the_kernels_is_a_warning_unless_it_was_asked_for(configure, nvcc, says):
@@ -71,19 +78,31 @@ def test_architectures_that_nvcc_does_not_know_are_left_out(configure):
     assert "CUDA kernels for 80-real,90a-real,90-virtual " in output
 
 
-@pytest.mark.parametrize(("value", "modules"), [("off", 0), ("OFF", 0), ("0", 0), ("no", 0), ("false", 0), ("on", 2), ("1", 2), ("", 2)])
+@pytest.mark.parametrize(
+    ("value", "modules"),
+    [("off", 0), ("OFF", 0), ("0", 0), ("no", 0), ("false", 0), ("on", 2), ("1", 2), ("", 2)],
+)
 def test_uefl_build(value, modules):
-    code = "from distutils.core import run_setup; print(len(run_setup('setup.py', stop_after='init').ext_modules or []))"
+    code = (
+        "from distutils.core import run_setup; print(len(run_setup('setup.py', stop_after='init').ext_modules"
+        " or []))"
+    )
     environment = os.environ | {"UEFL_BUILD": value}
     done = subprocess.run(
-        [sys.executable, "-c", f"import setuptools; {code}"], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+        [sys.executable, "-c", f"import setuptools; {code}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=True,
     )
     assert done.stdout.split()[-1] == str(modules)
 
 
 @pytest.fixture
 def build(tmp_path):
-    """Runs setup.py with packages ``cmake`` and ``ninja`` whose scripts, not on PATH, only write down their arguments."""
+    """Runs setup.py with packages ``cmake`` and ``ninja`` whose scripts, not on PATH, only write down their
+    arguments."""
     for name in ("cmake", "ninja"):
         script = tmp_path / "bin" / name
         script.parent.mkdir(exist_ok=True)
@@ -97,7 +116,16 @@ def build(tmp_path):
     def run(**environment: str) -> set[str]:
         """What cmake was asked."""
         packages = f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path / "temp", "--build-lib", tmp_path / "lib"]
+        command = [
+            sys.executable,
+            "setup.py",
+            "-q",
+            "build_ext",
+            "--build-temp",
+            tmp_path / "temp",
+            "--build-lib",
+            tmp_path / "lib",
+        ]
         environment = os.environ | {"PYTHONPATH": packages} | environment
         subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=True)
         return set((tmp_path / "cmake-arguments").read_text().splitlines())
@@ -124,14 +152,17 @@ def test_a_program_that_is_nowhere_is_named():
         "import runpy; runpy.run_path('setup.py')['program']('ninja')"
     )
     environment = os.environ | {"PATH": "/nowhere", "UEFL_BUILD": "off"}
-    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
     assert done.returncode == 1
     assert "ninja is not installed: pip install ninja" in done.stderr
 
 
 @pytest.fixture
 def broken(tmp_path):
-    """Builds in a copy of the sources with a compiler that fails; returns the process and the folder of the modules."""
+    """Builds in a copy of the sources with a compiler that fails; returns the process and the folder of the
+    modules."""
     source = tmp_path / "Quellen mit Ümlaut"
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
@@ -150,7 +181,10 @@ def broken(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(("compiler", "says"), [("/nowhere/c++", "CXX names was not found"), ("false", "C++ compiler does not work")])
+@pytest.mark.parametrize(
+    ("compiler", "says"),
+    [("/nowhere/c++", "CXX names was not found"), ("false", "C++ compiler does not work")],
+)
 def test_without_a_compiler_there_is_one_warning_and_a_note(broken, compiler, says):
     done, package = broken(CXX=shutil.which(compiler) or compiler)
     assert done.returncode == 0, done.stderr
@@ -164,7 +198,9 @@ def test_without_a_compiler_there_is_one_warning_and_a_note(broken, compiler, sa
 def test_kernels_that_are_required_end_the_build_in_one_sentence(broken):
     done, package = broken(CXX="/nowhere/c++", UEFL_REQUIRE_KERNELS="1")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("uefl: the kernels cannot be compiled (UEFL_BUILD=off installs without them): ")
+    assert done.stderr.splitlines()[-1].startswith(
+        "uefl: the kernels cannot be compiled (UEFL_BUILD=off installs without them): "
+    )
     assert not (package / "_not_compiled.txt").exists()
 
 
@@ -177,7 +213,10 @@ def test_the_reason_is_said_once_where_the_kernels_are_used(tmp_path):
         (tmp_path / "uefl_kernels").mkdir(exist_ok=True)
         shutil.copy(file, tmp_path / "uefl_kernels")
     (tmp_path / "uefl_kernels" / "_not_compiled.txt").write_text("no compiler, for this test\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from uefl_kernels import _library; print(_library.load_error())"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from uefl_kernels import _library;"
+        " print(_library.load_error())"
+    )
     done = fresh.python(code)
     assert (done.returncode, done.stdout) == (0, "no compiler, for this test\n")
     assert done.stderr.count("no compiler, for this test") == 1
@@ -185,7 +224,9 @@ def test_the_reason_is_said_once_where_the_kernels_are_used(tmp_path):
 
 
 def test_a_python_that_is_too_old_is_named():
-    code = "import sys; sys.version_info = (3, 10, 4); sys.path.insert(0, 'tools/backend'); import build_backend"
+    code = (
+        "import sys; sys.version_info = (3, 10, 4); sys.path.insert(0, 'tools/backend'); import build_backend"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "Python 3.11 or newer is needed; this is Python 3.10" in done.stderr
@@ -203,7 +244,10 @@ def test_old_setuptools_are_named():
     code = "import setuptools, runpy; setuptools.__version__ = '76.1.0'; runpy.run_path('setup.py')"
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
-    assert "setuptools 76.1.0 is too old to build this, 77 or newer is needed: pip install 'setuptools>=77'" in done.stderr
+    assert (
+        "setuptools 76.1.0 is too old to build this, 77 or newer is needed: pip install 'setuptools>=77'"
+        in done.stderr
+    )
 
 
 NO_GPU, HOPPER, OLD_AND_NEW, NEWER = "exit 9", "echo 9.0", "echo 8.9; echo 10.0; echo 8.0", "echo 12.0"
@@ -228,12 +272,15 @@ def test_local_kernels_are_those_of_the_gpus_here(tmp_path, gpus, says):
     options = [f"-DPython3_EXECUTABLE={sys.executable}", "-DUEFL_CUDA=LOCAL", f"-DNVIDIA_SMI={tool}"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = [CMAKE, "-S", ROOT, "-B", tmp_path / "build", "-GNinja", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=True
+    )
     assert says in re.sub(r"\s+", " ", done.stdout)
 
 
 def test_kernels_know_nothing_of_torch():
-    """Of the C++ ``csrc/ops`` alone speaks to torch, and ``host.cpp`` to Python; the kernels take raw pointers."""
+    """Of the C++ ``csrc/ops`` alone speaks to torch, and ``host.cpp`` to Python; the kernels take raw
+    pointers."""
     speaking = {
         path.relative_to(ROOT / "csrc").parts[0]
         for path in (ROOT / "csrc").rglob("*.*")

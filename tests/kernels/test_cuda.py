@@ -11,7 +11,10 @@ from uefl_kernels._library import triton_available
 from .conftest import captured, cuda_built, no_waiting
 from .search_cases import CASES, codebook_with
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 def search_built():
@@ -22,7 +25,12 @@ def sm_90_built():
     return search_built() and torch.cuda.get_device_capability() == (9, 0)
 
 
-BACKENDS = {"cuda, wgmma": sm_90_built, "cuda, mma": search_built, "cuda, float32": search_built, "triton": triton_available}
+BACKENDS = {
+    "cuda, wgmma": sm_90_built,
+    "cuda, mma": search_built,
+    "cuda, float32": search_built,
+    "triton": triton_available,
+}
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
@@ -51,7 +59,10 @@ def test_small_equals_the_reference(case, metric):
 
 def test_small_strides_survive_on_the_device():
     """``.to`` makes some layouts dense; these views are taken on the device."""
-    x, codebook = torch.randn(2, 12, 7, 5, device="cuda").permute(0, 2, 3, 1), torch.randn(3, 40, 4, device="cuda")
+    x, codebook = (
+        torch.randn(2, 12, 7, 5, device="cuda").permute(0, 2, 3, 1),
+        torch.randn(3, 40, 4, device="cuda"),
+    )
     assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
     wide = torch.randn(50, 40, device="cuda")[::3, 1:37:3]
     assert torch.equal(vq_assign(wide, codebook), reference(wide, codebook))
@@ -76,7 +87,15 @@ def test_small_codeword_that_is_not_finite_never_wins(value, metric):
 
 @pytest.mark.parametrize(
     ("n", "d", "k"),
-    [(9216, 512, 64), (20_000, 64, 256), (5_000, 64, 5_000), (4_000, 128, 1000), (4_000, 200, 70), (3_000, 700, 33), (900, 3000, 40)],
+    [
+        (9216, 512, 64),
+        (20_000, 64, 256),
+        (5_000, 64, 5_000),
+        (4_000, 128, 1000),
+        (4_000, 200, 70),
+        (3_000, 700, 33),
+        (900, 3000, 40),
+    ],
 )
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 def test_full_tiles(n, d, k, offset):
@@ -85,14 +104,19 @@ def test_full_tiles(n, d, k, offset):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "d", "k"), [(20_000, 64, 1024), (6_000, 256, 300), (3_000, 512, 200), (3_000, 24, 4_000)])
+@pytest.mark.parametrize(
+    ("n", "d", "k"), [(20_000, 64, 1024), (6_000, 256, 300), (3_000, 512, 200), (3_000, 24, 4_000)]
+)
 def test_full_tiles_of_16_bits(n, d, k, dtype):
     x, codebook = torch.randn(n, d, device="cuda").to(dtype), torch.randn(k, d, device="cuda").to(dtype)
     assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
 
 
 def test_small_rows_with_gaps_and_a_codebook_each():
-    x, codebook = torch.randn(3, 300, 56, device="cuda")[:, 10:210, :48], torch.randn(3, 140, 16, device="cuda")
+    x, codebook = (
+        torch.randn(3, 300, 56, device="cuda")[:, 10:210, :48],
+        torch.randn(3, 140, 16, device="cuda"),
+    )
     assert torch.equal(vq_assign(x, codebook), reference(x, codebook))
     assert torch.equal(vq_assign(x, codebook[0]), reference(x, codebook[0]))
 
@@ -101,7 +125,9 @@ def test_small_path_that_is_not_known_is_refused(forced, monkeypatch):
     monkeypatch.setenv("UEFL_CUDA_SEARCH", "fastest")
     if forced != "cuda":
         pytest.skip("read by the CUDA C++ kernels only")
-    with pytest.raises(RuntimeError, match="UEFL_CUDA_SEARCH=fastest is not known; use auto, wgmma, mma or float32"):
+    with pytest.raises(
+        RuntimeError, match="UEFL_CUDA_SEARCH=fastest is not known; use auto, wgmma, mma or float32"
+    ):
         vq_assign(torch.randn(4, 6, device="cuda"), torch.randn(5, 6, device="cuda"))
 
 
@@ -114,8 +140,8 @@ def test_small_wgmma_elsewhere_is_refused(forced, monkeypatch):
 
 
 def test_small_graph_replays_with_new_data():
-    """Neither a wait for the host nor a launch that depends on the data: the list of open rows and the middle of the codebook are new at
-    every replay."""
+    """Neither a wait for the host nor a launch that depends on the data: the list of open rows and the middle
+    of the codebook are new at every replay."""
     x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
     graph, found = captured(lambda: vq_assign(x, codebook))
     for scale, offset in ((1.0, 0.0), (1e3, 0.0), (1.0, 5.0)):
@@ -126,14 +152,38 @@ def test_small_graph_replays_with_new_data():
 
 
 WRONG = {
-    "codebook on the CPU": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3), "l2"), "on the same device"),
-    "x on the CPU": (lambda: (torch.zeros(4, 6), torch.zeros(5, 3, device="cuda"), "l2"), "on the same device"),
-    "length": (lambda: (torch.zeros(4, 5, device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), "D must be S"),
-    "no codewords": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(0, 3, device="cuda"), "l2"), "codebook is empty"),
-    "scalar": (lambda: (torch.zeros((), device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), "x must have shape"),
-    "codebook of one dimension": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(3, device="cuda"), "l2"), "codebook must have"),
-    "metric": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda"), "l1"), "metric must be"),
-    "dtype": (lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda").int(), "l2"), "expected float32"),
+    "codebook on the CPU": (
+        lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3), "l2"),
+        "on the same device",
+    ),
+    "x on the CPU": (
+        lambda: (torch.zeros(4, 6), torch.zeros(5, 3, device="cuda"), "l2"),
+        "on the same device",
+    ),
+    "length": (
+        lambda: (torch.zeros(4, 5, device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"),
+        "D must be S",
+    ),
+    "no codewords": (
+        lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(0, 3, device="cuda"), "l2"),
+        "codebook is empty",
+    ),
+    "scalar": (
+        lambda: (torch.zeros((), device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"),
+        "x must have shape",
+    ),
+    "codebook of one dimension": (
+        lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(3, device="cuda"), "l2"),
+        "codebook must have",
+    ),
+    "metric": (
+        lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda"), "l1"),
+        "metric must be",
+    ),
+    "dtype": (
+        lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda").int(), "l2"),
+        "expected float32",
+    ),
 }
 
 
@@ -203,11 +253,15 @@ def test_small_kmeans_equals_the_cpu(init, metric):
     x, weights = torch.randn(900, 20), torch.rand(900)
     given = torch.cat([x[:5], 100 + torch.randn(7, 20)])  # seven empty clusters
     step = kmeans_step(x.cuda(), given.cuda(), weights=weights.cuda())
-    found = kmeans(x.cuda(), 12, weights=weights.cuda(), init=given.cuda() if init == "far" else init, metric=metric)
+    found = kmeans(
+        x.cuda(), 12, weights=weights.cuda(), init=given.cuda() if init == "far" else init, metric=metric
+    )
     with backend("auto"):
         expected_step = kmeans_step(x, given, weights=weights)
         expected = kmeans(x, 12, weights=weights, init=given if init == "far" else init, metric=metric)
-    for one, other in zip((*found, *step[:-1], *step.units), (*expected, *expected_step[:-1], *expected_step.units), strict=True):
+    for one, other in zip(
+        (*found, *step[:-1], *step.units), (*expected, *expected_step[:-1], *expected_step.units), strict=True
+    ):
         assert torch.equal(one.cpu(), other)
 
 
@@ -226,7 +280,8 @@ def test_small_kmeans_in_a_cuda_graph():
 def test_small_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
     x = torch.randn(2, 12, 700).transpose(1, 2) if layout == "channels first" else torch.randn(1400, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
-    codebook[..., 0, :] = codebook[..., 3, :]  # ties: rows that the first pass leaves open, and a codeword that gets none
+    # ties: rows that the first pass leaves open, and a codeword that gets none
+    codebook[..., 0, :] = codebook[..., 3, :]
     x[(0,) * x.dim()] = value
     with backend("reference"):
         expected, expected_sums = vq_with_sums(x, codebook)
@@ -245,7 +300,9 @@ def test_small_step_of_k_means_has_the_bits_of_the_reference(weighted):
     centres[4] = centres[2]
     with backend("reference"):
         expected = kmeans_step(x, centres, weights=weights)
-    found = kmeans_step(x.to("cuda"), centres.to("cuda"), weights=None if weights is None else weights.to("cuda"))
+    found = kmeans_step(
+        x.to("cuda"), centres.to("cuda"), weights=None if weights is None else weights.to("cuda")
+    )
     for one, other in zip(found[:-1], expected[:-1], strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0)
 

@@ -10,12 +10,17 @@ from benchmarks import sass
 
 ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
 
-pytestmark = [pytest.mark.slow, pytest.mark.all_cores, pytest.mark.skipif(sass.NVCC is None, reason="nvcc is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.all_cores,
+    pytest.mark.skipif(sass.NVCC is None, reason="nvcc is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
 def begun(request):
-    """Every source for every architecture asked for, one at a time on each core: those of the next are compiled while one is looked at."""
+    """Every source for every architecture asked for, one at a time on each core: those of the next are
+    compiled while one is looked at."""
     asked = {item.callspec.params["build"] for item in request.session.items if item.module is request.module}
     with ThreadPoolExecutor(os.cpu_count()) as processes:
         yield {
@@ -28,7 +33,8 @@ def begun(request):
 
 @pytest.fixture(scope="module", params=ARCHITECTURES, ids="sm_{}".format)
 def build(request, begun):
-    """What nvcc and ptxas said of all sources for one architecture, and the machine code of each. A warning is an error."""
+    """What nvcc and ptxas said of all sources for one architecture, and the machine code of each. A warning
+    is an error."""
     log, code = "", {}
     for stem, future in begun[request.param].items():
         code[stem], said = future.result()
@@ -47,7 +53,15 @@ def test_every_kernel_is_there_for_every_dtype(build):
                 continue
             mangled = {"float": "f", "double": "d"}.get(dtype, f"{len(dtype)}{dtype}")
             assert re.search(f"{len(kernel)}{kernel}I{mangled}", code), f"{kernel}<{dtype}>"
-    for kernel in ("4headILi2ELb0E", "4headILi4ELb1E", "5stackILb0E", "9pack_rowsI6__half", "12pack_weights", "7combine", "12dropout_mask"):
+    for kernel in (
+        "4headILi2ELb0E",
+        "4headILi4ELb1E",
+        "5stackILb0E",
+        "9pack_rowsI6__half",
+        "12pack_weights",
+        "7combine",
+        "12dropout_mask",
+    ):
         assert kernel in code, kernel
 
 
@@ -79,9 +93,13 @@ def test_the_instructions_are_those_of_the_architecture(build, kernel, architect
 
 
 def test_nothing_spills(build):
-    """But what the head of MC dropout keeps between two pairs of passes, and in float64 a number that a block of sums needs once."""
+    """But what the head of MC dropout keeps between two pairs of passes, and in float64 a number that a block
+    of sums needs once."""
     _, log, _ = build
-    spilled = {name: int(stored) for name, stored in re.findall(r"Function properties for (\S+)\n.* (\d+) bytes spill stores", log)}
+    spilled = {
+        name: int(stored)
+        for name, stored in re.findall(r"Function properties for (\S+)\n.* (\d+) bytes spill stores", log)
+    }
     assert spilled
     for name, stored in spilled.items():
         most = 160 if "4headILi2E" in name else 8 if "8row_sumsIfLb1EdE" in name else 0

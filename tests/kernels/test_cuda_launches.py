@@ -1,4 +1,5 @@
-"""What a call of an op on CUDA asks of the driver and of the allocator, counted in the launchers; needs no GPU and no nvcc.
+"""What a call of an op on CUDA asks of the driver and of the allocator, counted in the launchers; needs no
+GPU and no nvcc.
 
 A small batch takes as long as its launches. These are the numbers in docs/design/search-gpu.md.
 """
@@ -33,7 +34,8 @@ def test_a_codebook_is_packed_by_one_launch():
     packing = body(source, "void launch_pack(")
     assert calls(packing, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
     assert "<<<" not in packing
-    # Which kernels there are besides: one for each first pass, the second pass with mma.sync, and what follows the search in float32.
+    # Which kernels there are besides: one for each first pass, the second pass with mma.sync, and what
+    # follows the search in float32.
     launched = calls(source, r"(\w+)(?:<[^<>;]*>)?<<<")
     assert sorted(launched) == ["kernel", "rescore", "search_float32", "search_mma"]
     passes = body(source, "Tensor assign(")
@@ -45,7 +47,8 @@ def test_a_codebook_is_packed_by_one_launch():
     [
         ("vq_assign.cu", "Tensor assign(", 1),  # the indices
         ("vq_assign.cu", "Packed carve(", 1),  # and one workspace for all that is packed
-        ("vq_forward.cu", "vq_forward(const Tensor& x", 7),  # five outputs, the parts of the error and their counter
+        # five outputs, the parts of the error and their counter
+        ("vq_forward.cu", "vq_forward(const Tensor& x", 7),
         ("kmeans_step.cu", "kmeans_step(const Tensor& x", 4),
     ],
 )
@@ -64,7 +67,13 @@ def test_what_is_added_to_is_zeroed_by_the_launch_that_packs():
 def test_the_driver_is_asked_about_devices_and_kernels_in_one_place():
     for path in sorted(SOURCES.iterdir()):
         if path.name != "device.h":
-            assert not calls(code(path.name), r"cudaFuncSetAttribute|cudaDeviceGetAttribute|cudaGetDeviceProperties"), path.name
+            assert not calls(
+                code(path.name), r"cudaFuncSetAttribute|cudaDeviceGetAttribute|cudaGetDeviceProperties"
+            ), path.name
     shared = body(code("device.h"), "void allow_shared(")
-    assert shared.index("if (bytes <= most) return;") < shared.index("cudaFuncSetAttribute"), "a call repeats what was said before"
-    assert "static const std::vector<Device> devices = ask_devices();" in body(code("device.h"), "inline const Device& current_device()")
+    assert shared.index("if (bytes <= most) return;") < shared.index("cudaFuncSetAttribute"), (
+        "a call repeats what was said before"
+    )
+    assert "static const std::vector<Device> devices = ask_devices();" in body(
+        code("device.h"), "inline const Device& current_device()"
+    )

@@ -1,4 +1,5 @@
-"""Which derivatives and transforms the ops take: what is not taken says so by its name, and nothing is silently without a gradient."""
+"""Which derivatives and transforms the ops take: what is not taken says so by its name, and nothing is
+silently without a gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from uefl_kernels.nn import MCDropout, ResidualVQ, SimVQ, VectorQuantize
 from .conftest import normal
 
 CODES, WEIGHTS = normal(4, 8, seed=1), [normal(5, 8, seed=2), normal(3, 5, seed=3)]
-MATRIX, TARGETS = torch.rand(3, 8, generator=torch.Generator().manual_seed(0)).log(), torch.tensor([0, 1, 2, 0, 1, 2])
+MATRIX, TARGETS = (
+    torch.rand(3, 8, generator=torch.Generator().manual_seed(0)).log(),
+    torch.tensor([0, 1, 2, 0, 1, 2]),
+)
 OFFSETS, SHARES = torch.tensor([0, 3, 6]), torch.full((2, 8), 1 / 8)
 HEAD = MCDropout(torch.nn.Sequential(torch.nn.Linear(8, 3)), insert=0.1)
 DIFFERENTIABLE = {  # by the op that speaks for it
@@ -54,7 +58,10 @@ X = normal(6, 8)
 def test_a_second_derivative_is_refused(name):
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(ALL[name][1](x), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"^\w+: has no second derivative; take the first without create_graph=True, or compose the op"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^\w+: has no second derivative; take the first without create_graph=True, or compose the op",
+    ):
         gradient.square().sum().backward()
 
 
@@ -72,7 +79,9 @@ def test_forward_mode_is_refused(name):
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
 def test_functional_gradients_are_refused(name, transform):
     op, call = ALL[name]
-    with pytest.raises(RuntimeError, match=rf"^{op}: torch\.func\.grad and its relatives do not take this op; use torch"):
+    with pytest.raises(
+        RuntimeError, match=rf"^{op}: torch\.func\.grad and its relatives do not take this op; use torch"
+    ):
         transform(call)(X)
 
 

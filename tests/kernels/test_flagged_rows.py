@@ -1,6 +1,8 @@
-"""How many rows the certificate of the search on tensor cores (fp16_error in csrc/common/certificate.h) leaves open.
+"""How many rows the certificate of the search on tensor cores (fp16_error in csrc/common/certificate.h)
+leaves open.
 
-They are searched again, so their share is a share of the time. Simulated in float64, with the constants of the C++ itself.
+They are searched again, so their share is a share of the time. Simulated in float64, with the constants of
+the C++ itself.
 """
 
 from __future__ import annotations
@@ -39,9 +41,24 @@ def fp16_error(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificate")
     (folder / "terms.cpp").write_text(SOURCE)
     library = folder / "terms.so"
-    subprocess.run([COMPILER, "-std=c++20", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", folder / "terms.cpp", "-o", library], check=True)
+    subprocess.run(
+        [
+            COMPILER,
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            f"-I{ROOT / 'csrc'}",
+            folder / "terms.cpp",
+            "-o",
+            library,
+        ],
+        check=True,
+    )
     function = ctypes.CDLL(str(library)).terms
-    function.argtypes, function.restype = [ctypes.c_long, *[ctypes.c_double] * 3, ctypes.POINTER(ctypes.c_double)], None
+    function.argtypes, function.restype = (
+        [ctypes.c_long, *[ctypes.c_double] * 3, ctypes.POINTER(ctypes.c_double)],
+        None,
+    )
 
     def terms(*arguments):
         found = (ctypes.c_double * 4)()
@@ -58,14 +75,16 @@ def in_float16(values, lengths):
 
 
 def centre_of(codebook):
-    """make_centre(): the mean of up to 64 codewords, in the columns in which it is large beside their deviation."""
+    """make_centre(): the mean of up to 64 codewords, in the columns in which it is large beside their
+    deviation."""
     some = codebook[:: -(-len(codebook) // 64)]
     mean = some.mean(0)
     return torch.where(mean.square() * 4 > some.var(0, correction=0), mean, 0.0).float().double()
 
 
 def open_rows(x, codebook, terms_of, search="wgmma", centred=True):
-    """Which rows stay open, and how many codewords each of those has within the limit of its candidates; see is_certain()."""
+    """Which rows stay open, and how many codewords each of those has within the limit of its candidates; see
+    is_certain()."""
     codebook, d = codebook.double(), x.shape[1]
     mean = centre_of(codebook) if centred else torch.zeros(d, dtype=torch.float64)
     y, b = (x.double() - mean).float().double(), codebook - mean
@@ -74,7 +93,8 @@ def open_rows(x, codebook, terms_of, search="wgmma", centred=True):
     norm = y.norm(dim=1).clamp_min(2.0**-60)
     rest = (y - in_float16(y, norm[:, None])).norm(dim=1)
     constant, by_norm, by_square, by_rest = terms_of(d, half_square, radius.item(), rest_radius)
-    # The scores are integers in units of the last bit of a base: in mma of one for 64 rows, in wgmma of one for all, some far longer.
+    # The scores are integers in units of the last bit of a base: in mma of one for 64 rows, in wgmma of one
+    # for all, some far longer.
     longest = norm.max().item() * (16 if search == "wgmma" else 1)
     reach = 1.01 * (half_square + longest * radius.item())
     unit = 2.0 ** (torch.tensor(1.1 * reach).log2().floor().item() + 2 - 23)
@@ -89,7 +109,9 @@ def open_rows(x, codebook, terms_of, search="wgmma", centred=True):
 def share_of(flagged, candidates):
     assert flagged.any()
     assert candidates.double().mean() <= 3
-    assert (candidates > 8).double().mean() <= 0.002, "too many candidates to keep: scored against all codewords"
+    assert (candidates > 8).double().mean() <= 0.002, (
+        "too many candidates to keep: scored against all codewords"
+    )
     return flagged.double().mean().item()
 
 
@@ -109,7 +131,9 @@ def share_of(flagged, candidates):
 def test_few_rows_of_the_benchmark_stay_open(fp16_error, search, dtype, d, k, share):
     """Those of the targets are what benchmarks/gpu_model.py reckons with."""
     rows = min(10000, 2**24 // k)
-    found = share_of(*open_rows(normal(rows, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), fp16_error, search))
+    found = share_of(
+        *open_rows(normal(rows, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), fp16_error, search)
+    )
     spread = 2 * (share / rows) ** 0.5  # two standard deviations of a count
     assert found <= 1.1 * share + spread
     assert found >= 0.7 * share - spread, "fewer than planned, lower the bound"
@@ -125,7 +149,8 @@ def images():
 
 @pytest.fixture(scope="module")
 def features(images):
-    """Of the digits at half the size, by a small convolutional network that has learnt to tell them apart: [4000, 64], not below zero."""
+    """Of the digits at half the size, by a small convolutional network that has learnt to tell them apart:
+    [4000, 64], not below zero."""
     torch.manual_seed(0)
     pictures, labels = F.avg_pool2d(images[0], 2), images[1]
     layers = [nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2)]

@@ -29,7 +29,9 @@ CASES = {
     "kmeans_step": (lambda: uefl_kernels.kmeans_step(normal(200, 8), normal(16, 8)), 2 * 200 * 8 * 16),
     "kmeans": (lambda: uefl_kernels.kmeans(normal(200, 8), 5, max_iter=3, n_init=1), 2 * 200 * 8 * 5 * 4),
     "mc_dropout_mlp": (
-        lambda: uefl_kernels.mc_dropout_mlp(normal(6, 8), [normal(7, 8), normal(5, 7)], p=0.5, passes=3, input_dropout=True),
+        lambda: uefl_kernels.mc_dropout_mlp(
+            normal(6, 8), [normal(7, 8), normal(5, 7)], p=0.5, passes=3, input_dropout=True
+        ),
         2 * 6 * 3 * (8 * 7 + 7 * 5),
     ),
     "log_transition_probs": (
@@ -37,7 +39,10 @@ CASES = {
         2 * 6 * 8 * 3,
     ),
     "a layer": (lambda: VectorQuantize(8, 16)(normal(4, 50, 8)), 51_200),
-    "a stack of layers": (lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16)(normal(4, 50, 8)), 3 * 51_200),
+    "a stack of layers": (
+        lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16)(normal(4, 50, 8)),
+        3 * 51_200,
+    ),
 }
 
 
@@ -50,7 +55,9 @@ def test_products_are_counted(name, where):
 
 
 def test_passes_of_a_chain():
-    chain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(16, 5))
+    chain = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(16, 5)
+    )
     mc = MCDropout(chain, passes=10)
     assert counted(lambda: mc(normal(6, 8))) == 2 * 6 * 8 * 16 + 10 * 2 * 6 * 16 * 5
 
@@ -58,13 +65,19 @@ def test_passes_of_a_chain():
 def test_gradients_of_passes():
     weights = [normal(7, 8).requires_grad_(), normal(5, 7).requires_grad_()]
     one = 2 * 6 * 3 * (8 * 7 + 7 * 5)
-    run = lambda: uefl_kernels.mc_dropout_mlp(normal(6, 8), weights, p=0.5, passes=3, input_dropout=True).entropy.sum().backward()  # noqa: E731
+
+    def run():
+        heads = uefl_kernels.mc_dropout_mlp(normal(6, 8), weights, p=0.5, passes=3, input_dropout=True)
+        heads.entropy.sum().backward()
+
     assert counted(run) == 4 * one
 
 
 @pytest.mark.parametrize("first", ["torch.utils.flop_counter", "uefl_kernels.nn"])
 def test_in_either_order_of_the_imports(first):
-    second = {"torch.utils.flop_counter": "uefl_kernels.nn", "uefl_kernels.nn": "torch.utils.flop_counter"}[first]
+    second = {"torch.utils.flop_counter": "uefl_kernels.nn", "uefl_kernels.nn": "torch.utils.flop_counter"}[
+        first
+    ]
     code = (
         f"import torch, {first}, {second}\n"
         "with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:\n"

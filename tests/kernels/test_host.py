@@ -24,11 +24,16 @@ def array(*shape: int, seed: int = 0, dtype: type = np.float32) -> np.ndarray:
 @pytest.mark.parametrize("codebook_dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_equals_the_op(dtype, codebook_dtype, metric):
-    for codebook in (array(33, 7, seed=1, dtype=codebook_dtype), array(3, 33, 7, seed=1, dtype=codebook_dtype)):
+    for codebook in (
+        array(33, 7, seed=1, dtype=codebook_dtype),
+        array(3, 33, 7, seed=1, dtype=codebook_dtype),
+    ):
         x = array(9, 50, 21, dtype=dtype)
         indices = _host.vq_assign(x, codebook, metric=metric)
         assert indices.dtype == np.int64
-        assert np.array_equal(indices, vq_assign(torch.from_numpy(x), torch.from_numpy(codebook), metric=metric).numpy())
+        assert np.array_equal(
+            indices, vq_assign(torch.from_numpy(x), torch.from_numpy(codebook), metric=metric).numpy()
+        )
 
 
 VIEWS = {
@@ -39,7 +44,9 @@ VIEWS = {
     "broadcast": lambda: np.broadcast_to(array(12), (40, 12)),
     "three-strided-dimensions": lambda: array(4, 6, 8, 12)[::2, ::3, ::2],
     "field-of-a-record": lambda: np.zeros(40, dtype=[("flag", "i1"), ("x", "f4", 12)])["x"] + 0,
-    "unaligned": lambda: np.frombuffer(b"\0" + array(40, 12).tobytes(), np.uint8)[1:].view(np.float32).reshape(40, 12),
+    "unaligned": lambda: (
+        np.frombuffer(b"\0" + array(40, 12).tobytes(), np.uint8)[1:].view(np.float32).reshape(40, 12)
+    ),
     "unaligned-field": lambda: np.ones(40, dtype=[("flag", "i1"), ("x", "f4", 12)])["x"],
     "one-dimension": lambda: array(12),
     "no-rows": lambda: array(0, 12),
@@ -51,15 +58,22 @@ def test_strides(view):
     x, codebook = VIEWS[view](), array(19, 4, seed=1)
     dense = np.array(x, order="C", copy=True)
     assert np.array_equal(_host.vq_assign(x, codebook), _host.vq_assign(dense, codebook))
-    assert np.array_equal(_host.vq_assign(dense, codebook), vq_assign(torch.from_numpy(dense), torch.from_numpy(codebook)).numpy())
-    unaligned = np.frombuffer(b"\0" + codebook.tobytes(), np.uint8)[1:].view(np.float32).reshape(codebook.shape)
+    assert np.array_equal(
+        _host.vq_assign(dense, codebook),
+        vq_assign(torch.from_numpy(dense), torch.from_numpy(codebook)).numpy(),
+    )
+    unaligned = (
+        np.frombuffer(b"\0" + codebook.tobytes(), np.uint8)[1:].view(np.float32).reshape(codebook.shape)
+    )
     for other in (np.asfortranarray(codebook), unaligned):
         assert np.array_equal(_host.vq_assign(dense, other), _host.vq_assign(dense, codebook))
 
 
 def test_many_rows_on_several_threads():
     x, codebook = array(60000, 16), array(64, 16, seed=1)
-    assert np.array_equal(_host.vq_assign(x, codebook), vq_assign(torch.from_numpy(x), torch.from_numpy(codebook)).numpy())
+    assert np.array_equal(
+        _host.vq_assign(x, codebook), vq_assign(torch.from_numpy(x), torch.from_numpy(codebook)).numpy()
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 100])
@@ -81,7 +95,9 @@ print(most)
 """
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/task") or os.cpu_count() == 1, reason="needs Linux and two cores")
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self/task") or os.cpu_count() == 1, reason="needs Linux and two cores"
+)
 def test_one_thread_starts_no_other():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
     assert int(done.stdout) <= 1  # the one that calls
@@ -91,13 +107,25 @@ X, C = array(4, 6), array(5, 3)
 ERRORS = {
     "x-dtype": ((X.astype(np.int32), C), TypeError, "x has dtype int32, expected float32 or float64"),
     "x-byte-order": ((X.astype(">f4"), C), TypeError, "x has dtype >f4, expected float32 or float64"),
-    "codebook-dtype": ((X, C.astype(np.float16)), TypeError, "codebook has dtype float16, expected float32 or float64"),
+    "codebook-dtype": (
+        (X, C.astype(np.float16)),
+        TypeError,
+        "codebook has dtype float16, expected float32 or float64",
+    ),
     "metric": ((X, C, "l1"), ValueError, "metric 'l1' is not known, expected l2 or cosine"),
     "scalar": ((np.array(1, np.float32), C), ValueError, r"x must have shape \[..., D\], got a scalar"),
     "codebook-shape": ((X, C[0]), ValueError, r"codebook must have shape \[K, d\] or \[S, K, d\], got \[3\]"),
     "codebook-empty": ((X, C[:0]), ValueError, r"codebook \[0, 3\] is empty"),
-    "length": ((X[:, :5], C), ValueError, r"x \[4, 5\] does not fit codebook \[5, 3\]; make its last size a multiple of 3"),
-    "segments": ((X, np.ones((3, 5, 3), np.float32)), ValueError, r"x \[4, 6\] does not fit codebook \[3, 5, 3\]; its last size must be 9"),
+    "length": (
+        (X[:, :5], C),
+        ValueError,
+        r"x \[4, 5\] does not fit codebook \[5, 3\]; make its last size a multiple of 3",
+    ),
+    "segments": (
+        (X, np.ones((3, 5, 3), np.float32)),
+        ValueError,
+        r"x \[4, 6\] does not fit codebook \[3, 5, 3\]; its last size must be 9",
+    ),
     "threads": ((X, C, "l2", True, 0), ValueError, "threads must be at least 1, or None for all, got 0"),
     "not-finite": ((X, np.full((5, 3), np.nan)), RuntimeError, "the codebook holds NaN or infinity"),
 }
@@ -129,7 +157,9 @@ def test_plan_and_features():
     arithmetic = {"amx": "three bfloat16 products", "avx512": "float32"}
     assert plan["arithmetic"] == arithmetic.get(plan["variant"], "16-bit integers, then float32")
     if plan["variant"] == "amx":
-        assert _host.plan(1000, 512, 256)["arithmetic"] == "one bfloat16 product, then three bfloat16 products"
+        assert (
+            _host.plan(1000, 512, 256)["arithmetic"] == "one bfloat16 product, then three bfloat16 products"
+        )
     assert plan["blocks"] * plan["block_rows"] >= 100_000
     assert _host.plan(0, 1, 1)["blocks"] == 0
     assert _host.plan(1, 1, 1)["threads"] == 1
@@ -138,7 +168,9 @@ def test_plan_and_features():
         _host.plan(1, 0, 1)
 
 
-def variant(name: str | None, asked: str = "_host.variant()", **more: str) -> subprocess.CompletedProcess[str]:
+def variant(
+    name: str | None, asked: str = "_host.variant()", **more: str
+) -> subprocess.CompletedProcess[str]:
     code = f"from uefl_kernels import _host; print({asked})"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("UEFL_CPU")}
     environment = kept | ({} if name is None else {"UEFL_CPU": name}) | more
@@ -147,11 +179,15 @@ def variant(name: str | None, asked: str = "_host.variant()", **more: str) -> su
 
 def test_variant_is_forced_by_the_environment():
     assert variant("portable").stdout.strip() == "portable"
-    best, asked = variant(None).stdout.strip(), "_host.plan(10, 3, 2)"  # a shape for which AMX and integers are too much
+    # a shape for which AMX and integers are too much
+    best, asked = variant(None).stdout.strip(), "_host.plan(10, 3, 2)"
     unset, empty, named = (variant(name, asked) for name in (None, "", best))
     assert unset.stdout == empty.stdout == named.stdout != "", named.stderr
     always = variant(best, asked, UEFL_CPU_EVERY_SHAPE="1")
     assert f"'variant': '{best}'" in always.stdout, always.stderr
     result = variant("sse9")
     assert result.returncode != 0
-    assert "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it" in result.stderr
+    assert (
+        "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it"
+        in result.stderr
+    )

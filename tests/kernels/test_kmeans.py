@@ -1,4 +1,5 @@
-"""``kmeans``: the same bits from every kernel, thread count and front end; what is refused; empty clusters, weights, batches."""
+"""``kmeans``: the same bits from every kernel, thread count and front end; what is refused; empty clusters,
+weights, batches."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ INITS = ("k-means++", "k-means||", "random")
 def blobs(n, d, centres, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     means = torch.randn(centres, d, generator=generator) * 5
-    return (means[torch.randint(centres, (n,), generator=generator)] + torch.randn(n, d, generator=generator)).to(dtype)
+    return (
+        means[torch.randint(centres, (n,), generator=generator)] + torch.randn(n, d, generator=generator)
+    ).to(dtype)
 
 
 def assert_same(found, expected):
@@ -61,7 +64,8 @@ def test_more_trials_than_fit_in_a_group():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_long_rows_in_groups_that_bounds_tell_apart(dtype, step):
     x = blobs(4200, 70, 12, dtype=dtype)
-    x = x if step is None else (x / step).round() * step  # many rows are as far from one centre as from another
+    # many rows are as far from one centre as from another
+    x = x if step is None else (x / step).round() * step
     weights = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
     for mass in (None, weights):
         assert_as_reference(x, 20, weights=mass, seed=1, tol=0.0)
@@ -84,7 +88,9 @@ def test_long_rows_in_groups_that_bounds_tell_apart(dtype, step):
     n_init=st.integers(1, 3),
     tol=st.sampled_from([0.0, 1e-4, 0.1]),
 )
-def test_equals_the_reference_on_anything(n, d, k, seed, init, scale, offset, steps, wide, weighted, n_init, tol):
+def test_equals_the_reference_on_anything(
+    n, d, k, seed, init, scale, offset, steps, wide, weighted, n_init, tol
+):
     generator = torch.Generator().manual_seed(seed % 2**32)
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     x = x if steps is None else (x / steps).round() * steps
@@ -93,7 +99,9 @@ def test_equals_the_reference_on_anything(n, d, k, seed, init, scale, offset, st
     if weighted:
         weights = torch.rand(n, generator=generator, dtype=torch.float64).round(decimals=1) * weighted
         weights[seed % n] = weighted
-    assert_as_reference(x, min(n, k), weights=weights, init=init, seed=seed, n_init=n_init, tol=tol, max_iter=8)
+    assert_as_reference(
+        x, min(n, k), weights=weights, init=init, seed=seed, n_init=n_init, tol=tol, max_iter=8
+    )
 
 
 @pytest.mark.every_variant
@@ -174,7 +182,9 @@ def test_random_rows_are_different():
     for seed in range(20):
         rows = reference.Data(x, None, reference.Grid).grid.seeds("random", 50, seed, 0)
         assert rows.unique().numel() == 50
-    first = [int(reference.Data(x, None, reference.Grid).grid.seeds("random", 1, seed, 0)) for seed in range(600)]
+    first = [
+        int(reference.Data(x, None, reference.Grid).grid.seeds("random", 1, seed, 0)) for seed in range(600)
+    ]
     assert np.bincount(first, minlength=50).max() < 30  # 12 on average
 
 
@@ -191,13 +201,20 @@ def test_metric_cosine():
 @pytest.mark.every_variant
 @compiled
 def test_number_of_threads_does_not_matter():
-    problems = [blobs(3000, 9, 20, seed=1), blobs(2000, 9, 20, seed=2, dtype=torch.float32), blobs(70, 9, 20, seed=3)]
+    problems = [
+        blobs(3000, 9, 20, seed=1),
+        blobs(2000, 9, 20, seed=2, dtype=torch.float32),
+        blobs(70, 9, 20, seed=3),
+    ]
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2, 4) * 7:
             torch.set_num_threads(threads)
-            results.append([kmeans(problems[0], 20, init=init) for init in INITS] + kmeans_batched(problems, [20, 7, 3], seed=[1, 2, 3]))
+            results.append(
+                [kmeans(problems[0], 20, init=init) for init in INITS]
+                + kmeans_batched(problems, [20, 7, 3], seed=[1, 2, 3])
+            )
     finally:
         torch.set_num_threads(before)
     for result in results[1:]:
@@ -221,7 +238,12 @@ def test_a_batch_is_its_problems():
 
 def test_integers_of_numpy():
     expected = kmeans(X, 2, max_iter=3, seed=5)
-    assert_same(kmeans(X, np.int64(2), max_iter=np.int32(3), n_init=np.int64(1), seed=np.uint8(5), tol=np.float32(1e-4)), expected)
+    assert_same(
+        kmeans(
+            X, np.int64(2), max_iter=np.int32(3), n_init=np.int64(1), seed=np.uint8(5), tol=np.float32(1e-4)
+        ),
+        expected,
+    )
     for k in (np.int64(2), [np.int64(2)]):
         assert_same(kmeans_batched([X], k, max_iter=3, seed=np.int64(5))[0], expected)
 
@@ -231,7 +253,9 @@ def test_n_init_keeps_the_best():
     single = [float(kmeans(x, 12, init="random", n_init=1, seed=s).inertia) for s in range(6)]
     best = [float(kmeans(x, 12, init="random", seed=s).inertia) for s in range(6)]
     assert max(best) < max(single)
-    assert float(kmeans(x, 12, init="random", n_init=1).inertia) >= float(kmeans(x, 12, init="random", n_init=2).inertia)
+    assert float(kmeans(x, 12, init="random", n_init=1).inertia) >= float(
+        kmeans(x, 12, init="random", n_init=2).inertia
+    )
 
 
 @pytest.mark.parametrize("init", ["k-means++", "k-means||"])
@@ -239,7 +263,9 @@ def test_quality_is_that_of_scikit_learn(init):
     cluster = pytest.importorskip("sklearn.cluster")
     x = blobs(1500, 12, 25, seed=5) * 0.6 + normal(1500, 12, seed=6)
     ours = np.mean([float(kmeans(x, 40, init=init, seed=s).inertia) for s in range(10)])
-    theirs = np.mean([cluster.KMeans(40, n_init=1, random_state=s).fit(x.numpy()).inertia_ for s in range(10)])
+    theirs = np.mean(
+        [cluster.KMeans(40, n_init=1, random_state=s).fit(x.numpy()).inertia_ for s in range(10)]
+    )
     assert ours < theirs * 1.005
 
 
@@ -261,7 +287,9 @@ def test_the_largest_values(metric):
     weights = torch.rand(40, dtype=torch.float64)
     near, far = (kmeans(x * 2.0**power, 4, init=x[:4] * 2.0**power, metric=metric) for power in (0, 480))
     assert torch.equal(near.labels, far.labels)
-    torch.testing.assert_close(far.inertia * 2.0 ** (-960 if metric == "l2" else 0), near.inertia, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        far.inertia * 2.0 ** (-960 if metric == "l2" else 0), near.inertia, rtol=1e-12, atol=0
+    )
     light, heavy = (kmeans(x, 4, weights=weights * 2.0**power) for power in (0, 1000))
     assert torch.equal(light.centres, heavy.centres)
     assert torch.equal(light.inertia * 2.0**1000, heavy.inertia)
@@ -269,41 +297,161 @@ def test_the_largest_values(metric):
 
 X, W = torch.randn(6, 3), torch.ones(6)
 REFUSED = {
-    "x not a tensor": (lambda: kmeans([[1.0]], 1), TypeError, r"^kmeans: x must be a torch.Tensor, got list; uefl_kernels.numpy"),
-    "x of integers": (lambda: kmeans(torch.ones(3, 2, dtype=torch.int64), 1), TypeError, r"^kmeans: x has dtype torch.int64, expected"),
-    "x of one dimension": (lambda: kmeans(X[0], 1), ValueError, r"^kmeans: x must have shape \[N, d\], got \[3\]"),
+    "x not a tensor": (
+        lambda: kmeans([[1.0]], 1),
+        TypeError,
+        r"^kmeans: x must be a torch.Tensor, got list; uefl_kernels.numpy",
+    ),
+    "x of integers": (
+        lambda: kmeans(torch.ones(3, 2, dtype=torch.int64), 1),
+        TypeError,
+        r"^kmeans: x has dtype torch.int64, expected",
+    ),
+    "x of one dimension": (
+        lambda: kmeans(X[0], 1),
+        ValueError,
+        r"^kmeans: x must have shape \[N, d\], got \[3\]",
+    ),
     "no columns": (lambda: kmeans(torch.ones(4, 0), 1), ValueError, r"^kmeans: x \[4, 0\] has no elements"),
-    "too many clusters": (lambda: kmeans(X, 7), ValueError, r"^kmeans: 7 clusters need at least 7 rows, got 6; lower k or give more data"),
+    "too many clusters": (
+        lambda: kmeans(X, 7),
+        ValueError,
+        r"^kmeans: 7 clusters need at least 7 rows, got 6; lower k or give more data",
+    ),
     "no clusters": (lambda: kmeans(X, 0), ValueError, r"^kmeans: k must be at least 1, got 0"),
     "k not an int": (lambda: kmeans(X, 2.0), TypeError, r"^kmeans: k must be an int, got 2.0"),
-    "k of many lines": (lambda: kmeans(X, torch.ones(9, 9)), TypeError, r"^kmeans: k must be an int, got Tensor$"),
-    "seed too large": (lambda: kmeans(X, 2, seed=2**63), ValueError, r"^kmeans: seed must be from -2\^63 to 2\^63 - 1, got 9223"),
-    "n_init": (lambda: kmeans(X, 2, n_init=0), ValueError, r"^kmeans: n_init must be 'auto' or an int of at least 1, got 0"),
-    "n_init by name": (lambda: kmeans(X, 2, n_init="warn"), ValueError, r"^kmeans: n_init must be 'auto' or an int .*'warn'"),
-    "max_iter": (lambda: kmeans(X, 2, max_iter=0), ValueError, r"^kmeans: max_iter must be at least 1, got 0"),
-    "tol": (lambda: kmeans(X, 2, tol=-1e-4), ValueError, r"^kmeans: tol must be finite and not negative, got -0.0001; use 0"),
-    "metric": (lambda: kmeans(X, 2, metric="l1"), ValueError, r"^kmeans: metric .l1. is not known, expected one of"),
-    "init": (lambda: kmeans(X, 2, init="++"), ValueError, r"^kmeans: init '\+\+' is not known, expected one of .* or the centres"),
-    "init an array": (lambda: kmeans(X, 2, init=X[:2].numpy()), TypeError, r"^kmeans: init must be one of .* or the centres .*got ndarray"),
-    "init of another shape": (lambda: kmeans(X, 2, init=X[:3]), ValueError, r"^kmeans: init must have shape \[2, 3\], got \[3, 3\]"),
-    "init of integers": (lambda: kmeans(X, 2, init=X[:2].long()), TypeError, r"^kmeans: init has dtype torch.int64, expected float32"),
-    "weights of another shape": (lambda: kmeans(X, 2, weights=W[:5]), ValueError, r"^kmeans: weights must have shape \[6\], got \[5\]"),
-    "weights not a tensor": (lambda: kmeans(X, 2, weights=[1.0] * 6), TypeError, r"^kmeans: weights must be a torch.Tensor, got list"),
-    "device": (lambda: kmeans(X, 2, weights=W.to("meta")), ValueError, r"^kmeans: x is on cpu and weights on meta; move one of them"),
-    "batch of lists": (lambda: kmeans_batched([[1.0]], 1), TypeError, r"^kmeans_batched: xs\[0\] must be a torch.Tensor, got list"),
-    "batch of nothing": (lambda: kmeans_batched(5, 4), TypeError, r"^kmeans_batched: xs must be tensors \[N, d\], or one .*, got int"),
-    "batch with k of text": (lambda: kmeans_batched([X], "a"), TypeError, r"^kmeans_batched: k must be an int, or one for each .* got 'a'"),
-    "batch without seed": (lambda: kmeans_batched([X], 1, seed=None), TypeError, r"^kmeans_batched: seed must be an int, .* got None"),
-    "batch with k of bool": (lambda: kmeans_batched([X], True), TypeError, r"^kmeans_batched: k must be an int, .* got True"),
+    "k of many lines": (
+        lambda: kmeans(X, torch.ones(9, 9)),
+        TypeError,
+        r"^kmeans: k must be an int, got Tensor$",
+    ),
+    "seed too large": (
+        lambda: kmeans(X, 2, seed=2**63),
+        ValueError,
+        r"^kmeans: seed must be from -2\^63 to 2\^63 - 1, got 9223",
+    ),
+    "n_init": (
+        lambda: kmeans(X, 2, n_init=0),
+        ValueError,
+        r"^kmeans: n_init must be 'auto' or an int of at least 1, got 0",
+    ),
+    "n_init by name": (
+        lambda: kmeans(X, 2, n_init="warn"),
+        ValueError,
+        r"^kmeans: n_init must be 'auto' or an int .*'warn'",
+    ),
+    "max_iter": (
+        lambda: kmeans(X, 2, max_iter=0),
+        ValueError,
+        r"^kmeans: max_iter must be at least 1, got 0",
+    ),
+    "tol": (
+        lambda: kmeans(X, 2, tol=-1e-4),
+        ValueError,
+        r"^kmeans: tol must be finite and not negative, got -0.0001; use 0",
+    ),
+    "metric": (
+        lambda: kmeans(X, 2, metric="l1"),
+        ValueError,
+        r"^kmeans: metric .l1. is not known, expected one of",
+    ),
+    "init": (
+        lambda: kmeans(X, 2, init="++"),
+        ValueError,
+        r"^kmeans: init '\+\+' is not known, expected one of .* or the centres",
+    ),
+    "init an array": (
+        lambda: kmeans(X, 2, init=X[:2].numpy()),
+        TypeError,
+        r"^kmeans: init must be one of .* or the centres .*got ndarray",
+    ),
+    "init of another shape": (
+        lambda: kmeans(X, 2, init=X[:3]),
+        ValueError,
+        r"^kmeans: init must have shape \[2, 3\], got \[3, 3\]",
+    ),
+    "init of integers": (
+        lambda: kmeans(X, 2, init=X[:2].long()),
+        TypeError,
+        r"^kmeans: init has dtype torch.int64, expected float32",
+    ),
+    "weights of another shape": (
+        lambda: kmeans(X, 2, weights=W[:5]),
+        ValueError,
+        r"^kmeans: weights must have shape \[6\], got \[5\]",
+    ),
+    "weights not a tensor": (
+        lambda: kmeans(X, 2, weights=[1.0] * 6),
+        TypeError,
+        r"^kmeans: weights must be a torch.Tensor, got list",
+    ),
+    "device": (
+        lambda: kmeans(X, 2, weights=W.to("meta")),
+        ValueError,
+        r"^kmeans: x is on cpu and weights on meta; move one of them",
+    ),
+    "batch of lists": (
+        lambda: kmeans_batched([[1.0]], 1),
+        TypeError,
+        r"^kmeans_batched: xs\[0\] must be a torch.Tensor, got list",
+    ),
+    "batch of nothing": (
+        lambda: kmeans_batched(5, 4),
+        TypeError,
+        r"^kmeans_batched: xs must be tensors \[N, d\], or one .*, got int",
+    ),
+    "batch with k of text": (
+        lambda: kmeans_batched([X], "a"),
+        TypeError,
+        r"^kmeans_batched: k must be an int, or one for each .* got 'a'",
+    ),
+    "batch without seed": (
+        lambda: kmeans_batched([X], 1, seed=None),
+        TypeError,
+        r"^kmeans_batched: seed must be an int, .* got None",
+    ),
+    "batch with k of bool": (
+        lambda: kmeans_batched([X], True),
+        TypeError,
+        r"^kmeans_batched: k must be an int, .* got True",
+    ),
     "tol of text": (lambda: kmeans(X, 1, tol="a"), TypeError, r"^kmeans: tol must be a number, got 'a'"),
-    "batch of one matrix": (lambda: kmeans_batched(X, 1), ValueError, r"^kmeans_batched: xs must be tensors .*got \[6, 3\]; kmeans takes"),
-    "batch of two dtypes": (lambda: kmeans_batched([X, X.double()], 1), ValueError, r"^kmeans_batched: the problems must have the same"),
-    "batch with too few k": (lambda: kmeans_batched([X, X], [1]), ValueError, r"^kmeans_batched: k has 1 entries for 2 problems"),
-    "batch, one too small": (lambda: kmeans_batched([X, X[:1]], 2), ValueError, r"^kmeans_batched: problem 1: 2 clusters need .* got 1"),
-    "batch with weights": (lambda: kmeans_batched([X], 2, weights=[W[:3]]), ValueError, r"^kmeans_batched: weights\[0\] must have shape"),
-    "batch with weights in lists": (lambda: kmeans_batched([X], 2, weights=[[1.0]]), TypeError, r"weights\[0\] must be a torch.Tensor"),
-    "batch with centres": (lambda: kmeans_batched([X], 2, init=[X]), ValueError, r"^kmeans_batched: init\[0\] must have shape \[2, 3\]"),
-}  # fmt: skip
+    "batch of one matrix": (
+        lambda: kmeans_batched(X, 1),
+        ValueError,
+        r"^kmeans_batched: xs must be tensors .*got \[6, 3\]; kmeans takes",
+    ),
+    "batch of two dtypes": (
+        lambda: kmeans_batched([X, X.double()], 1),
+        ValueError,
+        r"^kmeans_batched: the problems must have the same",
+    ),
+    "batch with too few k": (
+        lambda: kmeans_batched([X, X], [1]),
+        ValueError,
+        r"^kmeans_batched: k has 1 entries for 2 problems",
+    ),
+    "batch, one too small": (
+        lambda: kmeans_batched([X, X[:1]], 2),
+        ValueError,
+        r"^kmeans_batched: problem 1: 2 clusters need .* got 1",
+    ),
+    "batch with weights": (
+        lambda: kmeans_batched([X], 2, weights=[W[:3]]),
+        ValueError,
+        r"^kmeans_batched: weights\[0\] must have shape",
+    ),
+    "batch with weights in lists": (
+        lambda: kmeans_batched([X], 2, weights=[[1.0]]),
+        TypeError,
+        r"weights\[0\] must be a torch.Tensor",
+    ),
+    "batch with centres": (
+        lambda: kmeans_batched([X], 2, init=[X]),
+        ValueError,
+        r"^kmeans_batched: init\[0\] must have shape \[2, 3\]",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -320,20 +468,30 @@ def test_values_that_are_refused(name):
             x = torch.ones(300, 70)
             x[299, 69] = value
             for metric in ("l2", "cosine"):
-                with pytest.raises(RuntimeError, match="kmeans: x holds NaN or infinity; remove or replace those rows"):
+                with pytest.raises(
+                    RuntimeError, match="kmeans: x holds NaN or infinity; remove or replace those rows"
+                ):
                     kmeans(x, 2, metric=metric)
-        with pytest.raises(RuntimeError, match=r"kmeans: x holds values beyond 2\^480 \(3e144\), whose squares overflow; scale x down"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"kmeans: x holds values beyond 2\^480 \(3e144\), whose squares overflow; scale x down",
+        ):
             kmeans(-X.double() * 1e150, 2)
         for bad in (float("nan"), float("inf"), 1e300):
             for dtype in (torch.float32, torch.float64):
                 init = X[:2].double()
                 init[1, 2] = bad
-                with pytest.raises(RuntimeError, match=r"kmeans: init must be finite, and at most 2\^480 \(3e144\)"):
+                with pytest.raises(
+                    RuntimeError, match=r"kmeans: init must be finite, and at most 2\^480 \(3e144\)"
+                ):
                     kmeans(X.to(dtype), 2, init=init)
         for bad in (-1.0, float("nan"), float("inf"), 1e305):
             weights = torch.ones(6).double()
             weights[5] = bad
-            with pytest.raises(RuntimeError, match=r"kmeans: weights must be finite \(at most 2\^1000\), not negative and not all zero"):
+            with pytest.raises(
+                RuntimeError,
+                match=r"kmeans: weights must be finite \(at most 2\^1000\), not negative and not all zero",
+            ):
                 kmeans(X, 2, weights=weights)
         with pytest.raises(RuntimeError, match=r"kmeans: problem 1: weights must be .* not all zero"):
             kmeans_batched([X, X], 2, weights=[W, W * 0])
@@ -353,7 +511,19 @@ def test_gradients_stop():
 
 def test_opcheck():
     for init in (None, normal(5, 3)):
-        arguments = (normal(19, 3), torch.rand(19).double(), init, [9, 10], [2, 3], [0, 1], "k-means++", False, 1, 10, 1e-4)
+        arguments = (
+            normal(19, 3),
+            torch.rand(19).double(),
+            init,
+            [9, 10],
+            [2, 3],
+            [0, 1],
+            "k-means++",
+            False,
+            1,
+            10,
+            1e-4,
+        )
         torch.library.opcheck(torch.ops.uefl.kmeans.default, arguments)
 
 
@@ -387,5 +557,12 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
         for mass in (None, weights):
             given = init if method == "given" else None
             arguments = (x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4)
-            centres, labels, inertia, iterations = reference.batch(reference.Parts(step, reference.Grid, reference.advance), *arguments)
-            assert [tuple(t.shape) for t in (centres, labels, inertia, iterations)] == [(6, 4), (50,), (2,), (2,)]
+            centres, labels, inertia, iterations = reference.batch(
+                reference.Parts(step, reference.Grid, reference.advance), *arguments
+            )
+            assert [tuple(t.shape) for t in (centres, labels, inertia, iterations)] == [
+                (6, 4),
+                (50,),
+                (2,),
+                (2,),
+            ]

@@ -1,4 +1,5 @@
-"""Fits of rows that are read in blocks, or by several processes: the bits of a fit in memory; and centres moved by later rows."""
+"""Fits of rows that are read in blocks, or by several processes: the bits of a fit in memory; and centres
+moved by later rows."""
 
 from __future__ import annotations
 
@@ -60,11 +61,15 @@ def test_blocks_give_the_bits_of_memory(case, dtype, weights):
 
 @settings(max_examples=60)
 @given(
-    n=st.integers(1, 60), d=st.integers(1, 5), k=st.integers(1, 9), seed=st.integers(0, 99),
+    n=st.integers(1, 60),
+    d=st.integers(1, 5),
+    k=st.integers(1, 9),
+    seed=st.integers(0, 99),
     cuts=st.lists(st.integers(0, 60), max_size=3),
     init=st.sampled_from(["k-means++", "k-means||", "random"]),
-    metric=st.sampled_from(["l2", "cosine"]), spread=st.sampled_from([1.0, 0.3]),
-)  # fmt: skip
+    metric=st.sampled_from(["l2", "cosine"]),
+    spread=st.sampled_from([1.0, 0.3]),
+)
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
 def test_blocks_of_anything(n, d, k, seed, cuts, init, metric, spread):
     """With rows that are equal, and clusters that are empty."""
@@ -92,7 +97,10 @@ def test_seeds_of_length_one_are_scaled_once(init):
 
 
 def test_tensors_in_blocks():
-    equal(KMeans(5, random_state=0).fit_blocks(list(torch.from_numpy(DATA).split(70))), KMeans(5, random_state=0).fit(DATA))
+    equal(
+        KMeans(5, random_state=0).fit_blocks(list(torch.from_numpy(DATA).split(70))),
+        KMeans(5, random_state=0).fit(DATA),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "<i2"])
@@ -117,7 +125,9 @@ def test_no_block_of_a_file_is_large(tmp_path, monkeypatch):
     seen = []
     rows_of = data.rows_of
     monkeypatch.setattr(data, "_BLOCK_BYTES", 8 * 6 * 64)
-    monkeypatch.setattr(data, "rows_of", lambda name, X, **options: seen.append(len(X)) or rows_of(name, X, **options))
+    monkeypatch.setattr(
+        data, "rows_of", lambda name, X, **options: seen.append(len(X)) or rows_of(name, X, **options)
+    )
     file = np.memmap(tmp_path / "x", np.float32, "w+", shape=(2000, 6))
     file[:500] = DATA
     model = KMeans(4, random_state=0).fit(file)
@@ -166,7 +176,8 @@ print(json.dumps([file.nbytes, of_file, of_blocks, of_memory, same]))
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process from /proc")
 def test_memory_does_not_grow_with_the_data(tmp_path):
-    """256 MB in a file and in blocks take less than a quarter of it; in memory, where the same is measured, they take all."""
+    """256 MB in a file and in blocks take less than a quarter of it; in memory, where the same is measured,
+    they take all."""
     rows = np.random.default_rng(0).standard_normal((1 << 12, 512), np.float32)
     with open(tmp_path / "x", "wb") as file:
         for i in range(32):
@@ -202,12 +213,24 @@ class Shrinking:
 
 
 REFUSED = {
-    "an iterator": (lambda: iter([DATA]), TypeError, "^KMeans: blocks is list_iterator, which cannot be read more than once"),
+    "an iterator": (
+        lambda: iter([DATA]),
+        TypeError,
+        "^KMeans: blocks is list_iterator, which cannot be read more than once",
+    ),
     "a number": (lambda: 5, TypeError, "^KMeans: blocks is int, which cannot be read more than once"),
     "nothing": (lambda: [], ValueError, "^KMeans: the blocks hold no rows"),
     "widths": (lambda: [DATA, DATA[:, :2]], ValueError, "^KMeans: the blocks must have one width and dtype"),
-    "dtypes": (lambda: [DATA, DATA.astype(float)], ValueError, "^KMeans: the blocks must have one width and dtype"),
-    "changing": (Shrinking, ValueError, r"^KMeans: the blocks had \d+ rows when they were read first, and \d+ now"),
+    "dtypes": (
+        lambda: [DATA, DATA.astype(float)],
+        ValueError,
+        "^KMeans: the blocks must have one width and dtype",
+    ),
+    "changing": (
+        Shrinking,
+        ValueError,
+        r"^KMeans: the blocks had \d+ rows when they were read first, and \d+ now",
+    ),
     "NaN": (lambda: [DATA, DATA * np.nan], ValueError, "^KMeans: X holds NaN or infinity"),
     "too few": (lambda: [DATA[:1]], ValueError, "^n_samples=1 should be >= n_clusters=2"),
 }
@@ -263,9 +286,13 @@ def test_several_processes_give_the_bits_of_one(tmp_path):
                     assert np.array_equal(part[name], getattr(expected, name)), (case, name)
     assert np.array_equal(results[0][0]["drawn"], results[2][0]["drawn"])
     differ = [
-        "ValueError: KMeans: the processes do not agree on " + what for what in ("what is asked for", "the width or dtype of the rows")
+        "ValueError: KMeans: the processes do not agree on " + what
+        for what in ("what is asked for", "the width or dtype of the rows")
     ]
-    assert results[1][1] == [*differ, "ValueError: KMeans: X holds NaN or infinity; remove or replace those rows"]
+    assert results[1][1] == [
+        *differ,
+        "ValueError: KMeans: X holds NaN or infinity; remove or replace those rows",
+    ]
     assert results[0][1][:2] == differ
     assert results[0][1][2].endswith("process 1 could not use its rows; its own error says why")
 

@@ -51,7 +51,11 @@ def test_tensors_in_tensors_out(dtype):
 
 def test_lists_frames_and_strange_arrays():
     expected = KMeans(3, random_state=0).fit(DATA[:20].astype(np.float64)).labels_
-    for x in (DATA[:20].tolist(), DATA[:20].astype(">f4").astype(np.float64), np.asfortranarray(DATA[:20].astype(np.float64))):
+    for x in (
+        DATA[:20].tolist(),
+        DATA[:20].astype(">f4").astype(np.float64),
+        np.asfortranarray(DATA[:20].astype(np.float64)),
+    ):
         assert np.array_equal(KMeans(3, random_state=0).fit(x).labels_, expected)
     reverse = KMeans(3, random_state=0).fit(DATA[:20].astype(np.float64)[::-1][::-1])
     assert np.array_equal(reverse.labels_, expected)
@@ -74,7 +78,10 @@ def test_masked_values_are_refused():
         "sample_weight": lambda: KMeans(3).fit(DATA, sample_weight=masked[:, 0]),
         "init": lambda: KMeans(3, init=masked[:3]).fit(DATA),
     }.items():
-        with pytest.raises(TypeError, match=f"^KMeans: {name} is a masked array with masked values, .*; remove those rows or fill them"):
+        with pytest.raises(
+            TypeError,
+            match=f"^KMeans: {name} is a masked array with masked values, .*; remove those rows or fill them",
+        ):
             call()
 
 
@@ -89,7 +96,9 @@ def test_metric_cosine_predicts_what_it_fitted():
 def test_sample_weight_moves_the_centres():
     model = KMeans(1).fit(np.array([[0.0], [1.0]]), sample_weight=[3.0, 1.0])
     assert model.cluster_centers_.item() == 0.25
-    assert model.score(np.array([[0.0], [1.0]]), sample_weight=np.array([3.0, 1.0])) == -(3 * 0.25**2 + 0.75**2)
+    assert model.score(np.array([[0.0], [1.0]]), sample_weight=np.array([3.0, 1.0])) == -(
+        3 * 0.25**2 + 0.75**2
+    )
 
 
 def test_centres_of_integers():
@@ -124,14 +133,25 @@ def test_random_state():
 def test_parameters():
     model = KMeans(3, init=DATA[:3])
     assert model.get_params() | {"init": None} == {
-        "n_clusters": 3, "init": None, "n_init": "auto", "max_iter": 300, "tol": 1e-4, "random_state": None, "metric": "l2",
-        "verbose": 0, "copy_x": True, "algorithm": "lloyd",
-    }  # fmt: skip
+        "n_clusters": 3,
+        "init": None,
+        "n_init": "auto",
+        "max_iter": 300,
+        "tol": 1e-4,
+        "random_state": None,
+        "metric": "l2",
+        "verbose": 0,
+        "copy_x": True,
+        "algorithm": "lloyd",
+    }
     assert model.set_params(max_iter=5, tol=0.0) is model
     assert (model.max_iter, model.tol) == (5, 0.0)
     assert repr(KMeans(3, max_iter=5)) == "KMeans(max_iter=5, n_clusters=3)"
     assert model.fit(DATA).n_iter_ <= 5
-    with pytest.raises(ValueError, match=r"(?s)Invalid parameter 'k' for estimator KMeans.* Valid parameters are: \['algorithm'"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)Invalid parameter 'k' for estimator KMeans.* Valid parameters are: \['algorithm'",
+    ):
         model.set_params(k=3)
 
 
@@ -147,7 +167,9 @@ def test_scikit_learns_parameters_that_change_nothing():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"tol": 0.0}, {"tol": 0.01}, {"init": "random", "n_init": 2}, {"metric": "cosine"}, {"max_iter": 2}], ids=str
+    "options",
+    [{}, {"tol": 0.0}, {"tol": 0.01}, {"init": "random", "n_init": 2}, {"metric": "cosine"}, {"max_iter": 2}],
+    ids=str,
 )
 def test_verbose_prints_the_inertia_and_changes_no_bit(options, capsys):
     expected = KMeans(6, random_state=3, **options).fit(DATA)
@@ -167,7 +189,10 @@ def test_verbose_prints_the_inertia_and_changes_no_bit(options, capsys):
     ended = "Converged at iteration" in printed
     assert ended == (model.n_iter_ < model.max_iter)
     if ended:
-        assert re.search("strict convergence" if model.tol == 0 else "strict convergence|center shift .* within tolerance", printed)
+        assert re.search(
+            "strict convergence" if model.tol == 0 else "strict convergence|center shift .* within tolerance",
+            printed,
+        )
 
 
 def test_init_by_a_function():
@@ -185,10 +210,17 @@ def test_init_by_a_function():
     assert model.inertia_ == best.inertia_ < max(fit.inertia_ for fit in fits)
     assert np.array_equal(model.cluster_centers_, best.cluster_centers_)
     given = np.random.RandomState(5)
-    assert np.array_equal(KMeans(4, init=init, random_state=given).fit(DATA).cluster_centers_, best.cluster_centers_)
-    assert np.array_equal(KMeans(4, init=init, n_init=1, random_state=5).fit(DATA).cluster_centers_, fits[0].cluster_centers_)
+    assert np.array_equal(
+        KMeans(4, init=init, random_state=given).fit(DATA).cluster_centers_, best.cluster_centers_
+    )
+    assert np.array_equal(
+        KMeans(4, init=init, n_init=1, random_state=5).fit(DATA).cluster_centers_, fits[0].cluster_centers_
+    )
     tensor = torch.from_numpy(DATA)
-    assert torch.equal(KMeans(4, init=init, random_state=5).fit(tensor).cluster_centers_, torch.from_numpy(best.cluster_centers_))
+    assert torch.equal(
+        KMeans(4, init=init, random_state=5).fit(tensor).cluster_centers_,
+        torch.from_numpy(best.cluster_centers_),
+    )
 
 
 def test_a_default_device_that_is_not_that_of_the_data(tmp_path):
@@ -245,45 +277,137 @@ def test_what_holds_no_numbers_is_refused_in_words():
 
 
 REFUSED = {
-    "too many clusters": (lambda: KMeans(9).fit(DATA[:8]), ValueError, r"^n_samples=8 should be >= n_clusters=9\.$"),
-    "too many clusters for blocks": (lambda: KMeans(9).fit_blocks([DATA[:8]]), ValueError, "^n_samples=8 should be >= n_clusters=9"),
-    "NaN": (lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])), ValueError, "^KMeans: X holds NaN or infinity"),
-    "NaN later": (lambda: KMeans(2).fit(DATA).predict(DATA * np.inf), ValueError, "KMeans: X holds NaN or infinity"),
-    "columns": (lambda: KMeans(2).fit(DATA).predict(DATA[:, :3]), ValueError, "X has 3 features, but KMeans is expecting 5"),
+    "too many clusters": (
+        lambda: KMeans(9).fit(DATA[:8]),
+        ValueError,
+        r"^n_samples=8 should be >= n_clusters=9\.$",
+    ),
+    "too many clusters for blocks": (
+        lambda: KMeans(9).fit_blocks([DATA[:8]]),
+        ValueError,
+        "^n_samples=8 should be >= n_clusters=9",
+    ),
+    "NaN": (
+        lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])),
+        ValueError,
+        "^KMeans: X holds NaN or infinity",
+    ),
+    "NaN later": (
+        lambda: KMeans(2).fit(DATA).predict(DATA * np.inf),
+        ValueError,
+        "KMeans: X holds NaN or infinity",
+    ),
+    "columns": (
+        lambda: KMeans(2).fit(DATA).predict(DATA[:, :3]),
+        ValueError,
+        "X has 3 features, but KMeans is expecting 5",
+    ),
     "one dimension": (lambda: KMeans(2).fit(DATA[0]), ValueError, "Expected 2D array, got 1D array instead"),
     "no rows": (lambda: KMeans(2).fit(DATA[:0]), ValueError, r"Found array with 0 sample\(s\)"),
     "no columns": (lambda: KMeans(2).fit(DATA[:, :0]), ValueError, r"Found array with 0 feature\(s\)"),
     "not fitted": (lambda: KMeans(2).predict(DATA), AttributeError, "This KMeans instance is not fitted yet"),
-    "weights": (lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)), ValueError, "^KMeans: sample_weight must be finite"),
-    "shape of weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)), ValueError, r"sample_weight must have shape \[200\]"),
-    "init by a function, blocks": (lambda: KMeans(2, init=max).fit_blocks([DATA]), TypeError, "^KMeans: fit_blocks has no X .*init"),
+    "weights": (
+        lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)),
+        ValueError,
+        "^KMeans: sample_weight must be finite",
+    ),
+    "shape of weights": (
+        lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)),
+        ValueError,
+        r"sample_weight must have shape \[200\]",
+    ),
+    "init by a function, blocks": (
+        lambda: KMeans(2, init=max).fit_blocks([DATA]),
+        TypeError,
+        "^KMeans: fit_blocks has no X .*init",
+    ),
     "shape of what a function returns": (
-        lambda: KMeans(2, init=lambda X, k, random_state: X[:3]).fit(DATA), ValueError, r"^The shape .* \(3, 5\) .* number of clusters 2",
+        lambda: KMeans(2, init=lambda X, k, random_state: X[:3]).fit(DATA),
+        ValueError,
+        r"^The shape .* \(3, 5\) .* number of clusters 2",
     ),
-    "algorithm": (lambda: KMeans(2, algorithm="full").fit(DATA), ValueError, "^The 'algorithm' parameter of KMeans must be .* 'full'"),
+    "algorithm": (
+        lambda: KMeans(2, algorithm="full").fit(DATA),
+        ValueError,
+        "^The 'algorithm' parameter of KMeans must be .* 'full'",
+    ),
     "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex data not supported"),
-    "seed": (lambda: KMeans(2, random_state="a").fit(DATA), TypeError, "^The 'random_state' parameter of KMeans must be .* Got 'a'"),
-    "n_clusters": (lambda: KMeans("a").fit(DATA), TypeError, "^The 'n_clusters' parameter of KMeans must be .* Got 'a'"),
-    "no clusters": (lambda: KMeans(0).fit(DATA), ValueError, "^The 'n_clusters' parameter of KMeans must be .* Got 0 instead"),
-    "random_state": (lambda: KMeans(2, random_state=2**63).fit(DATA), ValueError, "^The 'random_state' parameter of KMeans must be"),
-    "init": (lambda: KMeans(2, init="best").fit(DATA), ValueError, "^The 'init' parameter of KMeans must be a str among"),
-    "rows of init": (lambda: KMeans(2, init=DATA[:3]).fit(DATA), ValueError, r"^The shape .* \(3, 5\) .* number of clusters 2\."),
-    "columns of init": (lambda: KMeans(2, init=DATA[:2, :3]).fit(DATA), ValueError, r"^The shape .* \(2, 3\) .* features of the data 5\."),
-    "init of text": (lambda: KMeans(2, init=["a"]).fit(DATA), TypeError, "^KMeans: init must hold real numbers, got an array of dtype <U1"),
-    "weights of text": (
-        lambda: KMeans(2).fit(DATA, sample_weight=["a"] * 200), TypeError, "^KMeans: sample_weight must hold real numbers, got .* <U1",
+    "seed": (
+        lambda: KMeans(2, random_state="a").fit(DATA),
+        TypeError,
+        "^The 'random_state' parameter of KMeans must be .* Got 'a'",
     ),
-    "no tol": (lambda: KMeans(2, tol=None).fit(DATA), TypeError, "^The 'tol' parameter of KMeans must be a float in .* Got None instead"),
-    "tol": (lambda: KMeans(2, tol="x").fit(DATA), TypeError, "^The 'tol' parameter of KMeans must be a float in .* Got 'x' instead"),
-    "complex tensor": (lambda: KMeans(2).fit(torch.from_numpy(DATA * 1j)), ValueError, "^Complex data not supported"),
-    "complex weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(200) * 1j), ValueError, "^Complex data not supported"),
+    "n_clusters": (
+        lambda: KMeans("a").fit(DATA),
+        TypeError,
+        "^The 'n_clusters' parameter of KMeans must be .* Got 'a'",
+    ),
+    "no clusters": (
+        lambda: KMeans(0).fit(DATA),
+        ValueError,
+        "^The 'n_clusters' parameter of KMeans must be .* Got 0 instead",
+    ),
+    "random_state": (
+        lambda: KMeans(2, random_state=2**63).fit(DATA),
+        ValueError,
+        "^The 'random_state' parameter of KMeans must be",
+    ),
+    "init": (
+        lambda: KMeans(2, init="best").fit(DATA),
+        ValueError,
+        "^The 'init' parameter of KMeans must be a str among",
+    ),
+    "rows of init": (
+        lambda: KMeans(2, init=DATA[:3]).fit(DATA),
+        ValueError,
+        r"^The shape .* \(3, 5\) .* number of clusters 2\.",
+    ),
+    "columns of init": (
+        lambda: KMeans(2, init=DATA[:2, :3]).fit(DATA),
+        ValueError,
+        r"^The shape .* \(2, 3\) .* features of the data 5\.",
+    ),
+    "init of text": (
+        lambda: KMeans(2, init=["a"]).fit(DATA),
+        TypeError,
+        "^KMeans: init must hold real numbers, got an array of dtype <U1",
+    ),
+    "weights of text": (
+        lambda: KMeans(2).fit(DATA, sample_weight=["a"] * 200),
+        TypeError,
+        "^KMeans: sample_weight must hold real numbers, got .* <U1",
+    ),
+    "no tol": (
+        lambda: KMeans(2, tol=None).fit(DATA),
+        TypeError,
+        "^The 'tol' parameter of KMeans must be a float in .* Got None instead",
+    ),
+    "tol": (
+        lambda: KMeans(2, tol="x").fit(DATA),
+        TypeError,
+        "^The 'tol' parameter of KMeans must be a float in .* Got 'x' instead",
+    ),
+    "complex tensor": (
+        lambda: KMeans(2).fit(torch.from_numpy(DATA * 1j)),
+        ValueError,
+        "^Complex data not supported",
+    ),
+    "complex weights": (
+        lambda: KMeans(2).fit(DATA, sample_weight=np.ones(200) * 1j),
+        ValueError,
+        "^Complex data not supported",
+    ),
     "score, negative weights": (
-        lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=-np.ones(200)), ValueError, "^KMeans: sample_weight must be .* not negative",
+        lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=-np.ones(200)),
+        ValueError,
+        "^KMeans: sample_weight must be .* not negative",
     ),
     "score, NaN as a weight": (
-        lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=np.full(200, np.nan)), ValueError, "^KMeans: sample_weight must be finite",
+        lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=np.full(200, np.nan)),
+        ValueError,
+        "^KMeans: sample_weight must be finite",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -324,8 +448,18 @@ def test_numpy_equals_the_op(dtype):
     from uefl_kernels import numpy as front
 
     x, weights = DATA.astype(dtype), np.random.default_rng(1).random(200)
-    for options in ({}, {"init": "k-means||"}, {"init": "random"}, {"init": x[:6]}, {"metric": "cosine"}, {"weights": weights}):
-        tensors = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    for options in (
+        {},
+        {"init": "k-means||"},
+        {"init": "random"},
+        {"init": x[:6]},
+        {"metric": "cosine"},
+        {"weights": weights},
+    ):
+        tensors = {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in options.items()
+        }
         expected = kmeans(torch.from_numpy(x), 6, seed=2, **tensors)
         for threads in (None, 1, 2, 4):
             for view in (x, np.asfortranarray(x)):
@@ -333,7 +467,8 @@ def test_numpy_equals_the_op(dtype):
                 for name, a, b in zip(found._fields, found, expected, strict=True):
                     assert np.array_equal(a, b.numpy()), name
     assert np.array_equal(
-        front.vq_assign(x, x[:7], metric="cosine"), vq_assign(torch.from_numpy(x), torch.from_numpy(x[:7]), metric="cosine")
+        front.vq_assign(x, x[:7], metric="cosine"),
+        vq_assign(torch.from_numpy(x), torch.from_numpy(x[:7]), metric="cosine"),
     )
 
 
@@ -355,37 +490,126 @@ def test_numpy_takes_either_byte_order(dtype):
 MASKED = np.ma.masked_less(DATA, -1.0)
 NUMPY_REFUSED = {
     "list": (lambda front: front.kmeans([[1.0]], 1), TypeError, "^kmeans: x must be a NumPy array, got list"),
-    "dtype": (lambda front: front.kmeans(DATA.astype(np.float16), 1), TypeError, "^kmeans: x has dtype float16, expected float32"),
-    "text": (lambda front: front.kmeans("x", 1), TypeError, "^kmeans: x must be a NumPy array, got str"),
-    "text as weights": (lambda front: front.kmeans(DATA, 1, weights="x"), TypeError, "^kmeans: weights must be a NumPy array, got str"),
-    "complex": (lambda front: front.kmeans(DATA, 4, init=DATA[:4] * 1j), TypeError, "^kmeans: init has dtype complex.*, expected real"),
-    "init not finite": (lambda front: front.kmeans(DATA, 1, init=np.full((1, 5), 1e300)), RuntimeError, "^kmeans: init must be finite"),
-    "shape": (lambda front: front.kmeans(DATA[0], 1), ValueError, r"^kmeans: x must have shape \[N, d\], got \[5\]"),
-    "k": (lambda front: front.kmeans(DATA[:3], 4), ValueError, "^kmeans: 4 clusters need at least 4 rows, got 3"),
-    "threads of text": (lambda front: front.kmeans(DATA, 4, threads="2"), TypeError, "^kmeans: threads must be an int .*, got '2'"),
-    "threads in parts": (lambda front: front.vq_assign(DATA, DATA, threads=2.5), TypeError, "^vq_assign: threads must be .* got 2.5"),
-    "threads of truth": (lambda front: front.kmeans(DATA, 4, threads=True), TypeError, "^kmeans: threads must be an int .*, got True"),
-    "tol of text": (lambda front: front.kmeans(DATA, 4, tol="a"), TypeError, "^kmeans: tol must be a number, got 'a'"),
-    "threads": (lambda front: front.kmeans(DATA, 4, threads=0), ValueError, "^kmeans: threads must be at least 1, or None for all, got 0"),
-    "weights": (lambda front: front.kmeans(DATA, 4, weights=DATA[0]), ValueError, r"^kmeans: weights must have shape \[200\], got \[5\]"),
-    "init": (lambda front: front.kmeans(DATA, 4, init=DATA), ValueError, r"^kmeans: init must have shape \[4, 5\], got \[200, 5\]"),
-    "method": (lambda front: front.kmeans(DATA, 4, init="best"), ValueError, "^kmeans: init 'best' is not known"),
-    "values": (lambda front: front.kmeans(DATA * np.nan, 4), RuntimeError, "^kmeans: x holds NaN or infinity"),
-    "codebook dtype": (
-        lambda front: front.vq_assign(DATA, DATA.astype(">f2")), TypeError, "^vq_assign: codebook has dtype >f2, expected float32",
+    "dtype": (
+        lambda front: front.kmeans(DATA.astype(np.float16), 1),
+        TypeError,
+        "^kmeans: x has dtype float16, expected float32",
     ),
-    "integers": (lambda front: front.vq_assign(DATA.astype(int), DATA), TypeError, "^vq_assign: x has dtype int64, .*; convert it"),
-    "list of codewords": (lambda front: front.vq_assign(DATA, [[1.0]]), TypeError, "^vq_assign: codebook must be a NumPy array, got list"),
+    "text": (lambda front: front.kmeans("x", 1), TypeError, "^kmeans: x must be a NumPy array, got str"),
+    "text as weights": (
+        lambda front: front.kmeans(DATA, 1, weights="x"),
+        TypeError,
+        "^kmeans: weights must be a NumPy array, got str",
+    ),
+    "complex": (
+        lambda front: front.kmeans(DATA, 4, init=DATA[:4] * 1j),
+        TypeError,
+        "^kmeans: init has dtype complex.*, expected real",
+    ),
+    "init not finite": (
+        lambda front: front.kmeans(DATA, 1, init=np.full((1, 5), 1e300)),
+        RuntimeError,
+        "^kmeans: init must be finite",
+    ),
+    "shape": (
+        lambda front: front.kmeans(DATA[0], 1),
+        ValueError,
+        r"^kmeans: x must have shape \[N, d\], got \[5\]",
+    ),
+    "k": (
+        lambda front: front.kmeans(DATA[:3], 4),
+        ValueError,
+        "^kmeans: 4 clusters need at least 4 rows, got 3",
+    ),
+    "threads of text": (
+        lambda front: front.kmeans(DATA, 4, threads="2"),
+        TypeError,
+        "^kmeans: threads must be an int .*, got '2'",
+    ),
+    "threads in parts": (
+        lambda front: front.vq_assign(DATA, DATA, threads=2.5),
+        TypeError,
+        "^vq_assign: threads must be .* got 2.5",
+    ),
+    "threads of truth": (
+        lambda front: front.kmeans(DATA, 4, threads=True),
+        TypeError,
+        "^kmeans: threads must be an int .*, got True",
+    ),
+    "tol of text": (
+        lambda front: front.kmeans(DATA, 4, tol="a"),
+        TypeError,
+        "^kmeans: tol must be a number, got 'a'",
+    ),
+    "threads": (
+        lambda front: front.kmeans(DATA, 4, threads=0),
+        ValueError,
+        "^kmeans: threads must be at least 1, or None for all, got 0",
+    ),
+    "weights": (
+        lambda front: front.kmeans(DATA, 4, weights=DATA[0]),
+        ValueError,
+        r"^kmeans: weights must have shape \[200\], got \[5\]",
+    ),
+    "init": (
+        lambda front: front.kmeans(DATA, 4, init=DATA),
+        ValueError,
+        r"^kmeans: init must have shape \[4, 5\], got \[200, 5\]",
+    ),
+    "method": (
+        lambda front: front.kmeans(DATA, 4, init="best"),
+        ValueError,
+        "^kmeans: init 'best' is not known",
+    ),
+    "values": (
+        lambda front: front.kmeans(DATA * np.nan, 4),
+        RuntimeError,
+        "^kmeans: x holds NaN or infinity",
+    ),
+    "codebook dtype": (
+        lambda front: front.vq_assign(DATA, DATA.astype(">f2")),
+        TypeError,
+        "^vq_assign: codebook has dtype >f2, expected float32",
+    ),
+    "integers": (
+        lambda front: front.vq_assign(DATA.astype(int), DATA),
+        TypeError,
+        "^vq_assign: x has dtype int64, .*; convert it",
+    ),
+    "list of codewords": (
+        lambda front: front.vq_assign(DATA, [[1.0]]),
+        TypeError,
+        "^vq_assign: codebook must be a NumPy array, got list",
+    ),
     "a codebook that no memory holds": (
         lambda front: front.vq_assign(DATA, np.broadcast_to(DATA[:1], (2**44, 5))),
         MemoryError,
-        r"^vq_assign: codebook \[17592186044416, 5\]: Unable to allocate .* TiB for an array .*; give fewer rows$",
+        (
+            r"^vq_assign: codebook \[17592186044416, 5\]: Unable to allocate .* TiB for an array .*; give"
+            r" fewer rows$"
+        ),
     ),
-    "masked": (lambda front: front.kmeans(MASKED, 4), TypeError, "^kmeans: x is a masked array with masked values"),
-    "masked weights": (lambda front: front.kmeans(DATA, 4, weights=MASKED[:, 0]), TypeError, "^kmeans: weights is a masked array"),
-    "masked rows": (lambda front: front.vq_assign(MASKED, DATA), TypeError, "^vq_assign: x is a masked array .*; remove"),
-    "precision": (lambda front: front.vq_assign(DATA, DATA, precision="half"), ValueError, "^vq_assign: precision 'half' is not known"),
-}  # fmt: skip
+    "masked": (
+        lambda front: front.kmeans(MASKED, 4),
+        TypeError,
+        "^kmeans: x is a masked array with masked values",
+    ),
+    "masked weights": (
+        lambda front: front.kmeans(DATA, 4, weights=MASKED[:, 0]),
+        TypeError,
+        "^kmeans: weights is a masked array",
+    ),
+    "masked rows": (
+        lambda front: front.vq_assign(MASKED, DATA),
+        TypeError,
+        "^vq_assign: x is a masked array .*; remove",
+    ),
+    "precision": (
+        lambda front: front.vq_assign(DATA, DATA, precision="half"),
+        ValueError,
+        "^vq_assign: precision 'half' is not known",
+    ),
+}
 
 
 @compiled
@@ -400,4 +624,7 @@ def test_numpy_refuses(case):
 
 def test_bfloat16_rows_are_clustered_as_float32():
     x = normal(80, 4, dtype=torch.bfloat16)
-    assert torch.equal(KMeans(3, random_state=0).fit(x).cluster_centers_, KMeans(3, random_state=0).fit(x.float()).cluster_centers_)
+    assert torch.equal(
+        KMeans(3, random_state=0).fit(x).cluster_centers_,
+        KMeans(3, random_state=0).fit(x.float()).cluster_centers_,
+    )

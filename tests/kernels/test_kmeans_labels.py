@@ -47,7 +47,9 @@ def test_the_bits_do_not_depend_on_the_threads():
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            for one, other in zip([*kmeans_labels_and_squares(x, centers), kmeans_distances(x, centers)], expected, strict=True):
+            for one, other in zip(
+                [*kmeans_labels_and_squares(x, centers), kmeans_distances(x, centers)], expected, strict=True
+            ):
                 assert torch.equal(one, other)
     finally:
         torch.set_num_threads(threads)
@@ -64,7 +66,10 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(n, d, k, value, on):
             broken = x.clone()
             broken[row, column] = value
             for op in (kmeans_labels, kmeans_labels_and_squares, kmeans_distances):
-                with backend(on), pytest.raises(RuntimeError, match=r"^kmeans_labels: x holds NaN or infinity"):
+                with (
+                    backend(on),
+                    pytest.raises(RuntimeError, match=r"^kmeans_labels: x holds NaN or infinity"),
+                ):
                     op(broken, centers)
 
 
@@ -90,8 +95,16 @@ def test_every_method_refuses_what_is_not_finite(options, make):
     for value in (np.nan, np.inf):
         broken = x.copy()
         broken[199, 4] = value
-        for method in (model.predict, model.transform, model.score, model.partial_fit, KMeans(4, **options).fit):
-            with pytest.raises(ValueError, match=r"^KMeans: X holds NaN or infinity; remove or replace those rows$"):
+        for method in (
+            model.predict,
+            model.transform,
+            model.score,
+            model.partial_fit,
+            KMeans(4, **options).fit,
+        ):
+            with pytest.raises(
+                ValueError, match=r"^KMeans: X holds NaN or infinity; remove or replace those rows$"
+            ):
                 method(make(broken))
 
 

@@ -1,4 +1,5 @@
-"""``ResidualKMeans``: each level is the k-means of what is left; a balanced assignment is stable; reports count what they say."""
+"""``ResidualKMeans``: each level is the k-means of what is left; a balanced assignment is stable; reports
+count what they say."""
 
 from __future__ import annotations
 
@@ -18,9 +19,14 @@ checks = pytest.importorskip("sklearn.utils.estimator_checks")
 
 
 EXPECTED = {
-    f"check_sample_weight_equivalence_on_{kind}_data": "rows are drawn by number, so another order or a repeated row draws others"
+    f"check_sample_weight_equivalence_on_{kind}_data": (
+        "rows are drawn by number, so another order or a repeated row draws others"
+    )
     for kind in ("dense", "sparse")
-} | {f"check_estimator_sparse_{kind}": "asks for one label of each row, where predict gives n_levels" for kind in ("array", "matrix")}
+} | {
+    f"check_estimator_sparse_{kind}": "asks for one label of each row, where predict gives n_levels"
+    for kind in ("array", "matrix")
+}
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
@@ -46,7 +52,9 @@ def test_levels_are_kmeans_of_what_is_left(dtype, weights):
         rest = rest - expected.cluster_centers_[expected.labels_]
         total = total + expected.cluster_centers_[expected.labels_]
         squares = (rest.astype(float) ** 2).sum(1)
-        assert model.inertia_[level] == pytest.approx((squares if weights is None else squares * weights).sum())
+        assert model.inertia_[level] == pytest.approx(
+            (squares if weights is None else squares * weights).sum()
+        )
     assert np.array_equal(model.predict(x), model.codes_)
     assert np.array_equal(model.decode(model.codes_), total)
     assert model.codes_.dtype == np.int64
@@ -86,26 +94,62 @@ def test_a_balanced_assignment_is_stable(kind, n, k):
         for centre in (distances[row] < distances[row, labels[row]]).nonzero()[:, 0]:
             holds = labels == centre
             assert holds.sum() == room, "a nearer centre has room"
-            assert (distances[holds, centre] <= distances[row, centre]).all(), "a nearer centre holds a row that is farther from it"
+            assert (distances[holds, centre] <= distances[row, centre]).all(), (
+                "a nearer centre holds a row that is farther from it"
+            )
 
 
 def test_collision_report():
     codes = np.array([[0, 1], [0, 1], [0, 2], [3, 2], [0, 1], [3, 2]])
     for given in (codes, torch.from_numpy(codes), codes.tolist()):
         assert collision_report(given) == (6, 3, 5, 3, (2, 2))
-    with pytest.raises(ValueError, match=r"^collision_report: codes must have shape \[n_samples, n_levels\] .* got \[6\]"):
+    with pytest.raises(
+        ValueError, match=r"^collision_report: codes must have shape \[n_samples, n_levels\] .* got \[6\]"
+    ):
         collision_report(codes[:, 0])
 
 
 REFUSED = {
-    "not fitted": (lambda: ResidualKMeans().predict(DATA), AttributeError, "^This ResidualKMeans instance is not fitted yet"),
-    "init": (lambda: ResidualKMeans(2, 3, init=DATA[:3]).fit(DATA), TypeError, "^ResidualKMeans: init must be the name of a seeding"),
-    "levels": (lambda: ResidualKMeans(0, 3).fit(DATA), ValueError, "^The 'n_levels' parameter of ResidualKMeans must be .* Got 0"),
-    "too few rows": (lambda: ResidualKMeans(2, 301).fit(DATA), ValueError, "^n_samples=300 should be >= n_clusters=301"),
-    "columns": (lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA[:, :2]), ValueError, "X has 2 features, but ResidualKMeans is"),
-    "NaN": (lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA * np.nan), ValueError, "^ResidualKMeans: X holds NaN"),
-    "codes": (lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 2, 0]]), ValueError, r"codes must have shape \[n_samples, 2\]"),
-    "no such code": (lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 3]]), ValueError, "codes must be whole numbers from 0 to 2"),
+    "not fitted": (
+        lambda: ResidualKMeans().predict(DATA),
+        AttributeError,
+        "^This ResidualKMeans instance is not fitted yet",
+    ),
+    "init": (
+        lambda: ResidualKMeans(2, 3, init=DATA[:3]).fit(DATA),
+        TypeError,
+        "^ResidualKMeans: init must be the name of a seeding",
+    ),
+    "levels": (
+        lambda: ResidualKMeans(0, 3).fit(DATA),
+        ValueError,
+        "^The 'n_levels' parameter of ResidualKMeans must be .* Got 0",
+    ),
+    "too few rows": (
+        lambda: ResidualKMeans(2, 301).fit(DATA),
+        ValueError,
+        "^n_samples=300 should be >= n_clusters=301",
+    ),
+    "columns": (
+        lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA[:, :2]),
+        ValueError,
+        "X has 2 features, but ResidualKMeans is",
+    ),
+    "NaN": (
+        lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA * np.nan),
+        ValueError,
+        "^ResidualKMeans: X holds NaN",
+    ),
+    "codes": (
+        lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 2, 0]]),
+        ValueError,
+        r"codes must have shape \[n_samples, 2\]",
+    ),
+    "no such code": (
+        lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 3]]),
+        ValueError,
+        "codes must be whole numbers from 0 to 2",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""``KMeans`` among scikit-learn's tools: its checks, data frames, containers of results, metadata, warnings; and without it."""
+"""``KMeans`` among scikit-learn's tools: its checks, data frames, containers of results, metadata, warnings;
+and without it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ DATA = np.random.default_rng(0).standard_normal((60, 3))
 FRAME = pd.DataFrame(DATA, columns=["a", "b", "c"])
 
 # Checks of scikit-learn that cannot pass, with the reason.
-REASON = "rows are drawn by number, so another order or a repeated row draws others; scikit-learn excepts its own KMeans, too"
+REASON = (
+    "rows are drawn by number, so another order or a repeated row draws others; scikit-learn excepts its own"
+    " KMeans, too"
+)
 EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": REASON for kind in ("dense", "sparse")}
 
 
@@ -51,7 +55,9 @@ def test_columns_in_another_order_are_an_error():
 
 
 def test_names_on_one_side_only_are_a_warning():
-    with pytest.warns(UserWarning, match="X does not have valid feature names, but KMeans was fitted with feature names"):
+    with pytest.warns(
+        UserWarning, match="X does not have valid feature names, but KMeans was fitted with feature names"
+    ):
         KMeans(2, random_state=0).fit(FRAME).predict(DATA)
     with pytest.warns(UserWarning, match="X has feature names, but KMeans was fitted without feature names"):
         KMeans(2, random_state=0).fit(DATA).predict(FRAME)
@@ -65,7 +71,11 @@ def test_names_of_which_some_are_no_strings():
 
 def test_names_of_the_columns_of_transform():
     model = KMeans(2, random_state=0).fit(FRAME)
-    assert model.get_feature_names_out().tolist() == model.get_feature_names_out(["a", "b", "c"]).tolist() == ["kmeans0", "kmeans1"]
+    assert (
+        model.get_feature_names_out().tolist()
+        == model.get_feature_names_out(["a", "b", "c"]).tolist()
+        == ["kmeans0", "kmeans1"]
+    )
     with pytest.raises(ValueError, match="input_features is not equal to feature_names_in_"):
         model.get_feature_names_out(["b", "a", "c"])
     with pytest.raises(ValueError, match="input_features should have length equal to number of features"):
@@ -80,14 +90,24 @@ def test_set_output():
     assert found.columns.tolist() == ["kmeans0", "kmeans1"]
     assert found.index[0] == 5
     assert np.array_equal(model.transform(FRAME), found)
-    assert isinstance(KMeans(2).set_output(transform="pandas").fit(torch.from_numpy(DATA)).transform(torch.from_numpy(DATA)), pd.DataFrame)
+    assert isinstance(
+        KMeans(2)
+        .set_output(transform="pandas")
+        .fit(torch.from_numpy(DATA))
+        .transform(torch.from_numpy(DATA)),
+        pd.DataFrame,
+    )
 
 
 def test_metadata_routing():
     weights = np.arange(60.0)
     expected = KMeans(2, random_state=0).fit(DATA, sample_weight=weights).cluster_centers_
     with sklearn.config_context(enable_metadata_routing=True):
-        model = KMeans(2, random_state=0).set_fit_request(sample_weight=True).set_score_request(sample_weight=True)
+        model = (
+            KMeans(2, random_state=0)
+            .set_fit_request(sample_weight=True)
+            .set_score_request(sample_weight=True)
+        )
         pipeline = Pipeline([("kmeans", model)]).fit(DATA, sample_weight=weights)
     assert np.array_equal(pipeline["kmeans"].cluster_centers_, expected)
 
@@ -95,7 +115,10 @@ def test_metadata_routing():
 def test_fewer_different_rows_than_clusters_is_a_warning():
     for x in (np.ones((10, 2)), torch.ones(10, 2), np.array([[0.0], [0.0], [1.0], [1.0]])):
         different = len(np.unique(np.asarray(x), axis=0))
-        with pytest.warns(ConvergenceWarning, match=rf"Number of distinct clusters \({different}\) found smaller than n_clusters \(3\)"):
+        with pytest.warns(
+            ConvergenceWarning,
+            match=rf"Number of distinct clusters \({different}\) found smaller than n_clusters \(3\)",
+        ):
             assert len(set(KMeans(3, random_state=0).fit(x).labels_.tolist())) == different
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -173,8 +196,11 @@ def test_without_scikit_learn():
     assert done.stdout.splitlines() == [
         "This KMeans instance is not fitted yet. Call 'fit' with appropriate arguments before using it.",
         "KMeans(max_iter=5, n_clusters=2, random_state=0) kmeans0 kmeans1",
-        "Invalid parameter 'k' for estimator KMeans(max_iter=5, n_clusters=2, random_state=0). Valid parameters are: "
-        "['algorithm', 'copy_x', 'init', 'max_iter', 'metric', 'n_clusters', 'n_init', 'random_state', 'tol', 'verbose'].",
+        (
+            "Invalid parameter 'k' for estimator KMeans(max_iter=5, n_clusters=2, random_state=0). Valid"
+            " parameters are: ['algorithm', 'copy_x', 'init', 'max_iter', 'metric', 'n_clusters', 'n_init',"
+            " 'random_state', 'tol', 'verbose']."
+        ),
         "input_features should have length equal to number of features (3), got 1",
         "KMeans: n_clusters must be at least 1, got 0",
         "ConvergenceWarning",

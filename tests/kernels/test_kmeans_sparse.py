@@ -1,4 +1,5 @@
-"""Sparse rows: centers and labels have the bits of the same rows in memory, and no row is made dense without need."""
+"""Sparse rows: centers and labels have the bits of the same rows in memory, and no row is made dense without
+need."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_the_bits_of_dense_rows(case, dtype):
     assert model.predict(x).dtype == np.int64
     assert model.score(x) == pytest.approx(expected.score(dense), rel=1e-12)
     weights = np.arange(400.0)
-    assert model.score(x, sample_weight=weights) == pytest.approx(expected.score(dense, sample_weight=weights), rel=1e-12)
+    assert model.score(x, sample_weight=weights) == pytest.approx(
+        expected.score(dense, sample_weight=weights), rel=1e-12
+    )
     found, truth = model.transform(x), expected.transform(dense)
     assert found.dtype == truth.dtype
     np.testing.assert_allclose(found, truth, rtol=1e-6 if found.dtype == np.float32 else 1e-9)
@@ -57,7 +60,8 @@ def test_every_format(make):
 
 
 def test_columns_of_every_kind():
-    """Full, of one sign, far from zero, constant and empty ones; rows of zeros; entries that are stored twice or are zero."""
+    """Full, of one sign, far from zero, constant and empty ones; rows of zeros; entries that are stored twice
+    or are zero."""
     rng = np.random.default_rng(1)
     dense = rng.standard_normal((300, 12)) * (rng.random((300, 12)) < 0.3)
     dense[:, 0], dense[:, 1], dense[:, 2], dense[:, 3] = 5 + rng.random(300), -rng.random(300), 7.0, 0.0
@@ -105,7 +109,9 @@ def test_only_rows_in_doubt_are_made_dense(monkeypatch):
     seen = []
     take = sparse.SparseRows.take
     monkeypatch.setattr(sparse, "resolve", lambda name, x: pytest.fail(name) if name == "vq_assign" else None)
-    monkeypatch.setattr(sparse.SparseRows, "take", lambda self, numbers: seen.append(len(numbers)) or take(self, numbers))
+    monkeypatch.setattr(
+        sparse.SparseRows, "take", lambda self, numbers: seen.append(len(numbers)) or take(self, numbers)
+    )
     model = KMeans(9, random_state=0).fit(DATA)
     assert sum(seen) == 9  # the rows to begin with
     model.predict(DATA)
@@ -114,7 +120,10 @@ def test_only_rows_in_doubt_are_made_dense(monkeypatch):
 
 def test_with_weights_too():
     weights = np.random.default_rng(1).random(400)
-    equal(KMeans(5, random_state=0).fit(DATA, sample_weight=weights), KMeans(5, random_state=0).fit(DATA.toarray(), sample_weight=weights))
+    equal(
+        KMeans(5, random_state=0).fit(DATA, sample_weight=weights),
+        KMeans(5, random_state=0).fit(DATA.toarray(), sample_weight=weights),
+    )
 
 
 def test_the_bits_do_not_depend_on_the_threads():

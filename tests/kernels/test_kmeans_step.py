@@ -1,4 +1,5 @@
-"""``kmeans_step``: against the textbook, the same bits from every kernel and thread count, what is refused."""
+"""``kmeans_step``: against the textbook, the same bits from every kernel and thread count, what is
+refused."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def flat(step):
 
 
 def assert_same(found, expected):
-    for name, a, b in zip((*expected._fields[:-1], *KMeansUnits._fields), flat(found), flat(expected), strict=True):
+    for name, a, b in zip(
+        (*expected._fields[:-1], *KMeansUnits._fields), flat(found), flat(expected), strict=True
+    ):
         assert a.dtype == b.dtype, name
         assert torch.equal(a, b), name
 
@@ -35,7 +38,10 @@ def assert_as_reference(x, centres, **options):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_is_a_lloyd_step(weighted):
-    x, centres = normal(500, 7, offset=3.0, dtype=torch.float64), normal(9, 7, seed=1, offset=3.0, dtype=torch.float64)
+    x, centres = (
+        normal(500, 7, offset=3.0, dtype=torch.float64),
+        normal(9, 7, seed=1, offset=3.0, dtype=torch.float64),
+    )
     weights = torch.rand(500).double() * 5 if weighted else None
     found = kmeans_step(x, centres, weights=weights)
     mass = torch.ones(500).double() if weights is None else weights
@@ -45,8 +51,12 @@ def test_is_a_lloyd_step(weighted):
     assert torch.equal(found.labels, labels)
     torch.testing.assert_close(found.masses, masses, rtol=1e-12, atol=0)
     torch.testing.assert_close(found.sums, sums, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.inertia, (mass * (x - centres[labels]).square().sum(1)).sum(), rtol=1e-13, atol=0)
-    torch.testing.assert_close(found.centres, torch.where(masses[:, None] > 0, sums / masses[:, None], centres))
+    torch.testing.assert_close(
+        found.inertia, (mass * (x - centres[labels]).square().sum(1)).sum(), rtol=1e-13, atol=0
+    )
+    torch.testing.assert_close(
+        found.centres, torch.where(masses[:, None] > 0, sums / masses[:, None], centres)
+    )
     if weights is None:
         assert torch.equal(found.masses, labels.bincount(minlength=9).double())
 
@@ -68,9 +78,14 @@ def test_equals_the_reference(dtype):
 @compiled
 @settings(max_examples=40)
 @given(
-    st.integers(1, 90), st.integers(1, 20), st.integers(1, 40), st.sampled_from([1e-300, 1e-30, 1.0, 1e30]),
-    st.integers(-3, 3), st.booleans(), st.integers(0, 99),
-)  # fmt: skip
+    st.integers(1, 90),
+    st.integers(1, 20),
+    st.integers(1, 40),
+    st.sampled_from([1e-300, 1e-30, 1.0, 1e30]),
+    st.integers(-3, 3),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_odd_values(n, d, k, scale, steps, weighted, seed):
     """Coarse values, so that distances tie; extremes of float64; weights that vanish."""
     generator = torch.Generator().manual_seed(seed)
@@ -95,7 +110,10 @@ def test_steps_are_kmeans():
 def test_a_part_of_the_rows_in_the_units_of_all():
     x, centres, weights = normal(300, 4), normal(6, 4, seed=1), torch.rand(300)
     whole = kmeans_step(x, centres, weights=weights)
-    parts = [kmeans_step(x[i : i + 100], centres, weights=weights[i : i + 100], units=whole.units) for i in (0, 100, 200)]
+    parts = [
+        kmeans_step(x[i : i + 100], centres, weights=weights[i : i + 100], units=whole.units)
+        for i in (0, 100, 200)
+    ]
     assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
     assert torch.equal(sum(part.masses for part in parts), whole.masses)
     torch.testing.assert_close(sum(part.sums for part in parts), whole.sums, rtol=1e-14, atol=1e-14)
@@ -128,7 +146,9 @@ def test_number_of_threads_does_not_matter():
         assert_same(result, results[0])
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or not triton_available(), reason="Triton is not interpreted here")
+@pytest.mark.skipif(
+    torch.cuda.is_available() or not triton_available(), reason="Triton is not interpreted here"
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_triton_equals_the_reference(monkeypatch, dtype):
     """Interpreted: a kernel, or what is composed around the search."""
@@ -145,19 +165,67 @@ def test_triton_equals_the_reference(monkeypatch, dtype):
 X, C, W = torch.randn(6, 3), torch.randn(2, 3), torch.ones(6)
 UNITS = KMeansUnits(*torch.ops.uefl.kmeans_units(X[:, :2], None))
 REFUSED = {
-    "x not a tensor": (lambda: kmeans_step([[1.0]], C), TypeError, r"^kmeans_step: x must be a torch.Tensor, got list"),
-    "centres not a tensor": (lambda: kmeans_step(X, [[1.0]]), TypeError, r"^kmeans_step: centres must be a torch.Tensor, got list"),
-    "x of integers": (lambda: kmeans_step(X.long(), C), TypeError, r"^kmeans_step: x has dtype torch.int64, expected float32, bfloat16"),
-    "weights of integers": (lambda: kmeans_step(X, C, weights=W.long()), TypeError, r"^kmeans_step: weights has dtype torch.int64"),
-    "device": (lambda: kmeans_step(X, C.to("meta")), ValueError, r"^kmeans_step: x is on cpu and centres on meta; move one of them"),
-    "x of one dimension": (lambda: kmeans_step(X[0], C), ValueError, r"^kmeans_step: x must have shape \[N, d\] with d of .* got \[3\]"),
-    "no columns": (lambda: kmeans_step(X[:, :0], C[:, :0]), ValueError, r"^kmeans_step: x must have shape \[N, d\] with .* \[6, 0\]"),
-    "no centres": (lambda: kmeans_step(X, C[:0]), ValueError, r"^kmeans_step: centres must have shape \[k, 3\] with .* got \[0, 3\]"),
-    "other columns": (lambda: kmeans_step(X, C[:, :2]), ValueError, r"^kmeans_step: centres must have shape \[k, 3\] .* got \[2, 2\]"),
-    "weights": (lambda: kmeans_step(X, C, weights=W[:5]), ValueError, r"^kmeans_step: weights must have shape \[6\], got \[5\]"),
-    "units not units": (lambda: kmeans_step(X, C, units=X), TypeError, r"^kmeans_step: units must be those of an earlier .*got Tensor"),
-    "units of others": (lambda: kmeans_step(X, C, units=UNITS), ValueError, r"^kmeans_step: units.middle must have shape \[3\], got \[2\]"),
-}  # fmt: skip
+    "x not a tensor": (
+        lambda: kmeans_step([[1.0]], C),
+        TypeError,
+        r"^kmeans_step: x must be a torch.Tensor, got list",
+    ),
+    "centres not a tensor": (
+        lambda: kmeans_step(X, [[1.0]]),
+        TypeError,
+        r"^kmeans_step: centres must be a torch.Tensor, got list",
+    ),
+    "x of integers": (
+        lambda: kmeans_step(X.long(), C),
+        TypeError,
+        r"^kmeans_step: x has dtype torch.int64, expected float32, bfloat16",
+    ),
+    "weights of integers": (
+        lambda: kmeans_step(X, C, weights=W.long()),
+        TypeError,
+        r"^kmeans_step: weights has dtype torch.int64",
+    ),
+    "device": (
+        lambda: kmeans_step(X, C.to("meta")),
+        ValueError,
+        r"^kmeans_step: x is on cpu and centres on meta; move one of them",
+    ),
+    "x of one dimension": (
+        lambda: kmeans_step(X[0], C),
+        ValueError,
+        r"^kmeans_step: x must have shape \[N, d\] with d of .* got \[3\]",
+    ),
+    "no columns": (
+        lambda: kmeans_step(X[:, :0], C[:, :0]),
+        ValueError,
+        r"^kmeans_step: x must have shape \[N, d\] with .* \[6, 0\]",
+    ),
+    "no centres": (
+        lambda: kmeans_step(X, C[:0]),
+        ValueError,
+        r"^kmeans_step: centres must have shape \[k, 3\] with .* got \[0, 3\]",
+    ),
+    "other columns": (
+        lambda: kmeans_step(X, C[:, :2]),
+        ValueError,
+        r"^kmeans_step: centres must have shape \[k, 3\] .* got \[2, 2\]",
+    ),
+    "weights": (
+        lambda: kmeans_step(X, C, weights=W[:5]),
+        ValueError,
+        r"^kmeans_step: weights must have shape \[6\], got \[5\]",
+    ),
+    "units not units": (
+        lambda: kmeans_step(X, C, units=X),
+        TypeError,
+        r"^kmeans_step: units must be those of an earlier .*got Tensor",
+    ),
+    "units of others": (
+        lambda: kmeans_step(X, C, units=UNITS),
+        ValueError,
+        r"^kmeans_step: units.middle must have shape \[3\], got \[2\]",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -172,14 +240,22 @@ def test_values_that_are_refused(name):
     with backend(name):
         for bad in (float("nan"), float("inf")):
             x = torch.where(torch.arange(18).reshape(6, 3) == 17, bad, X)
-            with pytest.raises(RuntimeError, match="kmeans_step: x holds NaN or infinity; remove or replace those rows"):
+            with pytest.raises(
+                RuntimeError, match="kmeans_step: x holds NaN or infinity; remove or replace those rows"
+            ):
                 kmeans_step(x, C)
-            with pytest.raises(RuntimeError, match=r"kmeans_step: centres must be finite, and at most 2\^480 \(3e144\)"):
+            with pytest.raises(
+                RuntimeError, match=r"kmeans_step: centres must be finite, and at most 2\^480 \(3e144\)"
+            ):
                 kmeans_step(X, x[4:])
-        with pytest.raises(RuntimeError, match=r"kmeans_step: x holds values beyond 2\^480 \(3e144\), whose squares overflow"):
+        with pytest.raises(
+            RuntimeError, match=r"kmeans_step: x holds values beyond 2\^480 \(3e144\), whose squares overflow"
+        ):
             kmeans_step(-X.double() * 1e150, C)
         for weights in (-W, W * float("nan"), W * 0, W.double() * 1e305):
-            with pytest.raises(RuntimeError, match=r"kmeans_step: weights must be finite \(at most 2\^1000\), not negative"):
+            with pytest.raises(
+                RuntimeError, match=r"kmeans_step: weights must be finite \(at most 2\^1000\), not negative"
+            ):
                 kmeans_step(X, C, weights=weights)
 
 
@@ -189,14 +265,22 @@ def test_values_that_are_refused_in_units_given(name):
     with backend(name):
         units = kmeans_step(X, C, weights=W).units
         for weights in (-W, W * float("nan"), W * 1e9, W * float("inf")):
-            with pytest.raises(RuntimeError, match=r"^kmeans_step: weights must be finite, not negative and not above those of the units"):
+            with pytest.raises(
+                RuntimeError,
+                match=r"^kmeans_step: weights must be finite, not negative and not above those of the units",
+            ):
                 kmeans_step(X, C, weights=weights, units=units)
         for bad in (float("nan"), float("inf"), -float("inf")):
             x = torch.where(torch.arange(18).reshape(6, 3) == 17, bad, X)
             for given in (None, W):
-                with pytest.raises(RuntimeError, match=r"^kmeans_step: x holds NaN or infinity; remove or replace those rows"):
+                with pytest.raises(
+                    RuntimeError, match=r"^kmeans_step: x holds NaN or infinity; remove or replace those rows"
+                ):
                     kmeans_step(x, C, weights=given, units=units)
-        with pytest.raises(RuntimeError, match=r"^kmeans_step: units are of fewer rows than x has; give those of these rows or of more"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"^kmeans_step: units are of fewer rows than x has; give those of these rows or of more",
+        ):
             kmeans_step(X.repeat(2, 1), C, units=units)
         assert float(kmeans_step(X, C, weights=W * 0, units=units).masses.sum()) == 0
 
@@ -206,10 +290,19 @@ def test_direct_calls_are_checked():
     """By the op itself: what the public function has made of its arguments."""
     middle, scale, mass_scale, _ = torch.ops.uefl.kmeans_units(X, None)
     for arguments, message in (
-        ((X, C.double(), None, middle, scale, mass_scale), r"kmeans_step: centres must have shape \[k, d\] and the dtype of the result"),
+        (
+            (X, C.double(), None, middle, scale, mass_scale),
+            r"kmeans_step: centres must have shape \[k, d\] and the dtype of the result",
+        ),
         ((X, C, W, middle, scale, mass_scale), r"kmeans_step: weights must be float64 of shape \[N\]"),
-        ((X, C, None, middle[:2], scale, mass_scale), r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]"),
-        ((X, C, None, middle, scale.float(), mass_scale), r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]"),
+        (
+            (X, C, None, middle[:2], scale, mass_scale),
+            r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]",
+        ),
+        (
+            (X, C, None, middle, scale.float(), mass_scale),
+            r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]",
+        ),
     ):
         with pytest.raises(RuntimeError, match=message):
             torch.ops.uefl.kmeans_step(*arguments, True)
@@ -226,12 +319,16 @@ def test_opcheck():
         torch.library.opcheck(torch.ops.uefl.kmeans_units.default, (x, mass))
         units = torch.ops.uefl.kmeans_units(x, mass)[:3]
         for with_inertia in (False, True):
-            torch.library.opcheck(torch.ops.uefl.kmeans_step.default, (x, centres, mass, *units, with_inertia))
+            torch.library.opcheck(
+                torch.ops.uefl.kmeans_step.default, (x, centres, mass, *units, with_inertia)
+            )
 
 
 def test_compile_fullgraph(full_graph):
     counting = CompileCounterWithBackend(full_graph.keywords["backend"])
-    step = full_graph(lambda x, c: kmeans_step(x * 2, c, weights=x[:, 0].abs()), dynamic=True, backend=counting)
+    step = full_graph(
+        lambda x, c: kmeans_step(x * 2, c, weights=x[:, 0].abs()), dynamic=True, backend=counting
+    )
     for n in (50, 60, 70):
         x, centres = normal(n, 4), normal(5, 4, seed=1)
         assert_same(step(x, centres), kmeans_step(x * 2, centres, weights=x[:, 0].abs()))

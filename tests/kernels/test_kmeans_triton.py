@@ -1,6 +1,8 @@
-"""What comes before and after the steps of ``kmeans`` in Triton: interpreted against the reference, compiled for three generations of GPU.
+"""What comes before and after the steps of ``kmeans`` in Triton: interpreted against the reference, compiled
+for three generations of GPU.
 
-``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernels natively instead.
+``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernels
+natively instead.
 """
 
 import pytest
@@ -29,7 +31,13 @@ def after(module, x, centres, weights, spherical, ended=False, limit=0.0):
     """The state after one iteration."""
     data = reference.Data(x, weights, reference.Grid)
     state = reference.State(centres.clone(), torch.tensor(ended), torch.tensor(3))
-    module.advance(data, state, torch.tensor(limit, dtype=torch.float64), data.step(steps.kmeans_step, centres, False), spherical)
+    module.advance(
+        data,
+        state,
+        torch.tensor(limit, dtype=torch.float64),
+        data.step(steps.kmeans_step, centres, False),
+        spherical,
+    )
     return state
 
 
@@ -41,7 +49,8 @@ def assert_same_advance(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "spherical"), [(torch.float32, False), (torch.float32, True), (torch.float64, True), (torch.half, False)]
+    ("dtype", "spherical"),
+    [(torch.float32, False), (torch.float32, True), (torch.float64, True), (torch.half, False)],
 )
 def test_advance_equals_the_reference(dtype, spherical):
     """Also where clusters are empty, more of them than there are rows to take, and rows weigh nothing."""
@@ -51,7 +60,9 @@ def test_advance_equals_the_reference(dtype, spherical):
         centres[len(centres) - far :] += 1000 + torch.arange(far)[:, None]  # empty
         rows = reference.unit_rows(x.to(centres.dtype)) if spherical else x
         assert_same_advance(rows, centres, None, spherical)
-        assert_same_advance(rows.T.contiguous().T, centres, (torch.arange(n) % 3).double() + (n == 1), spherical, limit=1e9)
+        assert_same_advance(
+            rows.T.contiguous().T, centres, (torch.arange(n) % 3).double() + (n == 1), spherical, limit=1e9
+        )
 
 
 def test_an_iteration_after_the_end_changes_nothing():
@@ -79,7 +90,8 @@ def test_moves_are_added_up_in_one_order(monkeypatch):
 
 @pytest.mark.parametrize("method", ["k-means++", "k-means||", "random"])
 def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
-    """Over several blocks of rows and of sums; of weights, some zero; of fewer different rows than clusters; of a single row."""
+    """Over several blocks of rows and of sums; of weights, some zero; of fewer different rows than clusters;
+    of a single row."""
     monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
     monkeypatch.setattr(triton_seeding, "_SUMS", 2)
     weights = torch.rand(300, dtype=torch.float64) * (torch.arange(300) % 3 > 0)
@@ -89,7 +101,8 @@ def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
         (normal(1, 1), None, 1, 0),
     ):
         expected, found = (
-            reference.Data(rows, mass, grid).grid.seeds(method, k, seed, 1) for grid in (reference.Grid, triton_seeding.Grid)
+            reference.Data(rows, mass, grid).grid.seeds(method, k, seed, 1)
+            for grid in (reference.Grid, triton_seeding.Grid)
         )
         assert torch.equal(found, expected), (len(rows), found, expected)
 
@@ -100,7 +113,8 @@ def test_potentials_are_compared_as_whole_numbers(monkeypatch):
     x = torch.tensor([-1.0, 1.0]).repeat(40)[:, None] * torch.ones(1, 70)
     for seed in range(3):
         expected, found = (
-            reference.Data(x, None, grid).grid.seeds("k-means++", 3, seed, 0) for grid in (reference.Grid, triton_seeding.Grid)
+            reference.Data(x, None, grid).grid.seeds("k-means++", 3, seed, 0)
+            for grid in (reference.Grid, triton_seeding.Grid)
         )
         assert torch.equal(found, expected)
 
@@ -109,7 +123,11 @@ def test_potentials_are_compared_as_whole_numbers(monkeypatch):
 def test_a_fit_equals_the_cpu():
     x, weights = normal(70, 5), torch.rand(70)
     far = torch.cat([x[:2], torch.full((2, 5), 100.0) + torch.arange(2)[:, None]])
-    for options in ({"max_iter": 3}, {"weights": weights, "init": far, "metric": "cosine"}, {"init": "k-means||", "max_iter": 2}):
+    for options in (
+        {"max_iter": 3},
+        {"weights": weights, "init": far, "metric": "cosine"},
+        {"init": "k-means||", "max_iter": 2},
+    ):
         expected = kmeans(x, 4, **options)
         with backend("triton"):
             found = kmeans(x, 4, **options)

@@ -1,4 +1,5 @@
-"""More than 2^31 elements, where 32 bits no longer count them. Not part of a plain run: ``pytest -m large`` (14 GB), or ``-m cuda``."""
+"""More than 2^31 elements, where 32 bits no longer count them. Not part of a plain run: ``pytest -m large``
+(14 GB), or ``-m cuda``."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def test_vq(device):
     counts = torch.zeros(K, dtype=torch.int64).index_add_(0, indices, times)
     assert torch.equal(out.counts.cpu(), counts)
     exact = torch.zeros(K, D, dtype=torch.float64).index_add_(0, indices, few.double() * times[:, None])
-    torch.testing.assert_close(sums.cpu(), exact, rtol=0, atol=ROWS * 2.0**-31 * 4)  # half a unit a row, and far less
+    # half a unit a row, and far less
+    torch.testing.assert_close(sums.cpu(), exact, rtol=0, atol=ROWS * 2.0**-31 * 4)
     squares = ((few.double() - codebook.cpu()[indices].double()).square().sum(1) * times).sum()
     torch.testing.assert_close(out.loss.cpu().double(), 1.25 * squares / x.numel(), rtol=1e-6, atol=0)
     for part in (slice(0, 500), slice(ROWS - 500, ROWS)):

@@ -30,12 +30,19 @@ def test_backend_restores_itself_after_an_error():
 
 
 def test_unknown_backend():
-    with pytest.raises(ValueError, match=r"^backend 'gpu' is not known; use one of auto, reference, triton, cuda, cpu"), backend("gpu"):
+    with (
+        pytest.raises(
+            ValueError, match=r"^backend 'gpu' is not known; use one of auto, reference, triton, cuda, cpu"
+        ),
+        backend("gpu"),
+    ):
         pass
 
 
 def test_backend_that_is_absent_is_an_error_not_a_fallback():
-    message = r"^backend 'cuda' cannot run vq_assign here: the input is on cpu, expected cuda; see `uefl doctor`"
+    message = (
+        r"^backend 'cuda' cannot run vq_assign here: the input is on cpu, expected cuda; see `uefl doctor`"
+    )
     with backend("cuda"), pytest.raises(RuntimeError, match=message):
         vq_assign(normal(4, 3), normal(5, 3))
     with backend("cpu"), pytest.raises(RuntimeError, match="the input is on meta, expected cpu"):
@@ -47,20 +54,31 @@ def test_environment_chooses_the_backend():
     assert python(code, UEFL_BACKEND="reference").stdout.strip() == "reference"
     result = python(code, UEFL_BACKEND="gpu")
     assert result.returncode != 0
-    assert "UEFL_BACKEND='gpu' is not a backend; use one of auto, reference, triton, cuda, cpu" in result.stderr
+    assert (
+        "UEFL_BACKEND='gpu' is not a backend; use one of auto, reference, triton, cuda, cpu" in result.stderr
+    )
 
 
 def test_empty_variables_mean_unset():
-    code = "import torch; from uefl_kernels import _library; _library.check('vq', 'cpu'); print(_library._forced)"
+    code = (
+        "import torch; from uefl_kernels import _library; _library.check('vq', 'cpu');"
+        " print(_library._forced)"
+    )
     assert python(code, UEFL_BACKEND="", UEFL_CPU="").stdout.strip() == "auto"
 
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 @pytest.mark.parametrize("forced", ["auto", "cpu"])
 def test_check_finds_a_variant_that_does_not_exist(forced):
-    code = "from uefl_kernels import _library\ntry: _library.check('vq', 'cpu')\nexcept RuntimeError as error: print(error)"
+    code = (
+        "from uefl_kernels import _library\ntry: _library.check('vq', 'cpu')\nexcept RuntimeError as error:"
+        " print(error)"
+    )
     done = python(code, UEFL_CPU="sse9", UEFL_BACKEND=forced)
-    assert done.stdout == "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it\n", done.stderr
+    assert (
+        done.stdout
+        == "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it\n"
+    ), done.stderr
     assert python(code, UEFL_CPU="sse9", UEFL_BACKEND="reference").stdout == ""
 
 
@@ -69,10 +87,16 @@ def test_check_raises_what_the_op_would():
         check(name, "cpu")
         with (
             backend("cuda"),
-            pytest.raises(RuntimeError, match=f"^backend 'cuda' cannot run {name} here: the input is on cpu, expected cuda"),
+            pytest.raises(
+                RuntimeError,
+                match=f"^backend 'cuda' cannot run {name} here: the input is on cpu, expected cuda",
+            ),
         ):
             check(name, torch.device("cpu"))
-        with backend("cpu"), pytest.raises(RuntimeError, match=f"^backend 'cpu' cannot run {name} here: the input is on meta"):
+        with (
+            backend("cpu"),
+            pytest.raises(RuntimeError, match=f"^backend 'cpu' cannot run {name} here: the input is on meta"),
+        ):
             check(name, "meta")
 
 
@@ -86,13 +110,19 @@ def test_a_device_that_the_cuda_kernels_were_not_built_for(monkeypatch):
     monkeypatch.setattr(_library, "has_kernel", lambda namespace, name, key: True)
     monkeypatch.setattr(_library, "_cuda_architectures", ("90a-real",))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert _library._absent("cuda", "vq", torch.device("cuda", 0)) == "the CUDA kernels are built for 90a-real, none of which cuda:0 runs"
+    assert (
+        _library._absent("cuda", "vq", torch.device("cuda", 0))
+        == "the CUDA kernels are built for 90a-real, none of which cuda:0 runs"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert _library._absent("cuda", "vq", torch.device("cuda", 0)) is None
 
 
 def test_the_package_finds_a_function_once():
-    code = "import uefl_kernels as k; before = 'vq' in vars(k); print(before, k.vq is vars(k)['vq'], k.vq is k._api.vq)"
+    code = (
+        "import uefl_kernels as k; before = 'vq' in vars(k); print(before, k.vq is vars(k)['vq'], k.vq is"
+        " k._api.vq)"
+    )
     assert python(code).stdout.split() == ["False", "True", "True"]
 
 
@@ -176,7 +206,9 @@ except RuntimeError as error:
 def test_package_works_without_the_compiled_library():
     result = python(WITHOUT)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("backend 'cpu' cannot run vq here: the compiled CPU kernels are absent (not built")
+    assert result.stdout.startswith(
+        "backend 'cpu' cannot run vq here: the compiled CPU kernels are absent (not built"
+    )
 
 
 BROKEN = """
@@ -194,7 +226,10 @@ def test_library_that_does_not_load_is_reported():
 
 
 def test_submodules_need_no_import_of_their_own():
-    done = python("import uefl_kernels as u; print(u.nn.VectorQuantize.__name__, u.metrics.ece.__name__, u.numpy.vq_assign.__name__)")
+    done = python(
+        "import uefl_kernels as u; print(u.nn.VectorQuantize.__name__, u.metrics.ece.__name__,"
+        " u.numpy.vq_assign.__name__)"
+    )
     assert done.stdout == "VectorQuantize ece vq_assign\n", done.stderr
 
 
@@ -207,15 +242,21 @@ def test_public_names():
 
 Z, LOG = normal(8, 3), torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]]).log()
 DIFFERENTIABLE = {
-    "mc_dropout_mlp": lambda z: uefl_kernels.mc_dropout_mlp(z, [normal(4, 3)], p=0.5, input_dropout=True, seed=0).entropy,
+    "mc_dropout_mlp": lambda z: (
+        uefl_kernels.mc_dropout_mlp(z, [normal(4, 3)], p=0.5, input_dropout=True, seed=0).entropy
+    ),
     "transition_nll": lambda z: uefl_kernels.transition_nll(z, torch.zeros(8, dtype=torch.int64), LOG),
     "log_transition_probs": lambda z: uefl_kernels.log_transition_probs(z, LOG),
-    "transition_double_softmax": lambda z: uefl_kernels.transition_double_softmax(z, torch.zeros(8, dtype=torch.int64), LOG),
+    "transition_double_softmax": lambda z: uefl_kernels.transition_double_softmax(
+        z, torch.zeros(8, dtype=torch.int64), LOG
+    ),
     "set_proportion_loss": lambda z: uefl_kernels.set_proportion_loss(z, torch.tensor([0, 4, 8]), LOG.exp()),
 }
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE)
 def test_forward_mode_is_an_error_and_not_a_zero(op):
-    with pytest.raises(RuntimeError, match=f"^{op}: has no forward-mode derivative; use reverse mode, or compose the op"):
+    with pytest.raises(
+        RuntimeError, match=f"^{op}: has no forward-mode derivative; use reverse mode, or compose the op"
+    ):
         torch.func.jvp(DIFFERENTIABLE[op], (Z,), (Z,))

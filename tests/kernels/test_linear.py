@@ -1,4 +1,5 @@
-"""``linear``: the same bits for any number of threads, and the accuracy of torch's product (tests/cpp/test_linear.cpp: values)."""
+"""``linear``: the same bits for any number of threads, and the accuracy of torch's product
+(tests/cpp/test_linear.cpp: values)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_against_the_definition():
     size = F.linear(x.double().abs(), weight.double().abs(), bias.double().abs())
     assert bool(((linear(x, weight, bias) - expected).abs() <= size * 1e-6).all())
     assert bool(((linear(x, weight, None) - (expected - bias)).abs() <= size * 1e-6).all())
-    torch.testing.assert_close(torch.ops.uefl_reference.linear(x, weight, bias), expected.float(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        torch.ops.uefl_reference.linear(x, weight, bias), expected.float(), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (3, 5, 0), (3, 0, 4), (1, 1, 1), (600, 1, 1)], ids=str)
@@ -70,7 +73,9 @@ def test_gradients_are_those_of_torch():
     theirs = [operand.detach().clone().requires_grad_() for operand in ours]
     grad = normal(N, M, seed=3)
     for operand, expected in zip(
-        torch.autograd.grad(linear(*ours), ours, grad), torch.autograd.grad(F.linear(*theirs), theirs, grad), strict=True
+        torch.autograd.grad(linear(*ours), ours, grad),
+        torch.autograd.grad(F.linear(*theirs), theirs, grad),
+        strict=True,
     ):
         torch.testing.assert_close(operand, expected)
     assert torch.autograd.grad(linear(ours[0], *operands()[1:]).sum(), ours[0])[0].shape == (N, D)
@@ -85,7 +90,9 @@ def test_autocast_and_forced_backends_are_torch():
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(*operands()).dtype == torch.bfloat16
         if COMPILED:  # the op itself computes in float32
-            assert {torch.ops.uefl.linear(operands()[0][:rows], *operands()[1:]).dtype for rows in (3, N)} == {torch.float32}
+            assert {
+                torch.ops.uefl.linear(operands()[0][:rows], *operands()[1:]).dtype for rows in (3, N)
+            } == {torch.float32}
     with backend("reference"):
         assert torch.equal(linear(*operands()), F.linear(*operands()))
 
@@ -111,25 +118,36 @@ def test_extremes_are_torch(position, value):
 @compiled
 def test_errors_of_a_direct_call():
     x, weight, bias = operands()
-    message = r"linear: expected x \[N, D\], weight \[M, D\] and bias \[M\], got x \[700, 300\] weight \[100, 299\] bias \[100\]"
+    message = (
+        r"linear: expected x \[N, D\], weight \[M, D\] and bias \[M\], got x \[700, 300\] weight \[100, 299\]"
+        r" bias \[100\]"
+    )
     with pytest.raises(RuntimeError, match=message):
         torch.ops.uefl.linear(x, weight[:, 1:], bias)
-    with pytest.raises(RuntimeError, match=r"linear: bias is not float32 on the CPU; torch\.nn\.functional\.linear takes others"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"linear: bias is not float32 on the CPU; torch\.nn\.functional\.linear takes others",
+    ):
         torch.ops.uefl.linear(x, weight, bias.double())
     with pytest.raises(RuntimeError):
         torch.ops.uefl.linear(x.to("meta"), weight[:, 1:].to("meta"), bias.to("meta"))
 
 
 def test_opcheck():
-    torch.library.opcheck(torch.ops.uefl.linear.default, tuple(operand.requires_grad_() for operand in operands()))
+    torch.library.opcheck(
+        torch.ops.uefl.linear.default, tuple(operand.requires_grad_() for operand in operands())
+    )
 
 
 def test_head_with_a_layer_before_its_first_dropout():
-    """The hidden layer by ``linear`` and by torch: the same masks, so the same statistics but for rounding."""
+    """The hidden layer by ``linear`` and by torch: the same masks, so the same statistics but for
+    rounding."""
     x, weights = normal(N, D), [normal(M, D, seed=1, scale=D**-0.5), normal(5, M, seed=2, scale=0.1)]
     found = mc_dropout_mlp(x, weights, p=0.3, seed=1)
     hidden = F.gelu(F.linear(x, weights[0]))
-    torch.testing.assert_close(found.mean_probs, mc_dropout_mlp(hidden, weights[1:], p=0.3, input_dropout=True, seed=1).mean_probs)
+    torch.testing.assert_close(
+        found.mean_probs, mc_dropout_mlp(hidden, weights[1:], p=0.3, input_dropout=True, seed=1).mean_probs
+    )
 
 
 def test_head_under_compile(full_graph):

@@ -1,4 +1,5 @@
-"""log_transition_matrix: what it refuses, and what rounding may do to its shares; its numbers are those of test_transition_nll.py."""
+"""log_transition_matrix: what it refuses, and what rounding may do to its shares; its numbers are those of
+test_transition_nll.py."""
 
 from __future__ import annotations
 
@@ -11,21 +12,51 @@ P = torch.full((2, 4), 0.25, dtype=torch.float64)
 BAD_PRIORS = {
     "integers": ((P.int(),), TypeError, "class_priors has dtype torch.int32, expected float32"),
     "shape": ((P[0],), ValueError, r"class_priors must have shape \[M, K\], sets by classes, got \[4\]"),
-    "negative": ((torch.tensor([[0.5, 0.5], [1.5, -0.5]]),), ValueError, "set 1 is -0.5 for class 1, expected a share of at least 0"),
+    "negative": (
+        (torch.tensor([[0.5, 0.5], [1.5, -0.5]]),),
+        ValueError,
+        "set 1 is -0.5 for class 1, expected a share of at least 0",
+    ),
     "NaN": ((torch.tensor([[0.5, torch.nan]]),), ValueError, "class_priors of set 0 is nan for class 1"),
-    "counts in bfloat16": ((P.bfloat16() * 8,), ValueError, "class_priors of set 0 sum to 8, expected 1 within 0.0078125; divide"),
-    "zero row": ((torch.zeros(1, 2),), ValueError, "class_priors of set 0 sum to 0, expected 1 within 0.0001"),
-    "counts": ((P * 8,), ValueError, "class_priors of set 0 sum to 8, expected 1 within 0.0001; divide by the sum if they are counts"),
-    "set priors": ((P, P[0]), ValueError, r"set_priors must have shape \[2\] for class_priors \[2, 4\], got \[4\]"),
-    "empty set": ((P, torch.tensor([0.0, 1.0])), ValueError, "set_priors is 0 for set 0, expected a share above 0"),
-    "target prior": ((P, None, torch.tensor([0.5, 0.5, 0.0, 0.0])), ValueError, "target_prior is 0 for class 2, expected a share above 0"),
-}  # fmt: skip
+    "counts in bfloat16": (
+        (P.bfloat16() * 8,),
+        ValueError,
+        "class_priors of set 0 sum to 8, expected 1 within 0.0078125; divide",
+    ),
+    "zero row": (
+        (torch.zeros(1, 2),),
+        ValueError,
+        "class_priors of set 0 sum to 0, expected 1 within 0.0001",
+    ),
+    "counts": (
+        (P * 8,),
+        ValueError,
+        "class_priors of set 0 sum to 8, expected 1 within 0.0001; divide by the sum if they are counts",
+    ),
+    "set priors": (
+        (P, P[0]),
+        ValueError,
+        r"set_priors must have shape \[2\] for class_priors \[2, 4\], got \[4\]",
+    ),
+    "empty set": (
+        (P, torch.tensor([0.0, 1.0])),
+        ValueError,
+        "set_priors is 0 for set 0, expected a share above 0",
+    ),
+    "target prior": (
+        (P, None, torch.tensor([0.5, 0.5, 0.0, 0.0])),
+        ValueError,
+        "target_prior is 0 for class 2, expected a share above 0",
+    ),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_priors_in_half_precision_may_be_off_by_their_rounding(dtype):
     tenth = torch.full((1, 10), 0.1, dtype=dtype)
-    torch.testing.assert_close(log_transition_matrix(tenth, None, tenth[0]), torch.zeros(1, 10, dtype=torch.float64))
+    torch.testing.assert_close(
+        log_transition_matrix(tenth, None, tenth[0]), torch.zeros(1, 10, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("case", BAD_PRIORS)

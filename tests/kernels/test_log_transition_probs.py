@@ -6,10 +6,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from uefl_kernels import backend, log_transition_matrix, log_transition_probs, transition_double_softmax, transition_nll
+from uefl_kernels import (
+    backend,
+    log_transition_matrix,
+    log_transition_probs,
+    transition_double_softmax,
+    transition_nll,
+)
 
 from .conftest import DTYPES, normal
-from .transition_cases import CASES, LOGITS, PRIORS, SETS, TARGET, TARGETS, assert_near, equal, transition_case
+from .transition_cases import (
+    CASES,
+    LOGITS,
+    PRIORS,
+    SETS,
+    TARGET,
+    TARGETS,
+    assert_near,
+    equal,
+    transition_case,
+)
 
 BACKENDS = ("auto", "reference")
 
@@ -48,7 +64,14 @@ def test_worked_example_of_the_double_softmax(name):
     ("target", "wrong", "message"),
     [
         (5, 0.0, r"transition_double_softmax: targets\[1\] is 5, expected the index of a set, 0 to 3"),
-        (2, -torch.inf, r"transition_double_softmax: targets\[1\] is 2, but that set of group 0 has a row of -inf throughout"),
+        (
+            2,
+            -torch.inf,
+            (
+                r"transition_double_softmax: targets\[1\] is 2, but that set of group 0 has a row of -inf"
+                r" throughout"
+            ),
+        ),
         (2, torch.nan, "transition_double_softmax: log_transition of group 0 holds NaN"),
     ],
 )
@@ -69,7 +92,8 @@ def test_equals_the_reference(case, dtype):
         expected = probs_and_gradient(logits, matrix, groups)
     for found, wanted in zip(probs_and_gradient(logits, matrix, groups), expected, strict=True):
         assert found.dtype == wanted.dtype
-        assert_near(found, wanted, dtype, terms=max(1.0, matrix.shape[-2] / 4))  # the gradient adds M softmaxes, which may cancel
+        # the gradient adds M softmaxes, which may cancel
+        assert_near(found, wanted, dtype, terms=max(1.0, matrix.shape[-2] / 4))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -78,7 +102,9 @@ def test_is_the_loss_for_every_set(name):
     with backend(name):
         log_g = log_transition_probs(logits, matrix, groups=groups)
         for m in range(4):  # the sets that every group has
-            torch.testing.assert_close(-log_g[:, m], transition_nll(logits, torch.full((20,), m), matrix, groups=groups))
+            torch.testing.assert_close(
+                -log_g[:, m], transition_nll(logits, torch.full((20,), m), matrix, groups=groups)
+            )
     assert (log_g[groups == 2][:, 4:] == -torch.inf).all()
     torch.testing.assert_close(log_g.logsumexp(1), torch.zeros(20, dtype=torch.float64), rtol=0, atol=1e-12)
 
@@ -107,7 +133,9 @@ def test_double_softmax_of_groups_equals_a_loop(name):
         together = transition_double_softmax(logits, targets, matrix, groups=groups)
         for g in range(3):
             rows = groups == g
-            torch.testing.assert_close(together[rows], transition_double_softmax(logits[rows], targets[rows], matrix[g, : 6 - g]))
+            torch.testing.assert_close(
+                together[rows], transition_double_softmax(logits[rows], targets[rows], matrix[g, : 6 - g])
+            )
     p = logits.softmax(1) @ matrix[0].exp().T
     expected = F.cross_entropy(p / p.sum(1, keepdim=True), targets, reduction="none")
     torch.testing.assert_close(together[groups == 0], expected[groups == 0])
@@ -165,4 +193,6 @@ def test_bits_do_not_depend_on_the_rows_beside_or_on_threads(shape):
     alone = log_transition_probs(logits[3:4], matrix, groups=groups[3:4])
     assert torch.equal(together[0][3:4], alone)
     shuffled = torch.randperm(b)
-    assert torch.equal(log_transition_probs(logits[shuffled], matrix, groups=groups[shuffled]), together[0][shuffled])
+    assert torch.equal(
+        log_transition_probs(logits[shuffled], matrix, groups=groups[shuffled]), together[0][shuffled]
+    )

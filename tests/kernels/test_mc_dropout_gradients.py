@@ -17,7 +17,11 @@ from .mc_dropout_cases import assert_close, loss_of, mlp, stacked
 def test_gradients_match_autograd_over_all_passes(activation, logit_dropout):
     x, weights, biases = mlp((11, 6, 9, 8, 4))
     gradients = []
-    for function, dtype in ((stacked, torch.float64), (mc_dropout_mlp, torch.float32), (mc_dropout_mlp, torch.float64)):
+    for function, dtype in (
+        (stacked, torch.float64),
+        (mc_dropout_mlp, torch.float32),
+        (mc_dropout_mlp, torch.float64),
+    ):
         leaves = [t.detach().to(dtype).requires_grad_() for t in (x, *weights, *biases)]
         options = {"p": 0.3, "passes": 4, "activation": activation, "logit_dropout": logit_dropout, "seed": 7}
         loss_of(function(leaves[0], leaves[1:4], leaves[4:], **options)).backward()
@@ -32,7 +36,16 @@ def test_gradcheck(consistent):
     x, weights, biases = mlp((3, 4, 5, 3), torch.float64)
 
     def run(*leaves):
-        return mc_dropout_mlp(leaves[0], leaves[1:3], leaves[3:], p=0.3, passes=3, logit_dropout=True, consistent=consistent, seed=1)
+        return mc_dropout_mlp(
+            leaves[0],
+            leaves[1:3],
+            leaves[3:],
+            p=0.3,
+            passes=3,
+            logit_dropout=True,
+            consistent=consistent,
+            seed=1,
+        )
 
     assert torch.autograd.gradcheck(run, [t.requires_grad_() for t in (x, *weights, *biases)])
 
@@ -40,19 +53,32 @@ def test_gradcheck(consistent):
 def test_gradient_of_the_logits_alone():
     """No layer after the first dropout."""
     x = normal(4, 5, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: mc_dropout_mlp(x, [torch.eye(5).double()], p=0.4, logit_dropout=True, seed=1), [x])
+    assert torch.autograd.gradcheck(
+        lambda x: mc_dropout_mlp(x, [torch.eye(5).double()], p=0.4, logit_dropout=True, seed=1), [x]
+    )
 
 
 def test_second_derivative_is_an_error():
     x, weights, biases = mlp((3, 4, 5, 3))
     x.requires_grad_()
-    (gradient,) = torch.autograd.grad(mc_dropout_mlp(x, weights, biases, p=0.3, seed=0).entropy.sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        mc_dropout_mlp(x, weights, biases, p=0.3, seed=0).entropy.sum(), x, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="mc_dropout_mlp: has no second derivative"):
         gradient.sum().backward()
 
 
 def test_opcheck():
-    arguments = (normal(5, 6).requires_grad_(), normal(6 * 4 + 4).requires_grad_(), [6, 4], [0.3, 0.2], 3, "gelu", False, torch.tensor(1))
+    arguments = (
+        normal(5, 6).requires_grad_(),
+        normal(6 * 4 + 4).requires_grad_(),
+        [6, 4],
+        [0.3, 0.2],
+        3,
+        "gelu",
+        False,
+        torch.tensor(1),
+    )
     torch.library.opcheck(torch.ops.uefl.mc_dropout_mlp.default, arguments)
     torch.library.opcheck(torch.ops.uefl.dropout_mask.default, (torch.tensor(1), 3, 9, 0, 0, 0.5, False))
 
@@ -82,7 +108,9 @@ def test_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         stats = mc_dropout_mlp(x, weights, biases, p=0.3, seed=1)
     assert stats.mean_probs.dtype == torch.float32
-    torch.testing.assert_close(stats.mean_probs, mc_dropout_mlp(x, weights, biases, p=0.3, seed=1).mean_probs, atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        stats.mean_probs, mc_dropout_mlp(x, weights, biases, p=0.3, seed=1).mean_probs, atol=0.02, rtol=0
+    )
 
 
 def test_nothing_of_the_size_of_all_passes_is_allocated():

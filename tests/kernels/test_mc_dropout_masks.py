@@ -14,24 +14,40 @@ from uefl_kernels.ops.mc_dropout_mlp import reference
 KNOWN_ANSWERS = [  # Random123, kat_vectors
     ([0, 0, 0, 0], 0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
     ([0xFFFFFFFF] * 4, -1, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
-    ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], 0x299F31D0A4093822, [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        0x299F31D0A4093822,
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("counter", "seed", "expected"), KNOWN_ANSWERS)
 def test_philox_known_answers(counter, seed, expected):
     """On tensors, and on arrays, where k-means draws from it."""
-    assert [int(word) for word in philox([torch.tensor(word) for word in counter], torch.tensor(seed))] == expected
-    assert [int(word[0]) for word in philox([np.array([word], np.uint64) for word in counter], seed)] == expected
+    assert [
+        int(word) for word in philox([torch.tensor(word) for word in counter], torch.tensor(seed))
+    ] == expected
+    assert [
+        int(word[0]) for word in philox([np.array([word], np.uint64) for word in counter], seed)
+    ] == expected
 
 
 @pytest.mark.every_variant
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("shape", [(5, 33), (1, 1), (200, 8), (0, 3)])
 def test_masks_are_those_of_the_definition(shape, consistent):
-    for seed, pass_, stream, p in ((0, 0, 0, 0.5), (2**62 + 12345, 99, 3, 0.1), (7, 2**31, 1, 0.99999999), (7, 1, 0, 0.0)):
+    for seed, pass_, stream, p in (
+        (0, 0, 0, 0.5),
+        (2**62 + 12345, 99, 3, 0.1),
+        (7, 2**31, 1, 0.99999999),
+        (7, 1, 0, 0.0),
+    ):
         arguments = (torch.tensor(seed), *shape, pass_, stream, p, consistent)
-        found, expected = torch.ops.uefl.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments)
+        found, expected = (
+            torch.ops.uefl.dropout_mask(*arguments),
+            torch.ops.uefl_reference.dropout_mask(*arguments),
+        )
         assert found.dtype == expected.dtype == torch.bool
         assert torch.equal(found, expected)
 
@@ -46,7 +62,9 @@ def test_the_first_masks_by_hand():
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_masks_drop_the_right_share_independently(p):
     rows, columns, passes = 256, 512, 8
-    keep = torch.stack([torch.ops.uefl.dropout_mask(torch.tensor(3), rows, columns, t, 0, p, False) for t in range(passes)])
+    keep = torch.stack(
+        [torch.ops.uefl.dropout_mask(torch.tensor(3), rows, columns, t, 0, p, False) for t in range(passes)]
+    )
     drop = 1 - keep.double()
     deviation = math.sqrt(p * (1 - p))
     n = drop.numel()
@@ -56,8 +74,11 @@ def test_masks_drop_the_right_share_independently(p):
         correlation = (centred * centred.roll(1, dim)).mean()
         assert abs(float(correlation)) < 4.5 / math.sqrt(n)
     other = torch.ops.uefl.dropout_mask(torch.tensor(3), rows, columns, 0, 1, p, False)
-    assert abs(float((centred[0] * ((1 - other.double()) - p) / deviation).mean())) < 4.5 / math.sqrt(rows * columns)
-    for dim in ((1, 2), (0, 2), (0, 1)):  # the spread of the shares of each pass, row and column is that of independent draws
+    assert abs(float((centred[0] * ((1 - other.double()) - p) / deviation).mean())) < 4.5 / math.sqrt(
+        rows * columns
+    )
+    # the spread of the shares of each pass, row and column is that of independent draws
+    for dim in ((1, 2), (0, 2), (0, 1)):
         count = n / drop.shape[({0, 1, 2} - set(dim)).pop()]
         spread = (centred.mean(dim) * math.sqrt(count)).square().mean()
         assert 0.2 < float(spread) < 2.6

@@ -20,13 +20,28 @@ from .mc_dropout_cases import SHAPES, assert_close, mlp, stacked
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_matches_the_definition(shape, activation):
     x, weights, biases = mlp(shape)
-    for p, passes, logit_dropout, consistent in ((0.3, 5, False, False), (0.1, 2, True, True), (0.5, 1, True, False)):
-        options = {"p": p, "passes": passes, "activation": activation, "logit_dropout": logit_dropout, "consistent": consistent, "seed": 5}
+    for p, passes, logit_dropout, consistent in (
+        (0.3, 5, False, False),
+        (0.1, 2, True, True),
+        (0.5, 1, True, False),
+    ):
+        options = {
+            "p": p,
+            "passes": passes,
+            "activation": activation,
+            "logit_dropout": logit_dropout,
+            "consistent": consistent,
+            "seed": 5,
+        }
         options["logit_dropout"] |= len(weights) == 1  # which has no other dropout
         expected = stacked(x, weights, biases, **options)
         with backend("reference"):
-            assert_close(mc_dropout_mlp(x, weights, biases, **options), MCStats(*(t.float() for t in expected)), 2e-6)
-        assert_close(mc_dropout_mlp(x, weights, biases, **options), MCStats(*(t.float() for t in expected)), 3e-6)
+            assert_close(
+                mc_dropout_mlp(x, weights, biases, **options), MCStats(*(t.float() for t in expected)), 2e-6
+            )
+        assert_close(
+            mc_dropout_mlp(x, weights, biases, **options), MCStats(*(t.float() for t in expected)), 3e-6
+        )
 
 
 def test_float64_runs_on_the_definition():
@@ -41,7 +56,13 @@ def test_half_precision(dtype):
     x, weights, biases = mlp((40, 16, 32, 10), dtype)
     options = {"p": 0.2, "passes": 5, "seed": 1}
     hidden = F.gelu(F.linear(x, weights[0], biases[0]))
-    wide = mc_dropout_mlp(hidden.double(), [torch.eye(32).double(), weights[1].double()], [None, biases[1].double()], p=0.2, passes=1)
+    wide = mc_dropout_mlp(
+        hidden.double(),
+        [torch.eye(32).double(), weights[1].double()],
+        [None, biases[1].double()],
+        p=0.2,
+        passes=1,
+    )
     assert wide.mean_probs.dtype == torch.float64
     with backend("reference"):
         expected = mc_dropout_mlp(x, weights, biases, **options)
@@ -54,7 +75,11 @@ def test_large_logits_stay_within_the_promised_tolerance():
     x, weights, biases = mlp((100, 16, 64, 10))
     weights[1] *= 10
     expected = stacked(x, weights, biases, p=0.3, passes=10)
-    assert_close(mc_dropout_mlp(x, weights, biases, p=0.3, passes=10, seed=0), MCStats(*(t.float() for t in expected)), 1e-5)
+    assert_close(
+        mc_dropout_mlp(x, weights, biases, p=0.3, passes=10, seed=0),
+        MCStats(*(t.float() for t in expected)),
+        1e-5,
+    )
 
 
 def test_leading_dimensions_and_strides():
@@ -66,8 +91,12 @@ def test_leading_dimensions_and_strides():
     for got, want in zip(shaped, flat, strict=True):
         assert torch.equal(got.flatten(), want.flatten())
     logits = normal(10, 6).T  # the kernel reads x itself here
-    strided = torch.ops.uefl.mc_dropout_mlp(logits, torch.empty(0), [10], [0.3], 5, "gelu", False, torch.tensor(1))
-    dense = torch.ops.uefl.mc_dropout_mlp(logits.contiguous(), torch.empty(0), [10], [0.3], 5, "gelu", False, torch.tensor(1))
+    strided = torch.ops.uefl.mc_dropout_mlp(
+        logits, torch.empty(0), [10], [0.3], 5, "gelu", False, torch.tensor(1)
+    )
+    dense = torch.ops.uefl.mc_dropout_mlp(
+        logits.contiguous(), torch.empty(0), [10], [0.3], 5, "gelu", False, torch.tensor(1)
+    )
     assert all(map(torch.equal, strided, dense))
     assert mc_dropout_mlp(x[0], weights, biases, p=0.3).mean_probs.shape == (5,)
 
@@ -81,7 +110,9 @@ def test_rates_of_each_dropout():
     assert_close(whole, part, 1e-6)
     logits_only = mc_dropout_mlp(x, weights, biases, p=[0, 0, 0.4], logit_dropout=True, seed=3)
     hidden = F.gelu(F.linear(hidden, weights[1], biases[1]))
-    assert_close(logits_only, mc_dropout_mlp(hidden, weights[2:], biases[2:], p=0.4, logit_dropout=True, seed=3), 1e-6)
+    assert_close(
+        logits_only, mc_dropout_mlp(hidden, weights[2:], biases[2:], p=0.4, logit_dropout=True, seed=3), 1e-6
+    )
 
 
 def test_without_dropout_all_passes_agree():
@@ -163,7 +194,9 @@ def test_many_passes_converge_to_the_mean_of_torchs_dropout():
     torch.manual_seed(0)
     x, weights, biases = mlp((4, 6, 30, 5))
     hidden = F.gelu(F.linear(x, weights[0], biases[0]))
-    plain = torch.stack([F.linear(F.dropout(hidden, 0.3), weights[1], biases[1]).softmax(-1) for _ in range(4000)])
+    plain = torch.stack(
+        [F.linear(F.dropout(hidden, 0.3), weights[1], biases[1]).softmax(-1) for _ in range(4000)]
+    )
     stats = mc_dropout_mlp(x, weights, biases, p=0.3, passes=4000)
     torch.testing.assert_close(stats.mean_probs, plain.mean(0), atol=0.01, rtol=0)
     torch.testing.assert_close(stats.variance, plain.var(0), atol=0.003, rtol=0)
@@ -172,15 +205,28 @@ def test_many_passes_converge_to_the_mean_of_torchs_dropout():
 @pytest.mark.every_variant
 def test_same_bits_every_time_and_for_any_number_of_threads():
     hidden, weights, biases = mlp((500, 16, 48, 20, 10))
-    parameters = torch.cat([part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)])
+    parameters = torch.cat(
+        [part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)]
+    )
     threads = torch.get_num_threads()
     results = []
     try:
         for count in (1, 2, 4):
             torch.set_num_threads(count)
             for consistent in (False, True):
-                arguments = (hidden, parameters, [16, 48, 20, 10], [0.2, 0.1, 0.1, 0.3], 5, "gelu", consistent, torch.tensor(6))
-                results.append([torch.ops.uefl.mc_dropout_mlp(*arguments) for _ in range(20 if count == 2 else 2)])
+                arguments = (
+                    hidden,
+                    parameters,
+                    [16, 48, 20, 10],
+                    [0.2, 0.1, 0.1, 0.3],
+                    5,
+                    "gelu",
+                    consistent,
+                    torch.tensor(6),
+                )
+                results.append(
+                    [torch.ops.uefl.mc_dropout_mlp(*arguments) for _ in range(20 if count == 2 else 2)]
+                )
     finally:
         torch.set_num_threads(threads)
     for i in (0, 1):
@@ -191,9 +237,13 @@ def test_same_bits_every_time_and_for_any_number_of_threads():
 @pytest.mark.every_variant
 def test_a_row_does_not_depend_on_the_size_of_the_batch():
     x, weights, biases = mlp((100, 10, 16, 5))
-    parameters = torch.cat([part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)])
+    parameters = torch.cat(
+        [part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)]
+    )
     whole, part = (
-        torch.ops.uefl.mc_dropout_mlp(rows, parameters, [10, 16, 5], [0.1, 0.4, 0.0], 5, "relu", False, torch.tensor(6))
+        torch.ops.uefl.mc_dropout_mlp(
+            rows, parameters, [10, 16, 5], [0.1, 0.4, 0.0], 5, "relu", False, torch.tensor(6)
+        )
         for rows in (x, x[:37])
     )
     for got, want in zip(part, whole, strict=True):
@@ -201,7 +251,8 @@ def test_a_row_does_not_depend_on_the_size_of_the_batch():
 
 
 def test_the_layer_before_the_dropout_adds_its_own_rounding_only():
-    """Through the public function: the product before may round a row otherwise in a batch of another size, and nothing else may differ."""
+    """Through the public function: the product before may round a row otherwise in a batch of another size,
+    and nothing else may differ."""
     x, weights, biases = mlp((100, 200, 64, 5))
     whole = mc_dropout_mlp(x, weights, biases, p=0.3, passes=5, seed=6)
     for rows in (1, 3, 37):

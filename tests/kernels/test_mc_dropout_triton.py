@@ -1,4 +1,5 @@
-"""The Triton kernel of mc_dropout_mlp: interpreted against the definition, and compiled ahead of time for three generations of GPU."""
+"""The Triton kernel of mc_dropout_mlp: interpreted against the definition, and compiled ahead of time for
+three generations of GPU."""
 
 import itertools
 
@@ -25,14 +26,25 @@ def _interpreted(monkeypatch):
 def test_masks_are_those_of_the_definition(shape, p, consistent):
     for seed in (0, 2**62 + 12345):
         arguments = (torch.tensor(seed), *shape, 7, 2, p, consistent)
-        assert torch.equal(torch.ops.uefl_triton.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments))
+        assert torch.equal(
+            torch.ops.uefl_triton.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments)
+        )
 
 
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("logit_dropout", [False, True])
 @pytest.mark.parametrize(
     "shape",
-    [(70, 9, 33, 10), (5, 6, 40, 3), (17, 8, 20), (3, 4, 5, 1), (0, 4, 5, 2), (70, 5, 33, 66, 10), (5, 4, 9, 300), (0, 3, 4, 5, 2)],
+    [
+        (70, 9, 33, 10),
+        (5, 6, 40, 3),
+        (17, 8, 20),
+        (3, 4, 5, 1),
+        (0, 4, 5, 2),
+        (70, 5, 33, 66, 10),
+        (5, 4, 9, 300),
+        (0, 3, 4, 5, 2),
+    ],
     ids=str,
 )
 def test_equals_the_definition(shape, logit_dropout, consistent):
@@ -45,7 +57,9 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
     with backend("triton"):
         found = mc_dropout_mlp(x, weights, biases, **options)
     for name, got, want in zip(FIELDS, found, expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=3e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            got, want, rtol=0, atol=3e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("consistent", [False, True])
@@ -54,7 +68,10 @@ def test_dropout_of_logits_of_other_strides_and_in_half_precision(classes, consi
     """Also of more classes than one program keeps in registers."""
     for logits in (torch.randn(classes, 40).T, torch.randn(40, classes).bfloat16()):
         arguments = (logits, torch.empty(0), [classes], [0.3], 3, "gelu", consistent, torch.tensor(1))
-        found, expected = torch.ops.uefl_triton.mc_dropout_mlp(*arguments), torch.ops.uefl_reference.mc_dropout_mlp(*arguments)
+        found, expected = (
+            torch.ops.uefl_triton.mc_dropout_mlp(*arguments),
+            torch.ops.uefl_reference.mc_dropout_mlp(*arguments),
+        )
         for got, want in zip(found, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
 
@@ -70,7 +87,9 @@ def test_deeper_heads_take_every_activation(activation):
     with backend("triton"):
         found = mc_dropout_mlp(x, weights, biases, **options)
     for name, got, want in zip(FIELDS, found, expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=3e-6, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            got, want, rtol=0, atol=3e-6, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
     assert not found.mean_probs[2:].isnan().any()
 
 
@@ -82,7 +101,10 @@ def test_units_more_than_2_31_elements_apart(widths):
     x.copy_(torch.randn(2, 3))
     count = sum(outputs * (inputs + 1) for inputs, outputs in itertools.pairwise(widths))
     arguments = (x, torch.randn(count), widths, [0.3] * len(widths), 3, "relu", False, torch.tensor(1))
-    found, expected = torch.ops.uefl_triton.mc_dropout_mlp(*arguments), torch.ops.uefl_reference.mc_dropout_mlp(*arguments)
+    found, expected = (
+        torch.ops.uefl_triton.mc_dropout_mlp(*arguments),
+        torch.ops.uefl_reference.mc_dropout_mlp(*arguments),
+    )
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=3e-6)
 
@@ -90,7 +112,9 @@ def test_units_more_than_2_31_elements_apart(widths):
 def test_masks_of_late_passes():
     """Words of 32 bits count the passes and the streams."""
     arguments = (torch.tensor(9), 3, 20, 2**32 - 1, 2**31, 0.5, False)
-    assert torch.equal(torch.ops.uefl_triton.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments))
+    assert torch.equal(
+        torch.ops.uefl_triton.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments)
+    )
 
 
 COMPILE = """

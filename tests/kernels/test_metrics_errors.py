@@ -11,17 +11,52 @@ PROBS, LABELS = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]), torch.tensor
 WRONG = {
     "probs is a list": ([[1.0]], LABELS, TypeError, "probs must be a torch.Tensor, got list"),
     "labels is a list": (PROBS, [0, 1, 1], TypeError, "labels must be a torch.Tensor, got list"),
-    "probs of integers": (PROBS.long(), LABELS, TypeError, "probs has dtype torch.int64, expected floating point"),
-    "labels of floats": (PROBS, LABELS.float(), TypeError, "labels has dtype torch.float32, expected int64, the classes by number"),
-    "shape of probs": (PROBS[0], LABELS, ValueError, r"probs must have shape \[B, C\] with at least one class, got \[2\]"),
-    "no classes": (PROBS[:, :0], LABELS, ValueError, r"probs must have shape \[B, C\] with at least one class, got \[3, 0\]"),
-    "length": (PROBS, LABELS[:2], ValueError, r"labels must have shape \[3\], one for each row of probs, got \[2\]"),
+    "probs of integers": (
+        PROBS.long(),
+        LABELS,
+        TypeError,
+        "probs has dtype torch.int64, expected floating point",
+    ),
+    "labels of floats": (
+        PROBS,
+        LABELS.float(),
+        TypeError,
+        "labels has dtype torch.float32, expected int64, the classes by number",
+    ),
+    "shape of probs": (
+        PROBS[0],
+        LABELS,
+        ValueError,
+        r"probs must have shape \[B, C\] with at least one class, got \[2\]",
+    ),
+    "no classes": (
+        PROBS[:, :0],
+        LABELS,
+        ValueError,
+        r"probs must have shape \[B, C\] with at least one class, got \[3, 0\]",
+    ),
+    "length": (
+        PROBS,
+        LABELS[:2],
+        ValueError,
+        r"labels must have shape \[3\], one for each row of probs, got \[2\]",
+    ),
     "one label": (PROBS, LABELS[:1], ValueError, r"labels must have shape \[3\], .* got \[1\]"),
-    "column of labels": (PROBS, LABELS[:, None], ValueError, r"labels must have shape \[3\], .* got \[3, 1\]"),
+    "column of labels": (
+        PROBS,
+        LABELS[:, None],
+        ValueError,
+        r"labels must have shape \[3\], .* got \[3, 1\]",
+    ),
     "device": (PROBS, LABELS.to("meta"), ValueError, "probs is on cpu and labels on meta; move one of them"),
     "label too high": (PROBS, LABELS + 1, ValueError, r"labels must be in \[0, 2\), got 1 to 2"),
     "label too low": (PROBS, LABELS - 1, ValueError, r"labels must be in \[0, 2\), got -1 to 0"),
-    "logits": (PROBS * 9 - 4, LABELS, ValueError, r"probs must be in \[0, 1\]; apply softmax to logits first"),
+    "logits": (
+        PROBS * 9 - 4,
+        LABELS,
+        ValueError,
+        r"probs must be in \[0, 1\]; apply softmax to logits first",
+    ),
 }
 
 

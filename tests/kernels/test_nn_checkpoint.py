@@ -27,7 +27,9 @@ LAYERS = {
     ),
     "drawn": lambda: VectorQuantize(8, 10, stochastic_sample_codes=True),
     "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=6, shared_codebook=False),
-    "shared": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=6, shared_codebook=True, threshold_ema_dead_code=1),
+    "shared": lambda: ResidualVQ(
+        dim=8, num_quantizers=3, codebook_size=6, shared_codebook=True, threshold_ema_dead_code=1
+    ),
 }
 
 
@@ -53,7 +55,11 @@ def run(model, call, views=1):
             quantized, loss = call(model, x)
             total = total + (quantized * normal(30, 8, seed=7)).sum() + loss.sum()
         total.backward()
-        yield {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+        yield {
+            name: parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -63,7 +69,9 @@ def test_the_same_as_without(name, reentrant, views):
     plain = Model(LAYERS[name])
     model = copy.deepcopy(plain)
     for got, want in zip(
-        run(model, lambda m, x: checkpoint(m, x, use_reentrant=reentrant), views), run(plain, lambda m, x: m(x), views), strict=True
+        run(model, lambda m, x: checkpoint(m, x, use_reentrant=reentrant), views),
+        run(plain, lambda m, x: m(x), views),
+        strict=True,
     ):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     for key, value in plain.state_dict().items():

@@ -60,7 +60,9 @@ def test_codes_of_any_width(name, dtype):
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "groups"])
-@pytest.mark.parametrize("wrong", [lambda i: i.numpy(), lambda i: i.tolist(), lambda i: i.float()], ids=["array", "list", "float"])
+@pytest.mark.parametrize(
+    "wrong", [lambda i: i.numpy(), lambda i: i.tolist(), lambda i: i.float()], ids=["array", "list", "float"]
+)
 def test_codes_that_are_no_tensor_of_integers(name, wrong):
     layer = LAYERS[name]().eval()
     with pytest.raises(TypeError, match=rf"^{type(layer).__name__}: indices"):
@@ -102,7 +104,9 @@ def test_a_number_of_quantizers_for_each_example(image, training):
         want = other.train(training)(x[example : example + 1], n_q=int(n_q[example]))
         assert torch.equal(found[1][example], want[1][0])
         torch.testing.assert_close(found[0][example], want[0][0])
-    assert [int((found[1][..., place] >= 0).sum()) for place in range(3)] == [size * found[1][0, ..., 0].numel() for size in (3, 2, 1)]
+    assert [int((found[1][..., place] >= 0).sum()) for place in range(3)] == [
+        size * found[1][0, ..., 0].numel() for size in (3, 2, 1)
+    ]
     if training:  # only the rows of the first example have moved the last codebook
         assert rvq.layers[2].counts.sum() == found[1][0, ..., 0].numel()
 

@@ -1,7 +1,9 @@
-"""The layers under torch.compile with inductor, its default backend: the gradients and codewords of several training steps.
+"""The layers under torch.compile with inductor, its default backend: the gradients and codewords of several
+training steps.
 
-Inductor recomputes what is cheap in the backward pass, so a clone of a buffer that the forward pass updates is not a copy there;
-``aot_eager`` does not show that. The layers whose graphs are largest are in a fast run with ``aot_eager`` alone.
+Inductor recomputes what is cheap in the backward pass, so a clone of a buffer that the forward pass updates
+is not a copy there; ``aot_eager`` does not show that. The layers whose graphs are largest are in a fast run
+with ``aot_eager`` alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from .nn_layers import layer
 
 
 class Averaged(torch.nn.Module):
-    """A user's own layer: the codebook is updated in place behind the op, with or without the clone that eager autograd asks for."""
+    """A user's own layer: the codebook is updated in place behind the op, with or without the clone that
+    eager autograd asks for."""
 
     def __init__(self, cloned: bool) -> None:
         super().__init__()
@@ -29,7 +32,9 @@ class Averaged(torch.nn.Module):
         self.register_buffer("codebook", normal(16, 8, seed=5))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        out, sums = vq_with_sums(x, self.codebook.clone() if self.cloned else self.codebook, estimator="rotation")
+        out, sums = vq_with_sums(
+            x, self.codebook.clone() if self.cloned else self.codebook, estimator="rotation"
+        )
         with torch.no_grad():
             self.codebook.lerp_((sums / out.counts.clamp(min=1).unsqueeze(-1)).to(x.dtype), 0.5)
         return out.quantized, out.indices, out.loss
@@ -41,7 +46,9 @@ class Checkpointed(torch.nn.Module):
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = checkpoint(self.inner, x, use_reentrant=False)
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = checkpoint(
+            self.inner, x, use_reentrant=False
+        )
         return found
 
 
@@ -78,13 +85,20 @@ def test_residual_quantisers(full_graph):
 @pytest.mark.parametrize("rotation", [False, True])
 def test_beams_whose_codewords_are_updated_behind_the_search(rotation, full_graph):
     torch.manual_seed(0)
-    rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=16, beam_size=2, decay=0.5, rotation_trick=rotation)
+    rvq = ResidualVQ(
+        dim=8, num_quantizers=2, codebook_size=16, beam_size=2, decay=0.5, rotation_trick=rotation
+    )
     same(rvq, compiled := copy.deepcopy(rvq), full_graph(compiled))
 
 
 def test_drawn_codewords(full_graph):
     """The mode that draws in a graph what plain PyTorch draws."""
-    options = {"stochastic_sample_codes": True, "straight_through": True, "rotation_trick": False, "decay": 0.5}
+    options = {
+        "stochastic_sample_codes": True,
+        "straight_through": True,
+        "rotation_trick": False,
+        "decay": 0.5,
+    }
     with torch._inductor.config.patch(fallback_random=True):
         same(layer(**options), compiled := layer(**options), full_graph(compiled))
 
@@ -120,7 +134,9 @@ def test_a_codebook_that_an_optimizer_moves():
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("budget", [{"activation_memory_budget": 0.3}, {"aggressive_recomputation": True}], ids=str)
+@pytest.mark.parametrize(
+    "budget", [{"activation_memory_budget": 0.3}, {"aggressive_recomputation": True}], ids=str
+)
 def test_a_small_budget_for_memory_changes_nothing(budget):
     with torch._functorch.config.patch(**budget):
         same(layer(), layer())
@@ -128,7 +144,10 @@ def test_a_small_budget_for_memory_changes_nothing(budget):
 
 def test_no_budget_at_all_is_refused():
     torch._dynamo.reset()
-    with torch._functorch.config.patch(activation_memory_budget=0), pytest.raises(Exception, match="activation_memory_budget is 0, under"):
+    with (
+        torch._functorch.config.patch(activation_memory_budget=0),
+        pytest.raises(Exception, match="activation_memory_budget is 0, under"),
+    ):
         steps(torch.compile(layer(), fullgraph=True), 1)
 
 

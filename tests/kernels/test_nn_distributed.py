@@ -1,6 +1,8 @@
-"""The layers in two, three and four gloo processes with batches of different sizes: nobody hangs, and all end with the same codewords.
+"""The layers in two, three and four gloo processes with batches of different sizes: nobody hangs, and all end
+with the same codewords.
 
-A process that waits for one that does not come fails after five minutes. The processes are forked off one that has imported torch.
+A process that waits for one that does not come fails after five minutes. The processes are forked off one
+that has imported torch.
 """
 
 from __future__ import annotations
@@ -20,15 +22,26 @@ from uefl_kernels.nn import ResidualVQ, VectorQuantize
 from .conftest import normal
 
 WORLDS = (2, 3, 4)
-SIZES = ((30, 7, 0, 12), (5, 40, 3, 0), (0, 12, 25, 1), (9, 0, 1, 2), (0, 0, 0, 0), (20, 21, 22, 23))  # rows of each process in each step
+# rows of each process in each step
+SIZES = ((30, 7, 0, 12), (5, 40, 3, 0), (0, 12, 25, 1), (9, 0, 1, 2), (0, 0, 0, 0), (20, 21, 22, 23))
 CASES = {
     "averages": {},
     "revival": {"threshold_ema_dead_code": 1},
-    "per head": {"threshold_ema_dead_code": 1, "heads": 4, "codebook_dim": 2, "separate_codebook_per_head": True},
+    "per head": {
+        "threshold_ema_dead_code": 1,
+        "heads": 4,
+        "codebook_dim": 2,
+        "separate_codebook_per_head": True,
+    },
     "heads": {"threshold_ema_dead_code": 1, "heads": 4, "codebook_dim": 2},
     "cosine": {"threshold_ema_dead_code": 1, "use_cosine_sim": True},
     "k-means": {"kmeans_init": True},
-    "k-means per head": {"kmeans_init": True, "heads": 4, "codebook_dim": 2, "separate_codebook_per_head": True},
+    "k-means per head": {
+        "kmeans_init": True,
+        "heads": 4,
+        "codebook_dim": 2,
+        "separate_codebook_per_head": True,
+    },
 }
 
 SGD = functools.partial(torch.optim.SGD, lr=0.5)
@@ -88,7 +101,9 @@ def train_updated(rank, name):
 
 def train_residual(rank):
     torch.manual_seed(0)
-    rvq = ResidualVQ(dim=8, num_quantizers=4, codebook_size=12, quantize_dropout=True, threshold_ema_dead_code=1)
+    rvq = ResidualVQ(
+        dim=8, num_quantizers=4, codebook_size=12, quantize_dropout=True, threshold_ema_dead_code=1
+    )
     torch.manual_seed(rank)
     kept = [int((rvq(rows(rank, 5))[1][0] >= 0).sum()) for _ in range(10)]
     return rvq.state_dict() | {"kept": torch.tensor(kept)}
@@ -116,7 +131,8 @@ def accumulate_under_ddp(rank):
 
 
 def train_compiled(rank):
-    """Beside the same steps without the compiler: 1 for each step and tensor of the state that agree to the roundings of inductor."""
+    """Beside the same steps without the compiler: 1 for each step and tensor of the state that agree to the
+    roundings of inductor."""
     torch._inductor.config.fallback_random = True  # the same draws
     eager, compiled = (layer(threshold_ema_dead_code=1) for _ in range(2))
     run, same = torch.compile(compiled, fullgraph=True), []
@@ -129,7 +145,10 @@ def train_compiled(rank):
             (quantized.sum() + loss).backward()
             results.append((quantized, indices, loss, x.grad))
         same += [torch.allclose(*pair, rtol=1e-4, atol=1e-5) for pair in zip(*results, strict=True)]
-        same += [torch.allclose(value, compiled.state_dict()[name], rtol=1e-5) for name, value in eager.state_dict().items()]
+        same += [
+            torch.allclose(value, compiled.state_dict()[name], rtol=1e-5)
+            for name, value in eager.state_dict().items()
+        ]
     return compiled.state_dict() | {"same": torch.tensor(same)}
 
 
@@ -165,7 +184,9 @@ def jobs(world):
     found = {(name, masked): (train, name, masked) for name in CASES for masked in (False, True)}
     found |= {("updates", name): (train_updated, name) for name in UPDATES}
     found["ddp"] = (functools.partial(train_under_ddp, threshold_ema_dead_code=1),)
-    found["learnable"] = (functools.partial(train_under_ddp, learnable_codebook=True, threshold_ema_dead_code=0.5),)
+    found["learnable"] = (
+        functools.partial(train_under_ddp, learnable_codebook=True, threshold_ema_dead_code=0.5),
+    )
     found["accumulated under ddp"] = (accumulate_under_ddp,)
     found |= {"rows": (give_rows,), "residual": (train_residual,), "nan": (give_nan,)}
     return found | ({"compiled": (train_compiled,)} if world == 2 else {})
@@ -174,7 +195,11 @@ def jobs(world):
 def work(rank, folder, world):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=datetime.timedelta(minutes=5)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(minutes=5),
     )
     plain, dist.all_reduce = dist.all_reduce, counted(dist.all_reduce)
     found = {}
@@ -217,7 +242,8 @@ def test_same_codewords_and_one_message_per_step(states, name, masked):
     state = state_of(states, (name, masked))
     messages = state["messages"].tolist()
     assert messages[1:] == [1] * (len(SIZES) - 1)
-    assert messages[0] == (14 if "kmeans_init" in CASES[name] else 1)  # whether finite, how many, which rows, ten rounds, the step itself
+    # whether finite, how many, which rows, ten rounds, the step itself
+    assert messages[0] == (14 if "kmeans_init" in CASES[name] else 1)
     assert not torch.equal(state["_codebook.embed"], layer(**CASES[name])._codebook.embed)
 
 
@@ -264,7 +290,9 @@ def test_accumulated_batches_under_ddp_are_those_of_one_process_with_all_rows(st
 def test_an_optimizer_in_the_layer_steps_by_the_mean_gradient(states):
     state = state_of(states, ("updates", "optimizer"))
     alone = [train_updated(rank, "optimizer")["first._codebook.embed"] for rank in range(len(states))]
-    torch.testing.assert_close(state["first._codebook.embed"], torch.stack(alone).mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        state["first._codebook.embed"], torch.stack(alone).mean(0), rtol=1e-5, atol=1e-6
+    )
     assert not torch.equal(state["_codebook.embed"], state["first._codebook.embed"])
 
 

@@ -9,7 +9,15 @@ from torch import nn
 from uefl_kernels import COMPILED, vq, vq_assign
 from uefl_kernels._decompositions import vq as decomposed
 from uefl_kernels._decompositions import vq_assign as decomposed_assign
-from uefl_kernels.nn import ExtensibleCodebook, GroupedResidualVQ, MCDropout, ResidualSimVQ, ResidualVQ, SimVQ, VectorQuantize
+from uefl_kernels.nn import (
+    ExtensibleCodebook,
+    GroupedResidualVQ,
+    MCDropout,
+    ResidualSimVQ,
+    ResidualVQ,
+    SimVQ,
+    VectorQuantize,
+)
 
 from .conftest import normal
 

@@ -15,7 +15,9 @@ from .conftest import normal
 
 def book(**options):
     torch.manual_seed(0)
-    return ExtensibleCodebook(torch.randn(6, 4), **({"capacity": 16, "clients": ["north", "silo.2"]} | options))
+    return ExtensibleCodebook(
+        torch.randn(6, 4), **({"capacity": 16, "clients": ["north", "silo.2"]} | options)
+    )
 
 
 def test_a_client_sees_the_shared_block_and_its_own():
@@ -36,7 +38,10 @@ def test_a_client_sees_the_shared_block_and_its_own():
 def test_repr_is_a_line_for_any_number_of_clients():
     codes = book(clients=[f"silo {i}" for i in range(200)])
     codes.extend("silo 3", normal(2, 4))
-    assert repr(torch.nn.Sequential(codes)) == "Sequential(\n  (0): ExtensibleCodebook(dim=4, capacity=16, clients=200, blocks=2)\n)"
+    assert (
+        repr(torch.nn.Sequential(codes))
+        == "Sequential(\n  (0): ExtensibleCodebook(dim=4, capacity=16, clients=200, blocks=2)\n)"
+    )
 
 
 def test_a_block_for_some_is_seen_and_averaged_by_them_alone():
@@ -53,7 +58,12 @@ def test_a_block_for_some_is_seen_and_averaged_by_them_alone():
         codes.block(2, "c").fill_(4)
     before = codes.codebook("b")[:8].clone()
     assert codes.average(2, [2, 1]).unique().item() == 2
-    assert codes.block(2, "b").unique().item() == codes.block(2, "c").unique().item() == codes.block(2).unique().item() == 2
+    assert (
+        codes.block(2, "b").unique().item()
+        == codes.block(2, "c").unique().item()
+        == codes.block(2).unique().item()
+        == 2
+    )
     assert torch.equal(codes.codebook("b")[:8], before)
 
 
@@ -61,7 +71,12 @@ def test_nothing_is_copied():
     codes = book()
     address = codes.weights[0].data_ptr()
     codes.extend("north", normal(10, 4))
-    assert codes.codebook("north").data_ptr() == codes.block(0, "north").data_ptr() == codes.weights[0].data_ptr() == address
+    assert (
+        codes.codebook("north").data_ptr()
+        == codes.block(0, "north").data_ptr()
+        == codes.weights[0].data_ptr()
+        == address
+    )
 
 
 def test_an_optimizer_goes_on_over_an_extension():
@@ -112,7 +127,8 @@ def test_state_goes_round():
         assert same.members == codes.members
         assert same.extend("silo.2", normal(1, 4)) == 2
         assert same.rows(2, "silo.2") == slice(11, 12)
-    assert all(isinstance(value, torch.Tensor) for value in codes.state_dict().values())  # what safetensors takes
+    # what safetensors takes
+    assert all(isinstance(value, torch.Tensor) for value in codes.state_dict().values())
 
 
 def test_half_precision_and_compile(full_graph):
@@ -147,7 +163,9 @@ def test_refuses():
         codes.average(0, [1, -1])
     with pytest.raises(ValueError, match=r"block 0 has shape \[6, 4\], got \[5, 4\]"):
         codes.set_block(0, normal(5, 4))
-    with pytest.raises(ValueError, match=r"a block must have distinct members, at least one, got \['north', 'north'\]"):
+    with pytest.raises(
+        ValueError, match=r"a block must have distinct members, at least one, got \['north', 'north'\]"
+    ):
         codes.extend(["north", "north"], normal(1, 4))
     assert codes.size("north") == 6
     assert len(codes.members) == 1

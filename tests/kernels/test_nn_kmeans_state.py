@@ -1,4 +1,5 @@
-"""Whether k-means of the first batch is still to come is what the buffer ``initted`` says, whoever wrote it and in whichever copy."""
+"""Whether k-means of the first batch is still to come is what the buffer ``initted`` says, whoever wrote it
+and in whichever copy."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def test_data_parallel_replicas():
     for step in range(3):
         replica = vq._replicate_for_data_parallel()
         replica._codebook = vq._codebook._replicate_for_data_parallel()
-        replica._codebook._buffers = {name: value if value is None else value.clone() for name, value in vq._codebook._buffers.items()}
+        replica._codebook._buffers = {
+            name: value if value is None else value.clone() for name, value in vq._codebook._buffers.items()
+        }
         replica._modules = {**replica._modules, "_codebook": replica._codebook}
         before = replica.codebook.clone()
         replica(normal(40, 8, seed=step), freeze_codebook=True)
@@ -106,7 +109,11 @@ def test_functional_call():
 
 def test_codewords_that_are_set_stay_and_are_where_training_begins():
     codes = normal(10, 8, seed=4)
-    for options in ({"kmeans_init": True}, {}, {"kmeans_init": True, "separate_codebook_per_head": True, "heads": 1}):
+    for options in (
+        {"kmeans_init": True},
+        {},
+        {"kmeans_init": True, "separate_codebook_per_head": True, "heads": 1},
+    ):
         vq = layer(**options)
         vq.codebook = codes.view(vq.codebook.shape)
         vq.eval()(normal(40, 8))
@@ -120,7 +127,8 @@ def test_compiled_after_a_copy_and_after_a_move(full_graph):
     for other in (copy.deepcopy(source), copy.deepcopy(source).to(torch.float64), copy.deepcopy(waiting())):
         if not other._codebook.initted:
             for mine, value in zip(other.buffers(), source.buffers(), strict=True):
-                mine.copy_(value)  # behind the compiler's back: k-means is traced, and its result is not taken
+                # behind the compiler's back: k-means is traced, and its result is not taken
+                mine.copy_(value)
         run, codes = full_graph(other), other.codebook.clone()
         run(normal(40, 8), freeze_codebook=True)
         run(normal(40, 8), freeze_codebook=True)

@@ -1,4 +1,5 @@
-"""MCDropout: where it cuts, what runs how often, the fused head, folded passes, and models that it cannot cut."""
+"""MCDropout: where it cuts, what runs how often, the fused head, folded passes, and models that it cannot
+cut."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from torch import nn
 from uefl_kernels import MCStats, mc_dropout_mlp
 from uefl_kernels.nn import MCDropout
 
-from .mc_dropout_models import Applied, Branching, Coupled, Functional, Opaque, Residual, Transposed, classifier
+from .mc_dropout_models import (
+    Applied,
+    Branching,
+    Coupled,
+    Functional,
+    Opaque,
+    Residual,
+    Transposed,
+    classifier,
+)
 
 
 def plain(model, x, passes):
@@ -122,7 +132,10 @@ def test_passes_are_not_folded_where_rows_see_each_other(attention, normalized):
 
 def test_hooks_are_run():
     """A head whose layers have hooks is not fused: the weight of spectral_norm is made by one."""
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.utils.spectral_norm(nn.Linear(4, 3))), torch.randn(5, 4)
+    model, x = (
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.utils.spectral_norm(nn.Linear(4, 3))),
+        torch.randn(5, 4),
+    )
     layer = MCDropout(model, 5)
     assert not layer.fused
     before = layer(x, seed=1).mean_probs
@@ -204,7 +217,10 @@ def test_seeds(make):
 def test_gradients_reach_every_parameter(make):
     model = make()
     MCDropout(model, 4)(torch.randn(6, 6)).entropy.sum().backward()
-    assert all(parameter.grad is not None and bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and bool(parameter.grad.isfinite().all())
+        for parameter in model.parameters()
+    )
 
 
 def test_a_model_that_cannot_be_traced_runs_as_a_whole():
@@ -219,13 +235,22 @@ def test_a_model_that_cannot_be_traced_runs_as_a_whole():
 
 
 @pytest.mark.parametrize("branches", [False, True])
-@pytest.mark.parametrize("dropout", [torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout])
+@pytest.mark.parametrize(
+    "dropout", [torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout]
+)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
 def test_dropouts_of_the_torch_namespace(dropout, train, branches):
     layer = MCDropout(Applied(lambda x: dropout(x, 0.5, train), branches), 20)
     assert float(layer(torch.randn(3, 6)).variance.detach().min()) > 0
-    assert float(MCDropout(Applied(lambda x: dropout(x, p=0.5, train=train), branches), 20)(torch.randn(3, 6)).variance.detach().min()) > 0
+    assert (
+        float(
+            MCDropout(Applied(lambda x: dropout(x, p=0.5, train=train), branches), 20)(torch.randn(3, 6))
+            .variance.detach()
+            .min()
+        )
+        > 0
+    )
 
 
 @pytest.mark.parametrize("built_in", ["attention", "lstm", "transformer"])

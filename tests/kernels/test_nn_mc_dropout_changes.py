@@ -30,7 +30,10 @@ def test_follows_the_model_to_another_dtype_and_new_weights():
 
 def test_follows_a_model_whose_modules_change():
     """A module replaced, a hook added, a dropout that begins to drop: as if it were wrapped again."""
-    model, x = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)), torch.randn(9, 6)
+    model, x = (
+        nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)),
+        torch.randn(9, 6),
+    )
     layer = MCDropout(model, 4)
     before = layer(x, seed=1)
 
@@ -74,7 +77,9 @@ def write_into_buffer(model):
 
 
 def load_other_tensors(model):
-    model.load_state_dict({name: torch.randn_like(value) for name, value in model.state_dict().items()}, assign=True)
+    model.load_state_dict(
+        {name: torch.randn_like(value) for name, value in model.state_dict().items()}, assign=True
+    )
 
 
 CHANGES = [replace_scale, replace_weight_of_a_layer, replace_buffer, write_into_buffer, load_other_tensors]
@@ -124,7 +129,9 @@ def test_models_without_dropout_get_an_error():
 
 
 def test_a_dropout_that_evaluation_mode_does_not_reach_is_named():
-    message = r"^MCDropout: Dropout 'inner.0' is not reached in evaluation mode; call it whatever self.training is"
+    message = (
+        r"^MCDropout: Dropout 'inner.0' is not reached in evaluation mode; call it whatever self.training is"
+    )
     with pytest.raises(ValueError, match=message):
         MCDropout(OnlyInTraining())
     with pytest.warns(UserWarning, match="cannot be traced"):
@@ -135,10 +142,17 @@ def test_a_dropout_that_evaluation_mode_does_not_reach_is_named():
 
 @pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
 def test_functional_dropouts_that_drop_everything_are_refused():
-    for function, name in ((lambda x: nn.functional.dropout(x, 1.0), "dropout"), (lambda x: torch.dropout(x, 1, True), "dropout")):
-        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
+    for function, name in (
+        (lambda x: nn.functional.dropout(x, 1.0), "dropout"),
+        (lambda x: torch.dropout(x, 1, True), "dropout"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"
+        ):
             MCDropout(Applied(function))
-        with pytest.raises(ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"):
+        with pytest.raises(
+            ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"
+        ):
             MCDropout(Applied(function, branches=True))(torch.randn(2, 6))
 
 
@@ -147,7 +161,10 @@ def test_attention_with_a_rate_of_its_own_is_named():
         heads = x.reshape(-1, 1, 5, 4)
         return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5).flatten(1)
 
-    with pytest.raises(ValueError, match=r"add nn.Dropout \(dropout_p of F.scaled_dot_product_attention is not switched on\) or give"):
+    with pytest.raises(
+        ValueError,
+        match=r"add nn.Dropout \(dropout_p of F.scaled_dot_product_attention is not switched on\) or give",
+    ):
         MCDropout(Applied(attend))
 
 
@@ -156,23 +173,47 @@ def test_attention_with_a_rate_of_its_own_is_named():
 def test_seeds_and_passes_are_checked_in_every_call(make):
     layer, x = MCDropout(make(), 3), torch.randn(2, 6)
     for seed in (-1, 1.5, 2**63, "a", True):
-        with pytest.raises(ValueError, match=rf"^MCDropout: seed must be an integer in \[0, 2\^63\) or None, got {seed!r}"):
+        with pytest.raises(
+            ValueError, match=rf"^MCDropout: seed must be an integer in \[0, 2\^63\) or None, got {seed!r}"
+        ):
             layer(x, seed=seed)
     for passes in (0, 2.5, True):
         layer.passes = passes
-        with pytest.raises(ValueError, match=f"^MCDropout: passes must be an integer of at least 1, got {passes}"):
+        with pytest.raises(
+            ValueError, match=f"^MCDropout: passes must be an integer of at least 1, got {passes}"
+        ):
             layer(x)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: MCDropout(torch.relu), TypeError, "model must be a torch.nn.Module, got builtin_function_or_method"),
+        (
+            lambda: MCDropout(torch.relu),
+            TypeError,
+            "model must be a torch.nn.Module, got builtin_function_or_method",
+        ),
         (lambda: MCDropout(classifier(), 0), ValueError, "passes must be an integer of at least 1, got 0"),
-        (lambda: MCDropout(classifier())(np.zeros((2, 6))), TypeError, "takes tensors, got a NumPy array; give torch.from_numpy"),
-        (lambda: MCDropout(classifier(), max_rows=0), ValueError, "max_rows must be an integer of at least 1, got 0"),
-        (lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))), ValueError, r"Dropout drops everything \(p = 1\)"),
-        (lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3)), TypeError, r"must return logits \[B, ..., C\], got \[3\]"),
+        (
+            lambda: MCDropout(classifier())(np.zeros((2, 6))),
+            TypeError,
+            "takes tensors, got a NumPy array; give torch.from_numpy",
+        ),
+        (
+            lambda: MCDropout(classifier(), max_rows=0),
+            ValueError,
+            "max_rows must be an integer of at least 1, got 0",
+        ),
+        (
+            lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))),
+            ValueError,
+            r"Dropout drops everything \(p = 1\)",
+        ),
+        (
+            lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3)),
+            TypeError,
+            r"must return logits \[B, ..., C\], got \[3\]",
+        ),
         (
             lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3, 1)),
             ValueError,

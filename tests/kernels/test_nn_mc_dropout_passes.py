@@ -1,4 +1,5 @@
-"""MCDropout: every pass on request, one mask for the whole batch, dropouts put into a model that has none, heads of many classes."""
+"""MCDropout: every pass on request, one mask for the whole batch, dropouts put into a model that has none,
+heads of many classes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ class Attentive(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head = nn.TransformerEncoderLayer(6, 2, 16, dropout=0.3, batch_first=True), nn.Linear(6, 3)
+        self.layer, self.head = (
+            nn.TransformerEncoderLayer(6, 2, 16, dropout=0.3, batch_first=True),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, x):
         return self.head(self.layer(torch.stack([x, x.flip(1)], 1)).mean(1))
@@ -90,11 +94,17 @@ def test_passes_of_a_chain_are_those_of_the_definition(dtype, forced):
     model[0][1] = nn.Identity()
     with backend(forced):
         found = MCDropout(model, 5).probs(x, seed=8)
-    parameters = torch.cat([part.flatten().double() for linear in (first, second) for part in (linear.weight, linear.bias)])
+    parameters = torch.cat(
+        [part.flatten().double() for linear in (first, second) for part in (linear.weight, linear.bias)]
+    )
     rows = model[0](x).reshape(8, 16).double()
-    expected = reference.probs_of_passes(rows, parameters, [16, 12, 5], [0.3, 0.2, 0.1], 5, "gelu", False, torch.tensor(8))
+    expected = reference.probs_of_passes(
+        rows, parameters, [16, 12, 5], [0.3, 0.2, 0.1], 5, "gelu", False, torch.tensor(8)
+    )
     assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), torch.stack([*expected]).reshape(5, 2, 4, 5), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found.double(), torch.stack([*expected]).reshape(5, 2, 4, 5), rtol=1e-5, atol=1e-6
+    )
 
 
 @torch.no_grad()
@@ -111,10 +121,13 @@ def test_gradients_of_passes():
     for make in (classifier, Functional):
         model = make()
         MCDropout(model, 4, consistent=True).probs(torch.randn(6, 6)).square().sum().backward()
-        assert all(parameter.grad is not None and bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+        assert all(
+            parameter.grad is not None and bool(parameter.grad.isfinite().all())
+            for parameter in model.parameters()
+        )
 
 
-# --- one mask for the whole batch ------------------------------------------------------------------------------------------
+# --- one mask for the whole batch -------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -133,7 +146,9 @@ def test_a_consistent_pass_is_one_network(make):
 @pytest.mark.parametrize("make", ANY)
 def test_no_rows(make, consistent):
     layer, x = MCDropout(make(), 4, consistent=consistent), torch.randn(0, 6)
-    assert layer(x).mean_probs.shape == layer.probs(x)[0].shape == (0, layer.probs(torch.randn(1, 6)).shape[-1])
+    assert (
+        layer(x).mean_probs.shape == layer.probs(x)[0].shape == (0, layer.probs(torch.randn(1, 6)).shape[-1])
+    )
 
 
 @torch.no_grad()
@@ -155,19 +170,25 @@ def test_the_part_before_the_first_dropout_runs_once_for_consistent_passes():
 
 def test_rows_that_see_each_other_have_no_mask_of_one_network():
     for attention in (False, True):
-        with pytest.raises(ValueError, match=r"^MCDropout: consistent=True needs rows that do not see each other, and every tensor with"):
+        with pytest.raises(
+            ValueError,
+            match=r"^MCDropout: consistent=True needs rows that do not see each other, and every tensor with",
+        ):
             MCDropout(Coupled(attention), 3, consistent=True)(torch.randn(4, 3, 8))
 
 
 def test_a_chain_that_is_lost_stays_consistent():
-    layer, x = MCDropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), 4, consistent=True), torch.randn(1, 6).repeat(3, 1)
+    layer, x = (
+        MCDropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), 4, consistent=True),
+        torch.randn(1, 6).repeat(3, 1),
+    )
     layer.model[1] = nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3))
     probs = layer.probs(x)
     assert not layer.fused
     torch.testing.assert_close(probs, probs[:, :1].expand_as(probs))
 
 
-# --- dropouts put into a model ----------------------------------------------------------------------------------------------
+# --- dropouts put into a model ----------------------------------------------------------------------------
 
 
 def plain(branches=False):
@@ -200,13 +221,20 @@ def test_a_dropout_before_the_last_linear():
 
 @torch.no_grad()
 @pytest.mark.parametrize("branches", [False, True])
-@pytest.mark.parametrize("insert", [0.4, {"head": 0.4}, {"body": 0.2, "head": 0.4}, {"body.0": 0.3, "body.1": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "insert", [0.4, {"head": 0.4}, {"body": 0.2, "head": 0.4}, {"body.0": 0.3, "body.1": 0.2}], ids=str
+)
 def test_dropouts_where_they_are_named(insert, branches):
     model, x = plain(branches), torch.randn(5, 6)
     rates = insert if isinstance(insert, dict) else {"head": insert}
     drop = {name: nn.Dropout(rates.get(name, 0.0)) for name in ("body", "body.0", "body.1", "head")}
-    whole = nn.Sequential(drop["body"], drop["body.0"], model.body[0], drop["body.1"], model.body[1], drop["head"], model.head).train()
-    found, expected = MCDropout(model, 1200, insert=insert)(x), torch.stack([whole(x).softmax(-1) for _ in range(1200)])
+    whole = nn.Sequential(
+        drop["body"], drop["body.0"], model.body[0], drop["body.1"], model.body[1], drop["head"], model.head
+    ).train()
+    found, expected = (
+        MCDropout(model, 1200, insert=insert)(x),
+        torch.stack([whole(x).softmax(-1) for _ in range(1200)]),
+    )
     torch.testing.assert_close(found.mean_probs, expected.mean(0), atol=0.03, rtol=0)
     torch.testing.assert_close(found.variance, expected.var(0), atol=0.02, rtol=0)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -243,12 +271,27 @@ class Attention(nn.Module):
 
 
 INSERTIONS = {
-    "no linear": (nn.Conv1d(2, 2, 1), 0.1, ValueError, r"has no nn.Linear to put a dropout before; name a module: insert={name: rate}"),
-    "no module": (plain(), {"heads": 0.1}, ValueError, "insert names 'heads', which is no module of the model, expected one of body, body"),
+    "no linear": (
+        nn.Conv1d(2, 2, 1),
+        0.1,
+        ValueError,
+        r"has no nn.Linear to put a dropout before; name a module: insert={name: rate}",
+    ),
+    "no module": (
+        plain(),
+        {"heads": 0.1},
+        ValueError,
+        "insert names 'heads', which is no module of the model, expected one of body, body",
+    ),
     "rate 1": (plain(), 1.0, ValueError, r"insert must be a rate in \(0, 1\), or {name: rate}, got 1.0"),
     "rate 0": (plain(), {"head": 0}, ValueError, "got 0"),
     "flag": (plain(), True, ValueError, "got True"),
-    "never called": (Attention(), 0.1, ValueError, "the model never calls NonDynamicallyQuantizableLinear 'layer.out_proj' with a tensor"),
+    "never called": (
+        Attention(),
+        0.1,
+        ValueError,
+        "the model never calls NonDynamicallyQuantizableLinear 'layer.out_proj' with a tensor",
+    ),
 }
 
 
@@ -262,10 +305,15 @@ def test_insertions_that_are_refused(case):
 def test_insertions_that_a_call_refuses():
     model = plain(branches=True)
     model.other = nn.Linear(2, 2)
-    with pytest.raises(RuntimeError, match=r"^MCDropout: the model never calls Linear 'other' with a tensor as its first argument"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^MCDropout: the model never calls Linear 'other' with a tensor as its first argument",
+    ):
         MCDropout(model, insert=0.1)(torch.randn(2, 6))
     words = nn.Sequential(nn.Embedding(5, 6), nn.Flatten(), nn.Linear(6, 2))
-    with pytest.raises(TypeError, match=r"^MCDropout: a dropout got a tensor of torch.int64, expected floating point"):
+    with pytest.raises(
+        TypeError, match=r"^MCDropout: a dropout got a tensor of torch.int64, expected floating point"
+    ):
         MCDropout(words, insert={"0": 0.1})(torch.zeros(3, 1, dtype=torch.int64))
 
 
@@ -284,7 +332,7 @@ def test_dropouts_of_functions_are_fused():
     assert all(map(torch.equal, MCDropout(model)(x, seed=4), expected(x, seed=4)))
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------
 
 PEAK = """
 import resource, sys, torch
@@ -311,7 +359,8 @@ print(peak(240) - few)
 
 @pytest.mark.parametrize("kind", ["fused", "any"])
 def test_a_head_of_many_classes_holds_no_passes(kind):
-    """200 passes more, each of 1.6 MB of probabilities, in a process of their own, whose largest memory is looked at."""
+    """200 passes more, each of 1.6 MB of probabilities, in a process of their own, whose largest memory is
+    looked at."""
     done = subprocess.run([sys.executable, "-c", PEAK, kind], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 30 * 1.6e6

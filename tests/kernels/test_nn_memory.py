@@ -1,4 +1,5 @@
-"""What a training step of the layer allocates, counted by torch's allocator: deterministic, unlike the size of the process."""
+"""What a training step of the layer allocates, counted by torch's allocator: deterministic, unlike the size
+of the process."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from uefl_kernels import COMPILED
 from .conftest import normal
 from .nn_layers import layer
 
-pytestmark = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent; the reference makes no promise")
+pytestmark = pytest.mark.skipif(
+    not COMPILED, reason="the compiled kernels are absent; the reference makes no promise"
+)
 
 
 def peak(step):
@@ -28,12 +31,19 @@ def peak(step):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"rotation_trick": False}, {"heads": 4, "codebook_dim": 16}, {"accept_image_fmap": True}, {"learnable_codebook": True}],
+    [
+        {},
+        {"rotation_trick": False},
+        {"heads": 4, "codebook_dim": 16},
+        {"accept_image_fmap": True},
+        {"learnable_codebook": True},
+    ],
     ids=["rotation", "straight through", "heads", "image", "learnable"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_training_step_holds_its_results_and_little_else(dtype, options):
-    """quantized and the gradient of x are as large as x; what is left beside the indices is a twentieth of it."""
+    """quantized and the gradient of x are as large as x; what is left beside the indices is a twentieth of
+    it."""
     vq = layer(dim=64, codebook_size=16, **options)
     size = (16, 64, 32, 32) if "accept_image_fmap" in options else (16, 1024, 64)
     x, g = normal(*size, dtype=dtype).requires_grad_(), normal(*size, seed=1, dtype=dtype)

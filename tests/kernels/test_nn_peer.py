@@ -1,8 +1,10 @@
-"""VectorQuantize and ResidualVQ beside vector-quantize-pytorch: same state in, same results and the same codewords after training.
+"""VectorQuantize and ResidualVQ beside vector-quantize-pytorch: same state in, same results and the same
+codewords after training.
 
-Tolerances. Indices: equal; random float32 data has no distance so close that the peer's float32 evaluation takes another one.
-Values: rtol 1e-5 and atol 1e-6, some ten float32 roundings of numbers of order 1 - the peer's rotation, sums over the batch in
-float32 (ours are fixed point), and the averages of a few steps on top.
+Tolerances. Indices: equal; random float32 data has no distance so close that the peer's float32 evaluation
+takes another one. Values: rtol 1e-5 and atol 1e-6, some ten float32 roundings of numbers of order 1 - the
+peer's rotation, sums over the batch in float32 (ours are fixed point), and the averages of a few steps on
+top.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
-peer = pytest.importorskip("vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed")
+peer = pytest.importorskip(
+    "vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed"
+)
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 # name -> constructor arguments on top of dim=16, codebook_size=24
@@ -30,7 +34,12 @@ OPTIONS = {
     "decay and eps": {"decay": 0.99, "eps": 1e-2},
     "frozen": {"freeze_codebook": True},
     "cosine": {"use_cosine_sim": True},
-    "cosine heads": {"use_cosine_sim": True, "heads": 4, "codebook_dim": 4, "separate_codebook_per_head": True},
+    "cosine heads": {
+        "use_cosine_sim": True,
+        "heads": 4,
+        "codebook_dim": 4,
+        "separate_codebook_per_head": True,
+    },
     "commitment": {"commitment_weight": 0.25},
     "no commitment": {"commitment_weight": 0.0},
     "learnable": {"learnable_codebook": True, "ema_update": False},
@@ -45,10 +54,25 @@ OPTIONS = {
     "no averages": {"ema_update": False},
     "k-means": {"kmeans_init": True},
     "k-means heads": {"kmeans_init": True, "kmeans_iters": 3, "heads": 4, "codebook_dim": 4},
-    "k-means per head": {"kmeans_init": True, "heads": 4, "codebook_dim": 4, "separate_codebook_per_head": True},
+    "k-means per head": {
+        "kmeans_init": True,
+        "heads": 4,
+        "codebook_dim": 4,
+        "separate_codebook_per_head": True,
+    },
     "k-means cosine": {"kmeans_init": True, "use_cosine_sim": True},
 }
-MASKED = ("plain", "straight-through", "decay and eps", "frozen", "cosine", "commitment", "learnable", "no averages", "k-means")
+MASKED = (
+    "plain",
+    "straight-through",
+    "decay and eps",
+    "frozen",
+    "cosine",
+    "commitment",
+    "learnable",
+    "no averages",
+    "k-means",
+)
 
 
 def pair(**options):
@@ -58,7 +82,9 @@ def pair(**options):
     theirs = peer.VectorQuantize(**options)
     ours = VectorQuantize(**options)
     assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
-    assert {k: (v.shape, v.dtype) for k, v in ours.state_dict().items()} == {k: (v.shape, v.dtype) for k, v in theirs.state_dict().items()}
+    assert {k: (v.shape, v.dtype) for k, v in ours.state_dict().items()} == {
+        k: (v.shape, v.dtype) for k, v in theirs.state_dict().items()
+    }
     return ours, theirs
 
 
@@ -95,9 +121,14 @@ def compare(ours, theirs, x, **arguments):
 
 
 def same_state(ours, theirs):
-    for (name, g), w in zip(ours.state_dict().items(), (theirs.state_dict()[k] for k in ours.state_dict()), strict=True):
-        scale = max(1.0, float(w.float().abs().max()))  # sums over a batch cancel, so their roundings are those of the largest
-        torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-6 * scale, msg=lambda text, name=name: f"{name}: {text}")
+    for (name, g), w in zip(
+        ours.state_dict().items(), (theirs.state_dict()[k] for k in ours.state_dict()), strict=True
+    ):
+        # sums over a batch cancel, so their roundings are those of the largest
+        scale = max(1.0, float(w.float().abs().max()))
+        torch.testing.assert_close(
+            g, w, rtol=1e-5, atol=1e-6 * scale, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -126,7 +157,9 @@ def test_same_results_with_a_mask(name):
 
 
 @pytest.mark.parametrize("name", ["plain", "projected", "heads", "codebook per head", "cosine", "k-means"])
-@pytest.mark.parametrize(("layout", "shape"), [("accept_image_fmap", (2, 16, 5, 7)), ("channel_last", (2, 16, 35))])
+@pytest.mark.parametrize(
+    ("layout", "shape"), [("accept_image_fmap", (2, 16, 5, 7)), ("channel_last", (2, 16, 35))]
+)
 def test_same_results_with_channels_second(layout, shape, name):
     ours, theirs = pair(**OPTIONS[name], **{layout: layout == "accept_image_fmap"})
     for step in range(3):
@@ -145,14 +178,17 @@ def test_freezing_for_one_call():
         compare(ours, theirs, normal(3, 40, 16, seed=step), freeze_codebook=freeze)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_cosine_sim": True}, {"learnable_codebook": True, "ema_update": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"use_cosine_sim": True}, {"learnable_codebook": True, "ema_update": False}], ids=str
+)
 def test_dead_codewords_are_revived_alike(options):
     """Which rows the dead codewords take is drawn differently, so every row of a batch is the same here."""
     ours, theirs = pair(threshold_ema_dead_code=0.9, **options)
     before = ours.codebook.detach().clone()
     for step in range(4):
         compare(ours, theirs, normal(1, 1, 16, seed=step).expand(3, 40, 16))
-    assert (ours.codebook != before).any(-1).sum() >= 23  # all but the one that took every row, where no average moves it
+    # all but the one that took every row, where no average moves it
+    assert (ours.codebook != before).any(-1).sum() >= 23
 
 
 def test_revival_leaves_the_same_codewords_alone():
@@ -177,13 +213,19 @@ def test_same_start_from_the_same_seed(name):
     same_state(*layers)
 
 
-@pytest.mark.parametrize("name", ["plain", "projected", "heads", "codebook per head", "codebook per head projected"])
+@pytest.mark.parametrize(
+    "name", ["plain", "projected", "heads", "codebook per head", "codebook per head projected"]
+)
 def test_indices_back_to_codes_and_output(name):
     ours, theirs = pair(**OPTIONS[name])
     indices = ours.eval()(normal(3, 40, 16))[1]
-    torch.testing.assert_close(ours.get_codes_from_indices(indices), theirs.get_codes_from_indices(indices), **CLOSE)
+    torch.testing.assert_close(
+        ours.get_codes_from_indices(indices), theirs.get_codes_from_indices(indices), **CLOSE
+    )
     if name != "heads":  # where heads share their codewords the peer's output keeps them apart, or fails
-        torch.testing.assert_close(ours.get_output_from_indices(indices), theirs.get_output_from_indices(indices), **CLOSE)
+        torch.testing.assert_close(
+            ours.get_output_from_indices(indices), theirs.get_output_from_indices(indices), **CLOSE
+        )
 
 
 def test_peer_loads_ours():
@@ -229,7 +271,8 @@ def residual_pair(**options):
 @pytest.mark.parametrize("name", RESIDUAL)
 def test_residual_same_results_and_codewords(name, masked):
     ours, theirs = residual_pair(**RESIDUAL[name])
-    n = 400 if name == "k-means" else 40  # clusters of one row leave rests near zero, which the peer's float32 cannot tell apart
+    # clusters of one row leave rests near zero, which the peer's float32 cannot tell apart
+    n = 400 if name == "k-means" else 40
     given = {"mask": torch.arange(n).expand(3, n) < torch.tensor([[n // 2], [n], [n // 6]])} if masked else {}
     for step in range(4):
         results = []
@@ -240,18 +283,25 @@ def test_residual_same_results_and_codewords(name, masked):
             ((quantized * normal(3, n, 16, seed=9)).sum() + losses.sum()).backward()
             results.append((quantized.detach(), losses.detach(), codes.detach(), x.grad, indices))
         for got, want in zip(*results, strict=True):
-            # The gradient of the rotation is scaled by |codeword| / |rest|, which has the roundings of rests near zero.
+            # The gradient of the rotation is scaled by |codeword| / |rest|, which has the roundings of rests
+            # near zero.
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 if got is results[0][3] else 1e-5)
         same_state(ours, theirs)
     ours.eval(), theirs.eval()
     x = normal(2, 9, 16)
     for got, want in zip(ours(x), theirs(x), strict=True):
         torch.testing.assert_close(got, want, **CLOSE)
-    torch.testing.assert_close(ours.get_output_from_indices(ours(x)[1]), theirs.get_output_from_indices(theirs(x)[1]), **CLOSE)
+    torch.testing.assert_close(
+        ours.get_output_from_indices(ours(x)[1]), theirs.get_output_from_indices(theirs(x)[1]), **CLOSE
+    )
 
 
 def test_residual_codes_of_fewer_indices():
     ours, theirs = residual_pair(quantize_dropout=True)
     indices = torch.randint(24, (2, 9, 2))
-    torch.testing.assert_close(ours.get_codes_from_indices(indices), theirs.get_codes_from_indices(indices), **CLOSE)
-    torch.testing.assert_close(ours.get_output_from_indices(indices), theirs.get_output_from_indices(indices), **CLOSE)
+    torch.testing.assert_close(
+        ours.get_codes_from_indices(indices), theirs.get_codes_from_indices(indices), **CLOSE
+    )
+    torch.testing.assert_close(
+        ours.get_output_from_indices(indices), theirs.get_output_from_indices(indices), **CLOSE
+    )

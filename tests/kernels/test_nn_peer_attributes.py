@@ -1,4 +1,5 @@
-"""Attributes of vector-quantize-pytorch's layers on ours: setting one works, or raises; none is taken without effect."""
+"""Attributes of vector-quantize-pytorch's layers on ours: setting one works, or raises; none is taken without
+effect."""
 
 from __future__ import annotations
 
@@ -18,49 +19,65 @@ from .nn_layers import state
 ATTRIBUTES = {
     "VectorQuantize": (
         "_codebook accept_3d_fmap accept_image_fmap channel_last codebook codebook_diversity_loss_weight"
-        " codebook_diversity_temperature codebook_size commitment_use_cross_entropy_loss commitment_weight dim"
-        " directional_reparam directional_reparam_variance ema_update eps expire_codes_ forward freeze_codebook"
-        " get_codes_from_indices get_output_from_indices has_codebook_diversity_loss has_codebook_orthogonal_loss"
-        " has_commitment_loss has_projections heads in_place_codebook_optimizer learnable_codebook"
-        " manual_in_place_optimizer_update maybe_split_heads_from_input orthogonal_reg_active_codes_only"
-        " orthogonal_reg_max_codes orthogonal_reg_weight project_in project_out return_zeros_for_masked_padding"
-        " rotation_trick route_gradients_to_input separate_codebook_per_head sync_update_v update_ema_indices"
-        " update_in_place_optimizer update_indices use_cosine_sim zero"
+        " codebook_diversity_temperature codebook_size commitment_use_cross_entropy_loss commitment_weight"
+        " dim directional_reparam directional_reparam_variance ema_update eps expire_codes_ forward"
+        " freeze_codebook get_codes_from_indices get_output_from_indices has_codebook_diversity_loss"
+        " has_codebook_orthogonal_loss has_commitment_loss has_projections heads in_place_codebook_optimizer"
+        " learnable_codebook manual_in_place_optimizer_update maybe_split_heads_from_input"
+        " orthogonal_reg_active_codes_only orthogonal_reg_max_codes orthogonal_reg_weight project_in"
+        " project_out return_zeros_for_masked_padding rotation_trick route_gradients_to_input"
+        " separate_codebook_per_head sync_update_v update_ema_indices update_in_place_optimizer"
+        " update_indices use_cosine_sim zero"
     ),
     "Codebook": (
-        "affine_param all_reduce_fn cluster_size codebook_size decay ema_update embed embed_avg eps expire_codes_ forward"
-        " gumbel_sample has_dead_code_replacement init_embed_ initted kmeans_all_reduce_fn kmeans_iters learnable_codebook"
-        " manual_ema_update num_codebooks replace replace_sample_fn reset_cluster_size sample_codebook_temp sample_fn"
-        " sync_affine_param threshold_ema_dead_code track_cluster_size_and_embed_avg transform_input update_affine"
-        " update_codebook update_ema update_ema_indices update_indices update_with_decay use_cosine_sim use_ddp vq_bridge"
+        "affine_param all_reduce_fn cluster_size codebook_size decay ema_update embed embed_avg eps"
+        " expire_codes_ forward gumbel_sample has_dead_code_replacement init_embed_ initted"
+        " kmeans_all_reduce_fn kmeans_iters learnable_codebook manual_ema_update num_codebooks replace"
+        " replace_sample_fn reset_cluster_size sample_codebook_temp sample_fn sync_affine_param"
+        " threshold_ema_dead_code track_cluster_size_and_embed_avg transform_input update_affine"
+        " update_codebook update_ema update_ema_indices update_indices update_with_decay use_cosine_sim"
+        " use_ddp vq_bridge"
     ),
     "ResidualVQ": (
-        "accept_image_fmap beam_score_weights beam_size codebook_dim codebook_size codebook_sizes codebooks diveq"
-        " eval_beam_size forward get_codes_from_indices get_output_from_indices has_projections implicit_neural_codebook"
-        " layers mlps num_quantizers project_in project_out quant_grad_frac quantize_dropout quantize_dropout_cutoff_index"
-        " quantize_dropout_multiple_of return_zeros_for_masked_padding shared_codebook uniform_codebook_size"
-        " vq_is_ema_updating"
+        "accept_image_fmap beam_score_weights beam_size codebook_dim codebook_size codebook_sizes codebooks"
+        " diveq eval_beam_size forward get_codes_from_indices get_output_from_indices has_projections"
+        " implicit_neural_codebook layers mlps num_quantizers project_in project_out quant_grad_frac"
+        " quantize_dropout quantize_dropout_cutoff_index quantize_dropout_multiple_of"
+        " return_zeros_for_masked_padding shared_codebook uniform_codebook_size vq_is_ema_updating"
     ),
-    "GroupedResidualVQ": ("accept_image_fmap codebooks dim forward get_codes_from_indices get_output_from_indices groups rvqs split_dim"),
+    "GroupedResidualVQ": (
+        "accept_image_fmap codebooks dim forward get_codes_from_indices get_output_from_indices groups rvqs"
+        " split_dim"
+    ),
     "SimVQ": (
-        "channel_first code_transform codebook codebook_size commitment_weight forward frozen_codebook indices_to_codes"
-        " input_to_quantize_commit_loss_weight rotation_trick"
+        "channel_first code_transform codebook codebook_size commitment_weight forward frozen_codebook"
+        " indices_to_codes input_to_quantize_commit_loss_weight rotation_trick"
     ),
     "ResidualSimVQ": (
-        "channel_first codebook_dim codebook_size codebooks forward get_codes_from_indices get_output_from_indices layers"
-        " num_quantizers quantize_dropout quantize_dropout_cutoff_index quantize_dropout_multiple_of"
+        "channel_first codebook_dim codebook_size codebooks forward get_codes_from_indices"
+        " get_output_from_indices layers num_quantizers quantize_dropout quantize_dropout_cutoff_index"
+        " quantize_dropout_multiple_of"
     ),
 }
 # Internals of the peer's that are not here: to read or to set one raises AttributeError.
 ABSENT = {
-    *("zero", "maybe_split_heads_from_input", "gumbel_sample", "sample_fn", "replace_sample_fn", "all_reduce_fn"),
+    *(
+        "zero",
+        "maybe_split_heads_from_input",
+        "gumbel_sample",
+        "sample_fn",
+        "replace_sample_fn",
+        "all_reduce_fn",
+    ),
     *("kmeans_all_reduce_fn", "update_codebook", "update_with_decay", "track_cluster_size_and_embed_avg"),
 }
 MAKE = {
     "VectorQuantize": lambda kit: kit.VectorQuantize(8, 16),
     "Codebook": lambda kit: kit.VectorQuantize(8, 16)._codebook,
     "ResidualVQ": lambda kit: kit.ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
-    "GroupedResidualVQ": lambda kit: kit.GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16),
+    "GroupedResidualVQ": lambda kit: kit.GroupedResidualVQ(
+        dim=8, groups=2, num_quantizers=3, codebook_size=16
+    ),
     "SimVQ": lambda kit: kit.SimVQ(8, 16),
     "ResidualSimVQ": lambda kit: kit.ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16),
 }
@@ -76,7 +93,9 @@ def own_names(layer):
 
 @pytest.mark.parametrize("kind", ATTRIBUTES)
 def test_the_list_is_that_of_the_peer(kind):
-    peer = pytest.importorskip("vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed")
+    peer = pytest.importorskip(
+        "vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed"
+    )
     assert own_names(MAKE[kind](peer)) == set(ATTRIBUTES[kind].split())
 
 
@@ -116,7 +135,14 @@ SETTINGS = {
     "affine_param_batch_decay": (0.1, {"affine_param": True}),
     "affine_param_codebook_decay": (0.1, {"affine_param": True}),
 }
-ON_CODEBOOK = {"sample_codebook_temp", "decay", "eps", "kmeans_iters", "threshold_ema_dead_code", "manual_ema_update"}
+ON_CODEBOOK = {
+    "sample_codebook_temp",
+    "decay",
+    "eps",
+    "kmeans_iters",
+    "threshold_ema_dead_code",
+    "manual_ema_update",
+}
 CASES = [(name, False) for name in SETTINGS] + [(name, True) for name in sorted(ON_CODEBOOK)]
 
 
@@ -182,8 +208,12 @@ def test_dead_codewords_by_a_schedule():
     assert (vq.codebook != before).any(-1).all()
 
 
-@pytest.mark.parametrize("make", [MAKE["ResidualVQ"], MAKE["ResidualSimVQ"]], ids=["ResidualVQ", "ResidualSimVQ"])
-@pytest.mark.parametrize(("name", "value"), [("quantize_dropout_cutoff_index", 2), ("quantize_dropout_multiple_of", 3)])
+@pytest.mark.parametrize(
+    "make", [MAKE["ResidualVQ"], MAKE["ResidualSimVQ"]], ids=["ResidualVQ", "ResidualSimVQ"]
+)
+@pytest.mark.parametrize(
+    ("name", "value"), [("quantize_dropout_cutoff_index", 2), ("quantize_dropout_multiple_of", 3)]
+)
 def test_quantizers_that_are_left_out(make, name, value):
     layer, x = make(uefl_kernels.nn), normal(1, 4, 8)
     layer.quantize_dropout = True
@@ -200,14 +230,25 @@ FIXED = [
     for kind, names in (
         (
             "VectorQuantize",
-            "dim heads codebook_size codebook_dim separate_codebook_per_head use_cosine_sim learnable_codebook affine_param"
-            " kmeans_init has_projections has_commitment_loss has_codebook_orthogonal_loss has_codebook_diversity_loss",
+            (
+                "dim heads codebook_size codebook_dim separate_codebook_per_head use_cosine_sim"
+                " learnable_codebook affine_param kmeans_init has_projections has_commitment_loss"
+                " has_codebook_orthogonal_loss has_codebook_diversity_loss"
+            ),
         ),
-        ("Codebook", "num_codebooks codebook_size learnable_codebook use_cosine_sim affine_param has_dead_code_replacement"),
+        (
+            "Codebook",
+            (
+                "num_codebooks codebook_size learnable_codebook use_cosine_sim affine_param"
+                " has_dead_code_replacement"
+            ),
+        ),
         (
             "ResidualVQ",
-            "num_quantizers codebook_size codebook_sizes codebook_dim uniform_codebook_size shared_codebook diveq"
-            " implicit_neural_codebook has_projections vq_is_ema_updating",
+            (
+                "num_quantizers codebook_size codebook_sizes codebook_dim uniform_codebook_size"
+                " shared_codebook diveq implicit_neural_codebook has_projections vq_is_ema_updating"
+            ),
         ),
         ("GroupedResidualVQ", "dim groups accept_image_fmap channel_last"),
         ("SimVQ", "codebook_size"),
@@ -278,7 +319,12 @@ def test_given_indices_move_the_codebook_as_forward_does(heads):
 def test_codebooks_of_groups_with_unequal_sizes():
     groups = GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=(32, 8))
     assert [[list(book.shape) for book in group] for group in groups.codebooks] == [[[32, 4], [8, 4]]] * 2
-    assert list(GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16).codebooks.shape) == [2, 3, 16, 4]
+    assert list(GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16).codebooks.shape) == [
+        2,
+        3,
+        16,
+        4,
+    ]
 
 
 def test_attributes_of_the_others():

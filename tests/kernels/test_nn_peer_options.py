@@ -1,4 +1,5 @@
-"""Every further argument of VectorQuantize, and the classes made of it, beside vector-quantize-pytorch; tolerances as in test_nn_peer."""
+"""Every further argument of VectorQuantize, and the classes made of it, beside vector-quantize-pytorch;
+tolerances as in test_nn_peer."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, SimVQ,
 
 from .conftest import normal
 
-peer = pytest.importorskip("vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed")
+peer = pytest.importorskip(
+    "vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed"
+)
 
 from .test_nn_peer import CLOSE, compare, pair, residual_pair, same_state  # noqa: E402  after the peer is known to be there
 
@@ -22,28 +25,69 @@ LEARNED = {"learnable_codebook": True, "ema_update": False}
 OPTIONS = {
     "drawn": {"stochastic_sample_codes": True, "sample_codebook_temp": 0.7},
     "drawn heads": {"stochastic_sample_codes": True, "heads": 4, "codebook_dim": 4},
-    "drawn per head": {"stochastic_sample_codes": True, "heads": 4, "codebook_dim": 4, "separate_codebook_per_head": True},
+    "drawn per head": {
+        "stochastic_sample_codes": True,
+        "heads": 4,
+        "codebook_dim": 4,
+        "separate_codebook_per_head": True,
+    },
     "drawn cosine": {"stochastic_sample_codes": True, "use_cosine_sim": True, "rotation_trick": False},
-    "drawn, straight through": {"stochastic_sample_codes": True, "rotation_trick": False, "straight_through": True},
+    "drawn, straight through": {
+        "stochastic_sample_codes": True,
+        "rotation_trick": False,
+        "straight_through": True,
+    },
     "straight through": {"rotation_trick": False, "straight_through": True, "heads": 2, "codebook_dim": 8},
     "orthogonal": {"orthogonal_reg_weight": 10, "orthogonal_reg_max_codes": 10},
-    "orthogonal active": {"orthogonal_reg_weight": 3, "orthogonal_reg_active_codes_only": True, "ema_update": False},
-    "orthogonal per head": {"orthogonal_reg_weight": 3, "heads": 4, "codebook_dim": 4, "separate_codebook_per_head": True},
+    "orthogonal active": {
+        "orthogonal_reg_weight": 3,
+        "orthogonal_reg_active_codes_only": True,
+        "ema_update": False,
+    },
+    "orthogonal per head": {
+        "orthogonal_reg_weight": 3,
+        "heads": 4,
+        "codebook_dim": 4,
+        "separate_codebook_per_head": True,
+    },
     "own optimizer": {"in_place_codebook_optimizer": sgd, **LEARNED},
     "own optimizer, heads": {"in_place_codebook_optimizer": sgd, "heads": 2, "codebook_dim": 8, **LEARNED},
-    "own optimizer, later": {"in_place_codebook_optimizer": sgd, "manual_in_place_optimizer_update": True, **LEARNED},
+    "own optimizer, later": {
+        "in_place_codebook_optimizer": sgd,
+        "manual_in_place_optimizer_update": True,
+        **LEARNED,
+    },
     "norm": {"codebook_dim": 6, "layernorm_after_project_in": True},
     "affine": {"affine_param": True},
     "affine learned": {"affine_param": True, "sync_update_v": 0.3, "rotation_trick": False, **LEARNED},
     "affine heads": {"affine_param": True, "heads": 4, "codebook_dim": 4, "separate_codebook_per_head": True},
     "sync_update_v": {"sync_update_v": 0.5, **LEARNED},
     # Without the noise, for which other numbers are drawn where codewords are revived.
-    "directional": {"directional_reparam": True, "threshold_ema_dead_code": 1e-9, "directional_reparam_variance": 0},
-    # Without averages, behind whose update the peer reads the codewords in the backward pass of all distances.
+    "directional": {
+        "directional_reparam": True,
+        "threshold_ema_dead_code": 1e-9,
+        "directional_reparam_variance": 0,
+    },
+    # Without averages, behind whose update the peer reads the codewords in the backward pass of all
+    # distances.
     "cross entropy": {"commitment_use_cross_entropy_loss": True, "ema_update": False},
-    "cross entropy heads": {"commitment_use_cross_entropy_loss": True, "heads": 2, "codebook_dim": 8, "ema_update": False},
-    "diversity": {"codebook_diversity_loss_weight": 0.5, "codebook_diversity_temperature": 3.0, "ema_update": False},
-    "diversity heads": {"codebook_diversity_loss_weight": 0.5, "heads": 2, "codebook_dim": 8, "ema_update": False},
+    "cross entropy heads": {
+        "commitment_use_cross_entropy_loss": True,
+        "heads": 2,
+        "codebook_dim": 8,
+        "ema_update": False,
+    },
+    "diversity": {
+        "codebook_diversity_loss_weight": 0.5,
+        "codebook_diversity_temperature": 3.0,
+        "ema_update": False,
+    },
+    "diversity heads": {
+        "codebook_diversity_loss_weight": 0.5,
+        "heads": 2,
+        "codebook_dim": 8,
+        "ema_update": False,
+    },
     "manual averages": {"manual_ema_update": True},
     "to the codewords": {"route_gradients_to_input": False, **LEARNED},
     "what changes nothing": {
@@ -55,8 +99,17 @@ OPTIONS = {
         "affine_param_batch_decay": 0.5,
     },
 }
-# The peer's gumbel noise is drawn for the padding, too, and its codewords' optimizer sees the input before it is normalised.
-MASKED = ("drawn", "straight through", "orthogonal", "own optimizer", "affine", "sync_update_v", "cross entropy")
+# The peer's gumbel noise is drawn for the padding, too, and its codewords' optimizer sees the input before it
+# is normalised.
+MASKED = (
+    "drawn",
+    "straight through",
+    "orthogonal",
+    "own optimizer",
+    "affine",
+    "sync_update_v",
+    "cross entropy",
+)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -113,7 +166,11 @@ def test_volumes(name):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("options", [{}, {"use_cosine_sim": True}, {"codebook_dim": 6}, {"rotation_trick": False}, LEARNED], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_cosine_sim": True}, {"codebook_dim": 6}, {"rotation_trick": False}, LEARNED],
+    ids=str,
+)
 def test_several_codewords(options, training):
     ours, theirs = pair(**options)
     ours.train(training), theirs.train(training)
@@ -124,7 +181,14 @@ def test_several_codewords(options, training):
             rows = x.clone().requires_grad_()
             quantized, indices, losses = layer(rows, topk=3, **given)
             total = (quantized * normal(3, 40, 3, 16, seed=2)).sum() + losses.sum()
-            found.append((quantized.detach(), indices, losses.detach(), torch.autograd.grad(total, rows, allow_unused=True)[0]))
+            found.append(
+                (
+                    quantized.detach(),
+                    indices,
+                    losses.detach(),
+                    torch.autograd.grad(total, rows, allow_unused=True)[0],
+                )
+            )
         assert torch.equal(found[0][1], found[1][1])
         for got, want in zip(*found, strict=True):
             if want is not None:
@@ -141,15 +205,25 @@ def test_several_codewords_of_channels_second(layout):
 
 
 def test_codewords_that_others_chose():
-    for options in ({}, {"heads": 4, "codebook_dim": 4}, {"accept_image_fmap": True}, {"use_cosine_sim": True}):
+    for options in (
+        {},
+        {"heads": 4, "codebook_dim": 4},
+        {"accept_image_fmap": True},
+        {"use_cosine_sim": True},
+    ):
         ours, theirs = pair(**options)
         x = normal(2, 16, 4, 5) if "accept_image_fmap" in options else normal(2, 20, 16)
-        indices = torch.randint(24, (2, 4, 5) if "accept_image_fmap" in options else (2, 20, 4) if "heads" in options else (2, 20))
+        indices = torch.randint(
+            24, (2, 4, 5) if "accept_image_fmap" in options else (2, 20, 4) if "heads" in options else (2, 20)
+        )
         ours.update_indices(x, indices), theirs.update_indices(x, indices)
         same_state(ours, theirs)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_cosine_sim": True}, {"heads": 2, "codebook_dim": 8, "separate_codebook_per_head": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_cosine_sim": True}, {"heads": 2, "codebook_dim": 8, "separate_codebook_per_head": True}],
+)
 def test_weights_of_the_averages(options):
     ours, theirs = pair(**options)
     books = options.get("heads", 1)
@@ -195,7 +269,12 @@ def test_cross_entropy_of_given_codewords():
 def test_diversity_of_what_is_no_padding():
     """Where the peer takes the padding, too."""
     vq, mask = pair(codebook_diversity_loss_weight=1.0)[0], torch.arange(40).expand(3, 40) < 17
-    found = vq(normal(3, 40, 16).masked_fill(~mask[..., None], torch.nan), mask=mask, freeze_codebook=True, return_loss_breakdown=True)
+    found = vq(
+        normal(3, 40, 16).masked_fill(~mask[..., None], torch.nan),
+        mask=mask,
+        freeze_codebook=True,
+        return_loss_breakdown=True,
+    )
     cut = vq(normal(3, 40, 16)[:, :17], freeze_codebook=True, return_loss_breakdown=True)
     torch.testing.assert_close(found[3].codebook_diversity, cut[3].codebook_diversity)
 
@@ -208,12 +287,20 @@ def test_a_bridge_in_front_of_the_codewords():
         for step in range(3):
             quantized, indices, loss = layer(normal(3, 40, 16, seed=step).requires_grad_())
             loss.backward()
-        results.append((quantized.detach(), indices, loss.detach(), layer._codebook.vq_bridge.weight.grad, dict(layer.state_dict())))
+        results.append(
+            (
+                quantized.detach(),
+                indices,
+                loss.detach(),
+                layer._codebook.vq_bridge.weight.grad,
+                dict(layer.state_dict()),
+            )
+        )
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-# --- stacks --------------------------------------------------------------------------------------------------------------
+# --- stacks -----------------------------------------------------------------------------------------------
 
 RESIDUAL = {
     "shared": {"shared_codebook": True},
@@ -221,13 +308,25 @@ RESIDUAL = {
     "shared cosine": {"shared_codebook": True, "use_cosine_sim": True},
     "drawn": {"stochastic_sample_codes": True, "sample_codebook_temp": 0.1, "shared_codebook": True},
     "implicit": {"implicit_neural_codebook": True},
-    "implicit mlp": {"implicit_neural_codebook": True, "mlp_kwargs": {"depth": 2, "dim_hidden": 5}, "quant_grad_frac": 0.2},
+    "implicit mlp": {
+        "implicit_neural_codebook": True,
+        "mlp_kwargs": {"depth": 2, "dim_hidden": 5},
+        "quant_grad_frac": 0.2,
+    },
     "diveq": {"diveq": True},
     "diveq projected": {"diveq": True, "codebook_dim": 6},
     "beam": {"beam_size": 3, "rotation_trick": False},
     "beam projected": {"beam_size": 2, "eval_beam_size": 4, "codebook_dim": 6, "rotation_trick": False},
-    "beam weighted": {"beam_size": 2, "beam_score_quantizer_weights": [1.0, 0.5, 2.0], "quant_grad_frac": 0.3},
-    "directional": {"directional_reparam": True, "threshold_ema_dead_code": 1e-9, "directional_reparam_variance": 0},
+    "beam weighted": {
+        "beam_size": 2,
+        "beam_score_quantizer_weights": [1.0, 0.5, 2.0],
+        "quant_grad_frac": 0.3,
+    },
+    "directional": {
+        "directional_reparam": True,
+        "threshold_ema_dead_code": 1e-9,
+        "directional_reparam_variance": 0,
+    },
 }
 
 
@@ -246,12 +345,17 @@ def test_residual_same_results_and_codewords(name, masked):
             torch.manual_seed(step)
             quantized, indices, losses = layer(x, **mask)
             ((quantized * normal(3, 40, 16, seed=9)).sum() + losses.sum()).backward()
-            grads = {key: value.grad for key, value in layer.named_parameters() if value.grad is not None and value.grad.any()}
+            grads = {
+                key: value.grad
+                for key, value in layer.named_parameters()
+                if value.grad is not None and value.grad.any()
+            }
             results.append((quantized.detach(), losses.detach(), x.grad, indices, grads))
         assert torch.equal(results[0][3], results[1][3])
         for got, want in zip(*results, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-        if "beam" in name:  # whose counts in the peer, from the second layer on, are not those of the indices that it returns
+        # whose counts in the peer, from the second layer on, are not those of the indices that it returns
+        if "beam" in name:
             for layer, chosen in zip(ours.layers, results[0][3].unbind(-1), strict=True):
                 sizes = 0.8 + 0.2 * torch.bincount(chosen[chosen >= 0], minlength=24)
                 torch.testing.assert_close(layer._codebook.cluster_size[0], sizes)
@@ -263,12 +367,19 @@ def test_residual_same_results_and_codewords(name, masked):
     if "diveq" not in name:  # to which the peer adds noise in evaluation, too
         for got, want in zip(ours(x), theirs(x), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ours.get_output_from_indices(ours(x)[1]), theirs.get_output_from_indices(theirs(x)[1]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ours.get_output_from_indices(ours(x)[1]),
+        theirs.get_output_from_indices(theirs(x)[1]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_residual_with_channels_second():
     """Where the peer fails."""
-    plain, second = (ResidualVQ(dim=16, num_quantizers=3, codebook_size=24, channel_last=last) for last in (True, False))
+    plain, second = (
+        ResidualVQ(dim=16, num_quantizers=3, codebook_size=24, channel_last=last) for last in (True, False)
+    )
     second.load_state_dict(plain.state_dict())
     got, want = second(normal(2, 16, 20)), plain(normal(2, 16, 20).mT)
     assert torch.equal(got[0].mT, want[0])
@@ -305,7 +416,9 @@ def test_grouped():
     torch.testing.assert_close(images.get_output_from_indices(indices).flatten(2).mT, decoded, **CLOSE)
 
 
-@pytest.mark.parametrize("options", [{}, {"rotation_trick": False}, {"channel_first": True}, {"frozen_codebook_dim": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"rotation_trick": False}, {"channel_first": True}, {"frozen_codebook_dim": 5}], ids=str
+)
 @pytest.mark.parametrize("residual", [False, True])
 def test_sim_vq(residual, options):
     results = []
@@ -317,6 +430,16 @@ def test_sim_vq(residual, options):
         ((quantized * normal(*x.shape, seed=2)).sum() + loss.sum()).backward()
         gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
         decoded = layer.get_output_from_indices(indices) if residual else layer.indices_to_codes(indices)
-        results.append((quantized.detach(), indices, loss.detach(), x.grad, gradients, decoded.detach(), dict(layer.state_dict())))
+        results.append(
+            (
+                quantized.detach(),
+                indices,
+                loss.detach(),
+                x.grad,
+                gradients,
+                decoded.detach(),
+                dict(layer.state_dict()),
+            )
+        )
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)

@@ -39,12 +39,18 @@ def test_training_shrinks_the_error():
 
 
 def test_gradients_reach_the_input_of_every_quantiser():
-    rvq, x, weight = layer(rotation_trick=False, commitment_weight=0.5), normal(40, 8).requires_grad_(), normal(40, 8, seed=1)
+    rvq, x, weight = (
+        layer(rotation_trick=False, commitment_weight=0.5),
+        normal(40, 8).requires_grad_(),
+        normal(40, 8, seed=1),
+    )
     quantized, _, losses, codes = rvq(x, return_all_codes=True, freeze_codebook=True)
     ((quantized * weight).sum() + losses.sum()).backward()
     # Every layer passes the gradient straight through, and each rest is x less constants.
     rests = [x.detach() - codes[:q].sum(0) for q in range(1, 4)]
-    torch.testing.assert_close(x.grad, 3 * weight + sum(0.5 * 2 / x.numel() * rest for rest in rests), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        x.grad, 3 * weight + sum(0.5 * 2 / x.numel() * rest for rest in rests), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"codebook_dim": 3}], ids=str)
@@ -69,7 +75,15 @@ def test_sizes_of_their_own():
 
 
 def test_dropout_of_quantisers():
-    rvq, x = layer(quantize_dropout=True, quantize_dropout_cutoff_index=1, num_quantizers=8, quantize_dropout_multiple_of=2), normal(20, 8)
+    rvq, x = (
+        layer(
+            quantize_dropout=True,
+            quantize_dropout_cutoff_index=1,
+            num_quantizers=8,
+            quantize_dropout_multiple_of=2,
+        ),
+        normal(20, 8),
+    )
     seen = set()
     for seed in range(30):
         torch.manual_seed(seed)
@@ -82,7 +96,9 @@ def test_dropout_of_quantisers():
     assert seen == {2, 4, 6, 8}
     for seed in range(10):  # as vector-quantize-pytorch draws
         last = random.Random(seed).randrange(1, 8)
-        assert int((rvq(x, rand_quantize_dropout_fixed_seed=seed)[1][0] >= 0).sum()) == last + 1 + (last + 1) % 2
+        assert (
+            int((rvq(x, rand_quantize_dropout_fixed_seed=seed)[1][0] >= 0).sum()) == last + 1 + (last + 1) % 2
+        )
     assert (rvq.eval()(x)[1] >= 0).all()
 
 
@@ -106,14 +122,30 @@ def test_mask_autocast_and_compile(full_graph):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"shared_codebook": True, "codebook_size": [3, 4, 5]}, ValueError, "^ResidualVQ: shared_codebook=True needs one codebook_size"),
+        (
+            {"shared_codebook": True, "codebook_size": [3, 4, 5]},
+            ValueError,
+            "^ResidualVQ: shared_codebook=True needs one codebook_size",
+        ),
         ({"heads": 2}, ValueError, "^ResidualVQ: heads=2 is not supported, a residual has one"),
         ({"eval_beam_size": 2}, ValueError, "eval_beam_size needs beam_size"),
-        ({"beam_size": 2, "beam_score_quantizer_weights": [1.0]}, ValueError, "must name 3, one for each quantizer"),
-        ({"beam_size": 2, "implicit_neural_codebook": True}, ValueError, "implicit_neural_codebook excludes beam_size"),
+        (
+            {"beam_size": 2, "beam_score_quantizer_weights": [1.0]},
+            ValueError,
+            "must name 3, one for each quantizer",
+        ),
+        (
+            {"beam_size": 2, "implicit_neural_codebook": True},
+            ValueError,
+            "implicit_neural_codebook excludes beam_size",
+        ),
         ({"codebok_dim": 3}, TypeError, "unexpected keyword argument 'codebok_dim'"),
         ({"num_quantizers": None}, ValueError, "name num_quantizers, or one codebook_size for each"),
-        ({"num_quantizers": 2, "codebook_size": [3, 3, 3]}, ValueError, r"codebook_size \[3, 3, 3\] does not fit num_quantizers=2"),
+        (
+            {"num_quantizers": 2, "codebook_size": [3, 3, 3]},
+            ValueError,
+            r"codebook_size \[3, 3, 3\] does not fit num_quantizers=2",
+        ),
         ({"num_quantizers": 0}, ValueError, "does not fit num_quantizers=0"),
         ({"quantize_dropout_cutoff_index": 3}, ValueError, "quantize_dropout_cutoff_index=3 must be 0 to 2"),
     ],

@@ -1,4 +1,5 @@
-"""VectorQuantize in its surroundings: precision, compile, determinism, copies and state, and what it refuses."""
+"""VectorQuantize in its surroundings: precision, compile, determinism, copies and state, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from uefl_kernels.nn import ResidualVQ, SimVQ, VectorQuantize
 from .conftest import no_waiting, normal
 from .nn_layers import KINDS, layer, state
 
-# --- precision, compile, determinism, state ----------------------------------------------------------------------------
+# --- precision, compile, determinism, state ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -27,7 +28,11 @@ def test_autocast_and_half_precision(kind):
     (quantized.float().sum() + loss).backward()
     assert model[0].weight.grad.isfinite().all()
     model = model.to(torch.bfloat16)
-    assert all(v.dtype not in (torch.bfloat16, torch.float16) for name, v in model.state_dict().items() if "_codebook" in name)
+    assert all(
+        v.dtype not in (torch.bfloat16, torch.float16)
+        for name, v in model.state_dict().items()
+        if "_codebook" in name
+    )
     x = normal(40, 8, dtype=torch.bfloat16).requires_grad_()
     quantized, _, loss = model(x)
     (quantized.sum() + loss).backward()
@@ -44,7 +49,8 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
 @pytest.mark.parametrize("kind", KINDS)
 @torch._inductor.config.patch(fallback_random=True)  # the same draws
 def test_compiles_without_a_break(kind, backend):
-    """A graph break is also where the device would be waited for: there is none, in the averages and the revival either."""
+    """A graph break is also where the device would be waited for: there is none, in the averages and the
+    revival either."""
     torch._dynamo.reset()  # each kind anew: dynamo counts the versions of a function over all of them
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
     run = torch.compile(compiled, fullgraph=True, backend=backend)
@@ -89,7 +95,10 @@ def test_copies_and_restored_layers_go_on_alike(kind):
 
 
 def test_names_in_the_state():
-    assert {k: list(v.shape) for k, v in layer(heads=2, codebook_dim=3, separate_codebook_per_head=True).state_dict().items()} == {
+    assert {
+        k: list(v.shape)
+        for k, v in layer(heads=2, codebook_dim=3, separate_codebook_per_head=True).state_dict().items()
+    } == {
         "project_in.weight": [6, 8],
         "project_in.bias": [6],
         "project_out.weight": [8, 6],
@@ -123,7 +132,11 @@ def test_no_rows_and_rows_that_are_not_finite(kind):
 
 @pytest.mark.parametrize(
     "options",
-    [{"codebook_diversity_loss_weight": 1.0}, {"stochastic_sample_codes": True}, {"commitment_use_cross_entropy_loss": True}],
+    [
+        {"codebook_diversity_loss_weight": 1.0},
+        {"stochastic_sample_codes": True},
+        {"commitment_use_cross_entropy_loss": True},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_no_rows_have_a_loss_of_zero(options):
@@ -154,7 +167,12 @@ def test_distances_do_not_follow_autocast(topk):
     [
         lambda: SimVQ(8, 64),
         lambda: VectorQuantize(
-            8, 64, vq_bridge=torch.nn.Linear(8, 8), learnable_codebook=True, ema_update=False, codebook_diversity_loss_weight=1.0
+            8,
+            64,
+            vq_bridge=torch.nn.Linear(8, 8),
+            learnable_codebook=True,
+            ema_update=False,
+            codebook_diversity_loss_weight=1.0,
         ),
         lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=64, implicit_neural_codebook=True),
     ],
@@ -165,14 +183,19 @@ def test_codewords_that_a_module_makes_do_not_follow_autocast(make):
     found, model = [], make()
     for enabled in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            found.append(model(normal(400, 8), **({} if isinstance(model, SimVQ) else {"freeze_codebook": True})))
+            found.append(
+                model(normal(400, 8), **({} if isinstance(model, SimVQ) else {"freeze_codebook": True}))
+            )
     for got, want in zip(*found, strict=True):
         assert torch.equal(got, want)
 
 
 def test_an_optimizer_of_codewords_that_were_replaced_says_so():
     """It would move nothing."""
-    vq = layer(learnable_codebook=True, in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    vq = layer(
+        learnable_codebook=True,
+        in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
     vq.load_state_dict(state(vq), assign=True)
     with pytest.raises(RuntimeError, match=r"holds codewords that were replaced.*make it anew"):
         vq(normal(30, 8))
@@ -190,7 +213,7 @@ def test_a_batch_of_nan_does_not_reach_the_averages():
     assert vq.codebook.isfinite().all()
 
 
-# --- errors ------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,26 +223,62 @@ def test_a_batch_of_nan_does_not_reach_the_averages():
         ({"codebook_size": 0}, ValueError, "codebook_size is 0, expected an int of at least 1"),
         ({"dim": 8.0}, ValueError, "dim is 8.0, expected an int of at least 1"),
         ({"decay": "0.8"}, ValueError, "decay is '0.8', expected a number from 0 to 1"),
-        ({"threshold_ema_dead_code": -1}, ValueError, "threshold_ema_dead_code is -1, expected a number of at least 0"),
+        (
+            {"threshold_ema_dead_code": -1},
+            ValueError,
+            "threshold_ema_dead_code is -1, expected a number of at least 0",
+        ),
         ({"dim": True}, ValueError, "dim is True, expected an int of at least 1"),
         ({"kmeans_iters": 0}, ValueError, "kmeans_iters is 0, expected an int of at least 1"),
         ({"kmeans_iters": 2.5}, ValueError, "kmeans_iters is 2.5, expected an int of at least 1"),
         ({"heads": -1}, ValueError, "heads is -1, expected an int of at least 1"),
         ({"decay": 1.5}, ValueError, "decay is 1.5, expected a number from 0 to 1"),
-        ({"commitment_weight": -1.0}, ValueError, "commitment_weight is -1.0, expected a number of at least 0"),
+        (
+            {"commitment_weight": -1.0},
+            ValueError,
+            "commitment_weight is -1.0, expected a number of at least 0",
+        ),
         ({"eps": float("nan")}, ValueError, "eps is nan, expected a number of at least 0"),
-        ({"learnable_codebook": True, "ema_update": True}, ValueError, "learnable_codebook=True excludes ema_update=True"),
-        ({"learnable_codebook": True, "use_cosine_sim": True}, ValueError, "learnable_codebook=True excludes use_cosine_sim=True"),
+        (
+            {"learnable_codebook": True, "ema_update": True},
+            ValueError,
+            "learnable_codebook=True excludes ema_update=True",
+        ),
+        (
+            {"learnable_codebook": True, "use_cosine_sim": True},
+            ValueError,
+            "learnable_codebook=True excludes use_cosine_sim=True",
+        ),
         ({"accept_image_fmap": True, "channel_last": False}, ValueError, "leave channel_last at True"),
-        ({"accept_image_fmap": True, "accept_3d_fmap": True}, ValueError, "accept_image_fmap and accept_3d_fmap exclude each other"),
-        ({"straight_through": True}, ValueError, "exclude each other; set rotation_trick=False for another one"),
-        ({"learnable_codebook": True, "straight_through": True}, ValueError, "learnable_codebook=True excludes straight_through=True"),
+        (
+            {"accept_image_fmap": True, "accept_3d_fmap": True},
+            ValueError,
+            "accept_image_fmap and accept_3d_fmap exclude each other",
+        ),
+        (
+            {"straight_through": True},
+            ValueError,
+            "exclude each other; set rotation_trick=False for another one",
+        ),
+        (
+            {"learnable_codebook": True, "straight_through": True},
+            ValueError,
+            "learnable_codebook=True excludes straight_through=True",
+        ),
         ({"directional_reparam": True}, ValueError, "set threshold_ema_dead_code above 0"),
         ({"sync_update_v": 0.5}, ValueError, "move codewords by gradients; set learnable_codebook=True"),
-        ({"in_place_codebook_optimizer": torch.optim.SGD}, ValueError, "move codewords by gradients; set learnable_codebook=True"),
+        (
+            {"in_place_codebook_optimizer": torch.optim.SGD},
+            ValueError,
+            "move codewords by gradients; set learnable_codebook=True",
+        ),
         ({"sync_update_v": 2}, ValueError, "sync_update_v is 2, expected a number from 0 to 1"),
         ({"affine_param": True, "use_cosine_sim": True}, ValueError, "affine_param=True moves codewords"),
-        ({"orthogonal_reg_weight": -1}, ValueError, "orthogonal_reg_weight is -1, expected a number of at least 0"),
+        (
+            {"orthogonal_reg_weight": -1},
+            ValueError,
+            "orthogonal_reg_weight is -1, expected a number of at least 0",
+        ),
     ],
 )
 def test_constructor_refuses(options, error, message):
@@ -228,23 +287,55 @@ def test_constructor_refuses(options, error, message):
 
 
 def test_arguments_at_the_defaults_of_the_peer_pass():
-    layer(affine_param=False, sync_kmeans=True, orthogonal_reg_weight=0, straight_through=False)(normal(4, 8), lens=None, topk=None)
+    layer(affine_param=False, sync_kmeans=True, orthogonal_reg_weight=0, straight_through=False)(
+        normal(4, 8), lens=None, topk=None
+    )
 
 
 @pytest.mark.parametrize(
     ("x", "given", "error", "message"),
     [
-        (torch.zeros(4, 7), {}, ValueError, r"^VectorQuantize: x must have shape \[\.\.\., 8\], got \[4, 7\]"),
+        (
+            torch.zeros(4, 7),
+            {},
+            ValueError,
+            r"^VectorQuantize: x must have shape \[\.\.\., 8\], got \[4, 7\]",
+        ),
         (torch.zeros(8), {}, ValueError, r"x must have shape \[\.\.\., 8\], got \[8\]"),
         (torch.zeros(4, 8).long(), {}, TypeError, "x has dtype torch.int64, expected float32"),
-        (torch.zeros(4, 8).to_sparse(), {}, TypeError, r"x is a sparse_coo tensor, expected a dense one; call to_dense\(\) on it"),
+        (
+            torch.zeros(4, 8).to_sparse(),
+            {},
+            TypeError,
+            r"x is a sparse_coo tensor, expected a dense one; call to_dense\(\) on it",
+        ),
         (torch.zeros(4, 8), {"mask": [True] * 4}, TypeError, "mask must be a torch.Tensor, got list"),
         ([1.0], {}, TypeError, "x must be a torch.Tensor, got list"),
-        (torch.zeros(4, 8), {"mask": torch.ones(4)}, TypeError, "mask has dtype torch.float32, expected bool"),
-        (torch.zeros(4, 8), {"mask": torch.ones(3).bool()}, ValueError, r"mask must have shape \[4\] for x \[4, 8\], got \[3\]"),
+        (
+            torch.zeros(4, 8),
+            {"mask": torch.ones(4)},
+            TypeError,
+            "mask has dtype torch.float32, expected bool",
+        ),
+        (
+            torch.zeros(4, 8),
+            {"mask": torch.ones(3).bool()},
+            ValueError,
+            r"mask must have shape \[4\] for x \[4, 8\], got \[3\]",
+        ),
         (torch.zeros(4, 8), {"topk": 0}, ValueError, "topk is 0, expected an int of at least 1"),
-        (torch.zeros(4, 8), {"lens": torch.ones(4)}, TypeError, "lens has dtype torch.float32, expected int64 or int32"),
-        (torch.zeros(4, 8), {"lens": torch.ones(4).long()}, ValueError, r"lens must have shape \[B\] for x of three dimensions"),
+        (
+            torch.zeros(4, 8),
+            {"lens": torch.ones(4)},
+            TypeError,
+            "lens has dtype torch.float32, expected int64 or int32",
+        ),
+        (
+            torch.zeros(4, 8),
+            {"lens": torch.ones(4).long()},
+            ValueError,
+            r"lens must have shape \[B\] for x of three dimensions",
+        ),
         (
             torch.zeros(4, 3, 8),
             {"lens": torch.ones(4).long(), "mask": torch.ones(4, 3).bool()},
@@ -291,7 +382,10 @@ def test_codewords_that_are_not_finite():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_does_not_wait_for_the_gpu(kind):
-    vq, mask = layer(threshold_ema_dead_code=1, **KINDS[kind]).cuda(), (torch.arange(20) < 15).expand(3, 20).cuda()
+    vq, mask = (
+        layer(threshold_ema_dead_code=1, **KINDS[kind]).cuda(),
+        (torch.arange(20) < 15).expand(3, 20).cuda(),
+    )
     x = normal(3, 20, 8).cuda().requires_grad_()
     vq(x)
     with no_waiting():

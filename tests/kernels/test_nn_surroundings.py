@@ -1,4 +1,5 @@
-"""The layers where models are kept, shipped and spread: export, AOTInductor, saved files, averages, processes."""
+"""The layers where models are kept, shipped and spread: export, AOTInductor, saved files, averages,
+processes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def same(got, want):
 @pytest.mark.parametrize("name", MODELS)
 def test_export(name):
     model, x = trained(name), normal(20, 8)
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=1000)},))
+    program = torch.export.export(
+        model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=1000)},)
+    )
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
@@ -62,7 +65,9 @@ def test_aot_inductor(name, tmp_path):
     """In a new process, which has to import uefl_kernels for the op."""
     model, x = trained(name), normal(20, 8)
     with torch.no_grad():
-        package = torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path=str(tmp_path / "model.pt2"))
+        package = torch._inductor.aoti_compile_and_package(
+            torch.export.export(model, (x,)), package_path=str(tmp_path / "model.pt2")
+        )
         torch.save((x, model(x)), tmp_path / "expected.pt")
     code = (
         "import sys, torch, uefl_kernels.nn;"
@@ -90,17 +95,25 @@ def test_averaged_models_decode_as_they_quantise(name):
     average.update_parameters(model)
     model.train()(normal(30, 8, seed=5))
     average.update_parameters(model)
-    average.module.load_state_dict({key: value for key, value in model.state_dict().items() if key.startswith("1.")}, strict=False)
+    average.module.load_state_dict(
+        {key: value for key, value in model.state_dict().items() if key.startswith("1.")}, strict=False
+    )
     same(average.eval().module[1](normal(20, 8)), model.eval()[1](normal(20, 8)))
     copy.deepcopy(average)
 
 
-# --- processes -------------------------------------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------------------
 
 
 def work(rank, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=3))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(minutes=3),
+    )
     from torch.distributed.fsdp import fully_shard
 
     found = {}
@@ -114,11 +127,15 @@ def work(rank, folder):
             (quantized.square().sum() + loss.sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
-        found[name] = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
+        found[name] = {
+            key: getattr(value, "full_tensor", lambda value=value: value)()
+            for key, value in model.state_dict().items()
+        }
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
-    # FSDP's caches keep the group, and so gloo's threads, alive. A thread that frees a tensor while the interpreter ends
-    # aborts the process (pytorch/pytorch#179291), so the interpreter does not end here: the process does.
+    # FSDP's caches keep the group, and so gloo's threads, alive. A thread that frees a tensor while the
+    # interpreter ends aborts the process (pytorch/pytorch#179291), so the interpreter does not end here: the
+    # process does.
     os._exit(0)
 
 

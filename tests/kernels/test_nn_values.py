@@ -24,7 +24,9 @@ def bfloat16():
 @pytest.mark.parametrize("kind", KINDS)
 def test_averages_do_not_follow_a_small_default_dtype(bfloat16, kind):
     vq = layer(threshold_ema_dead_code=1, kmeans_init=kind != "learnable", **KINDS[kind])
-    assert {value.dtype for name, value in vq._codebook.state_dict().items() if name != "initted"} == {torch.float32}
+    assert {value.dtype for name, value in vq._codebook.state_dict().items() if name != "initted"} == {
+        torch.float32
+    }
     quantized, _, loss = vq(normal(40, 8, dtype=torch.bfloat16).requires_grad_())
     assert quantized.dtype == torch.bfloat16
     assert loss.dtype == vq.perplexity.dtype == torch.float32
@@ -46,7 +48,9 @@ def test_quantize_dropout_of_fake_tensors_keeps_all():
     assert (quantized.shape, indices.shape, losses.shape) == ((6, 8), (6, 4), (4,))
 
 
-@pytest.mark.parametrize("options", [{}, {"commitment_weight": 0.0}, {"stochastic_sample_codes": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"commitment_weight": 0.0}, {"stochastic_sample_codes": True}], ids=str
+)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_of_nan_takes_codeword_zero_and_makes_the_loss_nan(kind, training, options):
@@ -73,7 +77,9 @@ def test_a_batch_of_nan_says_so_in_every_loss_of_a_residual():
 
 def test_mc_dropout_of_a_layer_without_dropout_is_refused():
     """It would report that every pass agrees."""
-    with pytest.raises(ValueError, match="one layer has no dropout, so all passes would agree; set input_dropout=True or"):
+    with pytest.raises(
+        ValueError, match="one layer has no dropout, so all passes would agree; set input_dropout=True or"
+    ):
         mc_dropout_mlp(normal(4, 8), [normal(3, 8)], p=0.5)
     assert mc_dropout_mlp(normal(4, 8), [normal(3, 8)], p=0.5, input_dropout=True).mutual_info.any()
 
@@ -84,4 +90,6 @@ def test_nn_comes_with_the_package():
 
 
 def test_sizes_are_shown():
-    assert repr(layer(heads=2, codebook_dim=3)).startswith("VectorQuantize(\n  dim=8, codebook_size=10, codebook_dim=3, heads=2\n")
+    assert repr(layer(heads=2, codebook_dim=3)).startswith(
+        "VectorQuantize(\n  dim=8, codebook_size=10, codebook_dim=3, heads=2\n"
+    )

@@ -15,7 +15,7 @@ from uefl_kernels.nn import LossBreakdown, ResidualVQ
 from .conftest import normal
 from .nn_layers import KINDS, layer, state
 
-# --- results and gradients ---------------------------------------------------------------------------------------------
+# --- results and gradients ---------------------------------------------------------------------------------
 
 
 def test_output_is_the_codeword_to_the_bit():
@@ -28,7 +28,11 @@ def test_output_is_the_codeword_to_the_bit():
 
 
 def test_straight_through_gradient_and_commitment():
-    vq, x, weight = layer(rotation_trick=False, commitment_weight=0.3), normal(40, 8).requires_grad_(), normal(40, 8, seed=1)
+    vq, x, weight = (
+        layer(rotation_trick=False, commitment_weight=0.3),
+        normal(40, 8).requires_grad_(),
+        normal(40, 8, seed=1),
+    )
     quantized, _, loss = vq(x)
     ((quantized * weight).sum() + loss).backward()
     expected = weight + 0.3 * 2 / x.numel() * (x - quantized).detach()
@@ -38,14 +42,22 @@ def test_straight_through_gradient_and_commitment():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_rotation_gradient_is_that_of_the_rotation_matrix(dtype):
-    vq, x, weight = layer(commitment_weight=0.0, freeze_codebook=True), normal(30, 8, dtype=dtype), normal(30, 8, seed=1, dtype=dtype)
+    vq, x, weight = (
+        layer(commitment_weight=0.0, freeze_codebook=True),
+        normal(30, 8, dtype=dtype),
+        normal(30, 8, seed=1, dtype=dtype),
+    )
     x.requires_grad_()
     quantized, _, _ = vq(x)
     (quantized * weight).sum().backward()
-    for row, code, g, got in zip(x.detach().double(), quantized.detach().double(), weight.double(), x.grad.double(), strict=True):
+    for row, code, g, got in zip(
+        x.detach().double(), quantized.detach().double(), weight.double(), x.grad.double(), strict=True
+    ):
         u, v = row / row.norm(), code / code.norm()
         w = (u + v) / (u + v).norm()
-        scaled = code.norm() / row.norm() * (torch.eye(8, dtype=torch.float64) - 2 * w.outer(w) + 2 * v.outer(u))
+        scaled = (
+            code.norm() / row.norm() * (torch.eye(8, dtype=torch.float64) - 2 * w.outer(w) + 2 * v.outer(u))
+        )
         torch.testing.assert_close(scaled @ row, code, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(got, scaled.T @ g, rtol=1e-5, atol=1e-6)
 
@@ -74,10 +86,14 @@ def test_learned_codewords_get_the_gradient_of_the_loss():
 
 
 def test_averages_do_not_disturb_the_backward_pass():
-    """Codewords move in place between forward and backward; the gradient is that of the ones that were chosen."""
+    """Codewords move in place between forward and backward; the gradient is that of the ones that were
+    chosen."""
     gradients = []
     for freeze in (True, False):
-        vq, x = layer(rotation_trick=False, decay=0.0, threshold_ema_dead_code=0 if freeze else 2), normal(40, 8).requires_grad_()
+        vq, x = (
+            layer(rotation_trick=False, decay=0.0, threshold_ema_dead_code=0 if freeze else 2),
+            normal(40, 8).requires_grad_(),
+        )
         vq(x, freeze_codebook=freeze)[2].backward()
         gradients.append(x.grad)
     assert torch.equal(*gradients)
@@ -108,7 +124,7 @@ def test_loss_breakdown():
     assert [t.item() for t in terms[1:]] == [0, 0, 0]
 
 
-# --- codewords ---------------------------------------------------------------------------------------------------------
+# --- codewords --------------------------------------------------------------------------------------------
 
 
 def test_one_average_by_hand():
@@ -152,7 +168,10 @@ def test_more_dead_codewords_than_rows():
 
 
 def test_revival_takes_rows_from_everywhere():
-    vq, x = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=2), torch.arange(1000.0)[:, None].expand(1000, 8) + 1
+    vq, x = (
+        layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=2),
+        torch.arange(1000.0)[:, None].expand(1000, 8) + 1,
+    )
     taken = []
     for seed in range(60):
         torch.manual_seed(seed)
@@ -190,7 +209,11 @@ def test_kmeans_init():
     x = centres.repeat(50, 1) + 0.1 * normal(200, 8)
     vq = layer(codebook_size=4, kmeans_init=True, freeze_codebook=True).eval()
     best = min(
-        (vq := layer(seed, codebook_size=4, kmeans_init=True).eval(), vq(x), (vq.codebook[vq(x)[1]] - x).square().mean())[2]
+        (
+            vq := layer(seed, codebook_size=4, kmeans_init=True).eval(),
+            vq(x),
+            (vq.codebook[vq(x)[1]] - x).square().mean(),
+        )[2]
         for seed in range(8)
     )
     assert best < 0.02
@@ -200,7 +223,10 @@ def test_kmeans_init():
     assert vq.state_dict()["_codebook.initted"].item()
 
 
-@pytest.mark.parametrize("options", [{}, {"use_cosine_sim": True}, {"heads": 2, "codebook_dim": 4, "separate_codebook_per_head": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_cosine_sim": True}, {"heads": 2, "codebook_dim": 4, "separate_codebook_per_head": True}],
+)
 def test_kmeans_init_does_not_wait_for_the_device(options):
     """Fake tensors have no values: whatever needed one, a GPU would have to be waited for."""
     with FakeTensorMode():
@@ -210,7 +236,9 @@ def test_kmeans_init_does_not_wait_for_the_device(options):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("make", ["one", "residual", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make", ["one", "residual", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 def test_kmeans_init_refuses_what_is_not_finite(make, bad):
     """Before anything changes, the generator included; the same batch with its bad row masked begins."""
     options = {"dim": 8, "codebook_size": 5, "kmeans_init": True, "kmeans_iters": 1}
@@ -218,7 +246,10 @@ def test_kmeans_init_refuses_what_is_not_finite(make, bad):
     run = module if make in ("one", "residual") else torch.compile(module, fullgraph=True, backend=make)
     x, before, drawn = normal(2, 9, 8), state(module), torch.get_rng_state()
     x[1, 4, 2] = bad
-    with pytest.raises(RuntimeError, match=r"^VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or",
+    ):
         run(x)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(torch.equal(value, before[name]) for name, value in state(module).items())
@@ -235,7 +266,7 @@ def test_kmeans_init_waits_for_rows_and_takes_few():
     assert vq.codebook.isfinite().all()
 
 
-# --- masks and layouts -------------------------------------------------------------------------------------------------
+# --- masks and layouts ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,7 +323,9 @@ def test_layouts_agree(kind):
         for _ in range(3):
             quantized, indices, loss = vq(x)
         assert quantized.shape == x.shape
-        assert indices.shape == ((2, 5, 7) if x.dim() == 4 else (2, 35) if x.dim() == 3 else (70,)) + ((vq.heads,) if vq.heads > 1 else ())
+        assert indices.shape == ((2, 5, 7) if x.dim() == 4 else (2, 35) if x.dim() == 3 else (70,)) + (
+            (vq.heads,) if vq.heads > 1 else ()
+        )
         results.append((back(quantized.detach()), indices.flatten(), loss.detach(), vq.codebook.detach()))
     for other in results[1:]:
         for got, want in zip(results[0], other, strict=True):
@@ -303,7 +336,13 @@ def test_layouts_agree(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_from_indices_is_the_output(kind, options):
     vq = layer(**KINDS[kind], **options).eval()
-    x = normal(2, 8, 5, 7) if "accept_image_fmap" in options else normal(2, 8, 6) if options else normal(2, 6, 8)
+    x = (
+        normal(2, 8, 5, 7)
+        if "accept_image_fmap" in options
+        else normal(2, 8, 6)
+        if options
+        else normal(2, 6, 8)
+    )
     mask = None if "accept_image_fmap" in options else torch.arange(6).expand(2, 6) < torch.tensor([[3], [6]])
     quantized, indices, _ = vq(x, mask=mask)
     output = vq.get_output_from_indices(indices)

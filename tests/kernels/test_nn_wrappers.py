@@ -1,4 +1,5 @@
-"""Layers in other people's wrappers: averaged models, offloading, sharding, inference mode, passes without gradient."""
+"""Layers in other people's wrappers: averaged models, offloading, sharding, inference mode, passes without
+gradient."""
 
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ def trained(**options):
     return vq
 
 
-# --- averaged models -------------------------------------------------------------------------------------------------
+# --- averaged models --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
 def test_codewords_that_were_copied_without_their_flag(options):
     """As ema_pytorch does, which averages what is floating point."""
     source, average = trained(**options), copy.deepcopy(layer(1, kmeans_init=True, **options))
-    for mine, other in zip((*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True):
+    for mine, other in zip(
+        (*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True
+    ):
         if mine.is_floating_point():
             mine.data.copy_(other.data)
     assert not average._codebook.initted
@@ -52,11 +55,12 @@ def test_ema_pytorch():
     assert torch.equal(average.ema_model.codebook, codes)
 
 
-# --- offloading ------------------------------------------------------------------------------------------------------
+# --- offloading -------------------------------------------------------------------------------------------
 
 
 class Offload:
-    """Hooks as accelerate puts around each module with tensors of its own: these are there while it runs, and only then."""
+    """Hooks as accelerate puts around each module with tensors of its own: these are there while it runs, and
+    only then."""
 
     def __init__(self, model):
         self.calls = []
@@ -65,14 +69,22 @@ class Offload:
                 self.park(name, module)
 
     def park(self, name, module):
-        own = {key: value for kind in (module._parameters, module._buffers) for key, value in kind.items() if value is not None}
+        own = {
+            key: value
+            for kind in (module._parameters, module._buffers)
+            for key, value in kind.items()
+            if value is not None
+        }
 
         def place(tensors):
             for key, value in tensors.items():
                 kind = module._parameters if key in module._parameters else module._buffers
                 kind[key] = value
 
-        away = {key: nn.Parameter(v.to("meta")) if key in module._parameters else v.to("meta") for key, v in own.items()}
+        away = {
+            key: nn.Parameter(v.to("meta")) if key in module._parameters else v.to("meta")
+            for key, v in own.items()
+        }
         place(away)
         module.register_forward_pre_hook(lambda *_: (place(own), self.calls.append(name))[:0] or None)
         module.register_forward_hook(lambda *_: place(away))
@@ -113,10 +125,14 @@ def test_accelerate(options):
         assert torch.equal(got, want)
 
 
-# --- inference mode, and passes without gradient ---------------------------------------------------------------------
+# --- inference mode, and passes without gradient ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [lambda: VectorQuantize(8, 16, kmeans_init=True), lambda: ResidualVQ(**RESIDUAL)], ids=["one", "residual"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: VectorQuantize(8, 16, kmeans_init=True), lambda: ResidualVQ(**RESIDUAL)],
+    ids=["one", "residual"],
+)
 def test_kmeans_in_inference_mode(make):
     found = []
     for mode in (torch.inference_mode, torch.no_grad):
@@ -167,7 +183,7 @@ def test_hooks_that_run_nothing_again_keep_nothing_behind_the_graph():
     assert len(vq._codebook.memory) == 0
 
 
-# --- sharding, and precision that is changed behind the layer ---------------------------------------------------------
+# --- sharding, and precision that is changed behind the layer ---------------------------------------------
 
 
 def tracked(model, clusters=16, steps=150):
@@ -232,7 +248,7 @@ def test_fsdp_shards_codewords_that_the_layer_writes(one_process, options):
     assert not torch.equal(model[0].codebook, before)
 
 
-# --- MCDropout -------------------------------------------------------------------------------------------------------
+# --- MCDropout --------------------------------------------------------------------------------------------
 
 
 class Normalized(nn.Module):
@@ -240,7 +256,12 @@ class Normalized(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.drop, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.4), nn.Linear(16, 3)
+        self.first, self.norm, self.drop, self.last = (
+            nn.Linear(8, 16),
+            nn.BatchNorm1d(16),
+            nn.Dropout(0.4),
+            nn.Linear(16, 3),
+        )
 
     def forward(self, x):
         return self.last(nn.functional.dropout(self.norm(self.drop(self.first(x)).sin()), 0.2, self.training))

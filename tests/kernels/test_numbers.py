@@ -24,7 +24,9 @@ def test_integers(value):
 ARRAYS = [np.array([3]), np.array([3, 3]), torch.tensor([3]), torch.ones(2)]
 
 
-@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), 3.0, np.float32(3), "3", None, [3], *ARRAYS])
+@pytest.mark.parametrize(
+    "value", [True, np.True_, torch.tensor(True), 3.0, np.float32(3), "3", None, [3], *ARRAYS]
+)
 def test_no_integers(value):
     assert as_integer(value) is None
     assert not is_count(value)
@@ -38,15 +40,28 @@ def test_counts():
 def test_ops_and_layers_take_them():
     x, weight = torch.randn(4, 5), [torch.randn(3, 5)]
     found = mc_dropout_mlp(x, weight, p=0.5, input_dropout=True, passes=np.int64(3), seed=np.uint8(7))
-    assert all(map(torch.equal, found, mc_dropout_mlp(x, weight, p=0.5, input_dropout=True, passes=3, seed=7)))
-    assert torch.equal(metrics.ece(found.mean_probs, torch.arange(4) % 3, Index()), metrics.ece(found.mean_probs, torch.arange(4) % 3, 3))
-    layer = VectorQuantize(dim=np.int64(6), codebook_size=Index(), codebook_dim=np.int32(4), heads=np.int64(2), kmeans_iters=np.int64(3))
+    assert all(
+        map(torch.equal, found, mc_dropout_mlp(x, weight, p=0.5, input_dropout=True, passes=3, seed=7))
+    )
+    assert torch.equal(
+        metrics.ece(found.mean_probs, torch.arange(4) % 3, Index()),
+        metrics.ece(found.mean_probs, torch.arange(4) % 3, 3),
+    )
+    layer = VectorQuantize(
+        dim=np.int64(6),
+        codebook_size=Index(),
+        codebook_dim=np.int32(4),
+        heads=np.int64(2),
+        kmeans_iters=np.int64(3),
+    )
     assert layer.codebook.shape == (3, 4)
     assert type(layer.dim) is int
     assert len(ResidualVQ(dim=4, num_quantizers=np.int64(2), codebook_size=np.int64(8)).layers) == 2
 
 
-@pytest.mark.parametrize("three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"])
+@pytest.mark.parametrize(
+    "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
+)
 def test_kmeans_takes_them(three):
     """By every front end, in place of every int."""
     x = torch.randn(30, 2)
@@ -54,10 +69,16 @@ def test_kmeans_takes_them(three):
     def same(found, expected):
         assert all(map(torch.equal, found, expected))
 
-    same(kmeans(x, three, n_init=three, max_iter=three, seed=three), kmeans(x, 3, n_init=3, max_iter=3, seed=3))
+    same(
+        kmeans(x, three, n_init=three, max_iter=three, seed=three), kmeans(x, 3, n_init=3, max_iter=3, seed=3)
+    )
     expected = kmeans_batched([x, x[:20]], [3, 3], init=[x[:3], x[3:6]], max_iter=3, seed=[3, 3])
     for given in (three, [three, three]):
-        for found, one in zip(kmeans_batched([x, x[:20]], given, init=[x[:3], x[3:6]], max_iter=three, seed=given), expected, strict=True):
+        for found, one in zip(
+            kmeans_batched([x, x[:20]], given, init=[x[:3], x[3:6]], max_iter=three, seed=given),
+            expected,
+            strict=True,
+        ):
             same(found, one)
     found = KMeans(three, init=x[:3], n_init=three, max_iter=three, random_state=three).fit(x)
     assert torch.equal(found.labels_, KMeans(3, init=x[:3], max_iter=3, random_state=3).fit(x).labels_)
@@ -67,8 +88,14 @@ def test_kmeans_takes_them(three):
     ("call", "message"),
     [
         (lambda x: kmeans(x, torch.tensor([2])), r"^kmeans: k must be an int, got Tensor$"),
-        (lambda x: kmeans_batched([x], torch.tensor(2.5)), r"^kmeans_batched: k must be an int, or one for each problem, got tensor\(2.5"),
-        (lambda x: kmeans_batched([x, x], [1, 2.5]), r"^kmeans_batched: problem 1: k must be an int, got 2.5"),
+        (
+            lambda x: kmeans_batched([x], torch.tensor(2.5)),
+            r"^kmeans_batched: k must be an int, or one for each problem, got tensor\(2.5",
+        ),
+        (
+            lambda x: kmeans_batched([x, x], [1, 2.5]),
+            r"^kmeans_batched: problem 1: k must be an int, got 2.5",
+        ),
         (lambda x: KMeans(np.array([2])).fit(x), r"n_clusters.* must be an int.*\b[Gg]ot array\(\[2\]\)"),
     ],
 )
@@ -78,7 +105,9 @@ def test_kmeans_refuses_what_is_none(call, message):
 
 
 @pytest.mark.skipif(not COMPILED, reason="the NumPy front end needs the compiled kernels")
-@pytest.mark.parametrize("three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"])
+@pytest.mark.parametrize(
+    "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
+)
 def test_the_numpy_front_end_takes_them(three):
     from uefl_kernels import numpy as front
 

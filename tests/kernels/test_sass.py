@@ -1,4 +1,5 @@
-"""What the compiler makes of the CUDA kernels: the instructions that their speed was planned with. Needs nvcc and no GPU.
+"""What the compiler makes of the CUDA kernels: the instructions that their speed was planned with. Needs nvcc
+and no GPU.
 
 For sm_90a, and the search by mma.sync, which is the first pass of all other GPUs, for theirs.
 """
@@ -16,12 +17,15 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.all_cores,
     pytest.mark.skipif(sass.NVCC is None, reason="nvcc is not installed"),
-    pytest.mark.skipif(sass.disassembler() is None, reason="nvdisasm is not installed, nor Triton, which brings one"),
+    pytest.mark.skipif(
+        sass.disassembler() is None, reason="nvdisasm is not installed, nor Triton, which brings one"
+    ),
 ]
 
 ARCHITECTURE = "90a"
 SEARCH, MMA, GATHER, SUMS, STEP, HEAD = (
-    ("vq_assign", "search_wgmma", 12),  # at least: three types; short rows, compared in two ways, and long ones
+    # at least: three types; short rows, compared in two ways, and long ones
+    ("vq_assign", "search_wgmma", 12),
     ("vq_assign", "search_mma", 8),  # these and float64; the first pass and the second
     ("vq_forward", "gather", 10),
     ("vq_forward", "row_sums", 8),
@@ -47,34 +51,45 @@ def count(operations, pattern):
     return sum(re.match(pattern, operation) is not None for operation in operations)
 
 
-@pytest.mark.parametrize("kernel", [SEARCH, MMA, GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
+@pytest.mark.parametrize(
+    "kernel", [SEARCH, MMA, GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}"
+)
 def test_registers_suffice(kernels, kernel):
     for name, lines in kernels(*kernel).items():
         local = count(sass.operations(lines), "STL|LDL")
         # With codewords in float64 the sums keep one number for a whole block of rows in memory.
-        assert local <= (2 if (kernel, name) == (SUMS, "fLb1Ed") else 0), f"{name}: {local} accesses of local memory"
+        assert local <= (2 if (kernel, name) == (SUMS, "fLb1Ed") else 0), (
+            f"{name}: {local} accesses of local memory"
+        )
 
 
 def test_the_loop_of_the_head_keeps_to_registers(kernels):
-    """What is not in the loop spills once a pair of passes; the loop is 16 blocks of units of a layer of 512."""
+    """What is not in the loop spills once a pair of passes; the loop is 16 blocks of units of a layer of
+    512."""
     for name, lines in kernels(*HEAD).items():
         loop = sass.operations(sass.innermost_loop(lines, r"\bHMMA"))
         assert count(loop, "HMMA") == (48 if name.startswith("Li4") else 24), name
         assert count(loop, "STL|LDL") == 0, name
         assert count(sass.operations(lines), "STL|LDL") <= 45, name
-        # A mask of 16 bits for each of 32 units: 311, 219 where the rows share theirs, and 20 to 40 more of both for 32 outputs.
+        # A mask of 16 bits for each of 32 units: 311, 219 where the rows share theirs, and 20 to 40 more of
+        # both for 32 outputs.
         most = {"Li2ELb0E": 325, "Li2ELb1E": 232, "Li4ELb0E": 365, "Li4ELb1E": 272}[name]
         assert len(loop) <= most, f"{name}: {len(loop)} instructions for 32 masks"
 
 
 @pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
 def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
-    """A reduction returns nothing. The one atomic that does is the ticket by which the last block knows that it is the last."""
+    """A reduction returns nothing. The one atomic that does is the ticket by which the last block knows that
+    it is the last."""
     for name, lines in kernels(*kernel).items():
-        found = Counter(operation for operation in sass.operations(lines) if re.match(r"(ATOM|RED)(?!S|UX)", operation))
+        found = Counter(
+            operation for operation in sass.operations(lines) if re.match(r"(ATOM|RED)(?!S|UX)", operation)
+        )
         tickets = sum(number for operation, number in found.items() if operation.startswith("ATOMG"))
         assert tickets == (0 if kernel == STEP else 1), f"{name}: {found}"
-        assert not [operation for operation in found if re.match(r"ATOM\.|RED\.", operation)], f"{name}: of a generic address: {found}"
+        assert not [operation for operation in found if re.match(r"ATOM\.|RED\.", operation)], (
+            f"{name}: of a generic address: {found}"
+        )
         assert any(operation.startswith("REDG.E.ADD.64") for operation in found), f"{name}: {found}"
 
 
@@ -85,11 +100,13 @@ def test_a_search_fetches_no_number_but_its_place_on_the_list(kernels, kernel):
         found = Counter(operation for operation in sass.operations(lines) if re.match(r"ATOM|RED", operation))
         second = "PassE1" in name
         assert set(found) == {"ATOMS.ADD" if second else "ATOMG.E.ADD.64.STRONG.GPU"}, f"{name}: {found}"
-        assert second or found.total() <= 3, f"{name}: {found}"  # where a warp has 32 of them, and at the end of a book and of all
+        # where a warp has 32 of them, and at the end of a book and of all
+        assert second or found.total() <= 3, f"{name}: {found}"
 
 
 def test_gather_moves_16_bytes_at_a_time(kernels):
-    """float32 has four pieces of x and as many of codewords under way, 16-bit types two of x and four of codewords, in the loop."""
+    """float32 has four pieces of x and as many of codewords under way, 16-bit types two of x and four of
+    codewords, in the loop."""
     for name, lines in kernels(*GATHER).items():
         pieces = {"ffLi4E": (4, 8), "6__halffLi8E": (2, 6), "13__nv_bfloat16fLi8E": (2, 6)}.get(name)
         if pieces is None:  # what is not aligned, or float64: by the element
@@ -97,19 +114,27 @@ def test_gather_moves_16_bytes_at_a_time(kernels):
         loop = sass.operations(sass.innermost_loop(lines, r"STG"))
         stores, loads = pieces
         assert count(loop, r"STG\.E\.EF\.128$") == count(loop, "STG") == stores, name
-        assert loads <= count(loop, r"LDG\.E\.128$") == count(loop, "LDG") <= 2 * loads, f"{name}: {count(loop, 'LDG')}"
+        assert loads <= count(loop, r"LDG\.E\.128$") == count(loop, "LDG") <= 2 * loads, (
+            f"{name}: {count(loop, 'LDG')}"
+        )
 
 
 def test_the_search_multiplies_and_copies_asynchronously(kernels):
     for name, lines in kernels(*SEARCH).items():
         operations = sass.operations(lines)
-        assert count(operations, r"HGMMA\.64x128x16\.F32") == count(operations, "HGMMA") == (8 if "Lb1ELb1E" in name else 4), name
+        assert (
+            count(operations, r"HGMMA\.64x128x16\.F32")
+            == count(operations, "HGMMA")
+            == (8 if "Lb1ELb1E" in name else 4)
+        ), name
         assert count(operations, "UBLKCP") > 0, name
         assert count(operations, "SYNCS") > 0, name
         assert count(operations, r"USETMAXREG") == 3, name
 
 
-@pytest.mark.parametrize(("comparison", "most"), [("Lb0ELb0E", 4.0), ("Lb0ELb1E", 5.4)], ids=["groups of four", "cross"])
+@pytest.mark.parametrize(
+    ("comparison", "most"), [("Lb0ELb0E", 4.0), ("Lb0ELb1E", 5.4)], ids=["groups of four", "cross"]
+)
 def test_a_score_costs_few_instructions(kernels, comparison, most):
     """The whole loop of a multiplying warp over 128 codewords: products, turns and barriers included."""
     for name, lines in kernels(*SEARCH).items():
@@ -119,13 +144,15 @@ def test_a_score_costs_few_instructions(kernels, comparison, most):
         assert count(operations, "HGMMA") == 4, name
         assert count(operations, r"BAR\.(SYNC|ARV)") == 2, f"{name}: one turn to wait for, one to pass on"
         assert count(operations, "FFMA$") == sass.SCORES, name
-        assert count(operations, r"LDS\.128") == count(operations, "LDS") == 8, name  # the starts of 32 columns
+        # the starts of 32 columns
+        assert count(operations, r"LDS\.128") == count(operations, "LDS") == 8, name
         assert count(operations, "STL|LDL") == 0, name
         assert len(operations) / sass.SCORES <= most, f"{name}: {len(operations) / sass.SCORES}"
 
 
 def test_long_rows_are_multiplied_without_a_wait_for_each_product(kernels):
-    """The innermost loop takes 64 elements of each codeword; the products of two such chunks are under way."""
+    """The innermost loop takes 64 elements of each codeword; the products of two such chunks are under
+    way."""
     for name, lines in kernels(*SEARCH).items():
         if "Lb1ELb1E" not in name:
             continue
@@ -161,7 +188,14 @@ def test_threads_fit(kernels):
     for stem in ("vq_assign", "vq_forward", "kmeans_step", "mc_dropout_mlp"):
         _, log = sass.compiled(stem, ARCHITECTURE)
         registers |= dict(re.findall(r"Function properties for (\S+)\n.*\n.*Used (\d+) registers", log))
-    for (stem, kernel, _), most in ((SEARCH, 128), (MMA, 128), (GATHER, 80), (SUMS, 80), (STEP, 80), (HEAD, 255)):
+    for (stem, kernel, _), most in (
+        (SEARCH, 128),
+        (MMA, 128),
+        (GATHER, 80),
+        (SUMS, 80),
+        (STEP, 80),
+        (HEAD, 255),
+    ):
         used = [int(number) for name, number in registers.items() if f"{len(kernel)}{kernel}I" in name]
         assert used, f"{stem}: {kernel}"
         assert max(used) <= most, f"{kernel}: {used}"
@@ -169,6 +203,7 @@ def test_threads_fit(kernels):
 
 @pytest.mark.parametrize("stem", [source.stem for source in sass.SOURCES])
 def test_the_compiler_has_no_complaint(stem):
-    """C7510 and its like: products that wait for each other because registers are in the way. They are no warnings to -Werror."""
+    """C7510 and its like: products that wait for each other because registers are in the way. They are no
+    warnings to -Werror."""
     _, log = sass.compiled(stem, ARCHITECTURE)
     assert not re.findall(r".*(?:serialized|C75\d\d|warning).*", log)

@@ -55,7 +55,8 @@ def test_gradcheck(name):
     logits, _, proportions = proportion_case(torch.float64, 12, 4)
     with backend(name):
         assert torch.autograd.gradcheck(
-            lambda z: set_proportion_loss(z, torch.tensor([0, 1, 5, 8, 12]), proportions), logits.requires_grad_()
+            lambda z: set_proportion_loss(z, torch.tensor([0, 1, 5, 8, 12]), proportions),
+            logits.requires_grad_(),
         )
 
 
@@ -88,7 +89,9 @@ def test_a_row_without_a_distribution_makes_its_set_nan(name, dtype, logits, pro
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     with backend(name):
         offsets = torch.tensor([0, len(logits)])
-        loss, gradient = loss_and_gradient(torch.tensor(logits, dtype=dtype), offsets, torch.tensor([proportions], dtype=exact))
+        loss, gradient = loss_and_gradient(
+            torch.tensor(logits, dtype=dtype), offsets, torch.tensor([proportions], dtype=exact)
+        )
     assert loss.isnan().all()
     assert gradient.isnan().any(1).all()
 
@@ -96,7 +99,9 @@ def test_a_row_without_a_distribution_makes_its_set_nan(name, dtype, logits, pro
 @pytest.mark.parametrize("name", BACKENDS)
 def test_logits_of_minus_infinity_are_classes_ruled_out(name):
     out = -torch.inf
-    logits = torch.tensor([[0.0, out, 1.0], [0.0, 1.0, 2.0], [0.0, out, 1.0], [0.0, out, 2.0], [0.0, out, 1.0]])
+    logits = torch.tensor(
+        [[0.0, out, 1.0], [0.0, 1.0, 2.0], [0.0, out, 1.0], [0.0, out, 2.0], [0.0, out, 1.0]]
+    )
     proportions = torch.tensor([[0.5, 0.2, 0.3], [0.5, 0.0, 0.5], [0.5, 0.2, 0.3]])
     with backend(name):
         loss, gradient = loss_and_gradient(logits, torch.tensor([0, 2, 4, 5]), proportions)
@@ -114,13 +119,17 @@ def test_sets_together_equal_sets_alone_and_any_strides():
     for s, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         alone = set_proportion_loss(logits[begin:end], torch.tensor([0, end - begin]), proportions[s : s + 1])
         assert torch.equal(alone[0], together[s])
-    assert torch.equal(set_proportion_loss(logits.T.contiguous().T, offsets, proportions.T.contiguous().T), together)
+    assert torch.equal(
+        set_proportion_loss(logits.T.contiguous().T, offsets, proportions.T.contiguous().T), together
+    )
 
 
 def test_opcheck_compile_and_the_second_derivative(full_graph):
     logits, offsets, proportions = proportion_case()
     for with_gradient in (True, False):
-        torch.library.opcheck(torch.ops.uefl.set_proportion_loss.default, (logits, offsets, proportions, with_gradient))
+        torch.library.opcheck(
+            torch.ops.uefl.set_proportion_loss.default, (logits, offsets, proportions, with_gradient)
+        )
     gradients = []
     step = lambda z: set_proportion_loss(z * 2, offsets, proportions).mean()  # noqa: E731
     for function in (step, full_graph(step)):
@@ -146,23 +155,79 @@ def test_autocast():
 Z, BOUNDS, T = torch.zeros(5, 3), torch.tensor([0, 2, 5]), torch.full((2, 3), 1 / 3)
 PERCENT = torch.tensor([[1.0], [100.0]])
 WRONG = {
-    "offsets dtype": ((Z, BOUNDS.int(), T), TypeError, "offsets has dtype torch.int32, expected int64; convert it, as by .to.torch.int64"),
-    "proportions dtype": ((Z, BOUNDS, T.bfloat16()), TypeError, "proportions has dtype torch.bfloat16, expected float32 or float64"),
-    "logits shape": ((Z[0], BOUNDS, T), ValueError, r"logits must have shape \[N, K\] with at least one class, got \[3\]"),
-    "offsets shape": ((Z, BOUNDS[:1], T), ValueError, r"offsets must have shape \[S \+ 1\] with at least one set, got \[1\]"),
-    "sets differ": ((Z, BOUNDS, T[:1]), ValueError, r"proportions must have shape \[2, 3\], sets by classes, got \[1, 3\]"),
-    "sizes": ((Z, BOUNDS.diff(), T), ValueError, ".*; offsets are where the sets begin and the last one ends, not their sizes"),
-    "list": ((Z.tolist(), BOUNDS, T), TypeError, "logits must be a torch.Tensor, got list; torch.tensor makes it one"),
-    "learns": ((Z, BOUNDS, T.clone().requires_grad_()), ValueError, "proportions requires a gradient, but it is a constant here"),
-    "start": ((Z, BOUNDS + 1, T), RuntimeError, "offsets run from 1 to 6, expected from 0 to the 5 rows of logits"),
-    "end": ((Z[:4], BOUNDS, T), RuntimeError, "offsets run from 0 to 5, expected from 0 to the 4 rows of logits"),
-    "empty set": ((Z, torch.tensor([0, 0, 5]), T), RuntimeError, "set 0 has 0 rows, expected at least one; leave empty sets out"),
+    "offsets dtype": (
+        (Z, BOUNDS.int(), T),
+        TypeError,
+        "offsets has dtype torch.int32, expected int64; convert it, as by .to.torch.int64",
+    ),
+    "proportions dtype": (
+        (Z, BOUNDS, T.bfloat16()),
+        TypeError,
+        "proportions has dtype torch.bfloat16, expected float32 or float64",
+    ),
+    "logits shape": (
+        (Z[0], BOUNDS, T),
+        ValueError,
+        r"logits must have shape \[N, K\] with at least one class, got \[3\]",
+    ),
+    "offsets shape": (
+        (Z, BOUNDS[:1], T),
+        ValueError,
+        r"offsets must have shape \[S \+ 1\] with at least one set, got \[1\]",
+    ),
+    "sets differ": (
+        (Z, BOUNDS, T[:1]),
+        ValueError,
+        r"proportions must have shape \[2, 3\], sets by classes, got \[1, 3\]",
+    ),
+    "sizes": (
+        (Z, BOUNDS.diff(), T),
+        ValueError,
+        ".*; offsets are where the sets begin and the last one ends, not their sizes",
+    ),
+    "list": (
+        (Z.tolist(), BOUNDS, T),
+        TypeError,
+        "logits must be a torch.Tensor, got list; torch.tensor makes it one",
+    ),
+    "learns": (
+        (Z, BOUNDS, T.clone().requires_grad_()),
+        ValueError,
+        "proportions requires a gradient, but it is a constant here",
+    ),
+    "start": (
+        (Z, BOUNDS + 1, T),
+        RuntimeError,
+        "offsets run from 1 to 6, expected from 0 to the 5 rows of logits",
+    ),
+    "end": (
+        (Z[:4], BOUNDS, T),
+        RuntimeError,
+        "offsets run from 0 to 5, expected from 0 to the 4 rows of logits",
+    ),
+    "empty set": (
+        (Z, torch.tensor([0, 0, 5]), T),
+        RuntimeError,
+        "set 0 has 0 rows, expected at least one; leave empty sets out",
+    ),
     "descending": ((Z, torch.tensor([0, 7, 5]), T), RuntimeError, "set 1 has -2 rows"),
-    "negative": ((Z, BOUNDS, -T), RuntimeError, r"proportions\[0, 0\] is -0.333333, expected a finite number of at least 0"),
-    "percent": ((Z, BOUNDS, T * PERCENT), RuntimeError, "proportions of set 1 sum to 100, expected 1 within 0.001; divide each row"),
+    "negative": (
+        (Z, BOUNDS, -T),
+        RuntimeError,
+        r"proportions\[0, 0\] is -0.333333, expected a finite number of at least 0",
+    ),
+    "percent": (
+        (Z, BOUNDS, T * PERCENT),
+        RuntimeError,
+        "proportions of set 1 sum to 100, expected 1 within 0.001; divide each row",
+    ),
     "none": ((Z, BOUNDS, 0 * T), RuntimeError, "proportions of set 0 sum to 0, expected 1 within 0.001"),
-    "NaN": ((Z, BOUNDS, T.index_fill(0, torch.tensor([1]), torch.nan)), RuntimeError, r"proportions\[1, 0\] is nan"),
-}  # fmt: skip
+    "NaN": (
+        (Z, BOUNDS, T.index_fill(0, torch.tensor([1]), torch.nan)),
+        RuntimeError,
+        r"proportions\[1, 0\] is nan",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -1,4 +1,5 @@
-"""The compiled library speaks to torch only through the stable C ABI, so that one build serves CPU and CUDA torch from 2.10 on."""
+"""The compiled library speaks to torch only through the stable C ABI, so that one build serves CPU and CUDA
+torch from 2.10 on."""
 
 import re
 import shutil
@@ -13,10 +14,15 @@ import uefl_kernels
 INSTALLED = Path(uefl_kernels.__file__).with_name("_C.abi3.so")
 STREAM = "aoti_torch_get_current_cuda_stream"
 
-pytestmark = pytest.mark.skipif(shutil.which("nm") is None or shutil.which("readelf") is None, reason="binutils are not installed")
+pytestmark = pytest.mark.skipif(
+    shutil.which("nm") is None or shutil.which("readelf") is None, reason="binutils are not installed"
+)
 
 
-@pytest.fixture(scope="module", params=["installed", pytest.param("published", marks=[pytest.mark.slow, pytest.mark.all_cores])])
+@pytest.fixture(
+    scope="module",
+    params=["installed", pytest.param("published", marks=[pytest.mark.slow, pytest.mark.all_cores])],
+)
 def library(request, tmp_path_factory):
     """The library in use, and that of a wheel, which also has the CUDA kernels where nvcc is installed."""
     if request.param == "installed":
@@ -46,13 +52,15 @@ def test_no_cpp_symbol_of_torch(library):
 def test_every_other_symbol_is_of_the_c_abi_or_the_system(undefined):
     shims = {name for name in undefined if name.startswith(("aoti_torch_", "torch_"))}
     assert "torch_call_dispatcher" in shims
-    system = re.compile(r"_Z|_ITM_|_Unwind_|__|[a-z][a-z0-9_]*$")  # the C++ library, the compiler's own, and libc
+    # the C++ library, the compiler's own, and libc
+    system = re.compile(r"_Z|_ITM_|_Unwind_|__|[a-z][a-z0-9_]*$")
     assert [name for name in undefined if name not in shims and not system.match(name)] == []
     assert [name for name in undefined if "cuda" in name.lower() and name not in shims] == []
 
 
 def test_shims_exist_in_the_oldest_torch_promised(undefined):
-    """Headers are versioned by TORCH_TARGET_VERSION; what they declare only for a newer torch must not be needed."""
+    """Headers are versioned by TORCH_TARGET_VERSION; what they declare only for a newer torch must not be
+    needed."""
     import torch
 
     include = Path(torch.__file__).parent / "include" / "torch" / "csrc"
@@ -64,7 +72,9 @@ def test_shims_exist_in_the_oldest_torch_promised(undefined):
     newer = set()
     for header in headers:
         text = header.read_text()
-        for version, block in re.findall(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_(\d+)_0(.*?)#endif", text, re.S):
+        for version, block in re.findall(
+            r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_(\d+)_0(.*?)#endif", text, re.S
+        ):
             if int(version) > 10:
                 newer |= set(re.findall(r"\b((?:aoti_)?torch_\w+)\s*\(", block))
     assert newer, "no versioned declarations found: the headers have changed"

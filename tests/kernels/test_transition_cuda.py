@@ -9,11 +9,11 @@ from uefl_kernels._library import triton_available
 from .conftest import DTYPES, captured, cuda_built, no_waiting, normal
 from .transition_cases import CASES, assert_near, proportion_case, transition_case
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-BACKENDS = {
-    "cuda": lambda: cuda_built("transition_nll"),
-    "triton": triton_available,
-}
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+BACKENDS = {"cuda": lambda: cuda_built("transition_nll"), "triton": triton_available}
 
 
 @pytest.fixture(params=BACKENDS)
@@ -42,7 +42,9 @@ def test_small_transition_equals_the_reference(case, dtype, forced):
         (lambda z, y, a, g: log_transition_probs(z, a, groups=g), max(1.0, matrix.shape[-2] / 4)),
     ):
         tensors = logits, targets, matrix, groups
-        for found, expected in zip(run(forced, "cuda", call, *tensors), run("reference", "cpu", call, *tensors), strict=True):
+        for found, expected in zip(
+            run(forced, "cuda", call, *tensors), run("reference", "cpu", call, *tensors), strict=True
+        ):
             assert_near(found, expected, dtype, terms, units=2)
 
 
@@ -51,7 +53,9 @@ def test_small_set_proportion_equals_the_reference(dtype, forced):
     for n, k, scale in ((100, 7, 3.0), (13, 1, 3.0), (40, 130, 100.0)):
         case = proportion_case(dtype, n, k, scale)
         for found, expected in zip(
-            run(forced, "cuda", set_proportion_loss, *case), run("reference", "cpu", set_proportion_loss, *case), strict=True
+            run(forced, "cuda", set_proportion_loss, *case),
+            run("reference", "cpu", set_proportion_loss, *case),
+            strict=True,
         ):
             assert_near(found, expected, dtype, max(1.0, scale / 4), units=2)
 

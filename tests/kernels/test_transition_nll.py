@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from uefl_kernels import backend, log_transition_matrix, transition_nll
 
 from .conftest import DTYPES, normal
-from .transition_cases import CASES, LOGITS, PRIORS, SETS, TARGET, TARGETS, assert_near, equal, transition_case
+from .transition_cases import (
+    CASES,
+    LOGITS,
+    PRIORS,
+    SETS,
+    TARGET,
+    TARGETS,
+    assert_near,
+    equal,
+    transition_case,
+)
 
 BACKENDS = ("auto", "reference")
 
@@ -31,7 +41,10 @@ def test_worked_example(name):
         equal(gradient[0], [-0.2214921016, 0.0323464133, 0.1891456884])
         equal(gradient[1], [0.1026940517, 0.1507068552, -0.2534009069])
         equal(gradient[2], [0.0003382479, -0.0086082968, 0.0082700489])
-        equal(transition_nll(LOGITS, TARGETS, log_transition_matrix(PRIORS, SETS)), [0.4424958973, 1.6094379124, 1.9805468137])
+        equal(
+            transition_nll(LOGITS, TARGETS, log_transition_matrix(PRIORS, SETS)),
+            [0.4424958973, 1.6094379124, 1.9805468137],
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -43,7 +56,10 @@ def test_extreme_logits_and_a_zero_prior(name, dtype):
     with backend(name):
         loss, gradient = loss_and_gradient(logits, torch.tensor([1, 0]), matrix)
     torch.testing.assert_close(
-        loss, torch.tensor([2.5389738711, 20000.285664], dtype=dtype), rtol=max(1e-9, 2 * torch.finfo(dtype).eps), atol=0
+        loss,
+        torch.tensor([2.5389738711, 20000.285664], dtype=dtype),
+        rtol=max(1e-9, 2 * torch.finfo(dtype).eps),
+        atol=0,
     )
     assert gradient.isfinite().all()
 
@@ -55,7 +71,9 @@ def test_equals_the_reference(case, dtype):
     logits, targets, matrix, groups = transition_case(case, dtype)
     with backend("reference"):
         expected = loss_and_gradient(logits, targets, matrix, groups=groups)
-    for found, wanted in zip(loss_and_gradient(logits, targets, matrix, groups=groups), expected, strict=True):
+    for found, wanted in zip(
+        loss_and_gradient(logits, targets, matrix, groups=groups), expected, strict=True
+    ):
         assert found.dtype == wanted.dtype
         assert_near(found, wanted, dtype)
         assert found.isfinite().all()
@@ -67,7 +85,12 @@ def test_equals_the_probabilities(name):
     g = logits.softmax(1) @ matrix.exp().T
     with backend(name):
         found = transition_nll(logits, targets, matrix)
-    torch.testing.assert_close(found, F.nll_loss((g / g.sum(1, keepdim=True)).log(), targets, reduction="none"), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        found,
+        F.nll_loss((g / g.sum(1, keepdim=True)).log(), targets, reduction="none"),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -76,7 +99,8 @@ def test_gradcheck(name):
     with backend(name):
         few = slice(0, 9)
         assert torch.autograd.gradcheck(
-            lambda z: transition_nll(z, targets[few], matrix, groups=groups[few]), logits[few].clone().requires_grad_()
+            lambda z: transition_nll(z, targets[few], matrix, groups=groups[few]),
+            logits[few].clone().requires_grad_(),
         )
 
 
@@ -99,7 +123,9 @@ def test_invariances(name):
         loss, gradient = loss_and_gradient(logits, targets, matrix)
         shifted = transition_nll(logits + 7, targets, matrix)
         scaled = transition_nll(logits, targets, matrix + 5)
-        permuted = transition_nll(logits, torch.where(targets < 0, targets, order.argsort()[targets.clamp(min=0)]), matrix[order])
+        permuted = transition_nll(
+            logits, torch.where(targets < 0, targets, order.argsort()[targets.clamp(min=0)]), matrix[order]
+        )
     for other in (shifted, scaled, permuted):
         torch.testing.assert_close(other, loss, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient.sum(1), torch.zeros(30, dtype=torch.float64), rtol=0, atol=1e-14)
@@ -108,7 +134,8 @@ def test_invariances(name):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_sets_of_one_class_are_labels(name):
-    """With as many sets as classes and one class each it is cross-entropy of logits adjusted by the prior of the client."""
+    """With as many sets as classes and one class each it is cross-entropy of logits adjusted by the prior of
+    the client."""
     logits, labels = normal(20, 5, dtype=torch.float64), torch.arange(20) % 5
     prior = torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25], dtype=torch.float64)
     identity = torch.eye(5, dtype=torch.float64)
@@ -117,7 +144,9 @@ def test_sets_of_one_class_are_labels(name):
         plain = transition_nll(logits, labels, log_transition_matrix(identity, prior, prior))
     expected = F.cross_entropy(logits + (prior * 5).log(), labels, reduction="none")
     torch.testing.assert_close(adjusted, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(plain, F.cross_entropy(logits, labels, reduction="none"), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        plain, F.cross_entropy(logits, labels, reduction="none"), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -135,7 +164,9 @@ def test_groups_equal_a_loop_over_the_groups(name):
         together = transition_nll(logits, targets, matrix, groups=groups)
         for g in range(3):
             rows = groups == g
-            assert torch.equal(together[rows], transition_nll(logits[rows], targets[rows], matrix[g, : 6 - g]))
+            assert torch.equal(
+                together[rows], transition_nll(logits[rows], targets[rows], matrix[g, : 6 - g])
+            )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -143,7 +174,9 @@ def test_given_marginal(name):
     logits, targets, matrix, groups = transition_case("groups")
     with backend(name):
         expected = transition_nll(logits, targets, matrix, groups=groups)
-        assert torch.equal(transition_nll(logits, targets, matrix, groups=groups, log_marginal=matrix.logsumexp(1)), expected)
+        assert torch.equal(
+            transition_nll(logits, targets, matrix, groups=groups, log_marginal=matrix.logsumexp(1)), expected
+        )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -195,7 +228,11 @@ def test_a_set_without_a_class_that_is_left_has_an_infinite_loss(name):
 def test_strides():
     logits, targets, matrix, groups = transition_case("groups")
     expected = loss_and_gradient(logits, targets, matrix, groups=groups)
-    for view in (logits.T.contiguous().T, normal(20, 25)[:, ::2][:, :10].copy_(logits), normal(10, 40)[:, ::2].T.copy_(logits)):
+    for view in (
+        logits.T.contiguous().T,
+        normal(20, 25)[:, ::2][:, :10].copy_(logits),
+        normal(10, 40)[:, ::2].T.copy_(logits),
+    ):
         twice = torch.stack([targets, targets], 1)[:, 0], matrix.mT.contiguous().mT
         found = transition_nll(view, *twice, groups=torch.stack([groups, groups], 1)[:, 1])
         assert torch.equal(found, expected[0])
@@ -204,7 +241,9 @@ def test_strides():
 def test_second_derivative_raises():
     logits, targets, matrix, _ = transition_case("small")
     logits.requires_grad_()
-    (gradient,) = torch.autograd.grad(transition_nll(logits, targets, matrix).sum(), logits, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        transition_nll(logits, targets, matrix).sum(), logits, create_graph=True
+    )
     with pytest.raises(RuntimeError, match=r"^transition_nll: has no second derivative"):
         gradient.sum().backward()
 
@@ -263,7 +302,13 @@ def test_bits_do_not_depend_on_threads_or_the_batch():
         tuple(
             map(
                 torch.cat,
-                zip(*(loss_and_gradient(z, y, matrix) for z, y in zip(logits.split(7777), targets.split(7777), strict=True)), strict=True),
+                zip(
+                    *(
+                        loss_and_gradient(z, y, matrix)
+                        for z, y in zip(logits.split(7777), targets.split(7777), strict=True)
+                    ),
+                    strict=True,
+                ),
             )
         )
     )

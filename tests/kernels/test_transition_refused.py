@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from uefl_kernels import backend, log_transition_matrix, log_transition_probs, transition_double_softmax, transition_nll
+from uefl_kernels import (
+    backend,
+    log_transition_matrix,
+    log_transition_probs,
+    transition_double_softmax,
+    transition_nll,
+)
 
 from .transition_cases import LOGITS, TARGETS
 
@@ -14,21 +20,61 @@ BACKENDS = ("auto", "reference")
 Z, Y, A = torch.zeros(3, 4), torch.tensor([0, 1, 1]), torch.zeros(2, 4)
 WRONG = {
     "no tensor": (([[1.0]], Y, A), {}, TypeError, "logits must be a torch.Tensor, got list"),
-    "logits dtype": ((Z.int(), Y, A), {}, TypeError, "logits has dtype torch.int32, expected float32, bfloat16, float16 or float64"),
+    "logits dtype": (
+        (Z.int(), Y, A),
+        {},
+        TypeError,
+        "logits has dtype torch.int32, expected float32, bfloat16, float16 or float64",
+    ),
     "targets dtype": ((Z, Y.float(), A), {}, TypeError, "targets has dtype torch.float32, expected int64"),
-    "matrix dtype": ((Z, Y, A.half()), {}, TypeError, "log_transition has dtype torch.float16, expected float32 or float64"),
-    "logits shape": ((Z[0], Y, A), {}, ValueError, r"logits must have shape \[B, K\] with at least one class, got \[4\]"),
+    "matrix dtype": (
+        (Z, Y, A.half()),
+        {},
+        TypeError,
+        "log_transition has dtype torch.float16, expected float32 or float64",
+    ),
+    "logits shape": (
+        (Z[0], Y, A),
+        {},
+        ValueError,
+        r"logits must have shape \[B, K\] with at least one class, got \[4\]",
+    ),
     "no classes": ((Z[:, :0], Y, A), {}, ValueError, r"at least one class, got \[3, 0\]"),
-    "targets shape": ((Z, Y[:2], A), {}, ValueError, r"targets must have shape \[3\], one for each row of logits, got \[2\]"),
-    "classes differ": ((Z, Y, A[:, :3]), {}, ValueError, r"log_transition must have shape \[M, 4\] or \[G, M, 4\].*got \[2, 3\]"),
+    "targets shape": (
+        (Z, Y[:2], A),
+        {},
+        ValueError,
+        r"targets must have shape \[3\], one for each row of logits, got \[2\]",
+    ),
+    "classes differ": (
+        (Z, Y, A[:, :3]),
+        {},
+        ValueError,
+        r"log_transition must have shape \[M, 4\] or \[G, M, 4\].*got \[2, 3\]",
+    ),
     "no sets": ((Z, Y, A[:0]), {}, ValueError, r"log_transition must have shape .* got \[0, 4\]"),
     "groups missing": ((Z, Y, A[None]), {}, ValueError, r"log_transition \[1, 2, 4\] needs groups \[B\]"),
     "groups given": ((Z, Y, A), {"groups": Y}, ValueError, r"log_transition \[2, 4\] needs no groups"),
     "groups shape": ((Z, Y, A[None]), {"groups": Y[:1]}, ValueError, r"groups must have shape \[3\]"),
-    "marginal shape": ((Z, Y, A), {"log_marginal": A}, ValueError, r"log_marginal must have shape \[4\].*got \[2, 4\]"),
-    "matrix learns": ((Z, Y, A.clone().requires_grad_()), {}, ValueError, "log_transition requires a gradient, but it is a constant here"),
-    "device": ((Z.to("meta"), Y, A), {}, ValueError, "logits is on meta and log_transition on cpu; move one of them"),
-}  # fmt: skip
+    "marginal shape": (
+        (Z, Y, A),
+        {"log_marginal": A},
+        ValueError,
+        r"log_marginal must have shape \[4\].*got \[2, 4\]",
+    ),
+    "matrix learns": (
+        (Z, Y, A.clone().requires_grad_()),
+        {},
+        ValueError,
+        "log_transition requires a gradient, but it is a constant here",
+    ),
+    "device": (
+        (Z.to("meta"), Y, A),
+        {},
+        ValueError,
+        "logits is on meta and log_transition on cpu; move one of them",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -40,19 +86,50 @@ def test_wrong_arguments(case):
 
 INF = torch.inf
 WRONG_VALUES = {
-    "target": ((Z, torch.tensor([0, 1, 2]), A), {}, r"targets\[2\] is 2, expected the index of a set, 0 to 1"),
-    "negative target": ((Z, torch.tensor([0, -1, 0]), A), {}, r"targets\[1\] is -1, expected the index of a set, 0 to 1"),
-    "group": ((Z, Y, torch.stack([A, A])), {"groups": Y + 1}, r"groups\[1\] is 2, expected 0 to 1, the groups of log_transition"),
-    "NaN": ((Z, Y, torch.tensor([[0, 0, torch.nan, 0], [0, 0, 0, 0]])), {}, "log_transition of group 0 holds NaN or .inf for class 2"),
-    "infinity": ((Z, Y, torch.tensor([[0, INF, 0, 0], [0, 0, 0, 0]])), {}, "log_transition of group 0 holds NaN or .inf for class 1"),
-    "nothing": ((Z, Y, A - INF), {}, "log_transition of group 0 is -inf throughout; at least one class needs a positive prior"),
-    "empty set": (
-        (Z, Y, torch.tensor([[0.0] * 4, [-INF] * 4])), {},
-        r"targets\[1\] is 1, but that set of group 0 has a row of -inf throughout in log_transition; a set with samples needs a class",
+    "target": (
+        (Z, torch.tensor([0, 1, 2]), A),
+        {},
+        r"targets\[2\] is 2, expected the index of a set, 0 to 1",
     ),
-}  # fmt: skip
+    "negative target": (
+        (Z, torch.tensor([0, -1, 0]), A),
+        {},
+        r"targets\[1\] is -1, expected the index of a set, 0 to 1",
+    ),
+    "group": (
+        (Z, Y, torch.stack([A, A])),
+        {"groups": Y + 1},
+        r"groups\[1\] is 2, expected 0 to 1, the groups of log_transition",
+    ),
+    "NaN": (
+        (Z, Y, torch.tensor([[0, 0, torch.nan, 0], [0, 0, 0, 0]])),
+        {},
+        "log_transition of group 0 holds NaN or .inf for class 2",
+    ),
+    "infinity": (
+        (Z, Y, torch.tensor([[0, INF, 0, 0], [0, 0, 0, 0]])),
+        {},
+        "log_transition of group 0 holds NaN or .inf for class 1",
+    ),
+    "nothing": (
+        (Z, Y, A - INF),
+        {},
+        "log_transition of group 0 is -inf throughout; at least one class needs a positive prior",
+    ),
+    "empty set": (
+        (Z, Y, torch.tensor([[0.0] * 4, [-INF] * 4])),
+        {},
+        (
+            r"targets\[1\] is 1, but that set of group 0 has a row of -inf throughout in log_transition; a"
+            r" set with samples needs a class"
+        ),
+    ),
+}
 
-SHARES = "log_transition of group {} has shares that sum to 1 for set {}, expected their logarithms; make it by log_transition_matrix"
+SHARES = (
+    "log_transition of group {} has shares that sum to 1 for set {}, expected their logarithms; make it by"
+    " log_transition_matrix"
+)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -71,7 +148,8 @@ def test_shares_instead_of_their_logarithms(name):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_logarithms_may_be_above_zero(name):
-    """A prior of a set may be more than that of the target, counts are as good as shares, and a constant changes nothing."""
+    """A prior of a set may be more than that of the target, counts are as good as shares, and a constant
+    changes nothing."""
     counts = torch.tensor([[2.0, 1.0, 1.0], [1.0, 3.0, 1.0]], dtype=torch.float64)
     shares = torch.tensor([[0.85, 0.1, 0.05], [0.3, 0.3, 0.4]], dtype=torch.float64)
     with backend(name):
@@ -79,7 +157,9 @@ def test_logarithms_may_be_above_zero(name):
         for matrix in (*above, shares.log() + 7, counts.log()):
             assert (matrix[0] > 0).any()
             log_g = log_transition_probs(LOGITS[:2], matrix)
-            torch.testing.assert_close(transition_nll(LOGITS[:2], TARGETS[:2].clamp(max=1), matrix), -log_g[[0, 1], [0, 1]])
+            torch.testing.assert_close(
+                transition_nll(LOGITS[:2], TARGETS[:2].clamp(max=1), matrix), -log_g[[0, 1], [0, 1]]
+            )
         one = log_transition_matrix(torch.full((1, 7), 1 / 7))  # zeros but for rounding
         assert transition_nll(LOGITS[:, [0] * 7], torch.zeros(3, dtype=torch.int64), one).abs().max() < 1e-12
 
@@ -87,7 +167,10 @@ def test_logarithms_may_be_above_zero(name):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_weights_whose_logarithms_look_like_shares(name):
     """They pass with a constant added; one class passes as it is, as a constant changes nothing."""
-    weights, first = torch.tensor([[1.0, torch.e]], dtype=torch.float64).log(), torch.zeros(3, dtype=torch.int64)
+    weights, first = (
+        torch.tensor([[1.0, torch.e]], dtype=torch.float64).log(),
+        torch.zeros(3, dtype=torch.int64),
+    )
     with backend(name):
         with pytest.raises(RuntimeError, match=f"^transition_nll: {SHARES.format(0, 0)}"):
             transition_nll(LOGITS[:, :2], first, weights)
@@ -96,7 +179,9 @@ def test_weights_whose_logarithms_look_like_shares(name):
             log_g = torch.tensor([1.0, 0.0]).log_softmax(0).expand(3, 2)
             torch.testing.assert_close(log_transition_probs(Z[:, :1], matrix), log_g)
             torch.testing.assert_close(transition_nll(Z[:, :1], first, matrix), -log_g[:, 0])
-            torch.testing.assert_close(transition_double_softmax(Z[:, :1], first, matrix), -log_g.exp().log_softmax(1)[:, 0])
+            torch.testing.assert_close(
+                transition_double_softmax(Z[:, :1], first, matrix), -log_g.exp().log_softmax(1)[:, 0]
+            )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -114,7 +199,10 @@ DIRECT = {
     "matrix dtype": ((Z, Y, A[None].int(), A[:1], None), "expected constants of float32 or float64"),
     "marginal": ((Z, Y, A[None], A, None), "shapes do not fit together"),
     "targets": ((Z, Y.int(), A[None], A[:1], None), "expected indices of int64"),
-    "groups": ((Z, Y, torch.stack([A, A]), A, None), r"without groups log_transition must have shape \[1, M, K\]"),
+    "groups": (
+        (Z, Y, torch.stack([A, A]), A, None),
+        r"without groups log_transition must have shape \[1, M, K\]",
+    ),
 }
 
 

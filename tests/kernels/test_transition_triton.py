@@ -1,4 +1,5 @@
-"""The transition and set-proportion kernels of Triton: interpreted against the reference, and compiled ahead of time."""
+"""The transition and set-proportion kernels of Triton: interpreted against the reference, and compiled ahead
+of time."""
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ if torch.cuda.is_available():
     pytest.skip("the kernels run natively here (test_cuda.py)", allow_module_level=True)
 pytest.importorskip("triton")
 
-CUT = 3  # units in the last place: the interpreter cuts bfloat16 off where hardware rounds, twice for a gradient
+# units in the last place: the interpreter cuts bfloat16 off where hardware rounds, twice for a gradient
+CUT = 3
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,9 @@ def both(call, logits):
         yield out.detach(), z.grad
 
 
-@pytest.mark.parametrize(("case", "dtype"), [*((case, torch.float32) for case in CASES), *(("groups", dtype) for dtype in DTYPES)])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, torch.float32) for case in CASES), *(("groups", dtype) for dtype in DTYPES)]
+)
 def test_transition_equals_the_reference(case, dtype):
     logits, targets, matrix, groups = transition_case(case, dtype)
     for call, terms in (
@@ -54,7 +58,10 @@ def test_set_proportion_equals_the_reference(dtype):
 
 
 def test_more_classes_than_a_tile_holds_are_refused():
-    with backend("triton"), pytest.raises(ValueError, match="takes at most 16384 classes, got 16385; use backend 'reference'"):
+    with (
+        backend("triton"),
+        pytest.raises(ValueError, match="takes at most 16384 classes, got 16385; use backend 'reference'"),
+    ):
         set_proportion_loss(torch.zeros(2, 16385), torch.tensor([0, 2]), torch.full((1, 16385), 1 / 16385))
 
 
@@ -63,7 +70,13 @@ def test_values_that_the_cpu_refuses_give_nan():
     with backend("triton"):
         loss = transition_nll(logits[:4], torch.tensor([0, 10, -1, -100]), matrix)
         assert loss.isnan().tolist() == [False, True, True, False]
-        assert transition_nll(logits[:1], torch.tensor([0]), torch.where(matrix == matrix[1, 0], torch.nan, matrix)).isnan().all()
+        assert (
+            transition_nll(
+                logits[:1], torch.tensor([0]), torch.where(matrix == matrix[1, 0], torch.nan, matrix)
+            )
+            .isnan()
+            .all()
+        )
         grouped = log_transition_probs(logits[:2], matrix[None], groups=torch.tensor([0, 1]))
         assert grouped.isnan().all(1).tolist() == [False, True]
         logits[1, 2] = torch.inf
@@ -72,7 +85,13 @@ def test_values_that_the_cpu_refuses_give_nan():
         assert set_proportion_loss(logits[:5], torch.tensor([0, 0, 5]), proportions).isnan().all()
         assert set_proportion_loss(logits[2:7], torch.tensor([0, 2, 9]), proportions).isfinite().all()
         for rows, share in NO_DISTRIBUTION:
-            assert set_proportion_loss(torch.tensor(rows), torch.tensor([0, len(rows)]), torch.tensor([share]).float()).isnan().all(), rows
+            assert (
+                set_proportion_loss(
+                    torch.tensor(rows), torch.tensor([0, len(rows)]), torch.tensor([share]).float()
+                )
+                .isnan()
+                .all()
+            ), rows
 
 
 COMPILE = """

@@ -1,6 +1,8 @@
-"""The Triton kernel: interpreted on CPU tensors against the reference, and compiled ahead of time for three generations of GPU.
+"""The Triton kernel: interpreted on CPU tensors against the reference, and compiled ahead of time for three
+generations of GPU.
 
-``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernel natively instead.
+``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernel
+natively instead.
 """
 
 import sys
@@ -36,7 +38,9 @@ def test_equals_the_reference(case, metric):
         expected = vq_assign(x, codebook, metric=metric)
     with backend("triton"):
         found = vq_assign(x, codebook, metric=metric)
-    assert torch.equal(found, expected), f"{int((found != expected).sum())} of {expected.numel()} indices differ"
+    assert torch.equal(found, expected), (
+        f"{int((found != expected).sum())} of {expected.numel()} indices differ"
+    )
 
 
 def _widened_by_bits(input, input_dtype, output_dtype, rounding, otherwise=interpreter._convert_float):
@@ -51,7 +55,10 @@ def _widened_by_bits(input, input_dtype, output_dtype, rounding, otherwise=inter
     [
         pytest.param(
             interpreter._convert_float,
-            marks=pytest.mark.xfail(strict=True, reason="Triton 3.6's interpreter widens subnormal bfloat16 wrongly: 2^-127 becomes zero"),
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="Triton 3.6's interpreter widens subnormal bfloat16 wrongly: 2^-127 becomes zero",
+            ),
         ),
         _widened_by_bits,
     ],
@@ -89,11 +96,14 @@ def test_fast_precision_is_exact_where_float16_cannot_hold_a_row(per_segment):
     x[::4] *= 2.0**70
     x[1::4] *= 2.0**110
     x[7], x[9, 5] = float("nan"), float("inf")
-    for metric, scale in (("cosine", 1.0), ("l2", 2.0**62)):  # far from a short codebook all codewords are the same to l2
+    # far from a short codebook all codewords are the same to l2
+    for metric, scale in (("cosine", 1.0), ("l2", 2.0**62)):
         rows = x if metric == "cosine" else x.clamp(-5, 5) * scale
         expected, _ = vq_with_sums(rows, codebook * scale, metric=metric)
         with backend("triton"):
-            assert torch.equal(vq_assign(rows, codebook * scale, metric=metric, precision="fast"), expected.indices)
+            assert torch.equal(
+                vq_assign(rows, codebook * scale, metric=metric, precision="fast"), expected.indices
+            )
             found, _ = vq_with_sums(rows, codebook * scale, metric=metric, precision="fast")
         assert torch.equal(found.counts, expected.counts)
         torch.testing.assert_close(found.quantized, expected.quantized, rtol=0, atol=0, equal_nan=True)
@@ -102,7 +112,8 @@ def test_fast_precision_is_exact_where_float16_cannot_hold_a_row(per_segment):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """What the first and the second pass leave on the list of open outputs, -1 for those that the second one settled."""
+    """What the first and the second pass leave on the list of open outputs, -1 for those that the second one
+    settled."""
     kernel, left = sys.modules["uefl_kernels.ops.vq_assign.triton"], {}
 
     class Watched:
@@ -127,7 +138,8 @@ def passes(monkeypatch):
 
 
 def test_only_uncertain_rows_are_rescored(passes):
-    """Certain rows hold the answer after the first pass; the others, here the exact ties, are on the list until the last."""
+    """Certain rows hold the answer after the first pass; the others, here the exact ties, are on the list
+    until the last."""
     codebook = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [5.0, 0.0]])
     x = torch.tensor([[-0.5, 3.0], [0.0, 3.0], [0.5, 3.0], [3.0, 0.0], [4.0, 0.0], [float("nan"), 0.0]])
     with backend("triton"):
@@ -151,9 +163,11 @@ METRICS, OFFSETS, SIZES = ("l2", "cosine"), (0.0, 100.0), ((3, 40), (32, 300), (
     ids=str,
 )
 def test_each_pass_certifies_most_rows_and_all_that_it_certifies_are_right(passes, size, offset, metric):
-    """The certificate at work: neither does it let a wrong row through, nor does everything go to the slow pass."""
+    """The certificate at work: neither does it let a wrong row through, nor does everything go to the slow
+    pass."""
     d, k = size
-    alike = metric == "cosine" and offset > 0  # far from the origin all directions are nearly one: every row goes to the slow pass
+    # far from the origin all directions are nearly one: every row goes to the slow pass
+    alike = metric == "cosine" and offset > 0
     rows = 20 if alike else 300
     x, codebook = torch.randn(rows, d) + offset, torch.randn(k, d) + offset
     with backend("reference"):
@@ -193,16 +207,19 @@ GRID = [(i, j, k) for i in range(len(LAYOUTS)) for j in range(len(FLOATS)) for k
 @pytest.mark.parametrize(
     ("layout", "dtype", "value"),
     [  # a third of the grid has every pair of two of them
-        pytest.param(LAYOUTS[i], FLOATS[j], VALUES[k], marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow) for i, j, k in GRID
+        pytest.param(LAYOUTS[i], FLOATS[j], VALUES[k], marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow)
+        for i, j, k in GRID
     ],
     ids=str,
 )
 def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
-    """quantized, counts and the fixed-point sums, be they counted once or again in another unit; the loss adds in another order."""
+    """quantized, counts and the fixed-point sums, be they counted once or again in another unit; the loss
+    adds in another order."""
     n = 40 if value == 1e-30 else 70  # all rows are scored again then, one by one
     x = torch.randn(2, 12, n).transpose(1, 2) if layout == "channels first" else torch.randn(2 * n, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
-    codebook[..., 0, :] = codebook[..., 3, :]  # ties: rows that the first pass leaves open, and a codeword that gets none
+    # ties: rows that the first pass leaves open, and a codeword that gets none
+    codebook[..., 0, :] = codebook[..., 3, :]
     x[(0,) * x.dim()] = value
     if value == 1e-30:  # all rows, far below their codewords
         x *= 1e-30 if dtype in (torch.float32, torch.float64, torch.bfloat16) else 1e-4
@@ -211,7 +228,9 @@ def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, va
         with backend(name):
             out, sums = vq_with_sums(x, codebook)
         results.append([*out, sums])
-    for name, expected, found in zip(("quantized", "indices", "loss", "counts", "sums"), *results, strict=True):
+    for name, expected, found in zip(
+        ("quantized", "indices", "loss", "counts", "sums"), *results, strict=True
+    ):
         assert found.dtype == expected.dtype, name
         assert found.shape == expected.shape, name
         tolerance = 1e-6 if name == "loss" else 0
@@ -317,7 +336,8 @@ def compiled(tmp_path_factory):
 @pytest.mark.slow
 def test_compiles_for_every_generation(compiled):
     assert {row["architecture"] for row in compiled if row["code"] > 0} == {80, 90, 100}
-    limits = {80: 99, 90: 227, 100: 227}  # KB of shared memory; 99 on the smaller chips that run code for sm_80
+    # KB of shared memory; 99 on the smaller chips that run code for sm_80
+    limits = {80: 99, 90: 227, 100: 227}
     assert [row for row in compiled if row["shared"] > limits[row["architecture"]] * 1024] == []
 
 
@@ -328,8 +348,13 @@ def test_searches_spill_nothing(compiled):
 
 @pytest.mark.slow
 def test_products_are_float16_summed_in_float32_as_the_certificate_assumes(compiled):
-    """On the matrix unit of each generation; no TF32, no bfloat16, and no flush to zero (but in roots, of normal numbers)."""
-    unit = {80: "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", 90: "wgmma.mma_async.sync.aligned", 100: "tcgen05.mma"}
+    """On the matrix unit of each generation; no TF32, no bfloat16, and no flush to zero (but in roots, of
+    normal numbers)."""
+    unit = {
+        80: "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+        90: "wgmma.mma_async.sync.aligned",
+        100: "tcgen05.mma",
+    }
     for row in compiled:
         if row["kernel"].startswith("_search"):
             assert row["products"], row
@@ -340,4 +365,6 @@ def test_products_are_float16_summed_in_float32_as_the_certificate_assumes(compi
 
 @pytest.mark.slow
 def test_the_definition_is_not_contracted(compiled):
-    assert [row for row in compiled if row["kernel"] in ("_rescore", "_pack", "_squares") and row["fused_doubles"]] == []
+    assert [
+        row for row in compiled if row["kernel"] in ("_rescore", "_pack", "_squares") and row["fused_doubles"]
+    ] == []

@@ -1,4 +1,5 @@
-"""The tests marked ``every_variant`` on every variant of the CPU kernels that this machine can run, and with more threads than cores.
+"""The tests marked ``every_variant`` on every variant of the CPU kernels that this machine can run, and with
+more threads than cores.
 
 UEFL_CPU is read once per process: each variant has a process, one at a time on each core.
 """
@@ -24,13 +25,26 @@ pytestmark = [
 
 VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")
 CROWDED = "four threads on one core"  # threads that wait for each other, none of which may hold the core
-CASES = {variant: {"UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"} for variant in VARIANTS} | {CROWDED: {"OMP_NUM_THREADS": "4"}}
-COMMAND = [sys.executable, "-m", "pytest", "-x", str(Path(__file__).parent), "-m", "every_variant and not slow"]
+CASES = {variant: {"UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"} for variant in VARIANTS} | {
+    CROWDED: {"OMP_NUM_THREADS": "4"}
+}
+COMMAND = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-x",
+    str(Path(__file__).parent),
+    "-m",
+    "every_variant and not slow",
+]
 
 
 def runs_here(environment: dict[str, str]) -> bool:
     done = subprocess.run(
-        [sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", "from uefl_kernels import _host; _host.variant()"],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0 or "needs instructions that this CPU lacks" in done.stderr, done.stderr
     return done.returncode == 0
@@ -42,8 +56,12 @@ def outcome(case: str) -> subprocess.CompletedProcess[str] | None:
         return None
     if case == CROWDED:
         alone = partial(os.sched_setaffinity, 0, {min(os.sched_getaffinity(0))})
-        return subprocess.run([*COMMAND, "-k", "threads"], env=environment, capture_output=True, text=True, preexec_fn=alone)
-    return subprocess.run([*COMMAND, "-k", "not compile and not opcheck"], env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            [*COMMAND, "-k", "threads"], env=environment, capture_output=True, text=True, preexec_fn=alone
+        )
+    return subprocess.run(
+        [*COMMAND, "-k", "not compile and not opcheck"], env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")

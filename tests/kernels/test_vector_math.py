@@ -15,7 +15,10 @@ print(*sorted(event.name.removeprefix("aten::") for event in calls))
 """
 
 
-@pytest.mark.parametrize("use", ["from uefl_kernels import vq_assign", "import uefl_kernels.ops.vq_assign", "import uefl.models.saved"])
+@pytest.mark.parametrize(
+    "use",
+    ["from uefl_kernels import vq_assign", "import uefl_kernels.ops.vq_assign", "import uefl.models.saved"],
+)
 def test_first_use_calls_each_function_in_either_precision(use):
     done = python(TRACE.format(use))
     assert done.returncode == 0, done.stderr

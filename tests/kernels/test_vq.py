@@ -26,7 +26,8 @@ def compare(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2", with_su
             tolerance = 1e-12 if x.dtype == torch.float64 else 1e-6
             torch.testing.assert_close(got, want, rtol=tolerance, atol=0, equal_nan=True)
         else:
-            assert torch.equal(got.nan_to_num(nan=-1.0), want.nan_to_num(nan=-1.0)), name  # sums and quantized to the bit
+            # sums and quantized to the bit
+            assert torch.equal(got.nan_to_num(nan=-1.0), want.nan_to_num(nan=-1.0)), name
 
 
 def eager(x, codebook, codebook_weight=1.0, commitment_weight=0.25, metric="l2"):
@@ -62,7 +63,10 @@ def test_scales(scale):
 
 @pytest.mark.parametrize("scale", [1e-310, 1e-280, 1e-150, 1e140])
 def test_scales_float64(scale):
-    compare(normal(500, 9, scale=scale, dtype=torch.float64), normal(20, 9, seed=1, scale=scale, dtype=torch.float64))
+    compare(
+        normal(500, 9, scale=scale, dtype=torch.float64),
+        normal(20, 9, seed=1, scale=scale, dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 64, 65, 128, 129])
@@ -72,7 +76,12 @@ def test_fixed_point_unit_follows_the_number_of_rows(rows):
 
 def test_views_are_read_in_place_and_written_densely():
     codebook = normal(17, 8, seed=1)
-    for x in (normal(2, 24, 5, 7).permute(0, 2, 3, 1), normal(24, 30).T, normal(1, 24).expand(9, 24), normal(40, 60)[::2, 2:50:2]):
+    for x in (
+        normal(2, 24, 5, 7).permute(0, 2, 3, 1),
+        normal(24, 30).T,
+        normal(1, 24).expand(9, 24),
+        normal(40, 60)[::2, 2:50:2],
+    ):
         compare(x, codebook)
         assert vq(x, codebook).quantized.is_contiguous()
 
@@ -104,7 +113,11 @@ def test_outliers_leave_the_gradients_of_other_codewords_alone(name, shared):
     for code, scale in enumerate((1e16, 1e20, 1e-20, 1e-16, 1e20)):
         codebook[:, code] *= scale
     taken = torch.randint(12, (300,), generator=torch.Generator().manual_seed(0))
-    x = (codebook[:, taken] * normal(2, 300, 1, seed=1, offset=1, scale=0.1, dtype=torch.float64)).transpose(0, 1).reshape(300, 8)
+    x = (
+        (codebook[:, taken] * normal(2, 300, 1, seed=1, offset=1, scale=0.1, dtype=torch.float64))
+        .transpose(0, 1)
+        .reshape(300, 8)
+    )
     codebook = codebook[0] if shared else codebook
     with backend(name):
         got, want = codebook_gradients(x, codebook)
@@ -169,7 +182,8 @@ def test_sums_are_returned_when_asked_for(name, shared):
     expected = torch.zeros(codebook.shape[:-1].numel(), 3, dtype=torch.float64)
     rows = out.indices if shared else out.indices + torch.tensor([0, 9])
     expected.index_add_(0, rows.flatten(), x.reshape(-1, 3).double())
-    torch.testing.assert_close(sums, expected.view_as(sums), rtol=0, atol=1e-12)  # 200 values below 4, in units of 2^-52
+    # 200 values below 4, in units of 2^-52
+    torch.testing.assert_close(sums, expected.view_as(sums), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
@@ -200,7 +214,8 @@ def test_quantized_gives_no_gradient_to_the_codebook():
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_gradcheck_of_each_term(name):
-    """The loss has a stop-gradient on one side of each term, so each is differentiated with the other's weight at zero."""
+    """The loss has a stop-gradient on one side of each term, so each is differentiated with the other's
+    weight at zero."""
     x, codebook = normal(6, 4, dtype=torch.float64), normal(3, 2, seed=1, dtype=torch.float64)
     with backend(name):
         commitment = lambda a: vq(a, codebook, codebook_weight=0.0, commitment_weight=0.7).loss  # noqa: E731
@@ -223,7 +238,9 @@ def test_a_second_derivative_raises(name):
 def test_gradient_of_the_codebook_without_its_sums_raises(name):
     x, codebook = normal(6, 4).requires_grad_(), normal(3, 2, seed=1).requires_grad_()
     op = getattr(torch.ops, name).vq
-    with pytest.raises(RuntimeError, match=r"^vq: with_sums=False leaves out what the codebook's gradient needs"):
+    with pytest.raises(
+        RuntimeError, match=r"^vq: with_sums=False leaves out what the codebook's gradient needs"
+    ):
         op(x, codebook, "l2", True, False, 1.0, 0.25, False)[2].backward()
     op(x, codebook, "l2", True, False, 0.0, 0.25, False)[2].backward()  # needs none
     assert not codebook.grad.any()
@@ -263,10 +280,21 @@ def test_autocast():
 
 @pytest.mark.parametrize("with_sums", [True, False])
 def test_opcheck(with_sums):
-    arguments = (normal(4, 5, 6).requires_grad_(), normal(7, 3, seed=1).requires_grad_(), "l2", True, with_sums, 1.0, 0.25, False)
+    arguments = (
+        normal(4, 5, 6).requires_grad_(),
+        normal(7, 3, seed=1).requires_grad_(),
+        "l2",
+        True,
+        with_sums,
+        1.0,
+        0.25,
+        False,
+    )
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     # Without sums there is no codebook gradient to check: vq() asks for them whenever the codebook needs one.
-    torch.library.opcheck(torch.ops.uefl.vq.default, arguments, test_utils=utilities if with_sums else utilities[:3])
+    torch.library.opcheck(
+        torch.ops.uefl.vq.default, arguments, test_utils=utilities if with_sums else utilities[:3]
+    )
 
 
 def test_compile_fullgraph(full_graph):
@@ -282,7 +310,8 @@ def test_compile_fullgraph(full_graph):
     compiled_grad, codebook.grad = codebook.grad, None
     expected, expected_counts = step(x)
     expected.backward()
-    torch.testing.assert_close(loss, expected)  # inductor has an order of its own in which it adds the elements of quantized
+    # inductor has an order of its own in which it adds the elements of quantized
+    torch.testing.assert_close(loss, expected)
     assert torch.equal(counts, expected_counts)
     assert torch.equal(compiled_grad, codebook.grad)
 
@@ -305,7 +334,8 @@ def test_number_of_threads_does_not_change_a_bit():
 
 
 def test_uninitialised_memory_does_not_leak():
-    """With deterministic algorithms torch fills new memory with NaN and the largest integer: all of it must be overwritten."""
+    """With deterministic algorithms torch fills new memory with NaN and the largest integer: all of it must
+    be overwritten."""
     x, codebook = normal(50, 12), normal(7, 4, seed=1)
     expected = torch.ops.uefl.vq(x, codebook, "l2", True, True, 1.0, 0.25, False)
     torch.use_deterministic_algorithms(True)
@@ -322,12 +352,17 @@ def test_uninitialised_memory_does_not_leak():
 def test_codebook_that_is_not_finite(name):
     codebook = normal(5, 3)
     codebook[2, 1] = float("nan")
-    with backend(name), pytest.raises(RuntimeError, match=r"^vq: the codebook holds NaN or infinity, or values beyond"):
+    with (
+        backend(name),
+        pytest.raises(RuntimeError, match=r"^vq: the codebook holds NaN or infinity, or values beyond"),
+    ):
         vq(normal(4, 3), codebook)
 
 
 def test_errors_name_the_op():
-    with pytest.raises(ValueError, match=r"^vq: x \[..., 5\] cannot be cut into segments of the codeword length 3"):
+    with pytest.raises(
+        ValueError, match=r"^vq: x \[..., 5\] cannot be cut into segments of the codeword length 3"
+    ):
         vq(torch.zeros(4, 5), torch.zeros(5, 3))
     with pytest.raises(TypeError, match=r"^vq: codebook must be a torch.Tensor, got ndarray"):
         vq(torch.zeros(3, 4), np.zeros((5, 4)))
@@ -349,7 +384,10 @@ def test_weights_that_change_under_compile(full_graph):
 
 
 def test_an_estimator_that_is_not_known():
-    with pytest.raises(ValueError, match=r"^vq: estimator 'gumbel' is not known, expected one of \('straight_through', 'rotation'\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"^vq: estimator 'gumbel' is not known, expected one of \('straight_through', 'rotation'\)",
+    ):
         vq(normal(4, 6), normal(5, 3), estimator="gumbel")
 
 

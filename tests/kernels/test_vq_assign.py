@@ -1,4 +1,5 @@
-"""The compiled search against the reference: zero wrong indices, whatever the data, shape, dtype and strides."""
+"""The compiled search against the reference: zero wrong indices, whatever the data, shape, dtype and
+strides."""
 
 from __future__ import annotations
 
@@ -40,10 +41,15 @@ def test_extreme_scale(scale, metric):
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e-100, 1e100, 1e140, 1e144])
 def test_extreme_scale_float64(scale, metric):
-    x, codebook = normal(200, 8, scale=scale, dtype=torch.float64), normal(40, 8, seed=1, scale=scale, dtype=torch.float64)
+    x, codebook = (
+        normal(200, 8, scale=scale, dtype=torch.float64),
+        normal(40, 8, seed=1, scale=scale, dtype=torch.float64),
+    )
     assert wrong_indices(x, codebook.clamp(-(2.0**480), 2.0**480), metric) == 0
     if 1e-100 <= scale <= 1e140:  # no square overflows, or is zero
-        assert torch.equal(vq_assign(x, codebook, metric=metric), vq_assign(x / scale, codebook / scale, metric=metric))
+        assert torch.equal(
+            vq_assign(x, codebook, metric=metric), vq_assign(x / scale, codebook / scale, metric=metric)
+        )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -55,7 +61,9 @@ def test_rows_beyond_the_squares_of_float64(metric):
         assert wrong_indices(rows, codebook, metric) == 0
         if metric == "l2":
             assert not vq_assign(rows, codebook).any()
-    assert metric == "l2" or torch.equal(vq_assign(x * 1e300, codebook, metric=metric), vq_assign(x, codebook, metric=metric))
+    assert metric == "l2" or torch.equal(
+        vq_assign(x * 1e300, codebook, metric=metric), vq_assign(x, codebook, metric=metric)
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -67,7 +75,9 @@ def test_codewords_whose_squares_overflow(name, metric):
         vq_assign(x, codebook, metric=metric)
         codebook[2, 1] *= 1.01
         for call in (vq_assign, vq):
-            with pytest.raises(RuntimeError, match=rf"^{call.__name__}: the codebook holds .* values beyond 2\^480 \(3e144\)"):
+            with pytest.raises(
+                RuntimeError, match=rf"^{call.__name__}: the codebook holds .* values beyond 2\^480 \(3e144\)"
+            ):
                 call(x, codebook, metric=metric)
 
 
@@ -168,11 +178,14 @@ def test_strided_codebook():
 
 
 @pytest.mark.parametrize(
-    ("op", "name"), [(vq_assign, "codebook"), (vq, "codebook"), (kmeans_step, "centres")], ids=["vq_assign", "vq", "kmeans_step"]
+    ("op", "name"),
+    [(vq_assign, "codebook"), (vq, "codebook"), (kmeans_step, "centres")],
+    ids=["vq_assign", "vq", "kmeans_step"],
 )
 def test_a_codebook_that_no_memory_holds_is_named_in_one_line(op, name, capfd):
     named = (
-        rf"^{op.__name__}: a contiguous copy of {name} \[1099511627776, 8\] takes 35,184,372,088,832 bytes; give fewer rows \(.*allocate"
+        rf"^{op.__name__}: a contiguous copy of {name} \[1099511627776, 8\] takes 35,184,372,088,832 bytes;"
+        r" give fewer rows \(.*allocate"
     )
     with pytest.raises(RuntimeError, match=named) as error:
         op(torch.randn(4, 8), torch.randn(1, 8).expand(2**40, 8))
@@ -233,7 +246,12 @@ def test_infinite_row_gets_index_0():
 def test_codebook_that_is_not_finite(name, value):
     codebook = normal(5, 3)
     codebook[2, 1] = value
-    with backend(name), pytest.raises(RuntimeError, match=r"^vq_assign: the codebook holds NaN or infinity, or values beyond"):
+    with (
+        backend(name),
+        pytest.raises(
+            RuntimeError, match=r"^vq_assign: the codebook holds NaN or infinity, or values beyond"
+        ),
+    ):
         vq_assign(normal(4, 3), codebook)
 
 
@@ -245,18 +263,58 @@ ERRORS = {
     "x-type": (lambda: vq_assign([1.0], C), TypeError, "x must be a torch.Tensor, got list"),
     "codebook-type": (lambda: vq_assign(X, None), TypeError, "codebook must be a torch.Tensor, got NoneType"),
     "x-dtype": (lambda: vq_assign(X.int(), C), TypeError, "x has dtype torch.int32, expected float32"),
-    "codebook-dtype": (lambda: vq_assign(X, C.to(torch.complex64)), TypeError, "codebook has dtype torch.complex64, expected"),
-    "sparse": (lambda: vq_assign(X.to_sparse(), C), TypeError, r"x is a sparse_coo tensor, expected a dense one; call to_dense\(\) on it"),
-    "nested": (lambda: vq_assign(RAGGED, C), TypeError, "x is a nested tensor, expected a dense one; give its rows as one tensor"),
-    "mps": (lambda: vq_assign(ON_MPS, C), ValueError, "x is on mps:0, which has no float64; move it to the CPU"),
+    "codebook-dtype": (
+        lambda: vq_assign(X, C.to(torch.complex64)),
+        TypeError,
+        "codebook has dtype torch.complex64, expected",
+    ),
+    "sparse": (
+        lambda: vq_assign(X.to_sparse(), C),
+        TypeError,
+        r"x is a sparse_coo tensor, expected a dense one; call to_dense\(\) on it",
+    ),
+    "nested": (
+        lambda: vq_assign(RAGGED, C),
+        TypeError,
+        "x is a nested tensor, expected a dense one; give its rows as one tensor",
+    ),
+    "mps": (
+        lambda: vq_assign(ON_MPS, C),
+        ValueError,
+        "x is on mps:0, which has no float64; move it to the CPU",
+    ),
     "metric": (lambda: vq_assign(X, C, metric="l1"), ValueError, "metric 'l1' is not known, expected one of"),
-    "precision": (lambda: vq_assign(X, C, precision="high"), ValueError, "precision 'high' is not known, expected one of"),
-    "device": (lambda: vq_assign(X, C.to("meta")), ValueError, "x is on cpu and codebook on meta; move one of them"),
-    "x-scalar": (lambda: vq_assign(torch.tensor(1.0), C), ValueError, r"x must have shape \[..., D\], got a scalar"),
-    "codebook-shape": (lambda: vq_assign(X, C[0]), ValueError, r"codebook must have shape \[K, d\] or \[S, K, d\], got \[3\]"),
+    "precision": (
+        lambda: vq_assign(X, C, precision="high"),
+        ValueError,
+        "precision 'high' is not known, expected one of",
+    ),
+    "device": (
+        lambda: vq_assign(X, C.to("meta")),
+        ValueError,
+        "x is on cpu and codebook on meta; move one of them",
+    ),
+    "x-scalar": (
+        lambda: vq_assign(torch.tensor(1.0), C),
+        ValueError,
+        r"x must have shape \[..., D\], got a scalar",
+    ),
+    "codebook-shape": (
+        lambda: vq_assign(X, C[0]),
+        ValueError,
+        r"codebook must have shape \[K, d\] or \[S, K, d\], got \[3\]",
+    ),
     "codebook-empty": (lambda: vq_assign(X, C[:0]), ValueError, "is empty; it needs at least one codeword"),
-    "segments": (lambda: vq_assign(X, C.expand(3, 5, 3)), ValueError, r"3 segments of 3, which needs x \[..., 9\], got \[..., 6\]"),
-    "length": (lambda: vq_assign(X[:, :5], C), ValueError, "cannot be cut into segments of the codeword length 3; make D a multiple"),
+    "segments": (
+        lambda: vq_assign(X, C.expand(3, 5, 3)),
+        ValueError,
+        r"3 segments of 3, which needs x \[..., 9\], got \[..., 6\]",
+    ),
+    "length": (
+        lambda: vq_assign(X[:, :5], C),
+        ValueError,
+        "cannot be cut into segments of the codeword length 3; make D a multiple",
+    ),
 }
 
 
@@ -304,12 +362,20 @@ def test_compile_fullgraph(full_graph):
 
 VALUES = st.one_of(
     st.floats(-4, 4, width=32),
-    st.sampled_from([0.0, -0.0, 1.0, 1e-45, -1e-38, 1e-20, 1e15, 1e19, -3e38, float("inf"), float("-inf"), float("nan")]),
+    st.sampled_from(
+        [0.0, -0.0, 1.0, 1e-45, -1e-38, 1e-20, 1e15, 1e19, -3e38, float("inf"), float("-inf"), float("nan")]
+    ),
 )
 
 
 @settings(max_examples=300)
-@given(data=st.data(), n=st.integers(1, 30), k=st.integers(1, 40), d=st.integers(1, 9), metric=st.sampled_from(METRICS))
+@given(
+    data=st.data(),
+    n=st.integers(1, 30),
+    k=st.integers(1, 40),
+    d=st.integers(1, 9),
+    metric=st.sampled_from(METRICS),
+)
 def test_fuzz(data, n, k, d, metric):
     pool = torch.tensor(data.draw(st.lists(VALUES, min_size=1, max_size=8)))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 30)))

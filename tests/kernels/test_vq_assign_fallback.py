@@ -1,4 +1,5 @@
-"""The search in plain PyTorch that runs where no kernel is compiled: the indices of the definition, at the cost of a matrix product."""
+"""The search in plain PyTorch that runs where no kernel is compiled: the indices of the definition, at the
+cost of a matrix product."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_cases(case, metric):
 def test_fuzz(seed, n, k, d, kind, dtypes, metric):
     random = torch.Generator().manual_seed(seed)
     x, codebook = KINDS[kind](
-        torch.randn(n, d, generator=random, dtype=torch.float64), torch.randn(k, d, generator=random, dtype=torch.float64), random
+        torch.randn(n, d, generator=random, dtype=torch.float64),
+        torch.randn(k, d, generator=random, dtype=torch.float64),
+        random,
     )
     limit = torch.finfo(dtypes[1]).max  # a codebook must be finite
     assert wrong(x.to(dtypes[0]), codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
@@ -60,7 +63,9 @@ def test_the_bound_is_needed(monkeypatch):
     x = (codebook[:, None] + codebook[None]).reshape(-1, 24) / 2
     assert wrong(x, codebook, "l2") == 0
     scores = fallback._Book._scores
-    monkeypatch.setattr(fallback._Book, "_scores", lambda self, rows: (scores(self, rows)[0], torch.zeros(len(rows))))
+    monkeypatch.setattr(
+        fallback._Book, "_scores", lambda self, rows: (scores(self, rows)[0], torch.zeros(len(rows)))
+    )
     assert wrong(x, codebook, "l2") > 0
 
 
@@ -69,7 +74,9 @@ def test_few_rows_need_the_definition(monkeypatch):
     asked = []
     settle = fallback._Book._settle_pairs
     monkeypatch.setattr(
-        fallback._Book, "_settle_pairs", lambda self, rows, pairs, indices: asked.append(pairs) or settle(self, rows, pairs, indices)
+        fallback._Book,
+        "_settle_pairs",
+        lambda self, rows, pairs, indices: asked.append(pairs) or settle(self, rows, pairs, indices),
     )
     monkeypatch.setattr(reference, "argmin", None)
     for offset in (0.0, 100.0):
@@ -103,7 +110,8 @@ def test_autocast_changes_nothing():
 
 
 def test_numbers_flushed_to_zero_change_nothing():
-    """The definition sees subnormal rows as zeros, too, but not products in float32 that would be subnormal."""
+    """The definition sees subnormal rows as zeros, too, but not products in float32 that would be
+    subnormal."""
     assert torch.set_flush_denormal(True)
     try:
         for scale, size in ((1e-38, 1e-11), (1e-30, 1e-11), (1e-38, 1e-38), (1e-20, 1.0)):

@@ -1,4 +1,5 @@
-"""Thousands of small searches of every shape, dtype, layout and kind of value that has ever been trouble, on every CPU variant."""
+"""Thousands of small searches of every shape, dtype, layout and kind of value that has ever been trouble, on
+every CPU variant."""
 
 from __future__ import annotations
 
@@ -38,13 +39,15 @@ def _near_ties(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pai
 
 
 def _gaps_of_every_size(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
-    """Rows near the middle of two codewords, so that the gap lies on either side of the bound of every arithmetic."""
+    """Rows near the middle of two codewords, so that the gap lies on either side of the bound of every
+    arithmetic."""
     a, b = (torch.randint(len(c), (len(x),), generator=random) for _ in range(2))
     return (c[a] + c[b]) / 2 + (c[a] - c[b]) * _powers(len(x), -9, -1, random), c
 
 
 def _clumps(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
-    """From one to all codewords lie close together: more than there is room for in a list of candidates, or just fewer."""
+    """From one to all codewords lie close together: more than there is room for in a list of candidates, or
+    just fewer."""
     size = int(torch.randint(1, len(c) + 1, (1,), generator=random))
     c[:size] = c[0] + 1e-4 * c[:size]
     x[::2] = c[0] + 1e-3 * x[::2]
@@ -53,7 +56,9 @@ def _clumps(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
 
 def _one_large_element(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
     x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),), generator=random)] *= 1e4
-    c[torch.arange(len(c)), torch.randint(x.shape[1], (len(c),), generator=random)] *= _powers(len(c), 0, 4, random)[:, 0]
+    c[torch.arange(len(c)), torch.randint(x.shape[1], (len(c),), generator=random)] *= _powers(
+        len(c), 0, 4, random
+    )[:, 0]
     return x, c
 
 
@@ -65,7 +70,10 @@ def _duplicates(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pa
 
 def _not_finite(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
     bad = torch.tensor([torch.nan, torch.inf, -torch.inf, 3e38], dtype=torch.float64)
-    row, column = torch.randint(len(x), (5,), generator=random), torch.randint(x.shape[1], (5,), generator=random)
+    row, column = (
+        torch.randint(len(x), (5,), generator=random),
+        torch.randint(x.shape[1], (5,), generator=random),
+    )
     x[row, column] = bad[torch.randint(4, (5,), generator=random)]
     return x, c
 
@@ -110,7 +118,9 @@ LAYOUTS = {
     "sliced": lambda x: torch.cat([x, x, x], 1)[:, x.shape[1] : 2 * x.shape[1]],
     "every other element": lambda x: x.repeat_interleave(2, 1)[:, ::2],
     "channels first": lambda x: x[None].transpose(1, 2).contiguous().transpose(1, 2),
-    "two dimensions": lambda x: x.reshape(-1, 2, x.shape[1]).transpose(0, 1).contiguous().transpose(0, 1) if len(x) % 2 == 0 else x,
+    "two dimensions": lambda x: (
+        x.reshape(-1, 2, x.shape[1]).transpose(0, 1).contiguous().transpose(0, 1) if len(x) % 2 == 0 else x
+    ),
     "expanded": lambda x: x[:1].expand(len(x), -1),
 }
 
@@ -133,7 +143,9 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     random = torch.Generator().manual_seed(seed)
     parts = [
         KINDS[kind](
-            torch.randn(n, d, generator=random, dtype=torch.float64), torch.randn(k, d, generator=random, dtype=torch.float64), random
+            torch.randn(n, d, generator=random, dtype=torch.float64),
+            torch.randn(k, d, generator=random, dtype=torch.float64),
+            random,
         )
         for _ in range(segments)
     ]

@@ -1,4 +1,5 @@
-"""vq_backward: every backend that runs here against the reference, and the reference against autograd on the formula."""
+"""vq_backward: every backend that runs here against the reference, and the reference against autograd on the
+formula."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from uefl_kernels._library import triton_available
 from .conftest import DTYPES, cuda_built, normal
 
 NAMESPACES = [pytest.param("uefl", id="auto"), pytest.param("uefl_triton", id="triton")]
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-53}  # half a unit of 1.0
+# half a unit of 1.0
+ROUNDING = {
+    torch.float32: 2.0**-24,
+    torch.bfloat16: 2.0**-8,
+    torch.float16: 2.0**-11,
+    torch.float64: 2.0**-53,
+}
 
 
 @pytest.fixture(params=NAMESPACES)
@@ -35,7 +42,8 @@ def inputs(x, codebook, seed=2, pull=0.3):
 
 
 def compare(op, x, codebook, indices, g, pull):
-    """Straight through, with and without g, to the bit; rotated, where the order of the dot products is free, to one rounding."""
+    """Straight through, with and without g, to the bit; rotated, where the order of the dot products is free,
+    to one rounding."""
     for gradient in (g, None):
         arguments = (x, codebook, indices, gradient, pull, False)
         got, want = op(*arguments), reference(*arguments)
@@ -43,9 +51,19 @@ def compare(op, x, codebook, indices, g, pull):
         assert got.stride() == want.stride() == torch.empty_like(x).stride()
         assert torch.equal(got.nan_to_num(nan=-7.0), want.nan_to_num(nan=-7.0))
     got, want = op(x, codebook, indices, g, pull, True), reference(x, codebook, indices, g, pull, True)
-    # Both round once to the dtype of x what they have in float64, where the terms of a segment have a few more roundings.
-    terms = want.double().reshape(*indices.shape, -1).norm(dim=-1, keepdim=True).expand(*indices.shape, codebook.shape[-1])
-    tolerance = 2 * ROUNDING[x.dtype] * want.double().abs() + 2.0**-48 * terms.reshape(x.shape) + torch.finfo(x.dtype).smallest_normal
+    # Both round once to the dtype of x what they have in float64, where the terms of a segment have a few
+    # more roundings.
+    terms = (
+        want.double()
+        .reshape(*indices.shape, -1)
+        .norm(dim=-1, keepdim=True)
+        .expand(*indices.shape, codebook.shape[-1])
+    )
+    tolerance = (
+        2 * ROUNDING[x.dtype] * want.double().abs()
+        + 2.0**-48 * terms.reshape(x.shape)
+        + torch.finfo(x.dtype).smallest_normal
+    )
     assert ((got.double() - want.double()).abs() <= tolerance).all()
 
 
@@ -68,10 +86,15 @@ def test_dtypes(op, dtype, codebook_dtype):
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_rounding_to_half_precision(dtype):
-    """(x - 0) * 1 of float64 codewords next to every kind of half-precision number: halfway, subnormal, overflowing, not finite."""
+    """(x - 0) * 1 of float64 codewords next to every kind of half-precision number: halfway, subnormal,
+    overflowing, not finite."""
     patterns = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).double()
     between = (patterns[1:] + patterns[:-1]) / 2
-    codebook = torch.cat([patterns, between, between * (1 + 2.0**-20), between * (1 - 2.0**-20)]).nan_to_num(0, 1e6, -1e6).unsqueeze(1)
+    codebook = (
+        torch.cat([patterns, between, between * (1 + 2.0**-20), between * (1 - 2.0**-20)])
+        .nan_to_num(0, 1e6, -1e6)
+        .unsqueeze(1)
+    )
     x, indices = torch.zeros(len(codebook), 1, dtype=dtype), torch.arange(len(codebook)).unsqueeze(1)
     arguments = (x, codebook.float(), indices, None, torch.tensor(-1.0), False)
     assert torch.equal(torch.ops.uefl.vq_backward(*arguments), reference(*arguments))
@@ -80,7 +103,8 @@ def test_rounding_to_half_precision(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_float64_reaches_half_precision_by_way_of_float32(op, dtype):
-    """As torch converts it: what lies so close to the middle of two numbers that float32 takes it for the middle goes to the even one."""
+    """As torch converts it: what lies so close to the middle of two numbers that float32 takes it for the
+    middle goes to the even one."""
     if "triton" in str(op) and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter truncates to bfloat16 where a GPU rounds")
     numbers = torch.arange(0x3C00, 0x3D00).to(torch.int16).view(dtype).double()
@@ -131,7 +155,10 @@ def test_no_rows(op):
 def composed(x, codebook):
     """The docstring of vq written out: the rotation and its scale are constants."""
     q = codebook[vq_assign(x, codebook).squeeze(-1)]
-    u, v = torch.nn.functional.normalize(x.detach(), dim=-1), torch.nn.functional.normalize(q.detach(), dim=-1)
+    u, v = (
+        torch.nn.functional.normalize(x.detach(), dim=-1),
+        torch.nn.functional.normalize(q.detach(), dim=-1),
+    )
     w = torch.nn.functional.normalize(u + v, dim=-1)
     turned = x - 2 * (x * w).sum(-1, keepdim=True) * w + 2 * (x * u).sum(-1, keepdim=True) * v
     return turned * (q.detach().norm(dim=-1, keepdim=True) / x.detach().norm(dim=-1, keepdim=True))
@@ -140,7 +167,10 @@ def composed(x, codebook):
 def test_rotation_is_the_derivative_of_the_rotated_row():
     weight, codebook = normal(60, 7, seed=3, dtype=torch.float64), normal(9, 7, seed=1, dtype=torch.float64)
     gradients = []
-    for function in (lambda x: vq(x, codebook, estimator="rotation").quantized, lambda x: composed(x, codebook)):
+    for function in (
+        lambda x: vq(x, codebook, estimator="rotation").quantized,
+        lambda x: composed(x, codebook),
+    ):
         x = normal(60, 7, dtype=torch.float64).requires_grad_()
         value = function(x)
         (value * weight).sum().backward()
@@ -178,7 +208,9 @@ def test_number_of_threads_does_not_change_a_bit():
 def test_opcheck(rotation):
     channels_first = normal(2, 6, 4, 5).permute(0, 2, 3, 1)
     for x in (normal(4, 5, 6), channels_first):
-        torch.library.opcheck(torch.ops.uefl.vq_backward.default, (*inputs(x, normal(7, 3, seed=1)), rotation))
+        torch.library.opcheck(
+            torch.ops.uefl.vq_backward.default, (*inputs(x, normal(7, 3, seed=1)), rotation)
+        )
 
 
 def test_compile_fullgraph(full_graph):
@@ -198,10 +230,16 @@ def test_compile_fullgraph(full_graph):
 
 WRONG = {
     "index": ({2: torch.tensor([[0], [5]])}, r"^vq_backward: indices must be at least 0 and below K = 5"),
-    "negative index": ({2: torch.tensor([[0], [-1]])}, r"^vq_backward: indices must be at least 0 and below K = 5"),
+    "negative index": (
+        {2: torch.tensor([[0], [-1]])},
+        r"^vq_backward: indices must be at least 0 and below K = 5",
+    ),
     "indices": ({2: torch.tensor([[0, 0], [1, 1]])}, r"^vq_backward: indices must be int64 \[..., S\]"),
     "g": ({3: torch.zeros(2, 4)}, "^vq_backward: grad_quantized must have the shape and the dtype of x"),
-    "dtype of g": ({3: torch.zeros(2, 3).half()}, "^vq_backward: grad_quantized must have the shape and the dtype of x"),
+    "dtype of g": (
+        {3: torch.zeros(2, 3).half()},
+        "^vq_backward: grad_quantized must have the shape and the dtype of x",
+    ),
     "pull": ({4: torch.zeros(2)}, "^vq_backward: pull must be a float32 or float64 scalar"),
     "length": ({1: torch.zeros(5, 4)}, r"^vq_backward: D must be S \* d of the codebook"),
 }
@@ -211,7 +249,14 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_direct_calls_are_guarded(case):
     changes, message = WRONG[case]
-    arguments = [torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([[0], [1]]), torch.zeros(2, 3), torch.tensor(1.0), False]
+    arguments = [
+        torch.zeros(2, 3),
+        torch.zeros(5, 3),
+        torch.tensor([[0], [1]]),
+        torch.zeros(2, 3),
+        torch.tensor(1.0),
+        False,
+    ]
     for position, value in changes.items():
         arguments[position] = value
     with pytest.raises(RuntimeError, match=message):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-PRIORS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.2, 0.5, 0.3]], dtype=torch.float64)
+PRIORS = torch.tensor(
+    [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.2, 0.5, 0.3]], dtype=torch.float64
+)
 SETS = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 TARGET = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 LOGITS = torch.tensor([[2, -1, 0.5], [0, 0, 0], [-3, 4, 1]], dtype=torch.float64)
@@ -33,7 +35,8 @@ CASES = {
 
 
 def transition_case(name, dtype=torch.float32, seed=0):
-    """logits, targets, log_transition, groups: a fifth of the priors is zero; later groups have fewer sets, the rest is -inf."""
+    """logits, targets, log_transition, groups: a fifth of the priors is zero; later groups have fewer sets,
+    the rest is -inf."""
     b, k, m, g, scale = CASES[name]
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(b, k, generator=generator, dtype=torch.float64) * scale).to(dtype)
@@ -66,7 +69,8 @@ def proportion_case(dtype=torch.float32, n=100, k=7, scale=3.0, seed=0):
 
 
 def assert_near(found, expected, dtype, terms=1.0, units=1):
-    """Within some ulp of the largest of the terms that were added in float32, rounded to the dtype that the result is stored in."""
+    """Within some ulp of the largest of the terms that were added in float32, rounded to the dtype that the
+    result is stored in."""
     epsilon = torch.finfo(found.dtype).eps
     atol = terms * (1e-12 if dtype == torch.float64 else 2e-6)
     torch.testing.assert_close(found, expected, rtol=max(units * epsilon, atol), atol=atol, equal_nan=True)

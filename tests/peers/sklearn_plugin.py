@@ -1,4 +1,5 @@
-"""A pytest plugin for sklearn_suite: our ``KMeans`` under scikit-learn's name, only the tests that use it, and a report."""
+"""A pytest plugin for sklearn_suite: our ``KMeans`` under scikit-learn's name, only the tests that use it,
+and a report."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _about_ours(item: pytest.Function) -> bool:
-    estimators = [value for value in item.callspec.params.values() if inspect.isclass(value)] if hasattr(item, "callspec") else []
+    estimators = (
+        [value for value in item.callspec.params.values() if inspect.isclass(value)]
+        if hasattr(item, "callspec")
+        else []
+    )
     if any(kind.__name__ == "MiniBatchKMeans" for kind in estimators):
         return False
-    return any(kind.__name__ == "KMeans" for kind in estimators) or bool(re.search(r"\bKMeans\(", inspect.getsource(item.function)))
+    return any(kind.__name__ == "KMeans" for kind in estimators) or bool(
+        re.search(r"\bKMeans\(", inspect.getsource(item.function))
+    )

@@ -2,8 +2,8 @@
 
     python -m tests.peers.sklearn_suite
 
-The tests are those of the scikit-learn that is installed, ``sklearn/cluster/tests/test_k_means.py``: those that name
-``KMeans``. Tests of its private functions and of ``MiniBatchKMeans`` alone are left out.
+The tests are those of the scikit-learn that is installed, ``sklearn/cluster/tests/test_k_means.py``: those
+that name ``KMeans``. Tests of its private functions and of ``MiniBatchKMeans`` alone are left out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,24 @@ def outcomes(ours: bool) -> Mapping[str, str]:
     tests = Path(str(sklearn.cluster.tests.__file__)).with_name("test_k_means.py")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")
-        environment = os.environ | {"UEFL_PEER_REPORT": str(report), "UEFL_PEER_OURS": str(int(ours)), "SKLEARN_RUN_FLOAT32_TESTS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.peers.sklearn_plugin", "-p", "no:cacheprovider"]
+        environment = os.environ | {
+            "UEFL_PEER_REPORT": str(report),
+            "UEFL_PEER_OURS": str(int(ours)),
+            "SKLEARN_RUN_FLOAT32_TESTS": "1",
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "tests.peers.sklearn_plugin",
+            "-p",
+            "no:cacheprovider",
+        ]
         command += ["-c", os.devnull, "--rootdir", str(tests.parents[1]), str(tests)]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if not report.exists():
@@ -39,7 +54,9 @@ def main() -> int:
     """Print the table; return 1 where a test fails with ours that passes with scikit-learn's own."""
     ours, theirs = outcomes(True), outcomes(False)
     print(table(ours, theirs))
-    return int(any(outcome.startswith("failed") and theirs.get(name) == "passed" for name, outcome in ours.items()))
+    return int(
+        any(outcome.startswith("failed") and theirs.get(name) == "passed" for name, outcome in ours.items())
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,11 @@ def test_the_peers_own_tests_pass(tmp_path):
     found = outcomes(find_tests(Path(where), tmp_path), True)
     assert len(found) >= 40
     failed = {name: why for name, why in found.items() if why.startswith("failed")}
-    failed = {name: why for name, why in failed.items() if WITHOUT_REASON_OF_OURS.get(name.split("::")[1], "\0") not in why}
+    failed = {
+        name: why
+        for name, why in failed.items()
+        if WITHOUT_REASON_OF_OURS.get(name.split("::")[1], "\0") not in why
+    }
     assert not failed
 
 

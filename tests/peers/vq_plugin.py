@@ -1,4 +1,5 @@
-"""A pytest plugin for vq_suite: our classes under the peer's name, only the tests that are about them, and a report of what came out."""
+"""A pytest plugin for vq_suite: our classes under the peer's name, only the tests that are about them, and a
+report of what came out."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _about_ours(item: pytest.Function) -> bool:
     source = inspect.getsource(item.function)
     imported = re.findall(r"from vector_quantize_pytorch import ([\w, ]+)", source)
-    names = {name.strip() for line in imported for name in line.split(",")} or set(re.findall(r"\b\w*VQ\b|\bVectorQuantize\b", source))
+    names = {name.strip() for line in imported for name in line.split(",")} or set(
+        re.findall(r"\b\w*VQ\b|\bVectorQuantize\b", source)
+    )
     return bool(names) and names <= set(CLASSES)
 
 
@@ -41,7 +44,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note each test once, with the first line of why it failed."""
     if report.when != "call" and not (report.when == "setup" and report.outcome != "passed"):
         return
-    reason = "" if report.passed else ": " + str(report.longrepr).strip().splitlines()[-1].split("E   ")[-1][:120].replace("|", "/")
+    reason = (
+        ""
+        if report.passed
+        else ": " + str(report.longrepr).strip().splitlines()[-1].split("E   ")[-1][:120].replace("|", "/")
+    )
     crash = getattr(report.longrepr, "reprcrash", None)
     if report.failed and crash is not None:
         reason = ": " + crash.message.splitlines()[0][:120].replace("|", "/")
@@ -50,4 +57,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish() -> None:
     """Write the report."""
-    Path(os.environ["UEFL_PEER_REPORT"]).write_text("".join(f"{name}\t{outcome}\n" for name, outcome in _found.items()))
+    Path(os.environ["UEFL_PEER_REPORT"]).write_text(
+        "".join(f"{name}\t{outcome}\n" for name, outcome in _found.items())
+    )

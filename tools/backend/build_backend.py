@@ -1,4 +1,5 @@
-"""setuptools, which is asked for a compiler's packages only where the kernels are compiled, and for a Python that will do."""
+"""setuptools, which is asked for a compiler's packages only where the kernels are compiled, and for a Python
+that will do."""
 
 import os
 import sys
@@ -13,7 +14,10 @@ from setuptools.build_meta import (
 )
 
 if sys.version_info < (3, 11):  # noqa: UP036 - pip looks at requires-python only after all of this was installed
-    sys.exit(f"uefl: Python 3.11 or newer is needed; this is Python {sys.version_info[0]}.{sys.version_info[1]} ({sys.executable})")
+    sys.exit(
+        f"uefl: Python 3.11 or newer is needed; this is Python {sys.version_info[0]}.{sys.version_info[1]}"
+        f" ({sys.executable})"
+    )
 
 __all__ = [
     "build_editable",

@@ -1,7 +1,8 @@
 """Centralised training: one model on the images of all clients, as if there were no federation.
 
-A yardstick for experiments on one machine, and no federated method: the images leave the clients. In a round the server makes as many
-passes over all images as a client makes over its own, with the optimizer of the run; clients are only measured.
+A yardstick for experiments on one machine, and no federated method: the images leave the clients. In a round
+the server makes as many passes over all images as a client makes over its own, with the optimizer of the run;
+clients are only measured.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from .base import Algorithm, Record, State, register
 
 @register("centralised")
 class Centralised(Algorithm):
-    """One model on the training images of all clients, which leave the clients: a yardstick for experiments on one machine."""
+    """One model on the training images of all clients, which leave the clients: a yardstick for experiments
+    on one machine."""
 
     trains_clients = False
 
     class Parameters(base.Parameters):
         """Parameters of centralised training."""
 
-        keep_optimizer: bool = Field(True, description="the optimizer's state lasts from round to round; `false`: made anew, as clients do")
+        keep_optimizer: bool = Field(
+            True,
+            description="the optimizer's state lasts from round to round; `false`: made anew, as clients do",
+        )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """The images must be at hand: where clients keep theirs, reading them here is refused."""
@@ -35,11 +40,14 @@ class Centralised(Algorithm):
         """The training images of all clients."""
         data = [silo.load() for silo in federation.silos]
         splits = [each.train for each in data if isinstance(each, LabeledData)]
-        pooled = Split(torch.cat([split.images for split in splits]), torch.cat([split.labels for split in splits]))
+        pooled = Split(
+            torch.cat([split.images for split in splits]), torch.cat([split.labels for split in splits])
+        )
         return ServerData(pooled, None)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The state of FedAvg, and the loss of the last round; the optimizer's state comes with the first one."""
+        """The state of FedAvg, and the loss of the last round; the optimizer's state comes with the first
+        one."""
         state = super().server_state(values, buffers, net)
         state.plain["server_loss"] = None
         return state

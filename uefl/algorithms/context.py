@@ -1,4 +1,5 @@
-"""What an algorithm is given: parameters, what its network is built for, the context of the run, and a state to keep."""
+"""What an algorithm is given: parameters, what its network is built for, the context of the run, and a state
+to keep."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Record = dict[str, Any]
 
 
 class Parameters(BaseModel):
-    """The parameters of an algorithm; fields with a range and a description become keys of its arms and lines of the documentation."""
+    """The parameters of an algorithm; fields with a range and a description become keys of its arms and lines
+    of the documentation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -46,7 +48,10 @@ class ModelSpec:
         if self.given is not None:
             return self.given()
         if self.settings.encoder == "given":
-            raise UserError("its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out, model=...)")
+            raise UserError(
+                "its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out,"
+                " model=...)"
+            )
         return Net(self.settings, self.image_shape, self.classes)
 
 
@@ -66,7 +71,8 @@ class Context:
     network: Callable[[], nn.Module] | None = None
     """see :attr:`ModelSpec.given`"""
     examples: Mapping[str, int] = field(default_factory=dict)
-    """training images of each client, as its silo reported them; empty in the process of a silo, which knows its own only"""
+    """training images of each client, as its silo reported them; empty in the process of a silo, which knows
+    its own only"""
 
     @property
     def spec(self) -> ModelSpec:
@@ -76,10 +82,12 @@ class Context:
 
 @dataclass
 class State:
-    """The server's state between two turns; with the private states of the clients it is all that a checkpoint holds of an algorithm."""
+    """The server's state between two turns; with the private states of the clients it is all that a
+    checkpoint holds of an algorithm."""
 
     tensors: dict[str, torch.Tensor]
-    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and whatever else the algorithm keeps"""
+    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and whatever else
+    the algorithm keeps"""
     plain: dict[str, Any] = field(default_factory=dict)
     """values of JSON"""
     scratch: dict[str, Any] = field(default_factory=dict)

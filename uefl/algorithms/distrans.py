@@ -1,8 +1,9 @@
 """DisTrans: every client mixes an offset of its own into its images, and trains it with the model.
 
-Source: Yuan et al., "Addressing Heterogeneity in Federated Learning via Distributional Transformation" (ECCV 2022), with the formulas of
-its published code. Of an image x and the offset t the network sees (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x;
-one encoder and one hidden layer serve both, and the last layer takes both hidden vectors.
+Source: Yuan et al., "Addressing Heterogeneity in Federated Learning via Distributional Transformation" (ECCV
+2022), with the formulas of its published code. Of an image x and the offset t the network sees (1 - alpha) x
++ alpha t and (1 + alpha) x - alpha t, whose mean is x; one encoder and one hidden layer serve both, and the
+last layer takes both hidden vectors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class TwinHead(Head):
 
 
 class TwinNet(Net):
-    """Encoder and head on two mirrored mixtures of each image and ``offset`` ``[C, H, W]``, a buffer: the optimizer passes it over.
+    """Encoder and head on two mirrored mixtures of each image and ``offset`` ``[C, H, W]``, a buffer: the
+    optimizer passes it over.
 
     Raises:
         UserError: another network than encoder and usual head.
@@ -51,22 +53,34 @@ class TwinNet(Net):
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
         """images [B, C, H, W], normalised -> tokens of both mixtures [B, 2, H', W', D]."""
-        return torch.stack([super(TwinNet, self).tokens(mixture) for mixture in mixtures(images, self.offset, self.alpha)], 1)
+        return torch.stack(
+            [super(TwinNet, self).tokens(mixture) for mixture in mixtures(images, self.offset, self.alpha)], 1
+        )
 
 
 @register("distrans")
 class DisTrans(Algorithm):
     """FedAvg of the model; the offset stays with the client, or is averaged too."""
 
-    columns: ClassVar[dict[str, str]] = {"offset_moved": "how far a client's offset has moved in its last round, in units of its length"}
+    columns: ClassVar[dict[str, str]] = {
+        "offset_moved": "how far a client's offset has moved in its last round, in units of its length"
+    }
 
     class Parameters(base.Parameters):
         """Parameters of DisTrans."""
 
         alpha: float = Field(0.2, ge=0, le=1, description="share of the offset in an image")
-        offset_lr: float = Field(1e-3, ge=0, description="learning rate of the offset, by plain gradient descent; 0: it stays as drawn")
+        offset_lr: float = Field(
+            1e-3,
+            ge=0,
+            description="learning rate of the offset, by plain gradient descent; 0: it stays as drawn",
+        )
         offsets: Literal["local", "mean"] = Field(
-            "local", description="`local`: every client keeps its own, as the published code; `mean`: they are averaged, as the paper says"
+            "local",
+            description=(
+                "`local`: every client keeps its own, as the published code; `mean`: they are averaged, as"
+                " the paper says"
+            ),
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
@@ -76,7 +90,9 @@ class DisTrans(Algorithm):
             UserError: the network was given in Python.
         """
         if spec.given is not None:
-            raise UserError("DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18', not a network that was given")
+            raise UserError(
+                "DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18', not a network that was given"
+            )
         return TwinNet(spec, self.parameters.alpha)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
@@ -84,7 +100,8 @@ class DisTrans(Algorithm):
         return name == "offset" and self.parameters.offsets == "local"
 
     def before_round(self, work: Work) -> None:
-        """Draw the offset, the first time: pixels U(0, 1), normalised as the images are. Others could subtract one that they knew."""
+        """Draw the offset, the first time: pixels U(0, 1), normalised as the images are. Others could
+        subtract one that they knew."""
         offset = _offset(work)
         if not offset.any():
             pixels = work.own_draws(offset.numel(), "offset", work.seed).view(1, *offset.shape).to(offset)
@@ -114,7 +131,8 @@ class DisTrans(Algorithm):
 
 
 def mixtures(images: torch.Tensor, offset: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(1 - alpha) x + alpha t and (1 + alpha) x - alpha t, of images x ``[B, C, H, W]`` and the offset t ``[C, H, W]``."""
+    """(1 - alpha) x + alpha t and (1 + alpha) x - alpha t, of images x ``[B, C, H, W]`` and the offset t
+    ``[C, H, W]``."""
     shift = alpha * (offset - images)
     return images + shift, images - shift
 

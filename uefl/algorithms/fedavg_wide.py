@@ -14,15 +14,14 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedavg-wide")
 class FedAvgWide(Algorithm):
-    """FedAvg, the head with as many hidden units more as hold a number of parameters; none more is FedAvg bit for bit."""
+    """FedAvg, the head with as many hidden units more as hold a number of parameters; none more is FedAvg bit
+    for bit."""
 
     class Parameters(base.Parameters):
         """Parameters of the wider head."""
 
         more_parameters: int = Field(
-            0,
-            ge=0,
-            description="parameters more than the head has, rounded up to whole hidden units",
+            0, ge=0, description="parameters more than the head has, rounded up to whole hidden units"
         )
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
@@ -32,5 +31,7 @@ class FedAvgWide(Algorithm):
         inputs = head.fc1.in_features
         units = math.ceil(self.parameters.more_parameters / (inputs + 1 + spec.classes))
         if units:
-            net.head = Head(inputs, settings.hidden + units, spec.classes, settings.dropout, settings.logit_dropout)
+            net.head = Head(
+                inputs, settings.hidden + units, spec.classes, settings.dropout, settings.logit_dropout
+            )
         return net

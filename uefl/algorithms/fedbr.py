@@ -1,11 +1,12 @@
-"""FedBR: pseudo-images without a class must get a uniform prediction, and features unlike those of the client's own images.
+"""FedBR: pseudo-images without a class must get a uniform prediction, and features unlike those of the
+client's own images.
 
-Source: Guo et al., "FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning Bias Reduction" (ICML 2023), and the
-authors' code, with random sample means as pseudo-images. A projection head, which is averaged with the model, is trained against the
-features: it ascends the contrast that they descend.
+Source: Guo et al., "FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning Bias
+Reduction" (ICML 2023), and the authors' code, with random sample means as pseudo-images. A projection head,
+which is averaged with the model, is trained against the features: it ascends the contrast that they descend.
 
-A message to train has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projection [Q]``; the client sends back the latter. An answer has
-``pseudo [n, C, H, W]``, means of the client's images.
+A message to train has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projection [Q]``; the client sends
+back the latter. An answer has ``pseudo [n, C, H, W]``, means of the client's images.
 """
 
 from __future__ import annotations
@@ -30,40 +31,67 @@ from . import base
 from .base import Algorithm, State, register
 
 _MIXED = 10  # images in a mean
-_SHARE = 50  # images of a client for each mean that it makes: the means are far fewer than would determine an image
+# images of a client for each mean that it makes: the means are far fewer than would determine an image
+_SHARE = 50
 
 
 @register("fedbr")
 class FedBR(Algorithm):
-    """FedAvg with the terms of pseudo-images; without them (``contrast = uniform = 0``) it is FedAvg bit for bit."""
+    """FedAvg with the terms of pseudo-images; without them (``contrast = uniform = 0``) it is FedAvg bit for
+    bit."""
 
     class Parameters(base.Parameters):
         """Parameters of FedBR."""
 
-        contrast: float = Field(0.5, ge=0, description="mu, weight of the contrast between features of pseudo-images and of the client's")
-        uniform: float = Field(1.0, ge=0, description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction")
+        contrast: float = Field(
+            0.5,
+            ge=0,
+            description="mu, weight of the contrast between features of pseudo-images and of the client's",
+        )
+        uniform: float = Field(
+            1.0,
+            ge=0,
+            description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction",
+        )
         pseudo: int = Field(
-            32, ge=2, le=10_000, description="pseudo-images, fewer where clients have few images: each makes one for 50 of its own"
+            32,
+            ge=2,
+            le=10_000,
+            description=(
+                "pseudo-images, fewer where clients have few images: each makes one for 50 of its own"
+            ),
         )
-        pull: float = Field(2.0, ge=0, description="tau 1, times the similarity to the model that was sent, on pseudo-images")
-        push: float = Field(2.0, ge=0, description="tau 2, times the similarity between pseudo-images and the client's own")
+        pull: float = Field(
+            2.0, ge=0, description="tau 1, times the similarity to the model that was sent, on pseudo-images"
+        )
+        push: float = Field(
+            2.0, ge=0, description="tau 2, times the similarity between pseudo-images and the client's own"
+        )
         projection: Literal["paper", "code"] = Field(
-            "paper", description="layers of the projection head on n features: `paper`: n-256-256-128; `code`: n-2n-2n-n"
+            "paper",
+            description=(
+                "layers of the projection head on n features: `paper`: n-256-256-128; `code`: n-2n-2n-n"
+            ),
         )
-        projection_lr: float = Field(0.01, gt=0, description="learning rate of the projection head, under plain SGD of its own")
+        projection_lr: float = Field(
+            0.01, gt=0, description="learning rate of the projection head, under plain SGD of its own"
+        )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the usual head, whose hidden units are the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
         if self._on and not any(most_means(silo.sizes.train) for silo in federation.silos):
-            raise UserError(f"arm {arm!r}: fedbr needs a client with {2 * _MIXED} training images or more, to make means of ten")
+            raise UserError(
+                f"arm {arm!r}: fedbr needs a client with {2 * _MIXED} training images or more, to make means"
+                " of ten"
+            )
 
     @property
     def _on(self) -> bool:
         return bool(self.parameters.contrast or self.parameters.uniform)
 
-    # --- the server's half -----------------------------------------------------------------------------------------
+    # --- the server's half ---------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
         """The state of FedAvg, and the projection head."""
@@ -73,7 +101,8 @@ class FedBR(Algorithm):
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Ask for the pseudo-images once, before the first round; which client makes which is drawn among those that it may make."""
+        """Ask for the pseudo-images once, before the first round; which client makes which is drawn among
+        those that it may make."""
         if not self._on or "pseudo" in state.tensors:
             return
         clients = self.context.clients
@@ -86,7 +115,9 @@ class FedBR(Algorithm):
             if count:
                 messages[client] = super().broadcast(state, client, turn)
                 messages[client].options["pseudo"] = count
-                messages[client].expects = {"pseudo": Expected((count, *self.context.image_shape), torch.float32)}
+                messages[client].expects = {
+                    "pseudo": Expected((count, *self.context.image_shape), torch.float32)
+                }
         made = [reply.tensors["pseudo"].clone() for reply in turn.need(messages, "make pseudo-images")]
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 
@@ -104,12 +135,13 @@ class FedBR(Algorithm):
         own: dict[str, Mean] = {"projection": WeightedMean(state.tensors["projection"])} if self._on else {}
         return super().averages(state) | own
 
-    # --- the client's half -----------------------------------------------------------------------------------------
+    # --- the client's half ---------------------------------------------------------------------------------
 
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
         """Make pseudo-images, means of ten images each, without their labels.
 
-        No image is in two means, which images a mean has nobody else can draw again, and the same images make the same means whoever asks.
+        No image is in two means, which images a mean has nobody else can draw again, and the same images make
+        the same means whoever asks.
 
         Raises:
             UserError: the server asks for more than the client may make.
@@ -117,7 +149,10 @@ class FedBR(Algorithm):
         images = work.train.images
         count, most = int(work.message.options["pseudo"]), most_means(len(images))
         if not 0 < count <= most:
-            raise UserError(f"the server asks for {count} means of images; a client with {len(images)} makes at most {most}")
+            raise UserError(
+                f"the server asks for {count} means of images; a client with {len(images)} makes at most"
+                f" {most}"
+            )
         order = work.own_draws(len(images), "pseudo", of=images).argsort()
         chosen = order[: _MIXED * count].view(count, _MIXED)
         return {"pseudo": images[chosen.to(images.device)].float().mean(1)}
@@ -131,12 +166,18 @@ class FedBR(Algorithm):
         flat.values.data.copy_(work.message.tensors["projection"])
         optimizer = torch.optim.SGD([flat.values], lr=self.parameters.projection_lr)
         pseudo = work.workspace.normalize(work.message.tensors["pseudo"])
-        work.memory |= {"pseudo": pseudo, "projector": projector, "projection": flat.values, "optimizer": optimizer}
+        work.memory |= {
+            "pseudo": pseudo,
+            "projector": projector,
+            "projection": flat.values,
+            "optimizer": optimizer,
+        }
         with torch.no_grad():
             work.memory["received"] = self.of_pseudo(work)[0]
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """First a step of the projection head up the contrast; then the three terms, in which it is constant."""
+        """First a step of the projection head up the contrast; then the three terms, in which it is
+        constant."""
         if not self._on:
             return super().loss(work, batch)
         p, pairs = self.parameters, min(len(batch.labels), len(work.memory["pseudo"]))
@@ -147,7 +188,9 @@ class FedBR(Algorithm):
         if p.contrast:
             self.ascend(work, features)
         uniform = torch.full_like(said, 1 / said.shape[1])
-        total: torch.Tensor = work.cross_entropy(logits, batch.labels) + p.uniform * cross_entropy(said, uniform)
+        total: torch.Tensor = work.cross_entropy(logits, batch.labels) + p.uniform * cross_entropy(
+            said, uniform
+        )
         if p.contrast:
             total = total + p.contrast * self.contrast_of(work, features)
         return total
@@ -160,14 +203,17 @@ class FedBR(Algorithm):
         optimizer.step()
 
     def contrast_of(self, work: Work, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Of projected features ``[m, n]`` of pseudo-images, of the client's own, and of pseudo-images under the model that was sent."""
-        return contrast(*map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push)
+        """Of projected features ``[m, n]`` of pseudo-images, of the client's own, and of pseudo-images under
+        the model that was sent."""
+        return contrast(
+            *map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push
+        )
 
     def of_pseudo(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and logits of the pseudo-images, without dropout, with batch norm by themselves.
 
-        By running statistics, which training on the client's images does not see, the network would learn to be unsure where these are in
-        use, as they are when it predicts. The pseudo-images leave them alone.
+        By running statistics, which training on the client's images does not see, the network would learn to
+        be unsure where these are in use, as they are when it predicts. The pseudo-images leave them alone.
         """
         training = work.net.training
         work.net.eval()
@@ -186,16 +232,22 @@ class FedBR(Algorithm):
         _, head = usual(net, "the features of fedbr need")
         n = head.fc2.in_features
         hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)
-        return nn.Sequential(nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+        return nn.Sequential(
+            nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+        )
 
 
 def most_means(images: int) -> int:
-    """How many pseudo-images a client with so many training images makes at most: one for 50, and none of fewer than 20."""
+    """How many pseudo-images a client with so many training images makes at most: one for 50, and none of
+    fewer than 20."""
     return -(-images // _SHARE) if images >= 2 * _MIXED else 0
 
 
-def contrast(pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float) -> torch.Tensor:
-    """The mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over the rows of three ``[m, n]``."""
+def contrast(
+    pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float
+) -> torch.Tensor:
+    """The mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over the rows of three
+    ``[m, n]``."""
     return softplus(push * cosine_similarity(pseudo, own) - pull * cosine_similarity(pseudo, received)).mean()
 
 

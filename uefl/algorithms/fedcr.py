@@ -1,9 +1,11 @@
-"""FedCR: a shared encoder of Gaussian features, a private head, and a global Gaussian of every class to which the features are drawn.
+"""FedCR: a shared encoder of Gaussian features, a private head, and a global Gaussian of every class to which
+the features are drawn.
 
-Source: Zhang et al., "FedCR: Personalized Federated Learning Based on Across-Client Common Representation with Conditional Mutual
-Information Regularization" (ICML 2023), with the formulas of its published code. L = mean over S samples of CE + beta mean sum_d
-KL(N(m_y, s_y^2) || N(mu, sigma^2)). The server makes N(m_c, s_c^2) as the product of N(0, 1) and of the Gaussians that the clients'
-images of class c had in the last pass of their training: precisions add up.
+Source: Zhang et al., "FedCR: Personalized Federated Learning Based on Across-Client Common Representation
+with Conditional Mutual Information Regularization" (ICML 2023), with the formulas of its published code. L =
+mean over S samples of CE + beta mean sum_d KL(N(m_y, s_y^2) || N(mu, sigma^2)). The server makes N(m_c,
+s_c^2) as the product of N(0, 1) and of the Gaussians that the clients' images of class c had in the last pass
+of their training: precisions add up.
 """
 
 from __future__ import annotations
@@ -36,15 +38,31 @@ class FedCR(GaussianFeatures):
     class Parameters(GaussianParameters):
         """Parameters of FedCR."""
 
-        beta: float = Field(1e-4, ge=0, description="weight of the divergence of the Gaussian of an image's class from its own")
+        beta: float = Field(
+            1e-4,
+            ge=0,
+            description="weight of the divergence of the Gaussian of an image's class from its own",
+        )
         rate: float = Field(
-            1.0, ge=0, le=1, description="share of the new product in the Gaussians of the classes; 0: they stay N(0, 1), as in VIB"
+            1.0,
+            ge=0,
+            le=1,
+            description=(
+                "share of the new product in the Gaussians of the classes; 0: they stay N(0, 1), as in VIB"
+            ),
         )
-        samples: int = Field(18, ge=1, le=100_000, description="of the features of an image, in a step of the training")
+        samples: int = Field(
+            18, ge=1, le=100_000, description="of the features of an image, in a step of the training"
+        )
         head_epochs: int = Field(
-            10, ge=0, le=100_000, description="passes in which every client trains its head alone, after the last round; 0: none"
+            10,
+            ge=0,
+            le=100_000,
+            description="passes in which every client trains its head alone, after the last round; 0: none",
         )
-        gradient_bound: float = Field(10.0, ge=0, description="L2 norm to which a longer gradient of a step is shortened; 0: no bound")
+        gradient_bound: float = Field(
+            10.0, ge=0, description="L2 norm to which a longer gradient of a step is shortened; 0: no bound"
+        )
 
         @model_validator(mode="after")
         def _diverges(self) -> Any:
@@ -56,10 +74,11 @@ class FedCR(GaussianFeatures):
         """The head stays with its client."""
         return name.startswith("head.")
 
-    # --- the Gaussians of the classes ------------------------------------------------------------------------------
+    # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """The state of FedAvg, and ``classes`` ``[2, classes, d]``: means and deviations, which begin with N(0, 1)."""
+        """The state of FedAvg, and ``classes`` ``[2, classes, d]``: means and deviations, which begin with
+        N(0, 1)."""
         state = super().server_state(values, buffers, net)
         if self.parameters.beta > 0:
             means = torch.zeros(len(self.context.classes), self.parameters.dim)
@@ -70,7 +89,9 @@ class FedCR(GaussianFeatures):
         """Before the last measurement all clients train their heads."""
         if turn.train or self.parameters.head_epochs == 0 or self.rounds(turn.iteration + 1) is not None:
             return
-        messages = {client: super(FedCR, self).broadcast(state, client, turn) for client in self.context.clients}
+        messages = {
+            client: super(FedCR, self).broadcast(state, client, turn) for client in self.context.clients
+        }
         for message in messages.values():
             message.expects = {}
         for _ in turn.ask(messages):
@@ -87,12 +108,18 @@ class FedCR(GaussianFeatures):
     def unsound(self, message: Message, reply: Reply) -> str | None:
         """Refuse precisions that are negative."""
         precision = reply.tensors.get("precision")
-        return "precision has negative elements" if precision is not None and bool((precision < 0).any()) else None
+        return (
+            "precision has negative elements"
+            if precision is not None and bool((precision < 0).any())
+            else None
+        )
 
     def averages(self, state: State) -> dict[str, Mean]:
         """The averages of FedAvg, and the product of the Gaussians."""
         classes = state.tensors.get("classes")
-        return super().averages(state) | ({} if classes is None else {"classes": ProductOfExperts(classes, self.parameters.rate)})
+        return super().averages(state) | (
+            {} if classes is None else {"classes": ProductOfExperts(classes, self.parameters.rate)}
+        )
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
         """Add the model to its average, and the sums over the Gaussians to their product."""
@@ -100,7 +127,7 @@ class FedCR(GaussianFeatures):
         if "classes" in averages:
             averages["classes"].add(*(update.tensors[name] for name in _SUMS))
 
-    # --- the client's half -----------------------------------------------------------------------------------------
+    # --- the client's half ---------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
         """Begin the sums over the Gaussians with zero."""
@@ -148,7 +175,9 @@ class FedCR(GaussianFeatures):
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
         """The update of FedAvg, and the sums over the Gaussians."""
-        return super().update(work) | (dict(zip(_SUMS, work.memory["sums"].float(), strict=True)) if self.parameters.beta > 0 else {})
+        return super().update(work) | (
+            dict(zip(_SUMS, work.memory["sums"].float(), strict=True)) if self.parameters.beta > 0 else {}
+        )
 
 
 def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -164,20 +193,25 @@ def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
         torch.distributions.kl_divergence(Normal(m, s), Normal(mu, sigma)).sum(1).mean()
     """
     ratio = (of_class.std / gaussian.std).square()
-    each = -0.5 * ratio.log() + 0.5 * (ratio + ((gaussian.mean - of_class.mean) / gaussian.std).square()) - 0.5
+    each = (
+        -0.5 * ratio.log() + 0.5 * (ratio + ((gaussian.mean - of_class.mean) / gaussian.std).square()) - 0.5
+    )
     return each.sum(1).mean()
 
 
 @torch.no_grad()
 def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """``[2, classes, d]`` float64: over the images of each class the sums of 1 / sigma^2 and of mu / sigma^2."""
-    member = nn.functional.one_hot(labels, classes).double().T  # a product, whose sums have one order on every device
+    """``[2, classes, d]`` float64: over the images of each class the sums of 1 / sigma^2 and of mu /
+    sigma^2."""
+    # a product, whose sums have one order on every device
+    member = nn.functional.one_hot(labels, classes).double().T
     precision = gaussian.std.double().square().reciprocal()
     return torch.stack([member @ precision, member @ (precision * gaussian.mean.double())])
 
 
 class ProductOfExperts:
-    """Of every class the product of N(0, 1) and of the Gaussians of all clients' images; classes without images keep the old one.
+    """Of every class the product of N(0, 1) and of the Gaussians of all clients' images; classes without
+    images keep the old one.
 
     Args:
         old: ``[2, classes, d]``, means and deviations before the round.

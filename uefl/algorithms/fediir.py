@@ -1,9 +1,10 @@
 """FedIIR: the gradient of the head is held near the average of all clients', so that one head suits all.
 
-Source: Guo et al., "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant Relationships" (ICML 2023), with the
-formulas of its published code. L = CE + gamma |g - G|^2, summed over the parameters of the head; g is the gradient of the batch's
-cross-entropy with respect to them, and G the server's running mean of such gradients, of the participants at the model that they are
-sent. The term is differentiated through g, with respect to the head and to what is before it.
+Source: Guo et al., "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant
+Relationships" (ICML 2023), with the formulas of its published code. L = CE + gamma |g - G|^2, summed over the
+parameters of the head; g is the gradient of the batch's cross-entropy with respect to them, and G the
+server's running mean of such gradients, of the participants at the model that they are sent. The term is
+differentiated through g, with respect to the head and to what is before it.
 """
 
 from __future__ import annotations
@@ -25,23 +26,33 @@ from .base import Algorithm, State, register
 
 @register("fediir")
 class FedIIR(Algorithm):
-    """FedAvg with the term, and an exchange of its own before each round; ``invariance = 0`` is FedAvg bit for bit."""
+    """FedAvg with the term, and an exchange of its own before each round; ``invariance = 0`` is FedAvg bit
+    for bit."""
 
     class Parameters(base.Parameters):
         """Parameters of FedIIR."""
 
         invariance: float = Field(
-            1e-3, ge=0, description="gamma, weight of the squared distance between the head's gradient and the average"
+            1e-3,
+            ge=0,
+            description="gamma, weight of the squared distance between the head's gradient and the average",
         )
-        part: Literal["last", "head"] = Field("head", description="whose gradient: the whole `head`, as published; the `last` linear layer")
-        decay: float = Field(0.95, ge=0, lt=1, description="share of the old average of the gradients in the new one, in a round")
+        part: Literal["last", "head"] = Field(
+            "head", description="whose gradient: the whole `head`, as published; the `last` linear layer"
+        )
+        decay: float = Field(
+            0.95,
+            ge=0,
+            lt=1,
+            description="share of the old average of the gradients in the new one, in a round",
+        )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the part whose gradient is taken."""
         layers(net, self.parameters.part, f"arms.{arm}.part")
         super().check(federation, arm, net)
 
-    # --- the average gradient --------------------------------------------------------------------------------------
+    # --- the average gradient ------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
         """The state of FedAvg, and ``gradient`` ``[G]``, the average, which begins with zero."""
@@ -58,7 +69,10 @@ class FedIIR(Algorithm):
         messages = {}
         for client in turn.participants:
             message = messages[client] = super().broadcast(state, client, turn)
-            message.expects = {"sum": Expected(tuple(average.shape), torch.float32), "batches": Expected((), torch.int64)}
+            message.expects = {
+                "sum": Expected(tuple(average.shape), torch.float32),
+                "batches": Expected((), torch.int64),
+            }
         total, batches = torch.zeros_like(average, dtype=torch.float64), 0
         for reply in turn.ask(messages):
             if reply.error is None and int(reply.tensors["batches"]) > 0:
@@ -76,10 +90,11 @@ class FedIIR(Algorithm):
             message.tensors["gradient"] = state.tensors["gradient"]
         return message
 
-    # --- the client's half -----------------------------------------------------------------------------------------
+    # --- the client's half ---------------------------------------------------------------------------------
 
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
-        """The sum over the batches of one pass of the head's gradients, with batch norm and dropout as in training."""
+        """The sum over the batches of one pass of the head's gradients, with batch norm and dropout as in
+        training."""
         work.net.train()
         total, batches = torch.zeros((), dtype=torch.float64, device=work.workspace.device), 0
         for positions in self.epoch(work):

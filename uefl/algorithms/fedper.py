@@ -1,7 +1,8 @@
 """FedPer: the last layers stay with the client.
 
-Source: Arivazhagan et al., "Federated Learning with Personalization Layers" (2019). Base and personal layers are trained together; only the
-base is sent and averaged. A client that never trained is measured with the mean of the clients' personal layers.
+Source: Arivazhagan et al., "Federated Learning with Personalization Layers" (2019). Base and personal layers
+are trained together; only the base is sent and averaged. A client that never trained is measured with the
+mean of the clients' personal layers.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedper")
 class FedPer(Algorithm):
-    """FedAvg of everything but the head, or but its last layer; with ``personal = "none"`` FedAvg bit for bit."""
+    """FedAvg of everything but the head, or but its last layer; with ``personal = "none"`` FedAvg bit for
+    bit."""
 
     class Parameters(base.Parameters):
         """Parameters of FedPer."""
 
         personal: Literal["last", "head", "all", "none"] = Field(
             "last",
-            description="what stays with the client: the `last` linear layer of all, the whole `head`, `all` (training apart), or `none`",
+            description=(
+                "what stays with the client: the `last` linear layer of all, the whole `head`, `all`"
+                " (training apart), or `none`"
+            ),
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:

@@ -1,8 +1,9 @@
 """FedProx: clients are held near the model that they were sent.
 
 Source: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020). The loss is L + (mu/2) |w - w_t|^2 over the trainable
-parameters, w_t the model of the round; running statistics of batch norm are left out. Under Adam the term's gradient mu (w - w_t) is
-added before the moments are updated. The paper's allowance for partial work is not used: every client takes all its steps.
+parameters, w_t the model of the round; running statistics of batch norm are left out. Under Adam the term's
+gradient mu (w - w_t) is added before the moments are updated. The paper's allowance for partial work is not
+used: every client takes all its steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class FedProx(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of FedProx."""
 
-        mu: float = Field(0.01, ge=0, description="weight of half the squared distance to the model that was sent")
+        mu: float = Field(
+            0.01, ge=0, description="weight of half the squared distance to the model that was sent"
+        )
 
     static_step = True
 

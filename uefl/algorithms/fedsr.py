@@ -1,8 +1,10 @@
-"""FedSR: a simple representation. Samples of Gaussian features are drawn to a small norm, and to a Gaussian of their class.
+"""FedSR: a simple representation. Samples of Gaussian features are drawn to a small norm, and to a Gaussian
+of their class.
 
-Source: Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated Learning" (NeurIPS 2022), with
-the formulas of its published code. L = CE + a mean |z|_2 + c mean sum_d KL, the Kullback-Leibler divergence from N(q mu, (q sigma)^2)
-to the Gaussian N(m_y, rho_y^2) of the class, which is trained with the network, as is the number q.
+Source: Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated
+Learning" (NeurIPS 2022), with the formulas of its published code. L = CE + a mean |z|_2 + c mean sum_d KL,
+the Kullback-Leibler divergence from N(q mu, (q sigma)^2) to the Gaussian N(m_y, rho_y^2) of the class, which
+is trained with the network, as is the number q.
 """
 
 from __future__ import annotations
@@ -26,28 +28,43 @@ _ONE = 0.5413248546129181  # softplus of it is 1
 
 @register("fedsr")
 class FedSR(GaussianFeatures):
-    """FedAvg of Gaussian features with two terms; without them and without draws it is FedAvg of the same layers, bit for bit."""
+    """FedAvg of Gaussian features with two terms; without them and without draws it is FedAvg of the same
+    layers, bit for bit."""
 
     class Parameters(GaussianParameters):
         """Parameters of FedSR."""
 
-        norm_weight: float = Field(0.01, ge=0, description="weight of the mean norm of the features that are drawn")
-        norm: Literal["l2", "l2sq"] = Field("l2", description="`l2`: the norm, as published; `l2sq`: its square, as the paper derives it")
-        divergence_weight: float = Field(1e-3, ge=0, description="weight of the divergence of an image's features from those of its class")
+        norm_weight: float = Field(
+            0.01, ge=0, description="weight of the mean norm of the features that are drawn"
+        )
+        norm: Literal["l2", "l2sq"] = Field(
+            "l2", description="`l2`: the norm, as published; `l2sq`: its square, as the paper derives it"
+        )
+        divergence_weight: float = Field(
+            1e-3, ge=0, description="weight of the divergence of an image's features from those of its class"
+        )
         class_gaussians: Literal["local", "shared"] = Field(
-            "local", description="the Gaussians of the classes stay with each client, as published (`local`), or are averaged (`shared`)"
+            "local",
+            description=(
+                "the Gaussians of the classes stay with each client, as published (`local`), or are averaged"
+                " (`shared`)"
+            ),
         )
 
         @model_validator(mode="after")
         def _diverges(self) -> Any:
             if self.divergence_weight > 0 and not self.stochastic:
-                raise ValueError("divergence_weight: it is infinite without draws; set 0 (the variant FedL2R), or stochastic = true")
+                raise ValueError(
+                    "divergence_weight: it is infinite without draws; set 0 (the variant FedL2R), or"
+                    " stochastic = true"
+                )
             return self
 
-    # --- the Gaussians of the classes ------------------------------------------------------------------------------
+    # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def _class_gaussians(self, scope: str) -> dict[str, torch.Tensor]:
-        """``class_mean``, ``class_std`` ``[classes, d]`` and ``scale`` (q), the last two before softplus; none of another scope."""
+        """``class_mean``, ``class_std`` ``[classes, d]`` and ``scale`` (q), the last two before softplus;
+        none of another scope."""
         if self.parameters.divergence_weight == 0 or self.parameters.class_gaussians != scope:
             return {}
         shape = (len(self.context.classes), self.parameters.dim)
@@ -73,9 +90,11 @@ class FedSR(GaussianFeatures):
 
     def averages(self, state: State) -> dict[str, Mean]:
         """The averages of FedAvg, and those of the shared Gaussians."""
-        return super().averages(state) | {name: WeightedMean(state.tensors[name]) for name in self._class_gaussians("shared")}
+        return super().averages(state) | {
+            name: WeightedMean(state.tensors[name]) for name in self._class_gaussians("shared")
+        }
 
-    # --- the client's half -----------------------------------------------------------------------------------------
+    # --- the client's half ---------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
         """The Gaussians of the classes are trained with the network."""
@@ -95,8 +114,13 @@ class FedSR(GaussianFeatures):
             norms = features.norm(dim=1) if p.norm == "l2" else features.square().sum(1)
             loss = loss + p.norm_weight * norms.mean()
         if p.divergence_weight > 0:
-            mean, std = work.trained["class_mean"][batch.labels], nn.functional.softplus(work.trained["class_std"][batch.labels])
-            loss = loss + p.divergence_weight * divergence(gaussian, mean, std, nn.functional.softplus(work.trained["scale"]))
+            mean, std = (
+                work.trained["class_mean"][batch.labels],
+                nn.functional.softplus(work.trained["class_std"][batch.labels]),
+            )
+            loss = loss + p.divergence_weight * divergence(
+                gaussian, mean, std, nn.functional.softplus(work.trained["scale"])
+            )
         return loss
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
@@ -108,7 +132,9 @@ class FedSR(GaussianFeatures):
         return super().update(work)
 
 
-def divergence(gaussian: Gaussian, mean: torch.Tensor, std: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def divergence(
+    gaussian: Gaussian, mean: torch.Tensor, std: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
     """Mean over B images of KL(N(q mu, (q sigma)^2) || N(m, rho^2)), in nats.
 
     Args:
@@ -121,5 +147,10 @@ def divergence(gaussian: Gaussian, mean: torch.Tensor, std: torch.Tensor, scale:
         torch.distributions.kl_divergence(Normal(q * mu, q * sigma), Normal(m, rho)).sum(1).mean()
     """
     mine = Gaussian(scale * gaussian.mean, scale * gaussian.std)
-    each = std.log() - mine.std.log() + (mine.std.square() + (mine.mean - mean).square()) / (2 * std.square()) - 0.5
+    each = (
+        std.log()
+        - mine.std.log()
+        + (mine.std.square() + (mine.mean - mean).square()) / (2 * std.square())
+        - 0.5
+    )
     return each.sum(1).mean()

@@ -21,11 +21,14 @@ class GaussianParameters(base.Parameters):
     """Parameters of Gaussian features."""
 
     dim: int = Field(512, ge=1, le=65_536, description="features between encoder and head, each a Gaussian")
-    stochastic: bool = Field(True, description="draw the features from their Gaussians; `false`: take the means")
+    stochastic: bool = Field(
+        True, description="draw the features from their Gaussians; `false`: take the means"
+    )
 
 
 class GaussianFeatures(Algorithm):
-    """The network, and what it says with samples of the features in the place of dropout, which it has none of."""
+    """The network, and what it says with samples of the features in the place of dropout, which it has none
+    of."""
 
     Parameters: Any = GaussianParameters
     hidden: ClassVar[bool] = False
@@ -38,7 +41,8 @@ class GaussianFeatures(Algorithm):
         return GaussianNet(super().build_model(spec), self.parameters.dim, hidden=self.hidden)
 
     def features(self, work: Work, gaussian: Gaussian, samples: int = 1) -> torch.Tensor:
-        """Features to train on, ``[samples * B, d]``: all images, then all of them again; without draws the means ``[B, d]``."""
+        """Features to train on, ``[samples * B, d]``: all images, then all of them again; without draws the
+        means ``[B, d]``."""
         if not self.parameters.stochastic:
             return gaussian.mean
         device = gaussian.mean.device
@@ -49,14 +53,20 @@ class GaussianFeatures(Algorithm):
         return gaussian.sample(noise).flatten(0, 1)
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """Over ``work.passes`` samples of the features; without draws, or in an ensemble, from their means."""
+        """Over ``work.passes`` samples of the features; without draws, or in an ensemble, from their
+        means."""
         net = gaussian_net(work)
         with work.amp():
             gaussian = net.distribution(images)
             plain = net.head(gaussian.mean).float()
             if not (self.parameters.stochastic and work.passes):
                 return without_spread(plain.softmax(1))
-            drawn = torch.stack([net.head(gaussian.sample(torch.randn_like(gaussian.mean))).float() for _ in range(work.passes)])
+            drawn = torch.stack(
+                [
+                    net.head(gaussian.sample(torch.randn_like(gaussian.mean))).float()
+                    for _ in range(work.passes)
+                ]
+            )
         each = drawn.softmax(-1)
         mean = each.mean(0) if self.average_of == "probabilities" else drawn.mean(0).softmax(-1)
         return Prediction(mean, entropy(mean), entropy(each).mean(0), entropy(plain.softmax(1)))

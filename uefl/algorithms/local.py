@@ -1,4 +1,5 @@
-"""Local training: every client trains a model of its own, and nothing is shared; what a federation has to be better than."""
+"""Local training: every client trains a model of its own, and nothing is shared; what a federation has to be
+better than."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class Local(Algorithm):
         """Refuse clients that are never trained on, as there is no model for them."""
         if federation.unseen:
             raise UserError(
-                f"arm {arm!r}: client {federation.unseen[0].name!r} is never trained on, and training apart leaves no model for it; "
-                "leave out the arm, or those clients"
+                f"arm {arm!r}: client {federation.unseen[0].name!r} is never trained on, and training apart"
+                " leaves no model for it; leave out the arm, or those clients"
             )
         super().check(federation, arm, net)
 

@@ -1,8 +1,8 @@
 """SCAFFOLD: every client corrects its gradients by what it knows of how they differ from those of all.
 
-Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML 2020), Algorithm 1 with option II.
-Client k has a control variate c_k, the mean of the gradients of its last training, and the server their mean c. A step follows
-g - c_k + c.
+Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML 2020),
+Algorithm 1 with option II. Client k has a control variate c_k, the mean of the gradients of its last
+training, and the server their mean c. A step follows g - c_k + c.
 
 A message has ``control [P]``, c; the client sends back ``control [P]``, how much its own c_k has changed.
 """
@@ -27,12 +27,18 @@ class Scaffold(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of SCAFFOLD."""
 
-        global_step: float = Field(1.0, gt=0, description="the server's step size: the share of the way to the clients' mean that it goes")
-        correction: float = Field(1.0, ge=0, le=1, description="weight of the correction c - c_k; 0: none, as with FedAvg")
+        global_step: float = Field(
+            1.0,
+            gt=0,
+            description="the server's step size: the share of the way to the clients' mean that it goes",
+        )
+        correction: float = Field(
+            1.0, ge=0, le=1, description="weight of the correction c - c_k; 0: none, as with FedAvg"
+        )
 
     static_step = True
 
-    # --- the server's half -----------------------------------------------------------------------------------------
+    # --- the server's half ---------------------------------------------------------------------------------
 
     @property
     def plain_means(self) -> bool:
@@ -68,7 +74,7 @@ class Scaffold(Algorithm):
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
         state.tensors["control"] = control + state.scratch["share"] * state.tensors["control"]
 
-    # --- the client's half -----------------------------------------------------------------------------------------
+    # --- the client's half ---------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
         """Make the correction that is added to every gradient."""
@@ -89,7 +95,8 @@ class Scaffold(Algorithm):
         work.memory["gradients"] += gradient
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The new c_k is the mean of the uncorrected gradients: under plain SGD c_k - c + (x - y) / (K lr), option II."""
+        """The new c_k is the mean of the uncorrected gradients: under plain SGD c_k - c + (x - y) / (K lr),
+        option II."""
         new = work.memory["gradients"] / max(work.step, 1) - work.memory["correction"]
         change = new - work.private["control"]
         work.private["control"] = new

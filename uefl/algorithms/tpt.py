@@ -1,11 +1,12 @@
-"""Training in the terminal phase, beyond zero training error, where features collapse to the means of their classes.
+"""Training in the terminal phase, beyond zero training error, where features collapse to the means of their
+classes.
 
-Source: Papyan, Han and Donoho 2020 (PNAS); in a federation, Zhang, Cao and Liu (UEFL, ICML 2025), appendix F: dropout is off, and the phase
-begins where the training accuracy exceeds 99.9 %.
+Source: Papyan, Han and Donoho 2020 (PNAS); in a federation, Zhang, Cao and Liu (UEFL, ICML 2025), appendix F:
+dropout is off, and the phase begins where the training accuracy exceeds 99.9 %.
 
-An answer has ``sums [C, D]`` and ``counts [C]`` of the client's training images, and ``hits []``, how many are predicted right. To a
-message with those of all clients it has ``spread [2]`` and ``geometry [4]`` as ``uefl.collapse`` gives them, and ``own [6]``, the metrics
-of the client alone.
+An answer has ``sums [C, D]`` and ``counts [C]`` of the client's training images, and ``hits []``, how many
+are predicted right. To a message with those of all clients it has ``spread [2]`` and ``geometry [4]`` as
+``uefl.collapse`` gives them, and ``own [6]``, the metrics of the client alone.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ _BATCH = 500
 
 @register("tpt")
 class TPT(Algorithm):
-    """FedAvg without dropout, which goes on for a while after the training error is gone, and is measured at the end of each iteration."""
+    """FedAvg without dropout, which goes on for a while after the training error is gone, and is measured at
+    the end of each iteration."""
 
     columns: ClassVar[dict[str, str]] = {
         "train_error": "share of its training images that a client's model predicts wrong, with dropout off",
         "start_accuracy": "on the test split, when the terminal phase began",
-        "nc1": "spread within classes in units of that between them (neural collapse of all clients' training images)",
+        "nc1": (
+            "spread within classes in units of that between them (neural collapse of all clients' training"
+            " images)"
+        ),
         "nc2b": "distance of the angles between class means from those of a simplex",
         "nc3": "squared distance of the last layer and the class means",
         "nc4": "share of images whose class is not that of the nearest mean",
@@ -46,13 +51,23 @@ class TPT(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of the terminal phase."""
 
-        threshold: float = Field(0.999, gt=0, le=1, description="training accuracy, over all clients, from which on the phase has begun")
-        extra: float = Field(1.0, ge=0, description="iterations to go on for, in units of those before the phase began")
+        threshold: float = Field(
+            0.999,
+            gt=0,
+            le=1,
+            description="training accuracy, over all clients, from which on the phase has begun",
+        )
+        extra: float = Field(
+            1.0, ge=0, description="iterations to go on for, in units of those before the phase began"
+        )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without a linear layer, whose input the features are."""
         if not linear_layers(net):
-            raise UserError(f"arm {arm!r}: the network has no linear layer, whose input neural collapse is measured of; choose another one")
+            raise UserError(
+                f"arm {arm!r}: the network has no linear layer, whose input neural collapse is measured of;"
+                " choose another one"
+            )
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
@@ -63,7 +78,7 @@ class TPT(Algorithm):
                 module.p = 0.0
         return net
 
-    # --- the server's half -----------------------------------------------------------------------------------------
+    # --- the server's half ---------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
         """The state of FedAvg, the iterations before the phase, and the clients' accuracies when it began."""
@@ -72,13 +87,16 @@ class TPT(Algorithm):
         return state
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Measure; the end comes ``extra`` times as many iterations behind the beginning of the phase as there were before it."""
+        """Measure; the end comes ``extra`` times as many iterations behind the beginning of the phase as
+        there were before it."""
         done, plain, p = turn.iteration + 1, state.plain, self.parameters
         hits, images = self.measured(state, records, turn)
         if plain["start"] is None and hits >= p.threshold * images:
             plain["start"] = done
             plain["start_accuracy"] = {record["client"]: record["accuracy"] for record in records}
-            turn.notice(f"after iteration {done}, the terminal phase begins: training accuracy {hits / images:.4f}")
+            turn.notice(
+                f"after iteration {done}, the terminal phase begins: training accuracy {hits / images:.4f}"
+            )
         elif plain["start"] is None and self.rounds(done) is None:
             said = f"training accuracy {hits / images:.4f}, it begins at {p.threshold:g}"
             turn.notice(f"the terminal phase was not reached: {said}; raise rounds or max_iterations")
@@ -87,20 +105,34 @@ class TPT(Algorithm):
         return plain["start"] is not None and done >= (1 + p.extra) * plain["start"]
 
     def measured(self, state: State, records: list[Record], turn: Turn) -> tuple[int, int]:
-        """Training images of all clients that are predicted right, and all of them; the records get the metrics of the (first) member."""
+        """Training images of all clients that are predicted right, and all of them; the records get the
+        metrics of the (first) member."""
         classes, features = len(self.context.classes), state.plain["features"]
         sums, counts = Expected((classes, features), torch.float64), Expected((classes,), torch.int64)
-        first = self.asked(state, turn, {"sums": sums, "counts": counts, "hits": Expected((), torch.int64)}, {})
-        total = {name: torch.stack([answer[name] for answer in first.values()]).sum(0) for name in ("sums", "counts", "hits")}
+        first = self.asked(
+            state, turn, {"sums": sums, "counts": counts, "hits": Expected((), torch.int64)}, {}
+        )
+        total = {
+            name: torch.stack([answer[name] for answer in first.values()]).sum(0)
+            for name in ("sums", "counts", "hits")
+        }
         hits, images = int(total.pop("hits")), int(total["counts"].sum())
         sizes = {"spread": 2, "geometry": 4, "own": 6}
-        second = self.asked(state, turn, {name: Expected((size,), torch.float64) for name, size in sizes.items()}, total)
-        within, disagree = (torch.stack([answer["spread"] for answer in second.values()]).sum(0) / images).tolist()
+        second = self.asked(
+            state, turn, {name: Expected((size,), torch.float64) for name, size in sizes.items()}, total
+        )
+        within, disagree = (
+            torch.stack([answer["spread"] for answer in second.values()]).sum(0) / images
+        ).tolist()
         nc2a, nc2a_weights, nc2b, nc3 = next(iter(second.values()))["geometry"].tolist()
         common = Collapse(within, nc2a, nc2a_weights, nc2b, nc3, disagree)._asdict()
         for record in records:
             mine = first[record["client"]]
-            own = zip((f"{name}_silo" for name in Collapse._fields), second[record["client"]]["own"].tolist(), strict=True)
+            own = zip(
+                (f"{name}_silo" for name in Collapse._fields),
+                second[record["client"]]["own"].tolist(),
+                strict=True,
+            )
             found = common | {"train_error": 1 - int(mine["hits"]) / int(mine["counts"].sum())}
             found |= own if len(ClassSums(mine["sums"], mine["counts"]).present) > 1 else {}
             record.update(found | record)
@@ -115,9 +147,12 @@ class TPT(Algorithm):
             message.tensors |= tensors
             message.expects = expects
         replies = turn.need(messages, "measure its training images")
-        return {reply.client: {name: tensor.clone() for name, tensor in reply.tensors.items()} for reply in replies}
+        return {
+            reply.client: {name: tensor.clone() for name, tensor in reply.tensors.items()}
+            for reply in replies
+        }
 
-    # --- the client's half -----------------------------------------------------------------------------------------
+    # --- the client's half ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
@@ -133,13 +168,20 @@ class TPT(Algorithm):
         several = len(mine.present) > 1
         own = neural_collapse(features, labels, layer.weight, layer.bias) if several else torch.zeros(6)
         around = spread(total, features, labels, layer.weight, layer.bias)
-        return {"spread": around, "geometry": geometry(total, layer.weight), "own": torch.tensor(own, dtype=torch.float64)}
+        return {
+            "spread": around,
+            "geometry": geometry(total, layer.weight),
+            "own": torch.tensor(own, dtype=torch.float64),
+        }
 
 
 def _features(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-    """The input ``[N, D]`` of the last linear layer for all training images, and the logits ``[N, C]``; float32."""
+    """The input ``[N, D]`` of the last linear layer for all training images, and the logits ``[N, C]``;
+    float32."""
     kept: list[torch.Tensor] = []
-    hook = linear_layers(work.net)[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].float()))
+    hook = linear_layers(work.net)[-1].register_forward_pre_hook(
+        lambda _, inputs: kept.append(inputs[0].float())
+    )
     try:
         logits = [work.logits(work.workspace.normalize(images)) for images in work.train.images.split(_BATCH)]
     finally:

@@ -2,18 +2,21 @@
 
 What differs from the corrected algorithm (``uefl/uefl.py``):
 
-* no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared" block;
+* no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared"
+  block;
 * at the start of an iteration every silo starts from the *last* silo's copy;
-* k-means then runs in every silo, uncertain or not, and overwrites the block that the silo points at: block 0, the
-  shared one, in a silo that was never extended;
-* a silo sees block 0 and the block it points at, never an older extension; after each extension a spare block is added;
+* k-means then runs in every silo, uncertain or not, and overwrites the block that the silo points at: block
+  0, the shared one, in a silo that was never extended;
+* a silo sees block 0 and the block it points at, never an older extension; after each extension a spare block
+  is added;
 * the model is averaged with equal weights;
-* the threshold is (1 + gamma) x the *mean* entropy (``reference = "mean"``), set once, on the silos' *test* split;
+* the threshold is (1 + gamma) x the *mean* entropy (``reference = "mean"``), set once, on the silos' *test*
+  split;
 * the entropy is that of passes with dropout off, which are all the same;
 * iterations have no cap (``max_iterations = 0``).
 
-Raw pixels, dropout on the logits, the rotation centre, the test split as holdout and the hyper-parameters are the preset's.
-Left out, because it changes no result: the evaluation of every local epoch.
+Raw pixels, dropout on the logits, the rotation centre, the test split as holdout and the hyper-parameters are
+the preset's. Left out, because it changes no result: the evaluation of every local epoch.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class PublishedUEFL(Quantised):
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """Also every silo's blocks, and where it points.
 
-        ``main`` ``[blocks, v, d]``: the blocks of the main model, the shared one and spares; ``own.NAME``: those of each silo;
+        ``main`` ``[blocks, v, d]``: the blocks of the main model, the shared one and spares; ``own.NAME``:
+        those of each silo;
         ``book``: the block that each silo points at, 0 for none beside the shared one.
         """
         state, length = super().server_state(values, buffers, net), self.length(net)
@@ -56,7 +60,8 @@ class PublishedUEFL(Quantised):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """The visible part of the silo's module; k-means for everybody in the first round of a later iteration."""
+        """The visible part of the silo's module; k-means for everybody in the first round of a later
+        iteration."""
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
         if turn.train and turn.trained == 0 and turn.iteration > 0:
@@ -80,7 +85,11 @@ class PublishedUEFL(Quantised):
             mean.add(update.tensors[name], self.weight(update))
         at, codewords = state.plain["book"][update.client], self.parameters.codewords
         trained = state.scratch.setdefault("trained", {})
-        trained[update.client] = (at, update.tensors["codebook"][:codewords].clone(), update.tensors["codebook"][codewords:].clone())
+        trained[update.client] = (
+            at,
+            update.tensors["codebook"][:codewords].clone(),
+            update.tensors["codebook"][codewords:].clone(),
+        )
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """The main model is left with the last silo's blocks, and with one more spare after an extension."""
@@ -96,7 +105,9 @@ class PublishedUEFL(Quantised):
             tensors[f"own.{name}"] = blocks
         tensors["main"] = tensors[f"own.{max(self.context.clients)}"]
         if first and state.scratch["later"]:
-            spare = self.start(tensors["main"].shape[2], len(tensors["main"])).to(tensors["main"].device)[None]
+            spare = self.start(tensors["main"].shape[2], len(tensors["main"])).to(tensors["main"].device)[
+                None
+            ]
             for name in ("main", *(f"own.{client}" for client in self.context.clients)):
                 tensors[name] = torch.cat([tensors[name], spare])
 
@@ -121,7 +132,10 @@ class PublishedUEFL(Quantised):
         for record in records:
             record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
         shown = findings.nats(limit, len(self.context.classes))
-        turn.notice(f"after iteration {turn.iteration + 1}, entropy above {shown}: {', '.join(uncertain) or 'no client'}")
+        turn.notice(
+            f"after iteration {turn.iteration + 1}, entropy above {shown}:"
+            f" {', '.join(uncertain) or 'no client'}"
+        )
         return not uncertain and bool(self.parameters.stop_when_certain)
 
     def passes(self, work: Work) -> int:

@@ -1,7 +1,9 @@
-"""VHL: all clients train on the same images made of noise too, and their features of a class are pulled towards those of the noise.
+"""VHL: all clients train on the same images made of noise too, and their features of a class are pulled
+towards those of the noise.
 
-Source: Tang et al., "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated Learning" (ICML 2022), and the
-authors' code: a virtual class for each real one, told apart by outputs of its own, and matched to it in the pull.
+Source: Tang et al., "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated
+Learning" (ICML 2022), and the authors' code: a virtual class for each real one, told apart by outputs of its
+own, and matched to it in the pull.
 """
 
 from __future__ import annotations
@@ -31,12 +33,24 @@ class VHL(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of VHL."""
 
-        virtual_batch: int = Field(128, ge=0, description="virtual images in a step, at most as many as real ones; 0: none, as with FedAvg")
+        virtual_batch: int = Field(
+            128,
+            ge=0,
+            description="virtual images in a step, at most as many as real ones; 0: none, as with FedAvg",
+        )
         virtual_per_class: int = Field(200, ge=1, le=100_000, description="virtual images of each class")
         virtual_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy of virtual images")
-        pull: float = Field(1.0, ge=0, description="weight of the term that draws the features of real images to those of virtual ones")
-        virtual_contrast: float = Field(0.1, ge=0, description="weight of the contrast between the features of virtual images")
-        pull_epochs: int = Field(5, ge=0, description="passes of a round in which the terms of the features are on")
+        pull: float = Field(
+            1.0,
+            ge=0,
+            description="weight of the term that draws the features of real images to those of virtual ones",
+        )
+        virtual_contrast: float = Field(
+            0.1, ge=0, description="weight of the contrast between the features of virtual images"
+        )
+        pull_epochs: int = Field(
+            5, ge=0, description="passes of a round in which the terms of the features are on"
+        )
         temperature: float = Field(0.07, gt=0, description="of the terms of the features")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
@@ -45,7 +59,8 @@ class VHL(Algorithm):
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The usual network, with a last layer for the virtual classes beside that for the real ones; only the latter predicts."""
+        """The usual network, with a last layer for the virtual classes beside that for the real ones; only
+        the latter predicts."""
         net = super().build_model(spec)
         if isinstance(net, Net) and isinstance(net.head, Head):
             net.head.virtual = nn.Linear(net.head.fc2.in_features, spec.classes)
@@ -59,19 +74,24 @@ class VHL(Algorithm):
             work.memory["virtual"] = images.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy of real and virtual images over all their classes, the pull of the former, and the contrast of the latter."""
+        """Cross-entropy of real and virtual images over all their classes, the pull of the former, and the
+        contrast of the latter."""
         p, real = self.parameters, len(batch.labels)
         if p.virtual_batch == 0:
             return super().loss(work, batch)
         virtual = cast(Split, work.memory["virtual"])
-        chosen = torch.randint(len(virtual), (min(p.virtual_batch, real),), generator=work.generator).to(batch.labels.device)
+        chosen = torch.randint(len(virtual), (min(p.virtual_batch, real),), generator=work.generator).to(
+            batch.labels.device
+        )
         labels = virtual.labels[chosen]
         images = torch.cat([batch.images, work.workspace.normalize(virtual.images[chosen])])
         with work.amp():
             features, logits = _both(work.net, images)
         features, logits = features.float(), logits.float()
         own = work.cross_entropy(logits[:real], batch.labels)
-        loss: torch.Tensor = own + p.virtual_weight * cross_entropy(logits[real:], len(self.context.classes) + labels)
+        loss: torch.Tensor = own + p.virtual_weight * cross_entropy(
+            logits[real:], len(self.context.classes) + labels
+        )
         if work.epoch < p.pull_epochs:
             fixed = torch.cat([features[:real], features[real:].detach()])
             loss = loss + p.pull * contrast(fixed, torch.cat([batch.labels, labels]), p.temperature)
@@ -81,10 +101,11 @@ class VHL(Algorithm):
 
 @lru_cache(maxsize=4)
 def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: int) -> Split:
-    """``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class, the same for every call with one seed.
+    """``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class, the same for
+    every call with one seed.
 
-    The mean of a class is drawn from N(0, 1) on a grid of 8 x 8, an image of it from N(mean, 0.5^2); it is enlarged (bilinear) and clamped
-    to [0, 1], where 1 is white.
+    The mean of a class is drawn from N(0, 1) on a grid of 8 x 8, an image of it from N(mean, 0.5^2); it is
+    enlarged (bilinear) and clamped to [0, 1], where 1 is white.
     """
     generator = torch.Generator().manual_seed(seed)
     channels, height, width = shape
@@ -97,7 +118,8 @@ def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: 
 def contrast(features: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
     """The supervised contrastive loss of features ``[B, D]`` with labels ``[B]``, a scalar in nats.
 
-    Every row is an anchor: minus the mean of the log-probabilities that the softmax of its cosines with all others, over ``temperature``,
+    Every row is an anchor: minus the mean of the log-probabilities that the softmax of its cosines with all
+        others, over ``temperature``,
     gives to those of its class; 0 where it has none.
 
     Source: Khosla et al. 2020, "Supervised Contrastive Learning", eq. 2.
@@ -115,4 +137,6 @@ def _both(net: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     net, head = usual(net, "virtual images need")
     features = head.prefix(net.tokens(images))
     dropped = head.drop(features)
-    return features, head.logit_drop(torch.cat([head.fc2(dropped), cast(nn.Linear, head.virtual)(dropped)], dim=1))
+    return features, head.logit_drop(
+        torch.cat([head.fc2(dropped), cast(nn.Linear, head.virtual)(dropped)], dim=1)
+    )

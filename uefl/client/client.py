@@ -1,4 +1,5 @@
-"""A client's turn: it measures the model that it is sent, answers the algorithm, or trains, as the message says.
+"""A client's turn: it measures the model that it is sent, answers the algorithm, or trains, as the message
+says.
 
 Options of a message, carried out in this order:
 
@@ -10,11 +11,13 @@ Options of a message, carried out in this order:
 ``newcomer``       the client has never trained: it is measured with the ``reference`` state, and trains from its own
 =================  ==========================================================================================================
 
-with ``round`` and ``seed``, which make every random draw, and ``last``, whether the measurement is the last one of an iteration. With
-``evaluate`` and a ``reference`` state, the accuracy of the model with that state is measured too, as that of the global model.
+with ``round`` and ``seed``, which make every random draw, and ``last``, whether the measurement is the last
+one of an iteration. With ``evaluate`` and a ``reference`` state, the accuracy of the model with that state is
+measured too, as that of the global model.
 
-The messages of the members of an ensemble come as one (``engines.base.join``). They are measured together and trained one after the
-other; the tensors of each go back under its number. A member's model is loaded once, and once more for each ``reference`` that is measured.
+The messages of the members of an ensemble come as one (``engines.base.join``). They are measured together and
+trained one after the other; the tensors of each go back under its number. A member's model is loaded once,
+and once more for each ``reference`` that is measured.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ _KEPT = 1000
 class Images:
     """The data of clients on one device, read when a client has its first turn.
 
-    Those of the first 1000 clients that have a turn are kept; with more, the others are read for each turn anew.
+    Those of the first 1000 clients that have a turn are kept; with more, the others are read for each turn
+    anew.
 
     Args:
         read: the data of a client, by its name.
@@ -95,7 +99,10 @@ class Clients:
 
     def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
         """The work of every client in one arm, by name."""
-        return Lazy(self._silos, lambda name: Client(name, partial(self.data, name), workspace, self.key, self.secrets.get(name)))
+        return Lazy(
+            self._silos,
+            lambda name: Client(name, partial(self.data, name), workspace, self.key, self.secrets.get(name)),
+        )
 
 
 class Client:
@@ -106,12 +113,18 @@ class Client:
         data: returns its data, on the device.
         workspace: the resident network.
         key: the secret that noise is made from, where the client itself adds it.
-        secret: makes the draws that protect the client's data. None: it is made from the seed of the run, so that an experiment repeats.
-            That is for processes that have the images of all clients, and so nobody to keep them from.
+        secret: makes the draws that protect the client's data. None: it is made from the seed of the run, so
+            that an experiment repeats. That is for processes that have the images of all clients, and so
+            nobody to keep them from.
     """
 
     def __init__(
-        self, name: str, data: Callable[[], LabeledData | SetData], workspace: Workspace, key: bytes, secret: bytes | None = None
+        self,
+        name: str,
+        data: Callable[[], LabeledData | SetData],
+        workspace: Workspace,
+        key: bytes,
+        secret: bytes | None = None,
     ) -> None:
         self.name, self._data, self._workspace, self._key = name, data, workspace, key
         self._secret = secret or simulated(workspace.context.run.seed, name)
@@ -129,14 +142,23 @@ class Client:
     def _log(self, error: Exception) -> None:
         """Where an algorithm or a network of the user's own raises, say which client and method it was.
 
-        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere. Those of the package's own
-        algorithms are for who works on them, who asks for the level ``DEBUG``.
+        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere.
+        Those of the package's own algorithms are for who works on them, who asks for the level ``DEBUG``.
         """
         algorithm = self._workspace.algorithm
-        ours = type(algorithm).__module__.partition(".")[0] == _PACKAGE and self._workspace.context.network is None
+        ours = (
+            type(algorithm).__module__.partition(".")[0] == _PACKAGE
+            and self._workspace.context.network is None
+        )
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        methods = (f".{frame.f_code.co_name}" for frame in frames if isinstance(frame.f_locals.get("self"), type(algorithm)))
-        place = f"client {self.name}: {type(algorithm).__name__}{next(methods, '')} raised {type(error).__name__}"
+        methods = (
+            f".{frame.f_code.co_name}"
+            for frame in frames
+            if isinstance(frame.f_locals.get("self"), type(algorithm))
+        )
+        place = (
+            f"client {self.name}: {type(algorithm).__name__}{next(methods, '')} raised {type(error).__name__}"
+        )
         level = logging.DEBUG if ours else logging.ERROR
         _LOGGER.log(level, place, exc_info=error if isinstance(error, RuntimeError) else None)
 
@@ -144,7 +166,8 @@ class Client:
         works = [self._work(part) for part in members]
         options = members[0].options
         local = self._workspace.context.run.privacy == "local"
-        reply = Reply(self.name, examples=1 if local else works[0].examples)  # how many it has is for no weight, then
+        # how many it has is for no weight, then
+        reply = Reply(self.name, examples=1 if local else works[0].examples)
         said: list[dict[str, Prediction]] = []
         of_all: list[Prediction] = []
         tensors: list[dict[str, torch.Tensor]] = []
@@ -174,15 +197,23 @@ class Client:
             tensors.append({name: t.clone() for name, t in sent.items()} if several else sent)
             private.append({name: t.clone() for name, t in kept.items()} if several else kept)
         if said:
-            reply.metrics = dict(evaluation.summarized(self._algorithm(works[0]), works[0], said, bool(options.get("last"))))
+            reply.metrics = dict(
+                evaluation.summarized(self._algorithm(works[0]), works[0], said, bool(options.get("last")))
+            )
         if of_all and isinstance(works[0].test, Split):
-            reply.metrics["global_accuracy"] = float(metrics.accuracy(ensemble(of_all).probs, works[0].test.labels))
-        reply.tensors, reply.private = (number(tensors), number(private)) if several else (tensors[0], private[0])
+            reply.metrics["global_accuracy"] = float(
+                metrics.accuracy(ensemble(of_all).probs, works[0].test.labels)
+            )
+        reply.tensors, reply.private = (
+            (number(tensors), number(private)) if several else (tensors[0], private[0])
+        )
         for key in dict.fromkeys(key for outcome in outcomes for key in outcome):
             reply.training[key] = statistics.fmean(outcome[key] for outcome in outcomes if key in outcome)
         return reply
 
-    def _train(self, algorithm: Algorithm, work: Work) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
+    def _train(
+        self, algorithm: Algorithm, work: Work
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
         try:
             self._seed(work, "before")
             algorithm.before_round(work)
@@ -223,7 +254,17 @@ class Client:
         place = ("ask", str(message.options["ask"])) if "ask" in message.options else ()
         generator = torch.Generator().manual_seed(derive(seed, "own", *place, round, self.name))
         private = {name: t for name, t in message.private.items() if not name.startswith("net.")}
-        return Work(self.name, self._data(), self._workspace, message, seed, round, generator, partial(uniform, self._secret), private)
+        return Work(
+            self.name,
+            self._data(),
+            self._workspace,
+            message,
+            seed,
+            round,
+            generator,
+            partial(uniform, self._secret),
+            private,
+        )
 
     def _algorithm(self, work: Work) -> Algorithm:
         """The algorithm, with the seed of the member of an ensemble."""
@@ -244,5 +285,7 @@ def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData 
         test = data.test.to(device)
         holdout = test if data.holdout is data.test else data.holdout.to(device)
         return LabeledData(data.train.to(device), holdout, test)
-    moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in vars(data).items()}
+    moved: dict[str, Any] = {
+        name: None if part is None else part.to(device) for name, part in vars(data).items()
+    }
     return SetData(**moved)

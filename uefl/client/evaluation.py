@@ -25,7 +25,8 @@ Metrics = dict[str, float | list[int] | list[float]]
 
 @torch.no_grad()
 def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
-    """Predictions of the loaded network, for the ``test`` and the ``holdout`` images of a client, where it has them.
+    """Predictions of the loaded network, for the ``test`` and the ``holdout`` images of a client, where it
+    has them.
 
     For a client without test images they are of its training images, as ``own``.
     """
@@ -51,11 +52,18 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
     """
     work.net.eval()
     normalize = work.workspace.normalize
-    # a saved model has no other private tensors: a prediction that needs one that was not declared fails here, not when it is used
-    seen = replace(work, private={name: tensor for name, tensor in work.private.items() if name in algorithm.private_predicts})
+    # a saved model has no other private tensors: a prediction that needs one that was not declared fails
+    # here, not when it is used
+    seen = replace(
+        work,
+        private={name: tensor for name, tensor in work.private.items() if name in algorithm.private_predicts},
+    )
     parts = [algorithm.predict(seen, normalize(part)) for part in images.split(_BATCH)]
     if not isinstance(parts[0], Prediction):
-        raise TypeError(f"{type(algorithm).__name__}.predict: expected a Prediction of uefl.uncertainty, got {type(parts[0]).__name__}")
+        raise TypeError(
+            f"{type(algorithm).__name__}.predict: expected a Prediction of uefl.uncertainty, got"
+            f" {type(parts[0]).__name__}"
+        )
     return joined(parts)
 
 
@@ -71,7 +79,9 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
             values["holdout_accuracy"] = metrics.accuracy(prediction.probs, split.labels)
             values["holdout_nll"] = metrics.nll(prediction.probs, split.labels)
             values["holdout_entropy"] = prediction.entropy.double().mean()
-            values["holdout_entropy_se"] = prediction.entropy.double().std(correction=0) / max(1, len(split) - 1) ** 0.5
+            values["holdout_entropy_se"] = (
+                prediction.entropy.double().std(correction=0) / max(1, len(split) - 1) ** 0.5
+            )
             continue
         if name == "test":
             labels = _split(work, name).labels
@@ -85,7 +95,9 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
         values["entropy"] = prediction.entropy.double().mean()
         values["entropy_deterministic"] = prediction.entropy_deterministic.double().mean()
         values["mutual_info"] = prediction.mutual_info.double().mean()
-    result: Metrics = dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
+    result: Metrics = dict(
+        zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True)
+    )
     name = "test" if "test" in members[0] else "own"
     own = algorithm.measure(work, [dict(said[name].extra) for said in members], last)
     return result | counts | recorded(own, f"{type(algorithm).__name__}.measure")
@@ -99,16 +111,22 @@ def list_lengths(classes: int) -> dict[str, int]:
 def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
     """What a report draws of the predictions, in numbers that do not grow with the images.
 
-    ``confusion`` ``[classes * classes]``, row by row: images of a class, by the class that was predicted. ``reliability``, of each bin of
-    the confidence in turn: images, and how many of them were predicted right. ``confidence``: their sum in each bin.
+    ``confusion`` ``[classes * classes]``, row by row: images of a class, by the class that was predicted.
+    ``reliability``, of each bin of
+    the confidence in turn: images, and how many of them were predicted right. ``confidence``: their sum in
+        each bin.
     """
     classes, labels = probs.shape[1], labels.cpu()  # where sums have one order
     confidence, predicted = probs.double().cpu().max(1)
     bins = (confidence * _BINS).long().clamp(0, _BINS - 1)
-    images, right = (torch.bincount(bins, weight, minlength=_BINS) for weight in (None, (predicted == labels).double()))
+    images, right = (
+        torch.bincount(bins, weight, minlength=_BINS) for weight in (None, (predicted == labels).double())
+    )
     found: Metrics = {"reliability": torch.stack([images, right.long()], 1).flatten().tolist()}
     if classes <= _MOST_CLASSES:
-        found["confusion"] = torch.bincount(labels * classes + predicted, minlength=classes * classes).tolist()
+        found["confusion"] = torch.bincount(
+            labels * classes + predicted, minlength=classes * classes
+        ).tolist()
     return found | {"confidence": torch.bincount(bins, confidence, minlength=_BINS).tolist()}
 
 

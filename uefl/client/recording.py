@@ -1,8 +1,9 @@
-"""A step of training that is recorded once in a turn and replayed: a GPU is given all kernels of a step at once.
+"""A step of training that is recorded once in a turn and replayed: a GPU is given all kernels of a step at
+once.
 
-The small networks of a federation keep a GPU busy for less time than Python takes to launch their kernels. A CUDA graph has them launched
-together. It repeats the very same operations on the very same tensors, so an algorithm has to say that its steps are such
-(:attr:`Algorithm.static_step`).
+The small networks of a federation keep a GPU busy for less time than Python takes to launch their kernels. A
+CUDA graph has them launched together. It repeats the very same operations on the very same tensors, so an
+algorithm has to say that its steps are such (:attr:`Algorithm.static_step`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _FIRST = 2
 """steps before the recording, in which the optimizer, gradients and libraries make what they keep"""
 _LEAST = 10
-"""steps of one size from which on a recording should pay, whose making is reckoned to take as long as a few steps; not measured"""
+"""steps of one size from which on a recording should pay, whose making is reckoned to take as long as a few
+steps; not measured"""
 _METHODS = ("regularize", "loss", "before_step", "after_batch")
 
 Step = Callable[[Batch], None]
@@ -40,7 +42,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs, of which the last one is kept: the next ones take its memory, which none of them needs between two replays.
+    """CUDA graphs, of which the last one is kept: the next ones take its memory, which none of them needs
+    between two replays.
 
     Args:
         device: a GPU.
@@ -75,7 +78,9 @@ class CudaRecorder:
                 operations()
         except RuntimeError as error:
             line = str(error).partition("\n")[0]
-            raise RuntimeError(f"the step cannot be recorded as a CUDA graph ({line}); set run.cuda_graphs = false") from error
+            raise RuntimeError(
+                f"the step cannot be recorded as a CUDA graph ({line}); set run.cuda_graphs = false"
+            ) from error
         self._last = graph
         return graph.replay
 
@@ -86,7 +91,8 @@ def recorder_of(device: torch.device) -> Recorder | None:
 
 
 def is_static(algorithm: Algorithm) -> bool:
-    """Whether a class that has every method of the algorithm's steps, its own or inherited, says that they can be repeated."""
+    """Whether a class that has every method of the algorithm's steps, its own or inherited, says that they
+    can be repeated."""
     kind = type(algorithm)
     says = _owner(kind, "static_step")
     return all(issubclass(says, _owner(kind, method)) for method in _METHODS) and algorithm.static_step
@@ -98,7 +104,8 @@ def _owner(kind: type[Algorithm], name: str) -> type:
 
 @contextmanager
 def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator[Step]:
-    """The same step, carried out by replays of a recording for each size of which the turn has enough batches.
+    """The same step, carried out by replays of a recording for each size of which the turn has enough
+    batches.
 
     Args:
         step: takes a batch; counts itself in ``work.step``, and images in ``work.counted``.

@@ -22,5 +22,8 @@ def fresh(algorithm: Algorithm, client: str, device: torch.device) -> dict[str, 
         state = algorithm.client_state(client)
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{type(algorithm).__name__}.client_state: {name!r} is of type {type(tensor).__name__}; expected a tensor")
+            raise TypeError(
+                f"{type(algorithm).__name__}.client_state: {name!r} is of type {type(tensor).__name__};"
+                " expected a tensor"
+            )
     return {name: tensor.to(device) for name, tensor in state.items()}

@@ -1,4 +1,5 @@
-"""The step loop: passes over a client's images with the optimizer of the run. Every training in a run is one call of :func:`fit`."""
+"""The step loop: passes over a client's images with the optimizer of the run. Every training in a run is one
+call of :func:`fit`."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def fit(
 ) -> Outcome:
     """Train the network that is loaded.
 
-    The batches of all passes are drawn from torch's generator first, so that no draw of a step can change them; dropout and
-    augmentation go on with the same generator.
+    The batches of all passes are drawn from torch's generator first, so that no draw of a step can change
+    them; dropout and augmentation go on with the same generator.
 
     Args:
         algorithm: whose batches, terms and steps these are.
@@ -51,7 +52,10 @@ def fit(
     """
     for name, tensor in work.trained.items():
         if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would pass it over without a word
-            raise TypeError(f"work.trained: {name!r} is no leaf with a gradient; put there TENSOR.detach().clone().requires_grad_()")
+            raise TypeError(
+                f"work.trained: {name!r} is no leaf with a gradient; put there"
+                " TENSOR.detach().clone().requires_grad_()"
+            )
     training, flat, device = work.training, work.workspace.flat, work.workspace.device
     gradient = flat.values.grad
     assert gradient is not None
@@ -74,20 +78,25 @@ def fit(
         value = measure(work, batch)
         if not isinstance(value, torch.Tensor) or value.shape:
             got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise TypeError(f"{type(algorithm).__name__}.loss: expected the mean over the batch, a scalar tensor; got {got}")
+            raise TypeError(
+                f"{type(algorithm).__name__}.loss: expected the mean over the batch, a scalar tensor; got"
+                f" {got}"
+            )
         value.backward()  # type: ignore[no-untyped-call]
         algorithm.before_step(work, gradient)
         optimizer.step()
         if frozen is not None and kept is not None:
-            # Terms of the parameters, such as weight decay, are for those that are trained. By a mask: positions would be looked at on the
-            # host where kernels have to be deterministic, which a CUDA graph cannot hold.
+            # Terms of the parameters, such as weight decay, are for those that are trained. By a mask:
+            # positions would be looked at on the host where kernels have to be deterministic, which a CUDA
+            # graph cannot hold.
             torch.where(frozen, kept, flat.values.data, out=flat.values.data)
         total.add_(value.detach() * len(batch.positions))
         work.step += 1
         algorithm.after_batch(work, batch)
 
     work.net.train()
-    own = getattr(measure, "__func__", None) is type(algorithm).loss  # of another loss nobody knows whether its steps are all the same
+    # of another loss nobody knows whether its steps are all the same
+    own = getattr(measure, "__func__", None) is type(algorithm).loss
     with replayed(step, work, plan) if own else nullcontext(step) as take:
         for work.epoch, batches in enumerate(plan):
             for work.epoch_step, positions in enumerate(batches):
@@ -97,7 +106,8 @@ def fit(
 
 
 def moments_of(outcome: Outcome, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Copies of the state of the optimizer for one parameter, by name: of its shape, or scalars. SGD without momentum has none."""
+    """Copies of the state of the optimizer for one parameter, by name: of its shape, or scalars. SGD without
+    momentum has none."""
     state: dict[str, Any] = outcome.optimizer.state[parameter]
     return {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
 
@@ -106,7 +116,10 @@ def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[tor
     """The batches of every pass; with a budget of steps, as many passes as it takes, the last one cut."""
     budget = work.training.local_steps if epochs is None else 0
     if not budget:
-        return [list(algorithm.epoch(work)) for _ in range(work.training.local_epochs if epochs is None else epochs)]
+        return [
+            list(algorithm.epoch(work))
+            for _ in range(work.training.local_epochs if epochs is None else epochs)
+        ]
     plan: list[list[torch.Tensor]] = []
     while budget > 0:
         batches = list(algorithm.epoch(work))[:budget]
@@ -120,13 +133,23 @@ def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[tor
 def _groups(work: Work) -> list[dict[str, Any]]:
     """What is trained, by learning rate."""
     lr = work.training.lr_in(work.round)
-    plain = [work.workspace.flat.values, *(tensor for name, tensor in work.trained.items() if name not in work.rates)]
-    return [{"params": plain, "lr": lr}, *({"params": [work.trained[name]], "lr": lr * rate} for name, rate in work.rates.items())]
+    plain = [
+        work.workspace.flat.values,
+        *(tensor for name, tensor in work.trained.items() if name not in work.rates),
+    ]
+    return [
+        {"params": plain, "lr": lr},
+        *({"params": [work.trained[name]], "lr": lr * rate} for name, rate in work.rates.items()),
+    ]
 
 
-def _optimizer(training: Training, parameters: list[dict[str, Any]], weight_decay: float, device: torch.device) -> torch.optim.Optimizer:
+def _optimizer(
+    training: Training, parameters: list[dict[str, Any]], weight_decay: float, device: torch.device
+) -> torch.optim.Optimizer:
     if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True)
+        return torch.optim.SGD(
+            parameters, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True
+        )
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
     on_gpu = device.type == "cuda"  # where a CUDA graph may have to hold the step; the same kernel either way
     return kind(parameters, lr=training.lr, weight_decay=weight_decay, fused=True, capturable=on_gpu)

@@ -51,7 +51,8 @@ RESERVED = frozenset(
         "epsilon",
     )
 )
-"""names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left out"""
+"""names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left
+out"""
 
 
 def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -70,12 +71,16 @@ def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise ValueError(f"{place}: the frame itself records {taken[0]!r}; choose another name")
     for name, value in values.items():
         if not isinstance(value, (int, float, str, list, dict, type(None))):
-            raise TypeError(f"{place}: {name!r} is of type {type(value).__name__}; expected a number, a text, a list or a dict")
+            raise TypeError(
+                f"{place}: {name!r} is of type {type(value).__name__}; expected a number, a text, a list or a"
+                " dict"
+            )
     return dict(values)
 
 
 class Batch(NamedTuple):
-    """Training images, normalised ``[b, C, H, W]`` float32, and their positions ``[b]`` in the client's data."""
+    """Training images, normalised ``[b, C, H, W]`` float32, and their positions ``[b]`` in the client's
+    data."""
 
     images: torch.Tensor
     positions: torch.Tensor
@@ -85,7 +90,8 @@ class Batch(NamedTuple):
 
 @dataclass
 class Work:
-    """One client's turn: its data, the network, the message, and places where methods of an algorithm keep values for later ones."""
+    """One client's turn: its data, the network, the message, and places where methods of an algorithm keep
+    values for later ones."""
 
     client: str
     data: LabeledData | SetData
@@ -97,20 +103,24 @@ class Work:
     round: int
     """rounds of the run that have been trained before this one"""
     generator: torch.Generator
-    """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the dropout. Its seed is known to the
+    """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the
+    dropout. Its seed is known to the
     server and to all clients: a draw that protects data is one of :meth:`own_draws`"""
     uniform: Callable[..., Any]
     """:func:`uefl.privacy.uniform` with the secret of this client"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
-    """tensors of ``client_state``; the client finds them here again in its next turn, with the changes that it made"""
+    """tensors of ``client_state``; the client finds them here again in its next turn, with the changes that
+    it made"""
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     """leaves that are trained with the network; put there in ``before_round``"""
     rates: dict[str, float] = field(default_factory=dict)
-    """learning rates of tensors in ``trained`` as multiples of the network's; put there in ``before_round``"""
+    """learning rates of tensors in ``trained`` as multiples of the network's; put there in
+    ``before_round``"""
     memory: dict[str, Any] = field(default_factory=dict)
     """any values that one method keeps for another one of the same turn"""
     metrics: dict[str, float] = field(default_factory=dict)
-    """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's metrics of this round"""
+    """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's
+    metrics of this round"""
     _noted: dict[str, torch.Tensor] = field(default_factory=dict)
     counted: Counter[str] = field(default_factory=Counter)
     """images in each sum of :meth:`note`"""
@@ -125,7 +135,8 @@ class Work:
 
     @classmethod
     def alone(cls, net: nn.Module, tensors: Mapping[str, torch.Tensor], passes: int) -> Work:
-        """A turn that only predicts, outside of a run: with a network, the tensors of one client, and a number of passes."""
+        """A turn that only predicts, outside of a run: with a network, the tensors of one client, and a
+        number of passes."""
 
         def no_draws(*place: object) -> None:
             raise TypeError("a saved model predicts without the draws that protect data")
@@ -169,8 +180,11 @@ class Work:
 
     @property
     def train(self) -> Split:
-        """The images that are trained on; in the place of labels, those of unlabeled sets have the set that they are in."""
-        return self.data.train if isinstance(self.data, LabeledData) else Split(self.data.images, self.data.sets)
+        """The images that are trained on; in the place of labels, those of unlabeled sets have the set that
+        they are in."""
+        return (
+            self.data.train if isinstance(self.data, LabeledData) else Split(self.data.images, self.data.sets)
+        )
 
     @property
     def sets(self) -> SetData:
@@ -190,15 +204,18 @@ class Work:
         return logits.float()
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean over a batch in nats, a float32 scalar, of logits ``[b, classes]`` and labels ``[b]``; it notes ``train_accuracy``."""
+        """The mean over a batch in nats, a float32 scalar, of logits ``[b, classes]`` and labels ``[b]``; it
+        notes ``train_accuracy``."""
         self.note("train_accuracy", (logits.argmax(1) == labels).float().mean(), len(labels))
         return nn.functional.cross_entropy(logits.float(), labels)
 
     def note(self, name: str, mean: torch.Tensor, images: int) -> None:
-        """Add the mean over a batch, a scalar, to a metric that is the mean over the images of the round; nothing waits for the device."""
+        """Add the mean over a batch, a scalar, to a metric that is the mean over the images of the round;
+        nothing waits for the device."""
         if name not in self._noted:
             self._noted[name] = torch.zeros_like(mean)
-        self._noted[name] += images * mean.detach()  # in place: a step that is replayed adds to the same tensor
+        # in place: a step that is replayed adds to the same tensor
+        self._noted[name] += images * mean.detach()
         self.counted[name] += images
 
     def noted(self) -> dict[str, float]:
@@ -210,9 +227,11 @@ class Work:
         return self.workspace.shared()
 
     def own_draws(self, count: int, *place: str | int, of: torch.Tensor | None = None) -> torch.Tensor:
-        """Draw uniform numbers that only the owner of the client's secret can make again: for draws that protect its data.
+        """Draw uniform numbers that only the owner of the client's secret can make again: for draws that
+        protect its data.
 
-        They do not depend on the round, and on nothing that the server chooses but the arguments: who asks again learns nothing new.
+        They do not depend on the round, and on nothing that the server chooses but the arguments: who asks
+        again learns nothing new.
 
         Args:
             count: how many.

@@ -1,4 +1,5 @@
-"""The resident network of an arm on one device, with all that its clients share: precision, normalisation, augmentation."""
+"""The resident network of an arm on one device, with all that its clients share: precision, normalisation,
+augmentation."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Workspace:
         device: where all this lies.
     """
 
-    def __init__(self, algorithm: Algorithm, data: Data, federation: Federation, device: torch.device) -> None:
+    def __init__(
+        self, algorithm: Algorithm, data: Data, federation: Federation, device: torch.device
+    ) -> None:
         self.algorithm = algorithm
         self.context: Context = algorithm.context
         self.device = device
@@ -57,12 +60,17 @@ class Workspace:
         self._variances = self._running("running_var")
         """positions of running variances among the shared ``buffers``"""
         shape = self.context.image_shape
-        self._noise = torch.randint(256, (1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(device)
+        self._noise = torch.randint(
+            256, (1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        ).to(device)
 
     def initial(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """A new network: the shared ``values`` and ``buffers``, and the private parts that every client begins with."""
+        """A new network: the shared ``values`` and ``buffers``, and the private parts that every client
+        begins with."""
         flat = self._built(seed)
-        return self._cut(flat, self._shared), {_PRIVATE[name]: part for name, part in self._private(flat).items()}
+        return self._cut(flat, self._shared), {
+            _PRIVATE[name]: part for name, part in self._private(flat).items()
+        }
 
     def _built(self, seed: int) -> FlatModule:
         with torch.random.fork_rng(devices=[]):
@@ -81,17 +89,23 @@ class Workspace:
                 flat[self._rest[i]] = message.private[_PRIVATE[name]]
 
     def shared(self) -> dict[str, torch.Tensor]:
-        """``values`` and ``buffers`` without the private parts. Where nothing is private they are the resident tensors, not copies."""
+        """``values`` and ``buffers`` without the private parts. Where nothing is private they are the
+        resident tensors, not copies."""
         return self._cut(self.flat, self._shared)
 
     def private(self) -> dict[str, torch.Tensor]:
         """The private parts of the network, as they travel; empty where nothing is private."""
         return {_PRIVATE[name]: part for name, part in self._private(self.flat).items()}
 
-    def named(self, tensors: dict[str, torch.Tensor], private: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def named(
+        self, tensors: dict[str, torch.Tensor], private: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """Weights by name of a model in its shared and its private parts; copies."""
         self.load(Message(tensors, private=private))
-        return {name: part.clone() for name, part in self.flat.named(self.flat.values.detach(), self.flat.buffers).items()}
+        return {
+            name: part.clone()
+            for name, part in self.flat.named(self.flat.values.detach(), self.flat.buffers).items()
+        }
 
     def private_names(self) -> list[str]:
         """Weights that are private, by name."""
@@ -100,8 +114,11 @@ class Workspace:
         return [name for name in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
 
     @torch.no_grad()
-    def fault(self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor], predict: bool = True) -> str | None:
-        """Why shared ``values`` and ``buffers`` are no model, or None: a running variance below 0, or a prediction that is not finite.
+    def fault(
+        self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor], predict: bool = True
+    ) -> str | None:
+        """Why shared ``values`` and ``buffers`` are no model, or None: a running variance below 0, or a
+        prediction that is not finite.
 
         Args:
             tensors: has both.
@@ -134,11 +151,18 @@ class Workspace:
 
     def _cut(self, flat: FlatModule, index: list[torch.Tensor] | None) -> dict[str, torch.Tensor]:
         parts = {"values": flat.values.detach(), "buffers": flat.buffers}
-        return parts if index is None else {name: part[i] for (name, part), i in zip(parts.items(), index, strict=True)}
+        return (
+            parts
+            if index is None
+            else {name: part[i] for (name, part), i in zip(parts.items(), index, strict=True)}
+        )
 
     def _running(self, kind: str) -> torch.Tensor:
         floating = [(name, buffer) for name, buffer in self.net.named_buffers() if buffer.is_floating_point()]
-        of_kind = [torch.full((buffer.numel(),), name.endswith(kind), device=self.device) for name, buffer in floating]
+        of_kind = [
+            torch.full((buffer.numel(),), name.endswith(kind), device=self.device)
+            for name, buffer in floating
+        ]
         mask = torch.cat(of_kind) if of_kind else torch.zeros(0, dtype=torch.bool, device=self.device)
         return (mask if self._shared is None else mask[self._shared[1]]).nonzero().flatten()
 
@@ -149,7 +173,8 @@ class Workspace:
 def _keep_freed_memory() -> None:
     """Have glibc keep for this process what it frees.
 
-    A step takes and frees tensors of megabytes. glibc would hand them back to the system, which maps and clears every page anew in the
+    A step takes and frees tensors of megabytes. glibc would hand them back to the system, which maps and
+    clears every page anew in the
     next step: 5000 page faults a step of the demo, 8 % of its time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -161,8 +186,8 @@ def _keep_freed_memory() -> None:
 def uses_bf16(precision: str, device: torch.device) -> bool:
     """Whether the network computes in bfloat16 where ``run.precision`` says ``precision``.
 
-    ``auto`` takes it where the hardware multiplies it: with AMX or AVX512_BF16 on a CPU, with tensor cores on a GPU. oneDNN has it on
-    AVX2 too, in ten times the time of float32.
+    ``auto`` takes it where the hardware multiplies it: with AMX or AVX512_BF16 on a CPU, with tensor cores on
+    a GPU. oneDNN has it on AVX2 too, in ten times the time of float32.
     """
     if precision != "auto":
         return precision == "bf16"

@@ -1,7 +1,7 @@
 """A whole configuration: four sections, the arms, and what must hold between them.
 
-Algorithms check the parameters of their arms. They are looked up when arms are, so that a mistake in another section is found
-without torch.
+Algorithms check the parameters of their arms. They are looked up when arms are, so that a mistake in another
+section is found without torch.
 """
 
 from __future__ import annotations
@@ -58,9 +58,13 @@ class Config:
         return find(next(iter(self.arms.values())).algorithm).kind
 
     def table(self) -> dict[str, Any]:
-        """Return plain values for TOML and JSON. All defaults are written out; keys without a value are left out."""
+        """Return plain values for TOML and JSON. All defaults are written out; keys without a value are left
+        out."""
         sections = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS}
-        arms = {name: {"algorithm": arm.algorithm, **arm.parameters.model_dump(mode="json")} for name, arm in self.arms.items()}
+        arms = {
+            name: {"algorithm": arm.algorithm, **arm.parameters.model_dump(mode="json")}
+            for name, arm in self.arms.items()
+        }
         return sections | {"arms": arms}
 
     def to_toml(self) -> str:
@@ -72,7 +76,8 @@ class Config:
         return replace(self, run=self.run.model_copy(update=keys))
 
     def absolute(self) -> Config:
-        """The same configuration with the user's own data, where they are there, named as any working folder finds them."""
+        """The same configuration with the user's own data, where they are there, named as any working folder
+        finds them."""
         path = self.data.path
         if path is None or not path.exists():
             return self
@@ -95,12 +100,17 @@ def from_table(table: dict[str, Any]) -> Config:
     """Build and check a configuration from plain values.
 
     Raises:
-        UserError: the first key that is unknown, of a wrong type, out of its range, or does not go with the others.
+        UserError: the first key that is unknown, of a wrong type, out of its range, or does not go with the
+            others.
     """
     for key in table:
         if key not in (*SECTIONS, "arms"):
             raise _misplaced(key)
-    run, model, training = _section(Run, "run", table), _section(Model, "model", table), _section(Training, "training", table)
+    run, model, training = (
+        _section(Run, "run", table),
+        _section(Model, "model", table),
+        _section(Training, "training", table),
+    )
     from ..data.settings import Data  # without torch, but its schemes know numpy, without which help answers
 
     data = _section(Data, "data", table, fields(table))
@@ -113,7 +123,8 @@ def arms(table: Any) -> dict[str, Arm]:
     """The arms of a table ``{name: {"algorithm": ..., parameter: ...}}``.
 
     Raises:
-        UserError: a name that is no file name, an unknown algorithm or parameter, a value out of range; no arm; arms of two kinds.
+        UserError: a name that is no file name, an unknown algorithm or parameter, a value out of range; no
+            arm; arms of two kinds.
     """
     from ..algorithms.base import find, registry
 
@@ -123,13 +134,17 @@ def arms(table: Any) -> dict[str, Arm]:
     made: dict[str, Arm] = {}
     for name, keys in table.items():
         if not NAME.fullmatch(name):
-            raise UserError(f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.', '_' and '-'")
+            raise UserError(
+                f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.',"
+                " '_' and '-'"
+            )
         if not isinstance(keys, dict):
             raise UserError(f"key 'arms.{name}': expected a table of parameters, got {shown(keys)}")
         known = registry()
         if "algorithm" not in keys and name not in known:
             raise UserError(
-                f"key 'arms.{name}': no algorithm {name!r}{nearest(name, known)}; an arm with a name of its own says which it is, "
+                f"key 'arms.{name}': no algorithm {name!r}{nearest(name, known)}; an arm with a name of its"
+                " own says which it is, "
                 f'algorithm = "..."; there are {", ".join(known)}'
             )
         algorithm: Any = keys.get("algorithm", name)
@@ -142,11 +157,18 @@ def arms(table: Any) -> dict[str, Arm]:
             f"{what}: {', '.join(name for name, kind in kinds.items() if kind == of)}"
             for of, what in (("labeled", "on labeled silos"), ("sets", "on unlabeled sets"))
         )
-        raise UserError(f"key 'arms': arms on labeled silos and on unlabeled sets do not go together ({listed})")
+        raise UserError(
+            f"key 'arms': arms on labeled silos and on unlabeled sets do not go together ({listed})"
+        )
     return made
 
 
-def _section(kind: type[S], name: str, table: dict[str, Any], inside: Mapping[str, Iterable[str]] = MappingProxyType({})) -> S:
+def _section(
+    kind: type[S],
+    name: str,
+    table: dict[str, Any],
+    inside: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> S:
     keys = table.get(name, {})
     if not isinstance(keys, dict):
         raise UserError(f"key {name!r}: expected a table [{name}], got {shown(keys)}")
@@ -162,7 +184,8 @@ def _misplaced(key: str) -> UserError:
 
 
 def _check(config: Config) -> None:
-    """Check the keys against each other. A key without effect must have its default, which run folders write out."""
+    """Check the keys against each other. A key without effect must have its default, which run folders write
+    out."""
     from ..algorithms.base import find
 
     run, model, training, kind = config.run, config.model, config.training, config.kind
@@ -183,10 +206,15 @@ def _check(config: Config) -> None:
     if model.encoder in _WITHOUT_WIDTH:
         _unused("model", model, "width", f"{network} does not use it")
     if model.pretrained and model.encoder not in _PRETRAINED:
-        raise UserError(f"key 'model.pretrained': {network} has no pretrained weights; set false, or another encoder")
+        raise UserError(
+            f"key 'model.pretrained': {network} has no pretrained weights; set false, or another encoder"
+        )
     if model.pretrained or model.encoder == "given":
         _unused(
-            "model", model, "norm_layer", f"{'pretrained weights are for batch norm' if model.pretrained else f'{network} has its own'}"
+            "model",
+            model,
+            "norm_layer",
+            f"{'pretrained weights are for batch norm' if model.pretrained else f'{network} has its own'}",
         )
     if model.encoder in _OWN_HEAD:
         for key in ("hidden", "dropout", "logit_dropout", "pooled"):
@@ -200,25 +228,36 @@ def _check(config: Config) -> None:
             _unused("run", run, key, "arms on unlabeled sets measure one pass without dropout")
         if len(training.rounds) > 1 or training.max_iterations > 1:
             raise UserError(
-                f"key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration; got {list(training.rounds)}"
+                "key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration;"
+                f" got {list(training.rounds)}"
             )
     else:
         _unused("run", run, "select", "it is for arms on unlabeled sets")
     for name, field in type(config.data).model_fields.items():
-        of = (field.json_schema_extra or {}).get("kind") if isinstance(field.json_schema_extra, dict) else None
+        of = (
+            (field.json_schema_extra or {}).get("kind") if isinstance(field.json_schema_extra, dict) else None
+        )
         if of is not None and of != kind:
-            _unused("data", config.data, name, f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled silos'}")
+            _unused(
+                "data",
+                config.data,
+                name,
+                f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled silos'}",
+            )
 
 
 def _check_private(config: Config) -> None:
     """Refuse settings that would reveal more about the clients than the accountant counts."""
     run = config.run
     if run.uncertainty == "ensemble":
-        raise UserError(f"key 'run.privacy': expected 'none' with an ensemble, each member tells of the clients again; got {run.privacy!r}")
+        raise UserError(
+            "key 'run.privacy': expected 'none' with an ensemble, each member tells of the clients again;"
+            f" got {run.privacy!r}"
+        )
     if config.data.normalize == "standard":
         raise UserError(
-            f"key 'data.normalize': with privacy = {run.privacy!r} expected 'centred', 'imagenet' or 'raw': 'standard' is the mean and the "
-            "deviation of all clients' images, which no noise hides"
+            f"key 'data.normalize': with privacy = {run.privacy!r} expected 'centred', 'imagenet' or 'raw':"
+            " 'standard' is the mean and the deviation of all clients' images, which no noise hides"
         )
     if run.privacy == "central":
         _unused("run", run, "aggregation", "with privacy = 'central' noise is for a sum")
@@ -230,7 +269,8 @@ def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
     default, value = type(values).model_fields[key].default, getattr(values, key)
     if value != default:
         raise UserError(
-            f"key '{section}.{key}': expected its default {default!r}, so set it to that or leave it out: {why}; got {shown(value)}"
+            f"key '{section}.{key}': expected its default {default!r}, so set it to that or leave it out:"
+            f" {why}; got {shown(value)}"
         )
 
 

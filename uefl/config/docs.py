@@ -1,4 +1,5 @@
-"""Generate the tables of docs/configuration.md from the models: ``python -m uefl.config.docs docs/configuration.md``."""
+"""Generate the tables of docs/configuration.md from the models: ``python -m uefl.config.docs
+docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -29,11 +30,23 @@ def tables() -> str:
         if kind is Data:
             parts += ["### Data sets, by their name in `source`", "", *_sources(), ""]
     for name in PARTITIONS:
-        parts += [f'### `[data.partition]` with `scheme = "{name}"`', "", _first_line(PARTITIONS[name]), "", *_table(PARTITIONS[name]), ""]
+        parts += [
+            f'### `[data.partition]` with `scheme = "{name}"`',
+            "",
+            _first_line(PARTITIONS[name]),
+            "",
+            *_table(PARTITIONS[name]),
+            "",
+        ]
     for name, algorithm in registry().items():
         if algorithm.__module__.startswith("uefl."):
             needs = "labeled silos" if algorithm.kind == "labeled" else "unlabeled sets"
-            parts += [f'### `[arms.NAME]` with `algorithm = "{name}"`', "", f"{_first_line(algorithm)} Needs {needs}.", ""]
+            parts += [
+                f'### `[arms.NAME]` with `algorithm = "{name}"`',
+                "",
+                f"{_first_line(algorithm)} Needs {needs}.",
+                "",
+            ]
             parts += [*_table(algorithm.Parameters), ""]
     return "\n".join(parts)
 
@@ -79,7 +92,11 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(value, float) and (value == 0 or abs(value) >= 1e-3):
         return repr(value)
-    return f"{value:g}" if isinstance(value, float) else json.dumps(list(value) if isinstance(value, tuple) else value)
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else json.dumps(list(value) if isinstance(value, tuple) else value)
+    )
 
 
 def _values(field: FieldInfo) -> str:
@@ -88,7 +105,10 @@ def _values(field: FieldInfo) -> str:
     if choices:
         return ", ".join(choices)
     bounds = {type(bound): bound for bound in field.metadata}
-    low, high = _bound(bounds, annotated_types.Ge, annotated_types.Gt), _bound(bounds, annotated_types.Le, annotated_types.Lt)
+    low, high = (
+        _bound(bounds, annotated_types.Ge, annotated_types.Gt),
+        _bound(bounds, annotated_types.Le, annotated_types.Lt),
+    )
     kind = " or ".join(filter(None, map(_kind, _parts(field.annotation)))) or "table"
     limits = ", ".join(limit for limit in (low, high) if limit)
     return f"{kind} {limits}".strip()
@@ -105,19 +125,44 @@ def _kind(annotation: Any) -> str:
 
 
 def _bound(bounds: dict[type, Any], closed: type, open_: type) -> str:
-    signs = {annotated_types.Ge: "≥", annotated_types.Gt: ">", annotated_types.Le: "≤", annotated_types.Lt: "<"}
-    names = {annotated_types.Ge: "ge", annotated_types.Gt: "gt", annotated_types.Le: "le", annotated_types.Lt: "lt"}
-    return next((f"{signs[kind]} {getattr(bounds[kind], names[kind]):.10g}" for kind in (closed, open_) if kind in bounds), "")
+    signs = {
+        annotated_types.Ge: "≥",
+        annotated_types.Gt: ">",
+        annotated_types.Le: "≤",
+        annotated_types.Lt: "<",
+    }
+    names = {
+        annotated_types.Ge: "ge",
+        annotated_types.Gt: "gt",
+        annotated_types.Le: "le",
+        annotated_types.Lt: "lt",
+    }
+    return next(
+        (
+            f"{signs[kind]} {getattr(bounds[kind], names[kind]):.10g}"
+            for kind in (closed, open_)
+            if kind in bounds
+        ),
+        "",
+    )
 
 
 def _parts(annotation: Any) -> Iterable[Any]:
-    return get_args(annotation) if get_origin(annotation) is Union or type(annotation).__name__ == "UnionType" else (annotation,)
+    return (
+        get_args(annotation)
+        if get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
+        else (annotation,)
+    )
 
 
 def _plain(annotation: Any) -> set[Any]:
     """Return the types of an annotation."""
     inner = get_args(annotation)
-    return {annotation} if not inner else set().union(*(_plain(each) for each in inner if not isinstance(each, str)))
+    return (
+        {annotation}
+        if not inner
+        else set().union(*(_plain(each) for each in inner if not isinstance(each, str)))
+    )
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:

@@ -42,14 +42,21 @@ def places(key: str, table: dict[str, Any]) -> list[str]:
     return found + [
         f"arms.{name}"
         for name, keys in arms.items()
-        if (kind := algorithms.get(str(keys.get("algorithm", name)))) is not None and key in kind.Parameters.model_fields
+        if (kind := algorithms.get(str(keys.get("algorithm", name)))) is not None
+        and key in kind.Parameters.model_fields
     ]
 
 
 def named(arms: Any) -> dict[str, Any]:
     """Return the arms as tables. A list of names is valid; the check of the arms refuses anything else."""
     names = [arms] if isinstance(arms, str) else arms
-    table = names if isinstance(names, dict) else {str(name): {} for name in names} if isinstance(names, (list, tuple)) else {}
+    table = (
+        names
+        if isinstance(names, dict)
+        else {str(name): {} for name in names}
+        if isinstance(names, (list, tuple))
+        else {}
+    )
     return {str(name): keys if isinstance(keys, dict) else {} for name, keys in table.items()}
 
 

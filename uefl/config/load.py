@@ -1,9 +1,10 @@
 """Read a configuration from a preset, a TOML file with an optional base, and ``--set``.
 
-A file with ``base = "PRESET"`` is merged with the preset key by key. Only ``[data.partition]`` is replaced whole if it
-names another scheme; ``--set data.partition.scheme=...`` does the same. If the file has tables ``[arms.NAME]``, the run has
-exactly these arms. Each arm starts from the arm of the same name in the base, if there is one. ``arms = ["a", "b"]`` selects
-arms by name, from the base or with the defaults of the algorithm of the same name.
+A file with ``base = "PRESET"`` is merged with the preset key by key. Only ``[data.partition]`` is replaced
+whole if it names another scheme; ``--set data.partition.scheme=...`` does the same. If the file has tables
+``[arms.NAME]``, the run has exactly these arms. Each arm starts from the arm of the same name in the base, if
+there is one. ``arms = ["a", "b"]`` selects arms by name, from the base or with the defaults of the algorithm
+of the same name.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ def presets() -> dict[str, str]:
 
 def preset_groups() -> dict[str, dict[str, str]]:
     """Return the presets by group."""
-    return {group: {f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)} for group in _GROUPS}
+    return {
+        group: {
+            f.name[:-5]: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in _files(group)
+        }
+        for group in _GROUPS
+    }
 
 
 def preset_text(name: str) -> str:
@@ -47,19 +53,25 @@ def preset_text(name: str) -> str:
         for file in _files(group):
             if file.name == f"{name}.toml":
                 return file.read_text(encoding="utf-8")
-    raise UserError(f"no preset {name!r}{nearest(name, presets())}; see `uefl presets`, or give the path of a .toml file")
+    raise UserError(
+        f"no preset {name!r}{nearest(name, presets())}; see `uefl presets`, or give the path of a .toml file"
+    )
 
 
-def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, *, given: bool = False, **keys: Any) -> Config:
+def load(
+    source: str | Mapping[str, Any], overrides: list[str] | None = None, *, given: bool = False, **keys: Any
+) -> Config:
     """Read a preset, a TOML file or a table, then apply ``key=value`` overrides.
 
     Args:
         source: name of a preset, the path of a .toml file, or sections as a mapping.
-        overrides: ``"key=value"`` in TOML syntax (a bare word is taken as a string); the key is ``SECTION.key``, ``arms.NAME.key``, or a
-            bare key that only one section has. A bare parameter of algorithms goes to every arm that has it.
-        given: the network is an object in Python. It takes the place of the section ``[model]`` of a preset; keys of that section that
-            stand elsewhere would be lost, and are refused.
-        keys: further keys, already of their type; a section as a mapping is merged, ``arms`` as a mapping replaces; None is passed over.
+        overrides: ``"key=value"`` in TOML syntax (a bare word is taken as a string); the key is
+            ``SECTION.key``, ``arms.NAME.key``, or a bare key that only one section has. A bare parameter of
+            algorithms goes to every arm that has it.
+        given: the network is an object in Python. It takes the place of the section ``[model]`` of a preset;
+            keys of that section that stand elsewhere would be lost, and are refused.
+        keys: further keys, already of their type; a section as a mapping is merged, ``arms`` as a mapping
+            replaces; None is passed over.
 
     Raises:
         UserError: unknown preset or key, an ambiguous key, a value of the wrong type or out of its range.
@@ -82,21 +94,25 @@ def load(source: str | Mapping[str, Any], overrides: list[str] | None = None, *,
 
 
 def _override(table: dict[str, Any], items: list[str]) -> None:
-    """Apply ``--set``. A bare key may belong to a partition or an arm that another item names. The order of the items does not matter."""
+    """Apply ``--set``. A bare key may belong to a partition or an arm that another item names. The order of
+    the items does not matter."""
     pairs = []
     for item in items:
         key, sign, value = item.partition("=")
         if not sign or "\n" in item.strip():
             raise UserError(f"--set {shown(item)}: expected key=value, in one line")
         pairs.append((key.strip(), _parse(value.strip())))
-    pairs.sort(key=lambda pair: pair[0].rpartition(".")[2] != "scheme")  # a new scheme removes the keys of the old one
+    # a new scheme removes the keys of the old one
+    pairs.sort(key=lambda pair: pair[0].rpartition(".")[2] != "scheme")
     after = _copy(table)
     for key, value in pairs:
         if "." in key or key in ("arms", "scheme"):
             _put(after, key, _copy(value))
     for key, value in pairs:
         # also look at arms that a later item leaves out
-        _put(table, key, value, {**after, "arms": named(after.get("arms", {})) | named(table.get("arms", {}))})
+        _put(
+            table, key, value, {**after, "arms": named(after.get("arms", {})) | named(table.get("arms", {}))}
+        )
 
 
 def load_whole(path: Path) -> Config:
@@ -113,7 +129,10 @@ def load_whole(path: Path) -> Config:
     try:
         config = from_table(table)
     except UnknownAlgorithm as error:
-        raise UserError(f"{path}: {error}: in Python, import the script that registers it first, then uefl.load, uefl.resume") from None
+        raise UserError(
+            f"{path}: {error}: in Python, import the script that registers it first, then uefl.load,"
+            " uefl.resume"
+        ) from None
     except UserError as error:
         raise UserError(f"{path}: {error}. {advice}") from None
     absent = next(_absent(config.table(), table), None)
@@ -123,7 +142,8 @@ def load_whole(path: Path) -> Config:
 
 
 def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] | None = None) -> None:
-    """Set one key of a table by its full or bare name. The places of a bare key come from ``places_of`` if it is given."""
+    """Set one key of a table by its full or bare name. The places of a bare key come from ``places_of`` if it
+    is given."""
     section, dot, rest = key.partition(".")
     if section == "arms":
         _put_arm(table, rest, value)
@@ -172,12 +192,19 @@ def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
     """Return the arms of ``arms`` as a mapping; it may be a list of names."""
     if isinstance(value, Mapping):
         return {str(name): _copy(keys) for name, keys in value.items()}
-    if isinstance(value, str) and ("," in value or value.startswith("[")):  # a shell may have removed the quotes of a list
+    # a shell may have removed the quotes of a list
+    if isinstance(value, str) and ("," in value or value.startswith("[")):
         listed = ",".join('"{}"'.format(name.strip(" '\"")) for name in value.strip("[ ]").split(","))
         raise UserError(f"key 'arms': {shown(value)} is one name; a list is 'arms=[{listed}]'")
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise UserError(f"key 'arms': expected different names of arms, or tables [arms.NAME]; got {shown(value)}")
+    if (
+        not isinstance(names, (list, tuple))
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise UserError(
+            f"key 'arms': expected different names of arms, or tables [arms.NAME]; got {shown(value)}"
+        )
     return {name: arms.get(name, {}) for name in names}
 
 
@@ -209,10 +236,14 @@ def _with_base(table: dict[str, Any], given: bool = False) -> dict[str, Any]:
     whole = _with_base(tomllib.loads(preset_text(base)))
     if given:
         whole.pop("model", None)
-    result = whole | {name: merged(whole.get(name, {}), value) for name, value in table.items() if name != "arms"}
+    result = whole | {
+        name: merged(whole.get(name, {}), value) for name, value in table.items() if name != "arms"
+    }
     if "arms" in table:
         before = named(whole.get("arms", {}))
-        result["arms"] = {name: merged(before.get(name, {}), keys) for name, keys in _picked(table["arms"], before).items()}
+        result["arms"] = {
+            name: merged(before.get(name, {}), keys) for name, keys in _picked(table["arms"], before).items()
+        }
     return result
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _PLACES = {
     "from_arrays": "arrays",
     "build": "builder",
-    **dict.fromkeys(("Federation", "LabeledData", "ServerData", "SetData", "Silo", "Sizes", "Split"), "federation"),
+    **dict.fromkeys(
+        ("Federation", "LabeledData", "ServerData", "SetData", "Silo", "Sizes", "Split"), "federation"
+    ),
     **dict.fromkeys(("PARTITIONS", "Scheme", "partition"), "partitions"),
     "Data": "settings",
     **dict.fromkeys(("SOURCES", "source"), "sources"),

@@ -35,13 +35,15 @@ def from_arrays(
 ) -> Federation:
     """Make a federation of labeled images that are in memory already, or that Datasets yield.
 
-    Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3: of uint8; of uint16, of which the
-    upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8 bits. Labels are ``[N]`` integers counting from 0, as an array,
-    a tensor, a Series or a list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and an integer. It is
-    read once, here, so that random changes in it are drawn once.
+    Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3: of
+    uint8; of uint16, of which the upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8
+    bits. Labels are ``[N]`` integers counting from 0, as an array, a tensor, a Series or a list. A Dataset
+    yields pairs of an image (a tensor or array of one image, or a PIL image) and an integer. It is read once,
+    here, so that random changes in it are drawn once.
 
     Args:
-        clients: by name, the training and the test part; None instead of a test part: it is taken out of the training part.
+        clients: by name, the training and the test part; None instead of a test part: it is taken out of the
+            training part.
         unseen: by name, images of clients that are measured only.
         classes: names of the classes; default: numbers, as many as the highest label says.
         data: holdout, image size and the share of a test split; the keys of dealing are not looked at.
@@ -70,9 +72,16 @@ def from_arrays(
     shares = []
     for name, parts in clients.items():
         if not isinstance(parts, (tuple, list)) or len(parts) != 2:
-            raise UserError(f"client {name!r}: expected a pair (train, test), where test may be None; got {type(parts).__name__}")
+            raise UserError(
+                f"client {name!r}: expected a pair (train, test), where test may be None; got"
+                f" {type(parts).__name__}"
+            )
         train, test = parts
-        shares.append(Share(str(name), take(train, f"{name}/train"), None if test is None else take(test, f"{name}/test")))
+        shares.append(
+            Share(
+                str(name), take(train, f"{name}/train"), None if test is None else take(test, f"{name}/test")
+            )
+        )
     apart = []
     for name, part in (unseen or {}).items():
         if name in clients:
@@ -83,11 +92,16 @@ def from_arrays(
     known = tuple(classes) if classes is not None else numbers(int(everything.max()) + 1)
     outside = everything[(everything < 0) | (everything >= len(known))]
     if len(outside):
-        raise UserError(f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per class")
+        raise UserError(
+            f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per"
+            " class"
+        )
     images = copied(pixels, tuple(names), kinds)
     rows = np.arange(len(everything))
     table = Table("arrays", images, everything, known, rows, None, parts={"images": len(rows)})
-    return labeled.federate(table, Deal(tuple(shares), tuple(apart)), data, seed, partition={"scheme": "given"})
+    return labeled.federate(
+        table, Deal(tuple(shares), tuple(apart)), data, seed, partition={"scheme": "given"}
+    )
 
 
 def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -99,14 +113,19 @@ def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tenso
         kinds.update({kind: len(images)} if kind else {})
         return list(images), as_labels(part[1], len(images), where)
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
-        raise UserError(f"{where}: expected a pair of images and labels, or a torch Dataset with a length; got {type(part).__name__}")
+        raise UserError(
+            f"{where}: expected a pair of images and labels, or a torch Dataset with a length; got"
+            f" {type(part).__name__}"
+        )
     if len(part) == 0:
         raise UserError(f"{where} has no image")
     pixels, labels = [], []
     for i in range(len(part)):
         item = part[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise UserError(f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer")
+            raise UserError(
+                f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer"
+            )
         pixels.append(_one(item[0], f"{where}: image {i}", kinds))
         labels.append(as_label(item[1], f"{where}: item {i}"))
     return pixels, as_labels(labels, len(pixels), where)

@@ -21,14 +21,23 @@ from .sources import SOURCES, own_folder, own_npz, own_sets
 from .table import Table, checked
 
 _OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
-_DEALT = ("partition", "clients", "train_per_client", "test_per_client", "labeled", "validation", "first_classes")
+_DEALT = (
+    "partition",
+    "clients",
+    "train_per_client",
+    "test_per_client",
+    "labeled",
+    "validation",
+    "first_classes",
+)
 
 
 @isolate
 def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -> Federation:
     """Make the federation that the section ``[data]`` describes.
 
-    The pixels of one client at a time are read, to check and to hash them; :attr:`Silo.load` reads them again.
+    The pixels of one client at a time are read, to check and to hash them; :attr:`Silo.load` reads them
+    again.
 
     Args:
         data: source, partition, sizes.
@@ -37,8 +46,8 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
         data_root: folder of the files of data sets; default: environment variable UEFL_DATA.
 
     Raises:
-        UserError: no such data, damaged or too few images, keys that do not go with them. InvalidPriors: sets or priors that cannot be
-            trained with.
+        UserError: no such data, damaged or too few images, keys that do not go with them. InvalidPriors: sets
+            or priors that cannot be trained with.
     """
     root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     _check_kind(data, kind)
@@ -46,7 +55,8 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
     if data.source == generated.NAME:
         if kind == "sets":
             raise UserError(
-                f"key 'source': {generated.NAME!r} makes labeled images; these arms need {_OF_KIND[kind]}, choose another source"
+                f"key 'source': {generated.NAME!r} makes labeled images; these arms need {_OF_KIND[kind]},"
+                " choose another source"
             )
         for key in ("partition", "first_classes", "image_size"):
             _refuse(data, key, f"{generated.NAME!r} makes the images of each client")
@@ -63,12 +73,16 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
         return unlabeled.federate(unlabeled.deal(table, scheme, data, seed), partition, data, seed)
     deal = whole_deal(scheme.deal(table, data, seed), scheme.name, len(table.labels))
     if data.clients not in (None, len(deal.clients)):
-        raise UserError(f"key 'clients': partition {scheme.name!r} makes {len(deal.clients)}; say so, or leave it out; got {data.clients}")
+        raise UserError(
+            f"key 'clients': partition {scheme.name!r} makes {len(deal.clients)}; say so, or leave it out;"
+            f" got {data.clients}"
+        )
     return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)
 
 
 def read_source(data: Data, root: Path | None) -> Table:
-    """Return the data that ``source`` names, before they are dealt; with ``first_classes`` only a part of them.
+    """Return the data that ``source`` names, before they are dealt; with ``first_classes`` only a part of
+    them.
 
     Raises:
         UserError: no such data set or file, or its files are missing or damaged.
@@ -83,7 +97,10 @@ def read_source(data: Data, root: Path | None) -> Table:
     else:
         check_name(path, "key 'source':")
         if special(path) is not None or path.is_file():
-            raise UserError(f"key 'source': {data.source!r} is {special(path) or 'a file that is no .npz'}; expected a folder or an .npz")
+            raise UserError(
+                f"key 'source': {data.source!r} is {special(path) or 'a file that is no .npz'}; expected a"
+                " folder or an .npz"
+            )
         close = difflib.get_close_matches(data.source, SOURCES, 1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         hint += f", and no folder or .npz of that name is there{other_capitals(path)}"
@@ -102,9 +119,15 @@ def default_scheme(table: Table, kind: Kind) -> Scheme:
 def _check_kind(data: Data, kind: Kind) -> None:
     """Refuse keys and the partition of the other kind of data, which have no effect here."""
     if not data.source.strip():
-        raise UserError("key 'source': is empty, expected the name of a data set or the path of your own data; '.' is the current folder")
+        raise UserError(
+            "key 'source': is empty, expected the name of a data set or the path of your own data; '.' is the"
+            " current folder"
+        )
     if data.partition is not None and data.partition.kind != kind:
-        raise UserError(f"partition {data.partition.name!r} makes {_OF_KIND[data.partition.kind]}; these arms need {_OF_KIND[kind]}")
+        raise UserError(
+            f"partition {data.partition.name!r} makes {_OF_KIND[data.partition.kind]}; these arms need"
+            f" {_OF_KIND[kind]}"
+        )
     for key, field in Data.model_fields.items():
         extra = field.json_schema_extra
         of = extra.get("kind") if isinstance(extra, dict) else None
@@ -113,7 +136,8 @@ def _check_kind(data: Data, kind: Kind) -> None:
 
 
 def _refuse(data: Data, key: str, why: str) -> None:
-    """Refuse a key that has no effect here, unless its value is the default: a run folder names every key with its value."""
+    """Refuse a key that has no effect here, unless its value is the default: a run folder names every key
+    with its value."""
     default, value = Data.model_fields[key].default, getattr(data, key)
     if value != default:
         told = value.name if isinstance(value, Scheme) else repr(value)
@@ -125,7 +149,11 @@ def _check_scheme(table: Table, scheme: Scheme) -> None:
     """Silos of their own are not dealt, and a data set without them has no domains."""
     if table.groups and not scheme.of_groups:
         raise UserError(
-            f"partition {scheme.name!r} deals a data set; {table.name} brings silos of its own: leave the partition out, or take 'natural'"
+            f"partition {scheme.name!r} deals a data set; {table.name} brings silos of its own: leave the"
+            " partition out, or take 'natural'"
         )
     if scheme.of_groups and not table.groups:
-        raise UserError(f"partition {scheme.name!r} takes silos or domains as they are; {table.name} has none, choose another partition")
+        raise UserError(
+            f"partition {scheme.name!r} takes silos or domains as they are; {table.name} has none, choose"
+            " another partition"
+        )

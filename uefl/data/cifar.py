@@ -15,9 +15,11 @@ from .table import Table
 
 
 def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
-    """A data set 3x32x32, in file order, through torchvision: it unpickles, after it has checked that the files are the published ones.
+    """A data set 3x32x32, in file order, through torchvision: it unpickles, after it has checked that the
+    files are the published ones.
 
-    Where the root has no such files, an .npz whose name begins with the name of the data set is read, and shuffled.
+    Where the root has no such files, an .npz whose name begins with the name of the data set is read, and
+    shuffled.
 
     Args:
         name: ``cifar10`` or ``cifar100``.
@@ -44,4 +46,12 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
     train, test = (len(part.targets) for part in parts)
     images = in_memory(pixels, str(root / dataset.base_folder))
     rows = np.arange(train + test)
-    return Table(name, images, labels, tuple(parts[0].classes), rows[:train], rows[train:], parts={"train": train, "test": test})
+    return Table(
+        name,
+        images,
+        labels,
+        tuple(parts[0].classes),
+        rows[:train],
+        rows[train:],
+        parts={"train": train, "test": test},
+    )

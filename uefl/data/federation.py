@@ -1,4 +1,5 @@
-"""A federation: the clients of a run, what the server holds, and what there is to know about the data before any pixel is read."""
+"""A federation: the clients of a run, what the server holds, and what there is to know about the data before
+any pixel is read."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any, Literal
 import torch
 
 Kind = Literal["labeled", "sets"]
-"""``labeled``: every client has labeled images. ``sets``: it has unlabeled images in sets whose class shares are known."""
+"""``labeled``: every client has labeled images. ``sets``: it has unlabeled images in sets whose class shares
+are known."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Split:
 
 @dataclass(frozen=True)
 class LabeledData:
-    """The images of one client: ``train`` is trained on, ``holdout`` steers decisions, ``test`` is only reported.
+    """The images of one client: ``train`` is trained on, ``holdout`` steers decisions, ``test`` is only
+    reported.
 
     A client that is measured only (:attr:`Federation.unseen`) has images in ``test`` alone.
     """
@@ -42,7 +45,8 @@ class LabeledData:
 
 @dataclass(frozen=True)
 class SetData:
-    """The unlabeled sets of one client. ``labels`` are known in experiments alone, and used by labeled baselines only."""
+    """The unlabeled sets of one client. ``labels`` are known in experiments alone, and used by labeled
+    baselines only."""
 
     images: torch.Tensor
     """``[n, C, H, W]`` uint8"""
@@ -53,7 +57,8 @@ class SetData:
     labels: torch.Tensor | None = None
     """``[n]`` int64"""
     drawn: torch.Tensor | None = None
-    """``[M, K]`` float64, the class weights that were drawn for each set; its shares differ from them where a class had too few images"""
+    """``[M, K]`` float64, the class weights that were drawn for each set; its shares differ from them where a
+    class had too few images"""
     test: Split | None = None
     """None: no accuracy is measured"""
 
@@ -88,7 +93,8 @@ class Silo:
     name: str
     sizes: Sizes
     load: Callable[[], LabeledData | SetData]
-    """reads the data of this client, without those of the others where the source allows it; every call reads anew"""
+    """reads the data of this client, without those of the others where the source allows it; every call reads
+    anew"""
 
     @classmethod
     def of(cls, name: str, data: LabeledData | SetData) -> Silo:
@@ -124,7 +130,8 @@ class Federation:
     notes: tuple[str, ...] = ()
     """what the user should know about the data"""
     manifest: dict[str, Any] = field(default_factory=dict)
-    """plain values for JSON: the source, the partition, and the images of every client and split, with their SHA-256"""
+    """plain values for JSON: the source, the partition, and the images of every client and split, with their
+    SHA-256"""
     digest: str = ""
     """SHA-256 over all that training and measuring see"""
     here: bool = True
@@ -133,20 +140,27 @@ class Federation:
     def describe(self) -> str:
         """One line: clients, images, their shape, what the server holds, and the classes."""
         shape = " x ".join(map(str, self.image_shape))
-        train, holdout, test = (sum(getattr(silo.sizes, part) for silo in self.silos) for part in ("train", "holdout", "test"))
+        train, holdout, test = (
+            sum(getattr(silo.sizes, part) for silo in self.silos) for part in ("train", "holdout", "test")
+        )
         parts = [f"{len(self.silos)} {'silos' if self.kind == 'labeled' else 'clients'}: "]
         if self.kind == "labeled":
             parts.append(f"{train} training, {holdout} held out, {test} test images of {shape}")
         else:
             sizes = [size for silo in self.silos for size in silo.sizes.sets]
             parts.append(
-                f"{train} unlabeled images of {shape} in {len(sizes)} sets of {min(sizes)} to {max(sizes)}, {test or 'no'} test images"
+                f"{train} unlabeled images of {shape} in {len(sizes)} sets of {min(sizes)} to {max(sizes)},"
+                f" {test or 'no'} test images"
             )
         if self.unseen:
             parts.append(f"; not trained on: {', '.join(silo.name for silo in self.unseen)}")
         if self.kind == "sets" or self.server is not None:
             held = self.server or ServerData(None, None)
-            counts = ", ".join(f"{len(part)} {what}" for part, what in ((held.labeled, "labeled"), (held.validation, "validation")) if part)
+            counts = ", ".join(
+                f"{len(part)} {what}"
+                for part, what in ((held.labeled, "labeled"), (held.validation, "validation"))
+                if part
+            )
             parts.append(f"; the server: {counts or 'no'} images")
         names = ", ".join(self.classes[:12]) + (", ..." if len(self.classes) > 12 else "")
         parts.append(f"; {len(self.classes)} classes: {names}")

@@ -8,18 +8,25 @@ from pathlib import Path
 from ..errors import UserError
 from ..paths import check_name, special
 
-_LITTER = frozenset(("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"))
+_LITTER = frozenset(
+    ("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information")
+)
 """what systems leave in folders and archives, in lower case"""
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, sorted by name; what systems leave there counts as hidden.
+    """Return the entries of a folder that are not hidden, sorted by name; what systems leave there counts as
+    hidden.
 
     Raises:
         UserError: it cannot be read, or holds a pipe, a socket, a device or a name that is not UTF-8.
     """
     try:
-        entries = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.name.lower() not in _LITTER)
+        entries = sorted(
+            path
+            for path in folder.iterdir()
+            if not path.name.startswith(".") and path.name.lower() not in _LITTER
+        )
     except OSError as error:
         raise UserError(f"cannot read folder {folder}: {error.strerror}") from None
     for path in entries:
@@ -68,7 +75,8 @@ def labelled(folder: Path, layout: str) -> list[tuple[Path, str]]:
 
 
 def passed_over(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
-    """Files that lie where folders are expected, but for ``used``, and folders with nothing in them: a note on each kind."""
+    """Files that lie where folders are expected, but for ``used``, and folders with nothing in them: a note
+    on each kind."""
     inside = [path for folder in folders for path in visible(folder) if path not in used]
     files = [path for path in inside if path.is_file()]
     empty = [path for path in inside if path.is_dir() and not visible(path)]
@@ -83,4 +91,8 @@ def look_alikes(classes: Sequence[str]) -> tuple[str, ...]:
     """A note on each class that is written as another one but for the case: two classes, or a slip."""
     first: dict[str, str] = {}
     pairs = [(first.setdefault(name.casefold(), name), name) for name in classes]
-    return tuple(f"classes {a!r} and {b!r} differ in case only; if they are one, write it the same everywhere" for a, b in pairs if a != b)
+    return tuple(
+        f"classes {a!r} and {b!r} differ in case only; if they are one, write it the same everywhere"
+        for a, b in pairs
+        if a != b
+    )

@@ -1,8 +1,10 @@
-"""A federation of any number of clients with images that are made when they are read: none of them takes memory or disk.
+"""A federation of any number of clients with images that are made when they are read: none of them takes
+memory or disk.
 
-An image is the pattern of its class, half as much of a pattern of its client, and noise. The patterns of the classes are the same in every
-run; all else follows from the seed of the run and the name of the client. So many clients with little data are a federation of devices, to
-try what happens at that size; the numbers say nothing of real images.
+An image is the pattern of its class, half as much of a pattern of its client, and noise. The patterns of the
+classes are the same in every run; all else follows from the seed of the run and the name of the client. So
+many clients with little data are a federation of devices, to try what happens at that size; the numbers say
+nothing of real images.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def federate(data: Data, seed: int) -> Federation:
         "unseen": {},
         "server": {},
     }
-    return Federation("labeled", silos, classes, _SHAPE, mean, std, manifest=manifest, digest=record.digest(manifest))
+    return Federation(
+        "labeled", silos, classes, _SHAPE, mean, std, manifest=manifest, digest=record.digest(manifest)
+    )
 
 
 def _load(data: Data, held: int, seed: int, name: str) -> LabeledData:

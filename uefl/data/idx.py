@@ -16,9 +16,17 @@ from .table import Table, two_parts
 
 
 def read(
-    name: str, raw: Path, stems: tuple[str, str], classes: tuple[str, ...], advice: str, *, first_label: int = 0, shuffle: bool = False
+    name: str,
+    raw: Path,
+    stems: tuple[str, str],
+    classes: tuple[str, ...],
+    advice: str,
+    *,
+    first_label: int = 0,
+    shuffle: bool = False,
 ) -> Table:
-    """A data set of two parts, ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or without ``.gz``.
+    """A data set of two parts, ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or without
+    ``.gz``.
 
     The files are only read, never downloaded or unpacked.
 
@@ -38,9 +46,14 @@ def read(
     for stem in stems:
         x, y = (_array(raw / f"{stem}-{part}", advice) for part in ("images-idx3-ubyte", "labels-idx1-ubyte"))
         if x.ndim != 3 or y.shape != x.shape[:1]:
-            raise UserError(f"{raw}: {stem} images {x.shape} and labels {y.shape} do not belong together; {advice}")
+            raise UserError(
+                f"{raw}: {stem} images {x.shape} and labels {y.shape} do not belong together; {advice}"
+            )
         if not len(x) or int(y.min()) < first_label or int(y.max()) >= first_label + len(classes):
-            raise UserError(f"{raw}: {stem} has labels outside {first_label} to {first_label + len(classes) - 1}, or none; {advice}")
+            raise UserError(
+                f"{raw}: {stem} has labels outside {first_label} to {first_label + len(classes) - 1}, or"
+                f" none; {advice}"
+            )
         pixels.append(x)
         labels.append(y.astype(np.int64) - first_label)
     if pixels[0].shape[1:] != pixels[1].shape[1:]:
@@ -55,11 +68,14 @@ def _array(path: Path, advice: str) -> npt.NDArray[np.uint8]:
     compressed = path.with_name(path.name + ".gz")
     try:
         data = gzip.decompress(compressed.read_bytes()) if compressed.exists() else path.read_bytes()
-        if data[:3] != b"\0\0\x08":  # two zero bytes, then the code of unsigned bytes; the number of dimensions follows
+        # two zero bytes, then the code of unsigned bytes; the number of dimensions follows
+        if data[:3] != b"\0\0\x08":
             raise ValueError("it is not an IDX file of bytes")
         shape = np.frombuffer(data, ">i4", data[3], offset=4)
         return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
     except FileNotFoundError:
         raise UserError(f"no {compressed}: {advice}") from None
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
-        raise UserError(f"cannot read {compressed if compressed.exists() else path} ({error}): {advice}") from None
+        raise UserError(
+            f"cannot read {compressed if compressed.exists() else path} ({error}): {advice}"
+        ) from None

@@ -1,4 +1,5 @@
-"""Images of a source that are read when they are asked for: from memory, or from files that Pillow decodes."""
+"""Images of a source that are read when they are asked for: from memory, or from files that Pillow
+decodes."""
 
 from __future__ import annotations
 
@@ -36,14 +37,18 @@ def check_rows(place: str, rows: object, count: int) -> None:
         got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else type(rows).__name__
         raise TypeError(f"{place}: expected positions of images, a NumPy array [n] of int64; got {got}")
     if len(rows) and not 0 <= rows.min() <= rows.max() < count:
-        raise ValueError(f"{place}: positions {rows.min()} to {rows.max()}; expected 0 to {count - 1}, there are {count} images")
+        raise ValueError(
+            f"{place}: positions {rows.min()} to {rows.max()}; expected 0 to {count - 1}, there are {count}"
+            " images"
+        )
 
 
 @dataclass(frozen=True)
 class Images:
     """Images of one number of channels.
 
-    ``read(rows, size)`` returns ``[n, C, H, W]`` uint8, resized to ``size`` x ``size`` where size is not 0. ``content(rows)`` yields for
+    ``read(rows, size)`` returns ``[n, C, H, W]`` uint8, resized to ``size`` x ``size`` where size is not 0.
+    ``content(rows)`` yields for
     each image the bytes that identify it: of its pixels or of its file, before any change.
     """
 
@@ -63,14 +68,17 @@ class Images:
     """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
 
     def fitted(self, rows: Rows, shape: tuple[int, int, int]) -> torch.Tensor:
-        """Images as a model of the shape (C, H, W) takes them, ``[n, C, H, W]`` uint8: resized, grey as RGB, color as its luma."""
+        """Images as a model of the shape (C, H, W) takes them, ``[n, C, H, W]`` uint8: resized, grey as RGB,
+        color as its luma."""
         channels, *size = shape
         fitted, damaged = [torch.zeros(0, *shape, dtype=torch.uint8)], DamagedImages()
         for i in range(len(rows)):
             with damaged.gathered():
                 image = self.read(rows[i : i + 1], 0)
                 image = image if list(image.shape[2:]) == size else resize(image, (size[0], size[1]))
-                fitted.append(pixels.grey(image) if channels < image.shape[1] else image.expand(-1, channels, -1, -1))
+                fitted.append(
+                    pixels.grey(image) if channels < image.shape[1] else image.expand(-1, channels, -1, -1)
+                )
         damaged.check()
         return torch.cat(fitted)
 
@@ -91,7 +99,9 @@ class Images:
             raise UserError(f"{pair}; set image_size to resize all images to one square")
 
 
-def in_memory(values: torch.Tensor, place: str = "", files: tuple[str, ...] = (), kinds: Mapping[str, int] | None = None) -> Images:
+def in_memory(
+    values: torch.Tensor, place: str = "", files: tuple[str, ...] = (), kinds: Mapping[str, int] | None = None
+) -> Images:
     """Images that are in memory.
 
     Args:
@@ -104,9 +114,15 @@ def in_memory(values: torch.Tensor, place: str = "", files: tuple[str, ...] = ()
         TypeError: ``values`` is something else.
     """
     if not isinstance(values, torch.Tensor) or values.dtype != torch.uint8 or values.ndim != 4:
-        got = f"{values.dtype} {list(values.shape)}" if isinstance(values, (torch.Tensor, np.ndarray)) else type(values).__name__
+        got = (
+            f"{values.dtype} {list(values.shape)}"
+            if isinstance(values, (torch.Tensor, np.ndarray))
+            else type(values).__name__
+        )
         kind = "a NumPy array of " if isinstance(values, np.ndarray) else ""
-        raise TypeError(f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got {kind}{got}")
+        raise TypeError(
+            f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got {kind}{got}"
+        )
 
     def read(rows: Rows, size: int) -> torch.Tensor:
         chosen = values[torch.from_numpy(rows)]
@@ -118,11 +134,21 @@ def in_memory(values: torch.Tensor, place: str = "", files: tuple[str, ...] = ()
         for row in rows:
             yield values[row].numpy().tobytes()
 
-    return Images(len(values), values.shape[1], np.array([values.shape[2:]]), read, content, files, place, kinds=kinds or {})
+    return Images(
+        len(values),
+        values.shape[1],
+        np.array([values.shape[2:]]),
+        read,
+        content,
+        files,
+        place,
+        kinds=kinds or {},
+    )
 
 
 def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> Images:
-    """Images ``[C, H, W]`` uint8 that may differ in size and channels; they are copied, so that later changes do not reach them."""
+    """Images ``[C, H, W]`` uint8 that may differ in size and channels; they are copied, so that later changes
+    do not reach them."""
     channels = max(len(image) for image in values)
     even = [image.expand(channels, -1, -1) for image in values]
     if len({image.shape for image in even}) == 1:
@@ -138,7 +164,9 @@ def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mappin
         for row in rows:
             yield kept[row].numpy().tobytes()
 
-    return Images(len(kept), channels, np.array([image.shape[1:] for image in kept]), read, content, files, kinds=kinds)
+    return Images(
+        len(kept), channels, np.array([image.shape[1:] for image in kept]), read, content, files, kinds=kinds
+    )
 
 
 class File(NamedTuple):
@@ -173,18 +201,25 @@ def on_files(paths: Sequence[Path]) -> Images:
 
 
 def from_files(place: str, files: Sequence[File]) -> Images:
-    """Image files; only their headers are read now. They are RGB if one of them is in color. See :mod:`uefl.data.pixels`.
+    """Image files; only their headers are read now. They are RGB if one of them is in color. See
+    :mod:`uefl.data.pixels`.
 
     Args:
         place: the folder or archive that they lie in, for messages.
         files: one or more.
 
     Raises:
-        DamagedImages: files that are no images, or have values of no known range. A file with a good header that is damaged behind it is
-            found when it is read, or here, where another file has no good header.
+        DamagedImages: files that are no images, or have values of no known range. A file with a good header
+            that is damaged behind it is found when it is read, or here, where another file has no good
+            header.
     """
     names = tuple(file.name for file in files)
-    shapes, color, kinds, damaged = np.empty((len(files), 2), np.int64), False, Counter[str](), DamagedImages()
+    shapes, color, kinds, damaged = (
+        np.empty((len(files), 2), np.int64),
+        False,
+        Counter[str](),
+        DamagedImages(),
+    )
     for i, file in enumerate(files):
         with damaged.noted(place, file), file.open() as opened, _opened(opened) as image:
             shapes[i] = pixels.upright_size(image)
@@ -200,7 +235,9 @@ def from_files(place: str, files: Sequence[File]) -> Images:
 
     def read(rows: Rows, size: int) -> torch.Tensor:
         if not len(rows):
-            return torch.zeros(0, channels, *((size, size) if size else shapes[0].tolist()), dtype=torch.uint8)
+            return torch.zeros(
+                0, channels, *((size, size) if size else shapes[0].tolist()), dtype=torch.uint8
+            )
         damaged, decoded = DamagedImages(), []
         for row in rows:
             with damaged.noted(place, files[row]):
@@ -241,7 +278,11 @@ class DamagedImages(UserError):
         try:
             yield
         except _UNREADABLE as error:
-            reason = "of no known format" if isinstance(error, UnidentifiedImageError) else getattr(error, "strerror", None) or str(error)
+            reason = (
+                "of no known format"
+                if isinstance(error, UnidentifiedImageError)
+                else getattr(error, "strerror", None) or str(error)
+            )
             self.found[str(Path(place) / file.name)] = reason
 
     @contextmanager

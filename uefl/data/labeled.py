@@ -32,7 +32,9 @@ class _Client(NamedTuple):
     """None: the test split takes the place of the holdout"""
 
 
-def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict[str, Any], one_class: bool = False) -> Federation:
+def federate(
+    table: Table, deal: Deal, data: Data, seed: int, *, partition: dict[str, Any], one_class: bool = False
+) -> Federation:
     """Take a test split where none is given, and hold images out of the training images at random.
 
     The images of one client at a time are read here, for the mean and deviation and for the manifest.
@@ -46,13 +48,16 @@ def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict
         one_class: whether a client may have training images of a single class.
 
     Raises:
-        UserError: a client with an empty split, or with images of one class where it must have two; images of different sizes.
+        UserError: a client with an empty split, or with images of one class where it must have two; images of
+            different sizes.
     """
     notes.check_names("silo", (share.name for share in (*deal.clients, *deal.unseen)))
     clients = _split(table, deal.clients, data, seed, one_class=one_class)
     prepare = Preparation.of([table.images], data.image_size)
     unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
-    prepare.check_memory(sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images)
+    prepare.check_memory(
+        sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images
+    )
 
     content, pixels, damaged = record.Content(), PixelCounts(prepare.channels), DamagedImages()
     silos, entries = [], {}
@@ -113,7 +118,9 @@ def federate(table: Table, deal: Deal, data: Data, seed: int, *, partition: dict
     )
 
 
-def _split(table: Table, shares: tuple[Share, ...], data: Data, seed: int, *, one_class: bool) -> list[_Client]:
+def _split(
+    table: Table, shares: tuple[Share, ...], data: Data, seed: int, *, one_class: bool
+) -> list[_Client]:
     """Take a test split where there is none, then the holdout; all from one generator, client by client."""
     generator = torch.Generator().manual_seed(seed)
     share = data.test_per_client / (data.train_per_client + data.test_per_client)
@@ -125,11 +132,15 @@ def _split(table: Table, shares: tuple[Share, ...], data: Data, seed: int, *, on
             train, test = train[kept], train[chosen]
         whole.append(Share(client.name, train, test, client.angle, client.legacy_center))
         if len(train) == 0 or len(test) == 0:
-            raise UserError(f"silo {client.name!r}: {len(train)} training and {len(test)} test images; it needs some of both")
+            raise UserError(
+                f"silo {client.name!r}: {len(train)} training and {len(test)} test images; it needs some of"
+                " both"
+            )
         if not one_class and len(np.unique(table.labels[train])) < 2:
             only = table.classes[table.labels[train[0]]]
             raise UserError(
-                f"silo {client.name!r}: all {len(train)} training images are of class {only!r}; a silo needs two classes or more"
+                f"silo {client.name!r}: all {len(train)} training images are of class {only!r}; a silo needs"
+                " two classes or more"
             )
     clients = []
     for client in whole:
@@ -141,13 +152,16 @@ def _split(table: Table, shares: tuple[Share, ...], data: Data, seed: int, *, on
         kept, held = _stratified(labels, max(data.holdout, 1 / len(labels)), generator)
         if len(np.unique(labels[kept])) < (1 if one_class else 2):
             left = f"holdout = {data.holdout} leaves {'no image' if one_class else 'fewer than two classes'}"
-            raise UserError(f"silo {client.name!r}: {left} of {len(labels)} training images; add images or lower it")
+            raise UserError(
+                f"silo {client.name!r}: {left} of {len(labels)} training images; add images or lower it"
+            )
         clients.append(_Client(client, client.test, kept, held))
     return clients
 
 
 def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple[Rows, Rows]:
-    """Positions of the rest and of round(share * n) images chosen at random, from each class its share of them, to within one image."""
+    """Positions of the rest and of round(share * n) images chosen at random, from each class its share of
+    them, to within one image."""
     order = torch.randperm(len(labels), generator=generator)
     order = order[torch.from_numpy(labels)[order].argsort(stable=True)]
     # sorted by class, evenly spaced positions visit every class in proportion
@@ -183,7 +197,9 @@ def _entry(table: Table, client: _Client, content: record.Content) -> record.Ent
     entry: record.Entry = {"angle": client.share.angle} if client.share.angle else {}
     if len(train):
         entry["train"] = of(train[client.kept], "train")
-        entry["holdout"] = of(client.test, "test", "holdout") if client.held is None else of(train[client.held], "holdout")
+        entry["holdout"] = (
+            of(client.test, "test", "holdout") if client.held is None else of(train[client.held], "holdout")
+        )
     return entry | {"test": of(client.test, "test")}
 
 

@@ -1,7 +1,7 @@
 """The record of a partition: which images every client has in each split, and the SHA-256 of their content.
 
-Plain values for JSON. An image is known by its file below the source, or by its position in the source, which counts the training images
-first, then the test images, each in file order.
+Plain values for JSON. An image is known by its file below the source, or by its position in the source, which
+counts the training images first, then the test images, each in file order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Content:
         self._held_out: dict[bytes, str] = {}
         self._tested: list[tuple[bytes, str]] = []
 
-    def entry(self, images: Images, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int) -> Entry:
+    def entry(
+        self, images: Images, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int
+    ) -> Entry:
         """The record of one split.
 
         Args:
@@ -52,15 +54,22 @@ class Content:
             else:
                 (self._trained if use == "train" else self._held_out).setdefault(digest, name)
         found: Entry = {"in": images.inside} if images.inside else {}
-        found |= {"files": [images.files[row] for row in rows]} if images.files else {"indices": rows.tolist()}
+        found |= (
+            {"files": [images.files[row] for row in rows]} if images.files else {"indices": rows.tolist()}
+        )
         if labels is not None:
             total.update(labels.astype("<i8").tobytes())
             found["images_of_class"] = np.bincount(labels, minlength=classes).tolist()
         return found | {"sha256": total.hexdigest()}
 
     def twins(self) -> list[tuple[str, str]]:
-        """Names of images held out or tested on, each with one of the splits before it that is the same, byte for byte."""
-        held_out = [(name, self._trained[digest]) for digest, name in self._held_out.items() if digest in self._trained]
+        """Names of images held out or tested on, each with one of the splits before it that is the same, byte
+        for byte."""
+        held_out = [
+            (name, self._trained[digest])
+            for digest, name in self._held_out.items()
+            if digest in self._trained
+        ]
         others = self._held_out | self._trained
         return held_out + [(name, others[digest]) for digest, name in self._tested if digest in others]
 
@@ -76,9 +85,11 @@ def digest(manifest: Entry) -> str:
 
 
 def check_disjoint(manifest: Entry) -> None:
-    """No image may be in two places: not in two clients, nor in two splits of one, nor with a client and the server.
+    """No image may be in two places: not in two clients, nor in two splits of one, nor with a client and the
+    server.
 
-    What the settings ask for is excepted: the holdout that is the test split (``legacy_holdout``), and sets that ``overlap``.
+    What the settings ask for is excepted: the holdout that is the test split (``legacy_holdout``), and sets
+        that ``overlap``.
 
     Raises:
         UserError: an image is in two places.
@@ -91,10 +102,17 @@ def check_disjoint(manifest: Entry) -> None:
             ids = list(dict.fromkeys(ids))
         for image in ids:
             if (inside, image) in seen:
-                what = image if isinstance(image, str) else f"image {image} of {inside or manifest['source']['name']}"
+                what = (
+                    image
+                    if isinstance(image, str)
+                    else f"image {image} of {inside or manifest['source']['name']}"
+                )
                 other = seen[inside, image]
                 places = f"in {where} twice" if other == where else f"in {other} and in {where}"
-                raise UserError(f"partition {partition['scheme']!r}: {what} is {places}; every image may be in one split of one client")
+                raise UserError(
+                    f"partition {partition['scheme']!r}: {what} is {places}; every image may be in one split"
+                    " of one client"
+                )
             seen[inside, image] = where
 
 

@@ -27,9 +27,15 @@ def check_names(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if not name.strip() or name != name.strip() or not name.isprintable():
-            raise UserError(f"{what} {name[:_LONGEST_NAME]!r}: expected printable characters, without blanks around them; rename it")
+            raise UserError(
+                f"{what} {name[:_LONGEST_NAME]!r}: expected printable characters, without blanks around them;"
+                " rename it"
+            )
         if len(name) > _LONGEST_NAME:
-            raise UserError(f"{what} {name[:20] + '...'!r} has {len(name)} characters; expected at most {_LONGEST_NAME}, rename it")
+            raise UserError(
+                f"{what} {name[:20] + '...'!r} has {len(name)} characters; expected at most {_LONGEST_NAME},"
+                " rename it"
+            )
         if name in seen:
             raise UserError(f"{what} {name!r} is there twice; rename one")
         seen.add(name)
@@ -51,11 +57,15 @@ def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
             worst, example = float(stretch[at]), f"{images.name(at)} of {widths[at]}x{heights[at]}"
     if not count:
         return []
-    return [f"{count} of {total} images are not square: image_size = {image_size} distorts them, most of all {example}"]
+    return [
+        f"{count} of {total} images are not square: image_size = {image_size} distorts them, most of all"
+        f" {example}"
+    ]
 
 
 def of_kinds(sources: Iterable[Images]) -> list[str]:
-    """Return one note for each kind of change that reading makes in the values of images, with the number of these images."""
+    """Return one note for each kind of change that reading makes in the values of images, with the number of
+    these images."""
     kinds, total = Counter[str](), 0
     for images in sources:
         kinds.update(images.kinds)
@@ -78,7 +88,14 @@ def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test
     if lacking:
         c, missing = lacking[0]
         first = f"silo {names[c]!r} has no training image of class {listed([classes[k] for k in missing])}"
-        found.append(first + (f", and {len(lacking) - 1} more of {len(names)} silos lack a class" if len(lacking) > 1 else ""))
+        found.append(
+            first
+            + (
+                f", and {len(lacking) - 1} more of {len(names)} silos lack a class"
+                if len(lacking) > 1
+                else ""
+            )
+        )
     return found
 
 
@@ -98,4 +115,6 @@ def of_clients(count: int) -> list[str]:
 
 def listed(words: Sequence[str], most: int = 8) -> str:
     """Return words in one line; of many, only the first ones."""
-    return ", ".join(map(repr, words[:most])) + (f" and {len(words) - most} more" if len(words) > most else "")
+    return ", ".join(map(repr, words[:most])) + (
+        f" and {len(words) - most} more" if len(words) > most else ""
+    )

@@ -42,11 +42,14 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
     except MemoryError:
         raise UserError(f"{path}: its arrays do not fit into the memory of this machine") from None
     except (OSError, EOFError, zlib.error, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it") from None
+        raise UserError(
+            f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it"
+        ) from None
 
 
 def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
-    """Refuse arrays that say that they are larger than what is stored, or are larger than the memory, before any is made.
+    """Refuse arrays that say that they are larger than what is stored, or are larger than the memory, before
+    any is made.
 
     Raises:
         ValueError, MemoryError.
@@ -58,13 +61,18 @@ def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
             continue
         with file.open(info) as stored:
             version = np.lib.format.read_magic(stored)
-            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            readers = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }
             if version not in readers:
                 raise ValueError(f"{name} has version {version} of the format")
             shape, _, dtype = readers[version](stored)
             size = math.prod(shape) * dtype.itemsize
             if stored.tell() + size != info.file_size and not dtype.hasobject:  # which np.load refuses
-                raise ValueError(f"{name} says that it has {size} bytes, and {info.file_size - stored.tell()} are stored")
+                raise ValueError(
+                    f"{name} says that it has {size} bytes, and {info.file_size - stored.tell()} are stored"
+                )
         total += size
     if total > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
         raise MemoryError
@@ -86,7 +94,9 @@ def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) ->
     return in_memory(values, str(path), kinds={kind: len(values)} if kind else {})
 
 
-def labels(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], y: str, count: int) -> npt.NDArray[np.int64]:
+def labels(
+    path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], y: str, count: int
+) -> npt.NDArray[np.int64]:
     """An integer ``[count]`` int64 for each image.
 
     Raises:
@@ -96,7 +106,8 @@ def labels(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], y: str, co
 
 
 def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
-    """Number of classes; as many different labels as there are must be 0, 1, 2, ..., which finds stray ones and counting from 1.
+    """Number of classes; as many different labels as there are must be 0, 1, 2, ..., which finds stray ones
+    and counting from 1.
 
     Raises:
         UserError: they are not.
@@ -105,14 +116,18 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= classes:
         stray = low if low < 0 else high
-        raise UserError(f"{path}: {name} holds label {stray}; its {classes} different labels must be 0 to {classes - 1}, renumber them")
+        raise UserError(
+            f"{path}: {name} holds label {stray}; its {classes} different labels must be 0 to {classes - 1},"
+            " renumber them"
+        )
     return classes
 
 
 def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> Table:
     """A data set to be dealt, from ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
-    It is dealt in a random order that is the same for every run, because such files are often sorted by class.
+    It is dealt in a random order that is the same for every run, because such files are often sorted by
+    class.
 
     Args:
         name: of the data set.
@@ -123,10 +138,15 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
     Raises:
         UserError: arrays of another type or length, shapes or labels that differ between the parts.
     """
-    (x, kind), (x_test, test_kind) = (as_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test"))
+    (x, kind), (x_test, test_kind) = (
+        as_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test")
+    )
     y, y_test = labels(path, arrays, "y_train", len(x)), labels(path, arrays, "y_test", len(x_test))
     if x.shape[1:] != x_test.shape[1:]:
-        raise UserError(f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and {arrays['x_test'].shape}")
+        raise UserError(
+            f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and"
+            f" {arrays['x_test'].shape}"
+        )
     known = len(classes) or count_classes(path, "y_train", y)
     for part, found in (("y_train", y), ("y_test", y_test)):
         strange = found[(found < 0) | (found >= known)]
@@ -139,7 +159,9 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
         kinds.update({changed: count} if changed else {})
     images = in_memory(torch.cat([x, x_test]), str(path), kinds=kinds)
     parts = {"train": len(x), "test": len(x_test)}
-    return Table(name, images, np.concatenate([y, y_test]), classes or numbers(known), train, test, parts=parts)
+    return Table(
+        name, images, np.concatenate([y, y_test]), classes or numbers(known), train, test, parts=parts
+    )
 
 
 def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], advice: str) -> Table:
@@ -152,12 +174,20 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
         raise UserError(f"no folder {root}, which was given as the data root; for {name}: {advice}")
     found = sorted(root.glob(pattern))
     if not found:
-        raise UserError(f"no {name} in {root}: {advice}, or put there an .npz named {name}*.npz with {', '.join(POOL)}")
+        raise UserError(
+            f"no {name} in {root}: {advice}, or put there an .npz named {name}*.npz with {', '.join(POOL)}"
+        )
     if len(found) > 1:
-        raise UserError(f"{root} holds {', '.join(path.name for path in found)}; keep one of them, or give the path of one as source")
+        raise UserError(
+            f"{root} holds {', '.join(path.name for path in found)}; keep one of them, or give the path of"
+            " one as source"
+        )
     arrays = read(found[0], POOL)
     if not set(POOL) <= set(arrays):
         raise UserError(f"{found[0]} holds {held(found[0])}; expected {', '.join(POOL)}")
     table = pool(name, found[0], arrays, classes)
-    note = f"{name} is read from {found[0].name}: {table.parts['train']} training and {table.parts['test']} test images"
+    note = (
+        f"{name} is read from {found[0].name}: {table.parts['train']} training and {table.parts['test']} test"
+        " images"
+    )
     return replace(table, notes=(note,))

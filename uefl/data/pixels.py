@@ -1,7 +1,7 @@
 """One set of rules for the pixels of an image, whether it comes as a file, as an array or as a PIL image.
 
-All images become uint8 ``[C, H, W]`` with C = 1 (grey) or 3 (RGB). Whatever changes values on the way has a kind, and a run notes each
-kind with the number of its images.
+All images become uint8 ``[C, H, W]`` with C = 1 (grey) or 3 (RGB). Whatever changes values on the way has a
+kind, and a run notes each kind with the number of its images.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def kinds_of(image: Image.Image) -> list[str]:
         ValueError: its values are floats, or integers of 32 bits, which have no range that is known.
     """
     if image.mode == "F" or (image.mode == "I" and image.format not in (None, "PNG", "PPM")):
-        raise ValueError(f"its values are {'floats' if image.mode == 'F' else 'integers of 32 bits'}; save it with 8 or 16 bits per value")
+        raise ValueError(
+            f"its values are {'floats' if image.mode == 'F' else 'integers of 32 bits'}; save it with 8 or 16"
+            " bits per value"
+        )
     tile: Any = getattr(image, "tile", None)  # how the file stores its values
     raw = tile[0][3] if tile else ""
     raw = raw[0] if isinstance(raw, tuple) and raw else raw
@@ -73,7 +76,8 @@ def kinds_of(image: Image.Image) -> list[str]:
 
 
 def pixels_of(image: Image.Image) -> torch.Tensor:
-    """The pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, upright and on white where it is transparent.
+    """The pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, upright and on white where it is
+    transparent.
 
     Raises:
         ValueError: as of :func:`kinds_of`. OSError, SyntaxError: the file is damaged.
@@ -85,7 +89,9 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
         if image.mode.startswith("I"):
             values = np.array(image).astype(np.int64)
             if values.size and not 0 <= values.min() <= values.max() < 2**16:
-                raise ValueError(f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value")
+                raise ValueError(
+                    f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value"
+                )
             return torch.from_numpy((values >> 8).astype(np.uint8))[None]
         if image.mode in _WITH_ALPHA or "transparency" in image.info:
             image = image.convert("RGBA")
@@ -95,21 +101,26 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
 
 
 def grey(images: torch.Tensor) -> torch.Tensor:
-    """RGB images ``[N, 3, H, W]`` uint8 as grey ones ``[N, 1, H, W]``, by ITU-R 601 luma, to the bit as Pillow does."""
+    """RGB images ``[N, 3, H, W]`` uint8 as grey ones ``[N, 1, H, W]``, by ITU-R 601 luma, to the bit as
+    Pillow does."""
     red, green, blue = images.to(torch.int64).unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
 
 
 def is_array(value: Any) -> bool:
     """Whether a value is a tensor, or an array of NumPy or of a library that makes one of it."""
-    return isinstance(value, torch.Tensor) or (hasattr(value, "__array__") and not isinstance(value, (Image.Image, np.generic)))
+    return isinstance(value, torch.Tensor) or (
+        hasattr(value, "__array__") and not isinstance(value, (Image.Image, np.generic))
+    )
 
 
 def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
-    """Values of images as uint8 on the CPU, in the shape that they have, and the kind of change, if there is one.
+    """Values of images as uint8 on the CPU, in the shape that they have, and the kind of change, if there is
+    one.
 
     Args:
-        images: an array or a tensor, of uint8, of uint16, or of floats in [0, 1]; of any strides and byte order.
+        images: an array or a tensor, of uint8, of uint16, or of floats in [0, 1]; of any strides and byte
+            order.
         where: begins the message.
 
     Raises:
@@ -122,7 +133,9 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
         if images.dtype.kind not in "uif" or images.dtype.itemsize > 8:
             images = images.astype(np.float64) if images.dtype.kind == "f" else images
         if images.dtype.kind not in "uif":
-            raise UserError(f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {images.dtype}")
+            raise UserError(
+                f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {images.dtype}"
+            )
     tensor = torch.as_tensor(images).detach().cpu()
     if tensor.dtype == torch.uint8:
         return tensor, None
@@ -133,7 +146,9 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
     tensor = tensor.double()  # half precision has too few digits for the product
     if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
         found = f"{tensor.min():g} to {tensor.max():g}"
-        raise UserError(f"{where}: floats must lie in [0, 1], found {found}; do not normalize them, uefl does")
+        raise UserError(
+            f"{where}: floats must lie in [0, 1], found {found}; do not normalize them, uefl does"
+        )
     return (tensor * 255).round().to(torch.uint8), FLOATS
 
 
@@ -157,21 +172,27 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
             raise UserError(f"{where}: {shape}; expected [N, C, H, W] or [N, H, W, C] with C = 1 or 3")
         pixels = pixels if first else pixels.movedim(3, 1)
     else:
-        raise UserError(f"{where}: expected images [N, H, W], [N, C, H, W] or [N, H, W, C], got {list(pixels.shape)}")
+        raise UserError(
+            f"{where}: expected images [N, H, W], [N, C, H, W] or [N, H, W, C], got {list(pixels.shape)}"
+        )
     if 0 in pixels.shape:
         raise UserError(f"{where}: there is no image: {list(pixels.shape)}")
     return pixels.contiguous(), kind
 
 
 def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
-    """Labels ``[count]`` int64 from a tensor, an array of any byte order and strides, a Series or a sequence of integers.
+    """Labels ``[count]`` int64 from a tensor, an array of any byte order and strides, a Series or a sequence
+    of integers.
 
     Raises:
-        UserError: a label that is no integer (a float, a bool, a text), that is negative, or another number of them.
+        UserError: a label that is no integer (a float, a bool, a text), that is negative, or another number
+            of them.
     """
     expected = f"{where}: expected labels as {count} integers"
     if isinstance(labels, (list, tuple)):  # an array made of them would hide a bool among the integers
-        labels = np.array([as_label(label, f"{where}: label {i}") for i, label in enumerate(labels)], np.int64)
+        labels = np.array(
+            [as_label(label, f"{where}: label {i}") for i, label in enumerate(labels)], np.int64
+        )
     if isinstance(labels, torch.Tensor):
         found = labels.detach().cpu()
     else:
@@ -182,7 +203,12 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         if array.dtype.kind not in "iu" or (array.dtype == np.uint64 and array.size and array.max() >= 2**63):
             raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}")
         found = torch.from_numpy(array.astype(np.int64))
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool or found.shape != (count,):
+    if (
+        found.is_floating_point()
+        or found.is_complex()
+        or found.dtype == torch.bool
+        or found.shape != (count,)
+    ):
         raise UserError(f"{expected}, got {found.dtype} {list(found.shape)}")
     found = found.long()
     if count and int(found.min()) < 0:

@@ -26,7 +26,8 @@ class Preparation:
 
     @classmethod
     def of(cls, sources: Sequence[Images], image_size: int) -> Preparation:
-        """Return the preparation for images of several sources; they become colour images if one of them is in colour.
+        """Return the preparation for images of several sources; they become colour images if one of them is
+        in colour.
 
         Raises:
             UserError: the images differ in size and are not resized.
@@ -43,7 +44,9 @@ class Preparation:
                 raise UserError(f"{pair}; set image_size to resize all images to one square")
         return cls(channels, 0, (channels, h0, w0))
 
-    def __call__(self, images: Images, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False) -> torch.Tensor:
+    def __call__(
+        self, images: Images, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
+    ) -> torch.Tensor:
         """The images ``[n, C, H, W]`` uint8, resized, then turned by ``angle`` degrees counter-clockwise."""
         pixels = images.read(rows, self.image_size).expand(-1, self.channels, -1, -1).contiguous()
         return rotate(pixels, angle, legacy_center=legacy_center) if len(pixels) else pixels
@@ -54,11 +57,15 @@ class Preparation:
         Raises:
             UserError: they do not.
         """
-        needed, there = count * int(np.prod(self.shape)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        needed, there = (
+            count * int(np.prod(self.shape)),
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        )
         if needed > there:
             c, h, w = self.shape
             raise UserError(
-                f"{count} images of {c} x {h} x {w} take {needed / 1e9:.0f} GB, this machine has {there / 1e9:.0f} GB; lower image_size"
+                f"{count} images of {c} x {h} x {w} take {needed / 1e9:.0f} GB, this machine has"
+                f" {there / 1e9:.0f} GB; lower image_size"
             )
 
 

@@ -1,7 +1,7 @@
 """A table of class shares (priors) of the user's own unlabeled sets: priors.csv or priors.json in a folder.
 
-priors.csv: the columns client, set, then one per class; its header gives the classes and their order. priors.json:
-``{"NAME": {"SET": {"CLASS": share}}}``.
+priors.csv: the columns client, set, then one per class; its header gives the classes and their order.
+priors.json: ``{"NAME": {"SET": {"CLASS": share}}}``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Row(NamedTuple):
 
 
 class PriorTable(NamedTuple):
-    """Priors by client and set, and the classes in the order of their columns; all empty where no table is given."""
+    """Priors by client and set, and the classes in the order of their columns; all empty where no table is
+    given."""
 
     file: str
     rows: dict[str, dict[str, Row]]
@@ -45,9 +46,12 @@ def read(root: Path) -> PriorTable:
             raise InvalidPriors(f"{path} is not UTF-8 text ({error}); save it as CSV UTF-8") from None
         reader = csv.reader(io.StringIO(text))
         try:
-            numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]  # a row ends in this line
+            # a row ends in this line
+            numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
         except csv.Error as error:
-            raise InvalidPriors(f"{path}, line {reader.line_num}: {error}; look for a quotation mark that is not closed") from None
+            raise InvalidPriors(
+                f"{path}, line {reader.line_num}: {error}; look for a quotation mark that is not closed"
+            ) from None
         header = numbered[0][1] if numbered else []
         if header[:2] != ["client", "set"] or len(header) < 4:
             found = ",".join(header) if numbered else "nothing"
@@ -79,7 +83,9 @@ def _read_json(path: Path) -> PriorTable:
         """Return the entries of an object; json alone would keep the last of several with one name."""
         if not (isinstance(pairs, tuple) and pairs):
             got = reprlib.repr(pairs) if pairs else "nothing"
-            raise InvalidPriors(f'{path}: expected {{"CLIENT": {{"SET": {{"CLASS": share}}}}}}; got {got}{place}')
+            raise InvalidPriors(
+                f'{path}: expected {{"CLIENT": {{"SET": {{"CLASS": share}}}}}}; got {got}{place}'
+            )
         found: dict[str, Any] = {}
         for name, value in pairs:
             if name in found:
@@ -102,12 +108,18 @@ def _read_json(path: Path) -> PriorTable:
     for client, rows in named.items():
         for name, row in rows.items():
             if set(row) != set(classes):
-                raise InvalidPriors(f"{path}: client {client!r}, set {name!r} names {', '.join(row)}; expected {', '.join(classes)}")
+                raise InvalidPriors(
+                    f"{path}: client {client!r}, set {name!r} names {', '.join(row)}; expected"
+                    f" {', '.join(classes)}"
+                )
 
     def shares(client: str, name: str) -> list[float]:
         return [_number(named[client][name][k], f"{path}, client {client!r}, set {name!r}") for k in classes]
 
-    table = {client: {name: Row(shares(client, name), path.name) for name in rows} for client, rows in named.items()}
+    table = {
+        client: {name: Row(shares(client, name), path.name) for name in rows}
+        for client, rows in named.items()
+    }
     return PriorTable(path.name, table, classes)
 
 

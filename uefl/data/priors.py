@@ -23,11 +23,12 @@ _RANK = 1e-6  # singular values below this share of the largest count as zero
 _CONDITION = 1e3
 
 
-# --- making them ---------------------------------------------------------------------------------------------------
+# --- making them ------------------------------------------------------------------------------------------
 
 
 def draw_priors(rng: np.random.Generator, sets: int, classes: int) -> Matrix:
-    """Random priors in which class m mod K dominates set m: weights U(0.1, 1), the dominant one ten times that; rows normalised."""
+    """Random priors in which class m mod K dominates set m: weights U(0.1, 1), the dominant one ten times
+    that; rows normalised."""
     weights = rng.uniform(0.1, 1.0, (sets, classes))
     weights[np.arange(sets), np.arange(sets) % classes] *= 10
     return normalized(weights)
@@ -40,7 +41,8 @@ def normalized(weights: Matrix) -> Matrix:
 
 
 def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
-    """``count`` things in whole numbers proportional to ``weights [n]``: largest remainders, ties to the first.
+    """``count`` things in whole numbers proportional to ``weights [n]``: largest remainders, ties to the
+    first.
 
     The sum is exactly ``count``, so nothing that is dealt this way is lost.
     """
@@ -53,7 +55,8 @@ def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
-    """Return :func:`shares` in which nobody is left with none: the largest share gives one away, as long as it keeps one."""
+    """Return :func:`shares` in which nobody is left with none: the largest share gives one away, as long as
+    it keeps one."""
     whole = shares(count, weights)
     for i in np.flatnonzero(whole == 0):
         if whole.max() > 1:
@@ -63,7 +66,8 @@ def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def realised(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
-    """The class shares of ``count`` sets, from the true label and the set of every image; an empty set gives a row of zeros."""
+    """The class shares of ``count`` sets, from the true label and the set of every image; an empty set gives
+    a row of zeros."""
     table = np.zeros((count, classes))
     np.add.at(table, (sets, labels), 1)
     rows: Matrix = table / np.maximum(table.sum(1, keepdims=True), 1)
@@ -71,12 +75,14 @@ def realised(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: 
 
 
 def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
-    """Every entry times a factor from U(1 - amount, 1 + amount), rows normalised again: priors that are known only roughly."""
+    """Every entry times a factor from U(1 - amount, 1 + amount), rows normalised again: priors that are known
+    only roughly."""
     return normalized(priors * rng.uniform(1 - amount, 1 + amount, priors.shape))
 
 
 def smoothed(priors: Matrix, amount: float) -> Matrix:
-    """(1 - amount) priors + amount / K: no class is impossible, which bounds the loss where priors are wrong."""
+    """(1 - amount) priors + amount / K: no class is impossible, which bounds the loss where priors are
+    wrong."""
     mixed: Matrix = (1 - amount) * priors + amount / priors.shape[1]
     return mixed
 
@@ -84,9 +90,10 @@ def smoothed(priors: Matrix, amount: float) -> Matrix:
 class PriorEstimator:
     """Estimates the class shares of unlabeled sets from a labeled calibration sample.
 
-    A multinomial logistic regression (scikit-learn) is fitted on the pixels of the sample. Its mean output over a set is a mixture
-    of its mean outputs over the classes, which five-fold cross-validation measures on the sample; the mixture is solved for by
-    non-negative least squares (SciPy). Needs images of one class to look alike in the sample and in the sets, as FedUL itself does.
+    A multinomial logistic regression (scikit-learn) is fitted on the pixels of the sample. Its mean output
+    over a set is a mixture of its mean outputs over the classes, which five-fold cross-validation measures on
+    the sample; the mixture is solved for by non-negative least squares (SciPy). Needs images of one class to
+    look alike in the sample and in the sets, as FedUL itself does.
 
     Source: Bella et al. 2010, "Quantification via probability estimators" (probabilistic adjusted count).
 
@@ -107,14 +114,16 @@ class PriorEstimator:
         counts = np.bincount(y, minlength=len(classes))
         if counts.min() < 5:
             raise UserError(
-                f"estimated priors need 5 labeled images of every class; class {classes[int(counts.argmin())]!r} has {counts.min()}: "
-                "raise labeled, or add labeled images to your own"
+                "estimated priors need 5 labeled images of every class; class"
+                f" {classes[int(counts.argmin())]!r} has {counts.min()}: raise labeled, or add labeled images"
+                " to your own"
             )
         x = _pixels(labeled.images.numpy())
         self._model = LogisticRegression(C=0.1, max_iter=200)
         folds = StratifiedKFold(5, shuffle=True, random_state=seed)
         held_out = cross_val_predict(self._model, x, y, cv=folds, method="predict_proba")
-        self._of_class = np.stack([held_out[y == k].mean(0) for k in range(len(classes))], axis=1)  # column k: mean output over class k
+        # column k: mean output over class k
+        self._of_class = np.stack([held_out[y == k].mean(0) for k in range(len(classes))], axis=1)
         self._model.fit(x, y)
 
     def __call__(self, images: Sequence[npt.NDArray[np.uint8]]) -> Matrix:
@@ -137,7 +146,8 @@ def _pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
 def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: bool = False) -> float:
     """The loss of a perfect classifier on a client's sets, in nats: the least that training can reach.
 
-    One that puts all mass on an image's class k gives set m the posterior pi_m priors[m, k] / sum; this is its mean loss.
+    One that puts all mass on an image's class k gives set m the posterior pi_m priors[m, k] / sum; this is
+    its mean loss.
 
     Args:
         priors: ``[M, K]``.
@@ -150,7 +160,7 @@ def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: boo
     return float((joint * loss).sum())
 
 
-# --- checking them -------------------------------------------------------------------------------------------------
+# --- checking them ----------------------------------------------------------------------------------------
 
 
 def check_priors(
@@ -170,26 +180,43 @@ def check_priors(
     """
     priors = np.asarray(priors, dtype=np.float64)
     if priors.ndim != 2 or priors.shape[1] != classes:
-        raise InvalidPriors(f"client {client!r}: expected priors of shape [sets, {classes} classes], got {list(priors.shape)}")
+        raise InvalidPriors(
+            f"client {client!r}: expected priors of shape [sets, {classes} classes], got {list(priors.shape)}"
+        )
     if len(priors) < 2:
-        raise InvalidPriors(f"client {client!r} has {len(priors)} set; expected 2 or more, one set says nothing about the classes")
+        raise InvalidPriors(
+            f"client {client!r} has {len(priors)} set; expected 2 or more, one set says nothing about the"
+            " classes"
+        )
     if len(sizes) != len(priors):
-        raise InvalidPriors(f"client {client!r} has {len(sizes)} sets and {len(priors)} rows of priors; expected one row per set")
+        raise InvalidPriors(
+            f"client {client!r} has {len(sizes)} sets and {len(priors)} rows of priors; expected one row"
+            " per set"
+        )
     total = priors.sum(1)
     for bad, what in (
         (sizes <= 0, "the set is empty; lower sets or raise train_per_client"),
         (~np.isfinite(priors).all(1), "priors are not finite"),
         ((priors < 0).any(1), "a prior is negative"),
         (total == 0, "all priors are zero"),
-        (np.abs(total - 1) > _TOLERANCE, f"priors do not sum to 1 within {_TOLERANCE:g}; divide them by their sum"),
+        (
+            np.abs(total - 1) > _TOLERANCE,
+            f"priors do not sum to 1 within {_TOLERANCE:g}; divide them by their sum",
+        ),
     ):
         if bad.any():
             at = int(bad.argmax())
             row = ", ".join(f"{p:.6g}" for p in priors[at])
-            raise InvalidPriors(f"client {client!r}, {_set(at, names)}: {what} ({sizes[at]} images, priors {row})")
+            raise InvalidPriors(
+                f"client {client!r}, {_set(at, names)}: {what} ({sizes[at]} images, priors {row})"
+            )
     off = np.abs(total - 1)
     at = int(off.argmax())
-    notes = [f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalised"] if off[at] > 1e-7 else []
+    notes = (
+        [f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalised"]
+        if off[at] > 1e-7
+        else []
+    )
     return normalized(priors), notes
 
 
@@ -210,17 +237,29 @@ def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> Non
         raise InvalidPriors(f"client {client!r}: set {sets[outside][0]} of an image is outside [0, {count})")
 
 
-def doubts(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: Sequence[str], names: Sequence[str] = ()) -> list[str]:
+def doubts(
+    client: str,
+    priors: Matrix,
+    sizes: npt.NDArray[np.int64],
+    classes: Sequence[str],
+    names: Sequence[str] = (),
+) -> list[str]:
     """Why a client's sets may not determine a classifier on their own; none of it is an error in itself."""
     count, found = len(priors), []
     if count < len(classes):
-        found.append(f"client {client!r}: {count} sets for {len(classes)} classes; fewer sets than classes cannot tell all classes apart")
+        found.append(
+            f"client {client!r}: {count} sets for {len(classes)} classes; fewer sets than classes cannot tell"
+            " all classes apart"
+        )
     singular = _singular_values(priors, sizes)
     rank = _rank(singular)
     if rank < len(classes):
         found.append(f"client {client!r}: its priors have rank {rank}, less than the {len(classes)} classes")
     elif singular[0] > _CONDITION * singular[-1]:
-        found.append(f"client {client!r}: its priors are ill-conditioned ({singular[0] / singular[-1]:.0f}); its sets are nearly alike")
+        found.append(
+            f"client {client!r}: its priors are ill-conditioned ({singular[0] / singular[-1]:.0f}); its sets"
+            " are nearly alike"
+        )
     absent = [classes[k] for k in np.flatnonzero(priors.sum(0) == 0)]
     if absent:
         found.append(f"client {client!r} has no image of class {', '.join(absent)}")
@@ -228,7 +267,9 @@ def doubts(client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: S
     for m, same in enumerate(first[inverse.ravel()]):
         if same != m:
             pair = f"{_set(int(same), names)} and {_set(m, names)}"
-            found.append(f"client {client!r}: {pair} have the same priors; they carry no information about each other")
+            found.append(
+                f"client {client!r}: {pair} have the same priors; they carry no information about each other"
+            )
             break
     return found
 

@@ -12,7 +12,8 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name. The modules of a package register theirs when they are imported, which happens at the first look-up.
+    """Entries by name. The modules of a package register theirs when they are imported, which happens at the
+    first look-up.
 
     Args:
         package: whose modules hold the entries.

@@ -1,6 +1,8 @@
-"""Geometric changes to images as bytes: rotation about the centre, resizing to a square, random changes for training.
+"""Geometric changes to images as bytes: rotation about the centre, resizing to a square, random changes for
+training.
 
-torchvision is imported where it is called: its import takes longer than that of torch, and not every process needs it.
+torchvision is imported where it is called: its import takes longer than that of torch, and not every process
+needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
     Args:
         images: ``[N, C, H, W]`` uint8, on any device.
         degrees: positive turns counter-clockwise. Multiples of 360 give the images back as they are.
-        legacy_center: turn about pixel (W/2, H/2), as the published code does, instead of the image centre ((W-1)/2, (H-1)/2).
+        legacy_center: turn about pixel (W/2, H/2), as the published code does, instead of the image centre
+            ((W-1)/2, (H-1)/2).
 
     Returns:
         ``[N, C, H, W]`` uint8, rounded to the nearest value.
@@ -40,7 +43,10 @@ def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     resized: torch.Tensor = functional.resize(
-        images, [size, size] if isinstance(size, int) else list(size), InterpolationMode.BILINEAR, antialias=True
+        images,
+        [size, size] if isinstance(size, int) else list(size),
+        InterpolationMode.BILINEAR,
+        antialias=True,
     )
     return resized
 
@@ -50,8 +56,8 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
 
     Args:
         images: ``[B, C, H, W]`` uint8.
-        how: ``none``; ``rotate``: by U(-20, 20) degrees about the centre, nearest pixel, black outside; ``flip``: left-right, every
-            second one on average.
+        how: ``none``; ``rotate``: by U(-20, 20) degrees about the centre, nearest pixel, black outside;
+            ``flip``: left-right, every second one on average.
 
     Returns:
         ``[B, C, H, W]`` uint8.
@@ -65,14 +71,21 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
-    """Rotate image b by ``degrees[b]`` counter-clockwise about its centre, nearest pixel, black outside; uint8 ``[B, C, H, W]``."""
+    """Rotate image b by ``degrees[b]`` counter-clockwise about its centre, nearest pixel, black outside;
+    uint8 ``[B, C, H, W]``."""
     height, width = images.shape[-2:]
     cos, sin = (f(torch.deg2rad(degrees))[:, None, None] for f in (torch.cos, torch.sin))
     y = torch.arange(height, device=images.device)[:, None] - (height - 1) / 2
     x = torch.arange(width, device=images.device)[None] - (width - 1) / 2
-    # where the pixel at (x, y) comes from: rows go down, so counter-clockwise on the screen is this turn of the coordinates
+    # where the pixel at (x, y) comes from: rows go down, so counter-clockwise on the screen is this turn of
+    # the coordinates
     source_x = (cos * x - sin * y + (width - 1) / 2).round().long()
     source_y = (sin * x + cos * y + (height - 1) / 2).round().long()
     inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
-    flat = (source_y * width + source_x).clamp(0, height * width - 1).flatten(1)[:, None].expand(-1, images.shape[1], -1)
+    flat = (
+        (source_y * width + source_x)
+        .clamp(0, height * width - 1)
+        .flatten(1)[:, None]
+        .expand(-1, images.shape[1], -1)
+    )
     return images.flatten(2).gather(2, flat).view_as(images) * inside[:, None]

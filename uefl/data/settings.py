@@ -15,45 +15,79 @@ _OF_LABELED: dict[str, JsonValue] = {"kind": "labeled"}
 
 
 class Data(BaseModel):
-    """Data of a run. A key that belongs to one kind of data says so; with the other kind it keeps its default."""
+    """Data of a run. A key that belongs to one kind of data says so; with the other kind it keeps its
+    default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    source: str = Field(default="digits", min_length=1, description="name of a data set, or the path of your own folder or .npz")
-    clients: int | None = Field(
-        default=None, ge=1, le=100_000, description="clients that a data set is dealt to; your own silos are as many as there are"
+    source: str = Field(
+        default="digits",
+        min_length=1,
+        description="name of a data set, or the path of your own folder or .npz",
     )
-    train_per_client: int = Field(default=400, ge=1, description="training images of each client, holdout included")
+    clients: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="clients that a data set is dealt to; your own silos are as many as there are",
+    )
+    train_per_client: int = Field(
+        default=400, ge=1, description="training images of each client, holdout included"
+    )
     test_per_client: int = Field(
         default=100,
         ge=1,
-        description="test images of each client; of own silos without a test split, test / (train + test) is its share",
+        description=(
+            "test images of each client; of own silos without a test split, test / (train + test) is its"
+            " share"
+        ),
     )
     partition: Annotated[SerializeAsAny[Scheme], BeforeValidator(from_table)] | None = Field(
-        default=None, description="how images become clients; without it silos stay as they are, and a data set is dealt in equal parts"
+        default=None,
+        description=(
+            "how images become clients; without it silos stay as they are, and a data set is dealt in equal"
+            " parts"
+        ),
     )
-    first_classes: int = Field(default=0, ge=0, description="take images of that many first classes only; 0: of all")
+    first_classes: int = Field(
+        default=0, ge=0, description="take images of that many first classes only; 0: of all"
+    )
     holdout: float = Field(
         default=0.1,
         gt=0,
         lt=1,
-        description="share of the training images kept aside for decisions; the test split never steers anything",
+        description=(
+            "share of the training images kept aside for decisions; the test split never steers anything"
+        ),
         json_schema_extra=_OF_LABELED,
     )
     legacy_holdout: bool = Field(
-        default=False, description="the test split is also the holdout, as in the published code", json_schema_extra=_OF_LABELED
+        default=False,
+        description="the test split is also the holdout, as in the published code",
+        json_schema_extra=_OF_LABELED,
     )
     image_size: int = Field(
-        default=0, ge=0, le=1024, description="resize every image to this square; 0 keeps images, which must then be of one size"
+        default=0,
+        ge=0,
+        le=1024,
+        description="resize every image to this square; 0 keeps images, which must then be of one size",
     )
     normalize: Literal["standard", "imagenet", "centred", "raw"] = Field(
         default="standard",
-        description="mean and deviation of the images that are trained on, those of ImageNet, from -1 to 1, or none (0-255)",
+        description=(
+            "mean and deviation of the images that are trained on, those of ImageNet, from -1 to 1, or none"
+            " (0-255)"
+        ),
     )
     augment: Literal["none", "rotate", "flip"] = Field(
-        default="none", description="random change of training images, on the device: up to 20 degrees either way, or left-right"
+        default="none",
+        description=(
+            "random change of training images, on the device: up to 20 degrees either way, or left-right"
+        ),
     )
-    labeled: int = Field(default=0, ge=0, description="labeled images of the server", json_schema_extra=_OF_SETS)
+    labeled: int = Field(
+        default=0, ge=0, description="labeled images of the server", json_schema_extra=_OF_SETS
+    )
     validation: int = Field(
         default=0,
         ge=0,
@@ -62,14 +96,25 @@ class Data(BaseModel):
     )
     priors: Literal["given", "estimated"] = Field(
         default="given",
-        description="class shares of each set: the realised ones, or estimated from its images and the labeled ones of the server",
+        description=(
+            "class shares of each set: the realised ones, or estimated from its images and the labeled ones"
+            " of the server"
+        ),
         json_schema_extra=_OF_SETS,
     )
     prior_noise: float = Field(
-        default=0.0, ge=0, lt=1, description="every class share is off by a random factor in [1 - x, 1 + x]", json_schema_extra=_OF_SETS
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="every class share is off by a random factor in [1 - x, 1 + x]",
+        json_schema_extra=_OF_SETS,
     )
     prior_smoothing: float = Field(
-        default=0.0, ge=0, lt=1, description="mix every row of class shares with this share of the uniform one", json_schema_extra=_OF_SETS
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="mix every row of class shares with this share of the uniform one",
+        json_schema_extra=_OF_SETS,
     )
     strict: bool = Field(
         default=False,
@@ -85,7 +130,8 @@ class Data(BaseModel):
 
     @property
     def path(self) -> Path | None:
-        """The path of the user's own data; None for a data set that goes by its name, whatever lies in the working folder."""
+        """The path of the user's own data; None for a data set that goes by its name, whatever lies in the
+        working folder."""
         return None if self.source in SOURCES else Path(self.source).expanduser()
 
     def table(self) -> dict[str, Any]:

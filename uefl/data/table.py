@@ -14,9 +14,11 @@ from .images import Images, Rows, check_rows
 
 @dataclass(frozen=True)
 class Table:
-    """Images with labels, in one list; a source of several parts lists the training images first, then the test images.
+    """Images with labels, in one list; a source of several parts lists the training images first, then the
+    test images.
 
-    A data set to be dealt has no ``groups``. A source that brings its own silos or domains names them, and the group of every image.
+    A data set to be dealt has no ``groups``. A source that brings its own silos or domains names them, and
+    the group of every image.
     """
 
     name: str
@@ -57,7 +59,10 @@ class Table:
             UserError: it has fewer classes.
         """
         if count > len(self.classes):
-            raise UserError(f"key 'first_classes': expected at most {len(self.classes)}, the classes of {self.name}; got {count}")
+            raise UserError(
+                f"key 'first_classes': expected at most {len(self.classes)}, the classes of {self.name}; got"
+                f" {count}"
+            )
         kept = self.labels < count
         test = None if self.test is None else self.test[kept[self.test]]
         return replace(self, classes=self.classes[:count], train=self.train[kept[self.train]], test=test)
@@ -67,22 +72,31 @@ def checked(table: object, source: str) -> Table:
     """What the function of a data set returned, when it is whole.
 
     Raises:
-        TypeError: no table; labels or rows that are no int64 arrays of NumPy; names of classes that are no text.
+        TypeError: no table; labels or rows that are no int64 arrays of NumPy; names of classes that are no
+            text.
         ValueError: not as many labels as images; a label that is no class; a row that is no image.
     """
     place = f"source {source!r}"
     if not isinstance(table, Table):
         raise TypeError(f"{place}: expected a Table, got {type(table).__name__}")
     if not isinstance(table.classes, tuple) or not all(isinstance(name, str) for name in table.classes):
-        raise TypeError(f"{place}: expected the names of the classes as a tuple of texts, got {table.classes!r:.80}")
+        raise TypeError(
+            f"{place}: expected the names of the classes as a tuple of texts, got {table.classes!r:.80}"
+        )
     labels = table.labels
     if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.ndim != 1:
-        got = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, (np.ndarray, torch.Tensor)) else type(labels).__name__
+        got = (
+            f"{labels.dtype} {list(labels.shape)}"
+            if isinstance(labels, (np.ndarray, torch.Tensor))
+            else type(labels).__name__
+        )
         raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {got}")
     if len(labels) != table.images.count:
         raise ValueError(f"{place}: {len(labels)} labels of {table.images.count} images")
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(table.classes):
-        raise ValueError(f"{place}: labels {labels.min()} to {labels.max()}; expected 0 to {len(table.classes) - 1}")
+        raise ValueError(
+            f"{place}: labels {labels.min()} to {labels.max()}; expected 0 to {len(table.classes) - 1}"
+        )
     check_rows(f"{place}: train", table.train, len(labels))
     if table.test is not None:
         check_rows(f"{place}: test", table.test, len(labels))
@@ -95,12 +109,14 @@ def numbers(count: int) -> tuple[str, ...]:
 
 
 def fixed_order(count: int) -> Rows:
-    """A random order of ``count`` images that is the same for every run, so that clients do not change with the seed of the run."""
+    """A random order of ``count`` images that is the same for every run, so that clients do not change with
+    the seed of the run."""
     order: Rows = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
     return order
 
 
 def two_parts(train: int, test: int, *, shuffle: bool) -> tuple[Rows, Rows]:
-    """The rows of a training and a test part that stand one after the other, each in file order or in :func:`fixed_order`."""
+    """The rows of a training and a test part that stand one after the other, each in file order or in
+    :func:`fixed_order`."""
     first, second = (fixed_order(n) if shuffle else np.arange(n) for n in (train, test))
     return first, train + second

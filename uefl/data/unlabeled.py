@@ -1,4 +1,5 @@
-"""A federation of clients with unlabeled sets: their images, the set that each is in, and the class shares (priors) of the sets.
+"""A federation of clients with unlabeled sets: their images, the set that each is in, and the class shares
+(priors) of the sets.
 
 One builder for everything that learns from sets, so that every arm sees the same images in the same sets.
 """
@@ -101,17 +102,24 @@ def deal(table: Table, scheme: Scheme, data: Data, seed: int) -> Material:
     for share in dealt.clients:
         labels = table.labels[share.rows]
         realised = priors.realised(labels, share.sets, len(share.weights), len(table.classes))
-        clients.append(ClientSets(share.name, table.images, share.rows, share.sets, realised, labels, weights=share.weights))
+        clients.append(
+            ClientSets(
+                share.name, table.images, share.rows, share.sets, realised, labels, weights=share.weights
+            )
+        )
     source = {"name": table.name, "path": table.images.place, "images": dict(table.parts)}
     test, labeled, validation = rows(dealt.test), rows(dealt.labeled), rows(dealt.validation)
     return Material(table.name, clients, table.classes, test, labeled, validation, source, table.notes)
 
 
-def federate(made: Material, partition: dict[str, Any], data: Data, seed: int, *, whole: bool = True) -> Federation:
+def federate(
+    made: Material, partition: dict[str, Any], data: Data, seed: int, *, whole: bool = True
+) -> Federation:
     """Settle the priors of all sets, and deal the test images to the clients at random.
 
-    They are dealt in equal parts, so that the mean over the clients is the figure of the whole test set. The images of one client at a
-    time are read here, for the mean and deviation, for the manifest, and to estimate priors.
+    They are dealt in equal parts, so that the mean over the clients is the figure of the whole test set. The
+    images of one client at a time are read here, for the mean and deviation, for the manifest, and to
+    estimate priors.
 
     Args:
         made: clients, sets and the images of the server.
@@ -121,7 +129,8 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int, *
         whole: False: there are clients elsewhere too, so what no client can see alone is not looked at.
 
     Raises:
-        UserError: one class, too few test images, no priors. InvalidPriors: sets or priors that cannot be trained with.
+        UserError: one class, too few test images, no priors. InvalidPriors: sets or priors that cannot be
+            trained with.
     """
     classes = len(made.classes)
     if classes == 1:
@@ -130,7 +139,10 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int, *
     tests: list[LabeledRows | None] = [None] * len(made.clients)
     if made.test is not None:
         if len(made.test.rows) < len(tests):
-            raise UserError(f"{made.name} has {len(made.test.rows)} test images for {len(tests)} clients; each needs one or more")
+            raise UserError(
+                f"{made.name} has {len(made.test.rows)} test images for {len(tests)} clients; each needs one"
+                " or more"
+            )
         order = np.random.default_rng(derive(seed, "test")).permutation(len(made.test.rows))
         tests = [made.test.part(part) for part in np.array_split(order, len(tests))]
     server = {"labeled": made.labeled, "validation": made.validation}
@@ -147,7 +159,11 @@ def federate(made: Material, partition: dict[str, Any], data: Data, seed: int, *
         table, weights = priors_of(client, images)
         sizes = np.bincount(client.sets, minlength=len(table))
         load = partial(_load, prepare, client, table, weights, test)
-        silos.append(Silo(client.name, Sizes(len(images), 0, len(test.rows) if test else 0, tuple(sizes.tolist())), load))
+        silos.append(
+            Silo(
+                client.name, Sizes(len(images), 0, len(test.rows) if test else 0, tuple(sizes.tolist())), load
+            )
+        )
         entries[client.name] = _entry(client, table, test, content, classes)
     doubts = priors_of.check(together=whole)
     if held["labeled"] is not None:
@@ -204,16 +220,21 @@ class _Priors:
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
-        """The priors ``[M, K]`` of a client, and the weights by which its sets were dealt where they are exact."""
+        """The priors ``[M, K]`` of a client, and the weights by which its sets were dealt where they are
+        exact."""
         data, names = self._data, client.set_names
         table = self._estimate(client, images) if data.priors == "estimated" else client.priors
         if table is None:
-            raise UserError(f"{self._made.name}: no priors given; add priors.csv or priors.json, or set priors = 'estimated'")
+            raise UserError(
+                f"{self._made.name}: no priors given; add priors.csv or priors.json, or set priors ="
+                " 'estimated'"
+            )
         priors.check_targets(client.name, client.sets, len(table))
         sizes = np.bincount(client.sets, minlength=len(table))
         table, corrected = priors.check_priors(client.name, table, sizes, len(self._made.classes), names)
         self.corrected += corrected
-        self._known.append((table, sizes))  # before they are blurred, which would hide a class that nobody has
+        # before they are blurred, which would hide a class that nobody has
+        self._known.append((table, sizes))
         self._doubts += priors.doubts(client.name, table, sizes, self._made.classes, names)
         table = priors.noisy(table, data.prior_noise, self._rng) if data.prior_noise else table
         # noise blurs the weights too; smoothing keeps the order of a row
@@ -226,9 +247,13 @@ class _Priors:
         of_set = [images.numpy()[client.sets == m] for m in range(client.count)]
         for m, batch in enumerate(of_set):
             if len(batch) == 0:
-                raise InvalidPriors(f"client {client.name!r}, set {m}: the set is empty; lower sets or raise train_per_client")
+                raise InvalidPriors(
+                    f"client {client.name!r}, set {m}: the set is empty; lower sets or raise train_per_client"
+                )
         if self._estimator is None:
-            self._estimator = priors.PriorEstimator(self._labeled, self._made.classes, derive(self._seed, "folds") % 2**32)
+            self._estimator = priors.PriorEstimator(
+                self._labeled, self._made.classes, derive(self._seed, "folds") % 2**32
+            )
         return self._estimator(of_set)
 
     def check(self, *, together: bool) -> list[str]:
@@ -238,7 +263,9 @@ class _Priors:
             InvalidPriors: a class is in no set of any client; or there are doubts and ``strict`` is set.
         """
         reaches = [Reach.of(table, sizes) for table, sizes in self._known]
-        return certain(self._doubts + (of_all(reaches, self._made.classes) if together else []), strict=self._data.strict)
+        return certain(
+            self._doubts + (of_all(reaches, self._made.classes) if together else []), strict=self._data.strict
+        )
 
 
 class Reach(NamedTuple):
@@ -262,7 +289,9 @@ def of_all(reaches: Sequence[Reach], classes: tuple[str, ...]) -> list[str]:
     """
     for name, has in zip(classes, zip(*(reach.has for reach in reaches), strict=True), strict=True):
         if not any(has):
-            raise InvalidPriors(f"class {name!r} is in no set of any client; remove it, or add a set that has it")
+            raise InvalidPriors(
+                f"class {name!r} is in no set of any client; remove it, or add a set that has it"
+            )
     if any(reach.full_rank for reach in reaches):
         return []
     return ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
@@ -281,11 +310,15 @@ def certain(doubts: list[str], *, strict: bool) -> list[str]:
 
 def _sources(made: Material) -> list[Images]:
     """Return the places that all images come from, each once."""
-    every = [client.images for client in made.clients] + [part.images for part in (made.test, made.labeled, made.validation) if part]
+    every = [client.images for client in made.clients] + [
+        part.images for part in (made.test, made.labeled, made.validation) if part
+    ]
     return list({id(images): images for images in every}.values())
 
 
-def _load(prepare: Preparation, client: ClientSets, table: Matrix, weights: Matrix | None, test: LabeledRows | None) -> SetData:
+def _load(
+    prepare: Preparation, client: ClientSets, table: Matrix, weights: Matrix | None, test: LabeledRows | None
+) -> SetData:
     """Read the images of one client."""
     return SetData(
         prepare(client.images, client.rows),
@@ -297,10 +330,14 @@ def _load(prepare: Preparation, client: ClientSets, table: Matrix, weights: Matr
     )
 
 
-def _entry(client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.Content, classes: int) -> record.Entry:
+def _entry(
+    client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.Content, classes: int
+) -> record.Entry:
     """The record of one client."""
     train = content.entry(client.images, client.rows, client.labels, f"{client.name}/train", "train", classes)
     entry: record.Entry = {"train": train | {"sets": client.sets.tolist(), "priors": table.tolist()}}
     if test is not None:
-        entry["test"] = content.entry(test.images, test.rows, test.labels, f"{client.name}/test", "test", classes)
+        entry["test"] = content.entry(
+            test.images, test.rows, test.labels, f"{client.name}/test", "test", classes
+        )
     return entry

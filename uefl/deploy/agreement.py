@@ -1,4 +1,5 @@
-"""From the reports of silos to a federation: the server knows the images of the silos by their numbers only."""
+"""From the reports of silos to a federation: the server knows the images of the silos by their numbers
+only."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def check_asked(cfg: Config) -> None:
     """Refuse what silos with data of their own cannot do, before anybody is waited for.
 
     Raises:
-        UserError: a partition that deals images, or what takes the images or draws of all clients in one process.
+        UserError: a partition that deals images, or what takes the images or draws of all clients in one
+            process.
     """
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
@@ -47,16 +49,25 @@ def check_asked(cfg: Config) -> None:
     if isinstance(data.partition, LeaveOneOut) and data.partition.per_domain:
         raise UserError("key 'per_domain': silos at a SuperLink take all of their images; leave it out")
     if data.partition is not None and not isinstance(data.partition, LeaveOneOut | Natural):
-        raise UserError(f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave it out")
+        raise UserError(
+            f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave"
+            " it out"
+        )
     for key in ("labeled", "validation"):
         if getattr(data, key):
-            raise UserError(f"key {key!r}: the server's images are those of its data.source, all of them; leave it out")
+            raise UserError(
+                f"key {key!r}: the server's images are those of its data.source, all of them; leave it out"
+            )
     if data.priors == "estimated":
         raise UserError(
-            "key 'priors': 'estimated' needs labeled images where the sets are, which silos do not have; give each a priors.csv"
+            "key 'priors': 'estimated' needs labeled images where the sets are, which silos do not have; give"
+            " each a priors.csv"
         )
     if data.prior_noise:
-        raise UserError("key 'prior_noise': is drawn over all clients in one process; leave it out, or run without --superlink")
+        raise UserError(
+            "key 'prior_noise': is drawn over all clients in one process; leave it out, or run without"
+            " --superlink"
+        )
 
 
 def refused(report: Report) -> str | None:
@@ -80,10 +91,17 @@ def refused(report: Report) -> str | None:
             and len(shape) == 3
             and all(type(n) is int and n > 0 for n in shape)
         )
-        if not (sound and _fits_kind(header, sizes) and _is_content(header["content"], len(header["classes"]), sizes)):
+        if not (
+            sound
+            and _fits_kind(header, sizes)
+            and _is_content(header["content"], len(header["classes"]), sizes)
+        ):
             return "its report does not fit itself"
         if shape[0] not in (1, 3) or math.prod(shape) > _VALUES:
-            return f"it has images of {' x '.join(map(str, shape))}; expected 1 or 3 channels, and at most {_VALUES} values"
+            return (
+                f"it has images of {' x '.join(map(str, shape))}; expected 1 or 3 channels, and at most"
+                f" {_VALUES} values"
+            )
         if not _are_counts(parts["pixels"]["counts"], shape, sizes):
             return "its histogram is not of so many images of this shape"
     except UserError as error:
@@ -98,27 +116,43 @@ def _fits_kind(header: Mapping[str, Any], sizes: Sizes) -> bool:
     if header["kind"] == "labeled":
         return not sizes.sets
     reach = Reach(**header["reach"])
-    known = len(reach.has) == len(header["classes"]) and all(type(one) is bool for one in [*reach.has, reach.full_rank])
+    known = len(reach.has) == len(header["classes"]) and all(
+        type(one) is bool for one in [*reach.has, reach.full_rank]
+    )
     return known and len(sizes.sets) > 0 and sum(sizes.sets) == sizes.train
 
 
 def _are_counts(counts: torch.Tensor, shape: Shape, sizes: Sizes) -> bool:
-    """Whether each channel has as many values as the images that are trained on, those held out with them or not."""
+    """Whether each channel has as many values as the images that are trained on, those held out with them or
+    not."""
     channels, height, width = shape
     if counts.dtype != torch.int64 or list(counts.shape) != [channels, 256] or int(counts.min()) < 0:
         return False
     sums = {sum(row) for row in counts.tolist()}
-    return len(sums) == 1 and sums <= {images * height * width for images in (sizes.train, sizes.train + sizes.holdout)}
+    return len(sums) == 1 and sums <= {
+        images * height * width for images in (sizes.train, sizes.train + sizes.holdout)
+    }
 
 
 def _is_content(content: Mapping[str, Mapping[str, Any]], classes: int, sizes: Sizes) -> bool:
     """Whether it is what a report says of splits, and nothing else: it goes into the manifest of the run."""
     for part, split in content.items():
-        hashes, counts = {key: split[key] for key in split if key != "images_of_class"}, split.get("images_of_class", [0] * classes)
-        known = part in ("train", "holdout", "test") and "sha256" in hashes and hashes.keys() <= {"sha256", "sets_sha256"}
+        hashes, counts = (
+            {key: split[key] for key in split if key != "images_of_class"},
+            split.get("images_of_class", [0] * classes),
+        )
+        known = (
+            part in ("train", "holdout", "test")
+            and "sha256" in hashes
+            and hashes.keys() <= {"sha256", "sets_sha256"}
+        )
         if not known or not all(_SHA256.fullmatch(value) for value in hashes.values()):
             return False
-        if type(counts) is not list or len(counts) != classes or not all(type(n) is int and n >= 0 for n in counts):
+        if (
+            type(counts) is not list
+            or len(counts) != classes
+            or not all(type(n) is int and n >= 0 for n in counts)
+        ):
             return False
         if "images_of_class" in split and sum(counts) != getattr(sizes, part):
             return False
@@ -156,9 +190,10 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
 def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     """The federation of these silos, whose images cannot be read here.
 
-    Classes of labeled images are the union over all silos, sorted by name; those of sets are the same everywhere. Images are in colour
-    where those of one silo, or of the server, are. Mean and deviation are those of all images that are trained on, exactly, from how often
-    each of the 256 grey levels occurs. The server's own images, for arms that learn from sets, are read here.
+    Classes of labeled images are the union over all silos, sorted by name; those of sets are the same
+    everywhere. Images are in colour where those of one silo, or of the server, are. Mean and deviation are
+    those of all images that are trained on, exactly, from how often each of the 256 grey levels occurs. The
+    server's own images, for arms that learn from sets, are read here.
 
     Args:
         reports: by name.
@@ -175,14 +210,23 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     scheme = cfg.data.partition or Natural()
     apart = scheme.domain if isinstance(scheme, LeaveOneOut) else None
     if apart is not None and (apart not in headers or len(headers) == 1):
-        raise UserError(f"key 'domain': expected one of several silos that are there, {', '.join(headers)}; got {apart!r}")
+        raise UserError(
+            f"key 'domain': expected one of several silos that are there, {', '.join(headers)}; got {apart!r}"
+        )
     classes = _classes(headers, cfg)
     doubts = (
-        certain(of_all([Reach(**header["reach"]) for header in headers.values()], classes), strict=cfg.data.strict) if _sets(cfg) else []
+        certain(
+            of_all([Reach(**header["reach"]) for header in headers.values()], classes), strict=cfg.data.strict
+        )
+        if _sets(cfg)
+        else []
     )
     server = own_sets.read_server(cfg.data.path, classes) if _sets(cfg) and cfg.data.path is not None else {}
     if _sets(cfg) and not server:
-        doubts.append(f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation images")
+        doubts.append(
+            f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"
+            " images"
+        )
     shape = _shape(headers, server, cfg.data.image_size)
     prepare = Preparation(shape[0], cfg.data.image_size, shape)
     held = {part: rows.load(prepare) for part, rows in server.items()}
@@ -204,7 +248,9 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
         "silos": {name: entry for name, entry in entries.items() if name != apart},
         "unseen": {name: entry for name, entry in entries.items() if name == apart},
         "server": {
-            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], len(classes))
+            part: content.entry(
+                rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], len(classes)
+            )
             for part, rows in server.items()
         },
     }
@@ -213,10 +259,13 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     exact = [name for name, header in headers.items() if header["precision"] == "fp32"]
     if 0 < len(exact) < len(headers):
         doubts.append(
-            f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16: with run.precision = 'fp32' all "
-            "do the same"
+            f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16:"
+            " with run.precision = 'fp32' all do the same"
         )
-    mixed = f"the silos and the server have torch {', '.join(sorted(versions))}; results may differ in the last bits"
+    mixed = (
+        f"the silos and the server have torch {', '.join(sorted(versions))}; results may differ in the last"
+        " bits"
+    )
     return Federation(
         cfg.kind,  # type: ignore[arg-type]
         tuple(silo for silo in silos if silo.name != apart),
@@ -247,14 +296,21 @@ def _classes(headers: Mapping[str, Mapping[str, Any]], cfg: Config) -> tuple[str
     for name, header in headers.items():
         if header["classes"] != headers[first]["classes"]:
             these, those = (", ".join(headers[one]["classes"]) for one in (name, first))
-            raise UserError(f"silo {name!r} has the classes {these}, silo {first!r} {those}; write the columns of priors.csv alike")
+            raise UserError(
+                f"silo {name!r} has the classes {these}, silo {first!r} {those}; write the columns of"
+                " priors.csv alike"
+            )
         if bool(header["sizes"]["test"]) != bool(headers[first]["sizes"]["test"]):
             with_them, without = (name, first) if header["sizes"]["test"] else (first, name)
-            raise UserError(f"silo {with_them!r} has test images, silo {without!r} has none; give them to all or to none")
+            raise UserError(
+                f"silo {with_them!r} has test images, silo {without!r} has none; give them to all or to none"
+            )
     return tuple(headers[first]["classes"])
 
 
-def _shape(headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, LabeledRows], image_size: int) -> Shape:
+def _shape(
+    headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, LabeledRows], image_size: int
+) -> Shape:
     """(C, H, W) of the images of all silos and of the server."""
     shapes = {f"silo {name!r}": tuple(header["image_shape"]) for name, header in headers.items()}
     if server:
@@ -262,7 +318,10 @@ def _shape(headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, Labele
     first, (_, h0, w0) = next(iter(shapes.items()))
     for who, (_, h, w) in shapes.items():
         if (h, w) != (h0, w0):
-            raise UserError(f"{who} has images of {w}x{h}, {first} of {w0}x{h0}; set image_size to resize all to one square")
+            raise UserError(
+                f"{who} has images of {w}x{h}, {first} of {w0}x{h0}; set image_size to resize all to one"
+                " square"
+            )
     return max(channels for channels, *_ in shapes.values()), h0, w0
 
 
@@ -284,6 +343,9 @@ def _entry(header: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
 
 def _elsewhere(name: str) -> Any:
     def load() -> LabeledData | SetData:
-        raise UserError(f"the images of silo {name!r} stay with it; an arm that reads them at the server cannot run over Flower")
+        raise UserError(
+            f"the images of silo {name!r} stay with it; an arm that reads them at the server cannot run over"
+            " Flower"
+        )
 
     return load

@@ -1,5 +1,6 @@
-"""Where the clients of a run may be but in this process: the engines that ``--engine`` and ``uefl.train(engine=...)`` name, with what each
-asks for before a run begins. What they need is imported when they are used."""
+"""Where the clients of a run may be but in this process: the engines that ``--engine`` and
+``uefl.train(engine=...)`` name, with what each asks for before a run begins. What they need is imported when
+they are used."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distributed:
-    """A run whose clients are dealt over workers, processes of this machine: ``uefl.train(..., engine=uefl.Distributed(workers=2))``.
+    """A run whose clients are dealt over workers, processes of this machine: ``uefl.train(...,
+    engine=uefl.Distributed(workers=2))``.
 
     Args:
         workers: how many; None: one for each GPU, or for each core where the work is done on the CPU.
@@ -29,7 +31,9 @@ class Distributed:
 
     workers: int | None = None
 
-    def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Workers]:
+    def deployment(
+        self, device: str, notice: Callable[[str], None], go_on: str
+    ) -> AbstractContextManager[Workers]:
         """Where a run finds its clients.
 
         Args:
@@ -43,7 +47,10 @@ class Distributed:
         import torch
 
         if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-            raise UserError("this torch was built without gloo, which the engine 'distributed' needs; leave the engine out")
+            raise UserError(
+                "this torch was built without gloo, which the engine 'distributed' needs; leave the"
+                " engine out"
+            )
         from .workers import on_workers
 
         return on_workers(*_processes(self.workers, device), notice, go_on)
@@ -51,7 +58,8 @@ class Distributed:
 
 @dataclass(frozen=True)
 class Ray:
-    """A run whose clients are nodes of Flower's simulation, on this machine: ``uefl.train(..., engine=uefl.Ray(workers=2))``.
+    """A run whose clients are nodes of Flower's simulation, on this machine: ``uefl.train(...,
+    engine=uefl.Ray(workers=2))``.
 
     Args:
         workers: actors of Ray, which do the clients' work; None: as of :class:`Distributed`.
@@ -59,7 +67,9 @@ class Ray:
 
     workers: int | None = None
 
-    def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> AbstractContextManager[Deployment]:
+    def deployment(
+        self, device: str, notice: Callable[[str], None], go_on: str
+    ) -> AbstractContextManager[Deployment]:
         """Where a run finds its clients; arguments as of :meth:`Distributed.deployment`.
 
         Raises:
@@ -75,7 +85,8 @@ class Ray:
 
 @dataclass(frozen=True)
 class Flower:
-    """A run whose clients are processes of their own, over Flower: ``uefl.train(..., engine=uefl.Flower(...))``.
+    """A run whose clients are processes of their own, over Flower: ``uefl.train(...,
+    engine=uefl.Flower(...))``.
 
     Without a ``superlink`` all are started on this machine and end with the run, as with ``engine="flower"``.
 
@@ -99,8 +110,8 @@ class Flower:
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Where a run finds its clients; ``device`` is that of clients that are started here, the others as of
-        :meth:`Distributed.deployment`.
+        """Where a run finds its clients; ``device`` is that of clients that are started here, the others as
+        of :meth:`Distributed.deployment`.
 
         Raises:
             UserError: options that do not go together, or a missing one.
@@ -111,19 +122,31 @@ class Flower:
         from .deployment import joined, on_this_machine
 
         if self.superlink is None:
-            if self.silos is not None or self.root_certificates is not None or self.secret is not None or self.insecure:
+            if (
+                self.silos is not None
+                or self.root_certificates is not None
+                or self.secret is not None
+                or self.insecure
+            ):
                 raise UserError(
-                    "--silos, --root-certificates, --secret and --insecure are for a --superlink; without one all is started here"
+                    "--silos, --root-certificates, --secret and --insecure are for a --superlink; without one"
+                    " all is started here"
                 )
             run = on_this_machine(device, notice)
         else:
             address = checked_address(self.superlink, self.root_certificates, self.insecure)
             if self.silos is None:
-                raise UserError("--superlink: say with --silos how many silos take part; the run begins when so many are there")
+                raise UserError(
+                    "--superlink: say with --silos how many silos take part; the run begins when so many are"
+                    " there"
+                )
             if self.silos < 1:
                 raise UserError(f"--silos: expected 1 or more silos, got {self.silos}")
             if self.secret is None and not address.insecure and not address.is_loopback:
-                raise UserError("--superlink: give the file of its secret with --secret; see docs/deploy.md, or --insecure to do without")
+                raise UserError(
+                    "--superlink: give the file of its secret with --secret; see docs/deploy.md, or"
+                    " --insecure to do without"
+                )
             secret = None if self.secret is None else _content(self.secret, "--secret")
             if self.secret is not None:
                 check_private(self.secret, "--secret", self.strict, notice)
@@ -147,7 +170,9 @@ def check_installed() -> None:
         UserError: it is not installed.
     """
     if importlib.util.find_spec("flwr") is None:
-        raise UserError("Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'")
+        raise UserError(
+            "Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'"
+        )
 
 
 def checked_address(superlink: str, root_certificates: str | Path | None, insecure: bool) -> Address:
@@ -166,7 +191,10 @@ def checked_address(superlink: str, root_certificates: str | Path | None, insecu
         raise UserError("--root-certificates and --insecure exclude each other")
     root = None if root_certificates is None else _content(root_certificates, "--root-certificates")
     if root is not None and b"BEGIN CERTIFICATE" not in root:
-        raise UserError(f"--root-certificates: {root_certificates} holds no certificate; expected PEM, as server.pem in docs/deploy.md")
+        raise UserError(
+            f"--root-certificates: {root_certificates} holds no certificate; expected PEM, as server.pem in"
+            " docs/deploy.md"
+        )
     return Address(place, insecure or (root is None and Address(place).is_loopback), root)
 
 
@@ -183,7 +211,10 @@ def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[s
         UserError: with ``strict``, where they may.
     """
     if Path(path).stat().st_mode & 0o077:
-        line = f"{option}: other users of this machine may read {path}; keep it to yourself with: chmod 600 {path}"
+        line = (
+            f"{option}: other users of this machine may read {path}; keep it to yourself with: chmod 600"
+            f" {path}"
+        )
         if strict:
             raise UserError(line)
         warn(line)

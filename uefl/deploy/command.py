@@ -62,7 +62,8 @@ def silo(
         insecure: without TLS and key, off loopback too.
         wait: seconds for the SuperLink to be there.
         device: ``auto``, ``cpu`` or ``cuda``.
-        noise_multiplier: the least noise that this silo works with, as of :class:`.floor.Floor`; None: what the server says.
+        noise_multiplier: the least noise that this silo works with, as of :class:`.floor.Floor`; None: what
+            the server says.
         delta, max_epsilon: as of :class:`.floor.Floor`.
         spent: the file that counts its updates; None: beside the folder.
         algorithms: names of those that this silo answers, with commas; None: all that are installed.
@@ -88,11 +89,15 @@ def silo(
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
     if parent is not None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # by which the monitor ends this; a shell's background jobs ignore it
+        # by which the monitor ends this; a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         start_parent_process_monitor(parent)
     address = checked_address(superlink, root_certificates, insecure)
     if key is None and not address.is_loopback and not address.insecure:
-        raise UserError("--superlink: give this silo's private key with --key; see docs/deploy.md, or --insecure to do without key and TLS")
+        raise UserError(
+            "--superlink: give this silo's private key with --key; see docs/deploy.md, or --insecure to do"
+            " without key and TLS"
+        )
     if key is not None and address.insecure:
         raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
     if (data is None) == (simulate is None):
@@ -142,12 +147,17 @@ def _answered(names: str) -> frozenset[str]:
     return found
 
 
-def _floor(noise_multiplier: float | None, delta: float, max_epsilon: float, spent: Path | None, data: Path | None) -> Floor | None:
+def _floor(
+    noise_multiplier: float | None, delta: float, max_epsilon: float, spent: Path | None, data: Path | None
+) -> Floor | None:
     from .floor import Floor
 
     if noise_multiplier is None:
         if max_epsilon or spent is not None:
-            raise UserError("--max-epsilon and --spent are for a silo that insists on noise of its own: add --noise-multiplier")
+            raise UserError(
+                "--max-epsilon and --spent are for a silo that insists on noise of its own: add"
+                " --noise-multiplier"
+            )
         return None
     if spent is None:
         if data is None:

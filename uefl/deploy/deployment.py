@@ -1,4 +1,5 @@
-"""The server's side of a run whose clients are other processes: on this machine, started here, or at a SuperLink that is there already."""
+"""The server's side of a run whose clients are other processes: on this machine, started here, or at a
+SuperLink that is there already."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Deployment:
     """A run over Flower: its federation, and an engine for each of its arms.
 
     Args:
-        join: waits for the clients, of which a run that goes on knows something; returns the federation, the Grid, who is there, and what
-            is known of them.
+        join: waits for the clients, of which a run that goes on knows something; returns the federation, the
+            Grid, who is there, and what is known of them.
         threads: CPU threads of every client; 0: each decides.
         told: what a client is told of the configuration.
         home: whether clients keep their private states themselves.
@@ -85,7 +86,9 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 
     with ExitStack() as stack:
         stack.callback(stop)
-        yield Deployment(lambda cfg, root, _: _start(cfg, root, device, processes, stack), torch.get_num_threads)
+        yield Deployment(
+            lambda cfg, root, _: _start(cfg, root, device, processes, stack), torch.get_num_threads
+        )
 
 
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
@@ -104,7 +107,9 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 
     def admit(report: Report) -> str | None:
         same = report[0].get("federation") == federation.digest
-        why = refused(report) or (None if same and report[0]["client"] in names else "it has other images than the server expects")
+        why = refused(report) or (
+            None if same and report[0]["client"] in names else "it has other images than the server expects"
+        )
         if why is None:
             silos[report[0]["client"]] = _told_of_itself(report)
         return why
@@ -129,7 +134,9 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 
 
 @contextmanager
-def joined(address: Address, silos: int, secret: bytes | None, patience: float, notice: Notice) -> Iterator[Deployment]:
+def joined(
+    address: Address, silos: int, secret: bytes | None, patience: float, notice: Notice
+) -> Iterator[Deployment]:
     """The silos that come to a SuperLink which is there already.
 
     Args:
@@ -153,7 +160,9 @@ def joined(address: Address, silos: int, secret: bytes | None, patience: float, 
         yield Deployment(join, lambda: 0, without_files, home=True)
 
 
-def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: float, notice: Notice, known: Silos) -> Joined:
+def _gather(
+    cfg: Config, grid: Grid, address: Address, silos: int, patience: float, notice: Notice, known: Silos
+) -> Joined:
     reports: dict[str, Report] = {}
     begun: list[bool] = []
 
@@ -166,7 +175,9 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
             before = reports[name]
             if before[0]["content"] != report[0]["content"]:
                 return f"silo {name!r} came again with other images"
-            _note_change(name, _told_of_itself(before), _told_of_itself(report), "before it came again", notice)
+            _note_change(
+                name, _told_of_itself(before), _told_of_itself(report), "before it came again", notice
+            )
             reports[name] = report
             return None
         if begun:
@@ -175,7 +186,11 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
             return f"silo {name!r} has {report[0]['kind']} data, the arms need {cfg.kind}"
         reports[name] = report
         there, why_not = fitting(reports, cfg)
-        notice(f"silo {name} is there ({len(there)} of {silos})" if name in there else f"silo {name} does not fit: {why_not[name]}")
+        notice(
+            f"silo {name} is there ({len(there)} of {silos})"
+            if name in there
+            else f"silo {name} does not fit: {why_not[name]}"
+        )
         return None
 
     notice(f"waiting for {silos} silos at {address.place}")
@@ -196,7 +211,10 @@ def _gather(cfg: Config, grid: Grid, address: Address, silos: int, patience: flo
             reasons = dict.fromkeys([*members.refused.values(), *unfit.values()])
             left = f"; left out: {', '.join(reasons)}" if reasons else ""
             advice = "mend that" if reasons else "start the others"
-            raise UserError(f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; {advice}, or lower --silos")
+            raise UserError(
+                f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; {advice}, or lower"
+                " --silos"
+            )
         time.sleep(0.05)
     begun.append(True)
     for name in reports.keys() - set(together[:silos]):
@@ -214,11 +232,16 @@ def _told_of_itself(report: Report) -> dict[str, str]:
     return {key: report[0][key] for key in ("precision", "torch")}
 
 
-def _note_change(name: str, before: Mapping[str, str], now: Mapping[str, str], when: str, notice: Notice) -> None:
+def _note_change(
+    name: str, before: Mapping[str, str], now: Mapping[str, str], when: str, notice: Notice
+) -> None:
     """Say so where a silo computes otherwise than it did."""
     for key, words in (("precision", "in"), ("torch", "with torch")):
         if before.get(key, now[key]) != now[key]:
-            notice(f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: not bit for bit as without")
+            notice(
+                f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: not bit for bit as"
+                " without"
+            )
 
 
 def _key(members: Members, name: str) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""What a silo insists on, whatever the configuration of a run says: noise on each of its updates, and a count of those it has sent."""
+"""What a silo insists on, whatever the configuration of a run says: noise on each of its updates, and a count
+of those it has sent."""
 
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ class Spent(UserError):
 class Floor:
     """The least privacy that a silo works with, and the file that counts its updates over all runs.
 
-    The guarantee of an update depends on the multiple of the clipping norm that the noise has, and not on that norm, so this is what is
-    insisted on. An update is counted before it leaves, so the count is never too small.
+    The guarantee of an update depends on the multiple of the clipping norm that the noise has, and not on
+    that norm, so this is what is insisted on. An update is counted before it leaves, so the count is never
+    too small.
 
     Args:
         noise_multiplier: the least, of ``run.privacy = "local"``.
@@ -48,13 +50,20 @@ class Floor:
 
     def __init__(self, noise_multiplier: float, delta: float, max_epsilon: float, path: Path) -> None:
         if not 0.01 <= noise_multiplier <= 1000:
-            raise UserError(f"--noise-multiplier: expected a number from 0.01 to 1000; got {noise_multiplier:g}")
+            raise UserError(
+                f"--noise-multiplier: expected a number from 0.01 to 1000; got {noise_multiplier:g}"
+            )
         if not 0 < delta < 1:
             raise UserError(f"--delta: expected a number between 0 and 1; got {delta:g}")
         if not 0 <= max_epsilon < float("inf"):
             raise UserError(f"--max-epsilon: expected a number of 0 or more; got {max_epsilon:g}")
         privacy.check_accountant("--noise-multiplier")
-        self.noise_multiplier, self.delta, self.max_epsilon, self.path = noise_multiplier, delta, max_epsilon, path
+        self.noise_multiplier, self.delta, self.max_epsilon, self.path = (
+            noise_multiplier,
+            delta,
+            max_epsilon,
+            path,
+        )
         self._updates = _read(path)
 
     @contextmanager
@@ -69,16 +78,24 @@ class Floor:
                 self._updates = _read(self.path)  # another process may have counted since
                 yield
         except OSError as error:
-            raise UserError(f"--spent: {self.path} cannot be written ({error.strerror}); name a file in another folder") from None
+            raise UserError(
+                f"--spent: {self.path} cannot be written ({error.strerror}); name a file in another folder"
+            ) from None
 
     def describe(self) -> str:
         """A line for the log."""
         bound = f" of {self.max_epsilon:g}" if self.max_epsilon else ""
         next_one = self._epsilon(self.noise_multiplier)
         if 0 < self.max_epsilon < next_one:
-            bound += f" (the next one, with the least noise, would make it {next_one:.3g}: only a run with more noise gets it)"
+            bound += (
+                f" (the next one, with the least noise, would make it {next_one:.3g}: only a run with more"
+                " noise gets it)"
+            )
         count = sum(self._updates.values())
-        return f"{count} update{'' if count == 1 else 's'} sent, epsilon {self._epsilon():.3g}{bound} spent at delta {self.delta:g}"
+        return (
+            f"{count} update{'' if count == 1 else 's'} sent, epsilon {self._epsilon():.3g}{bound} spent at"
+            f" delta {self.delta:g}"
+        )
 
     def check_run(self, run: Run) -> None:
         """Refuse a run that gives too little.
@@ -86,7 +103,10 @@ class Floor:
         Raises:
             TooLittle.
         """
-        wanted = f"this silo insists on privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or more"
+        wanted = (
+            f"this silo insists on privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or"
+            " more"
+        )
         if run.privacy != "local":
             raise TooLittle(f"{wanted}; the run has privacy = {run.privacy!r}")
         if run.noise_multiplier < self.noise_multiplier:
@@ -114,8 +134,12 @@ class Floor:
             if option in message.options:
                 raise TooLittle(f"the server asks for what no noise hides: a message with {option!r}")
         after = self._epsilon(run.noise_multiplier)
-        if self.max_epsilon and after > self.max_epsilon and message.options.get("train", True):  # to measure sends no update
-            raise Spent(f"one more update would spend epsilon {after:.3g}, more than --max-epsilon {self.max_epsilon:g}: {self.describe()}")
+        # to measure sends no update
+        if self.max_epsilon and after > self.max_epsilon and message.options.get("train", True):
+            raise Spent(
+                f"one more update would spend epsilon {after:.3g}, more than --max-epsilon"
+                f" {self.max_epsilon:g}: {self.describe()}"
+            )
 
     def count(self, run: Run) -> None:
         """An update is about to leave.
@@ -125,7 +149,10 @@ class Floor:
         """
         noise = run.noise_multiplier
         self._updates[noise] = self._updates.get(noise, 0) + 1
-        write_json(self.path, {"schema": _SCHEMA, "updates": {str(noise): count for noise, count in self._updates.items()}})
+        write_json(
+            self.path,
+            {"schema": _SCHEMA, "updates": {str(noise): count for noise, count in self._updates.items()}},
+        )
 
     def _epsilon(self, *more: float) -> float:
         """What is spent, with updates of these noise multipliers too."""
@@ -140,12 +167,16 @@ def _read(path: Path) -> dict[float, int]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         updates = {float(noise): count for noise, count in found["updates"].items()}
-        if found["schema"] != _SCHEMA or not all(noise > 0 and type(count) is int and count >= 0 for noise, count in updates.items()):
+        if found["schema"] != _SCHEMA or not all(
+            noise > 0 and type(count) is int and count >= 0 for noise, count in updates.items()
+        ):
             raise ValueError
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UserError(f"--spent: {path} cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"--spent: {path} is no count of updates, or damaged; restore it, or name another file") from None
+        raise UserError(
+            f"--spent: {path} is no count of updates, or damaged; restore it, or name another file"
+        ) from None
     return updates

@@ -17,7 +17,8 @@ from ..errors import UserError
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
-_ROUNDS = 2  # before the one that is trained, of which states are kept: a server that goes on is at most one behind
+# before the one that is trained, of which states are kept: a server that goes on is at most one behind
+_ROUNDS = 2
 _LENGTH = 32  # bytes
 
 
@@ -37,7 +38,9 @@ class Kept:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.secret = _secret(folder / "secret")
         except OSError as error:
-            raise UserError(f"--state: {folder} cannot be used ({error.strerror}); name a folder of this silo's own") from None
+            raise UserError(
+                f"--state: {folder} cannot be used ({error.strerror}); name a folder of this silo's own"
+            ) from None
 
 
 class Absent(UserError):
@@ -82,7 +85,8 @@ class States:
             raise Absent(str(error)) from None
 
     def write(self, tensors: Mapping[str, torch.Tensor], before: str, round: int) -> str:
-        """Keep a state, which is on the disk when this returns; states of rounds long ago are removed, but for ``before``.
+        """Keep a state, which is on the disk when this returns; states of rounds long ago are removed, but
+        for ``before``.
 
         Args:
             tensors: the state.
@@ -97,7 +101,11 @@ class States:
         self._files.sync([name])
         rounds = self._rounds() | {name: round}
         old = {other for other, of in rounds.items() if of < round - _ROUNDS and other not in (name, before)}
-        about = {"arm": self._arm, "client": self._client, "rounds": {other: of for other, of in rounds.items() if other not in old}}
+        about = {
+            "arm": self._arm,
+            "client": self._client,
+            "rounds": {other: of for other, of in rounds.items() if other not in old},
+        }
         write_json(self._folder / "about.json", about)
         for other in old:
             (self._folder / f"{other}.safetensors").unlink(missing_ok=True)
@@ -127,5 +135,7 @@ def _secret(path: Path) -> bytes:
             new.unlink()
     found = path.read_bytes()
     if len(found) != _LENGTH:
-        raise UserError(f"{path}, the secret of this silo, is damaged; restore it, or remove it to have another one")
+        raise UserError(
+            f"{path}, the secret of this silo, is damaged; restore it, or remove it to have another one"
+        )
     return found

@@ -42,13 +42,19 @@ class Processes:
             command = [sys.executable, "-m", module, *arguments]
             # of a group of its own: Ctrl-C is for the run, which then ends its processes in order
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | self.environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.environment,
+                start_new_session=True,
             )
         self.all[name] = process
         return process
 
     def ended(self, name: str) -> str | None:
-        """The last line of the log of a process that has ended, or the signal that ended it; None while it runs."""
+        """The last line of the log of a process that has ended, or the signal that ended it; None while it
+        runs."""
         process = self.all[name]
         if process.poll() is None:
             return None
@@ -58,7 +64,8 @@ class Processes:
         return lines[-1] if lines else f"exit code {process.returncode}"
 
     def stop(self) -> Path | None:
-        """End every process: silos first, then what they talk to. The folder of the logs, where one tells of an error; else none."""
+        """End every process: silos first, then what they talk to. The folder of the logs, where one tells of
+        an error; else none."""
         for process in reversed(self.all.values()):
             if process.poll() is None:
                 process.terminate()
@@ -68,7 +75,11 @@ class Processes:
         for process in self.all.values():
             process.kill()  # does nothing to one that has ended
             process.wait()
-        if any(word in self._log(name).read_bytes() for name in self.all for word in (b"Traceback", faults.LINE.encode())):
+        if any(
+            word in self._log(name).read_bytes()
+            for name in self.all
+            for word in (b"Traceback", faults.LINE.encode())
+        ):
             return self.folder
         shutil.rmtree(self.folder, ignore_errors=True)
         return None

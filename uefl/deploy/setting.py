@@ -1,4 +1,5 @@
-"""What every client of a run has to know, and travels with every message: so a silo that has just been started again needs nothing else."""
+"""What every client of a run has to know, and travels with every message: so a silo that has just been
+started again needs nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +36,15 @@ class Setting:
         """Of a run over this federation."""
         federation = without_statistics(cfg, federation)
         names = tuple(sorted(silo.name for silo in federation.silos))
-        return cls(cfg.to_toml(), federation.classes, federation.image_shape, federation.mean, federation.std, names, threads)
+        return cls(
+            cfg.to_toml(),
+            federation.classes,
+            federation.image_shape,
+            federation.mean,
+            federation.std,
+            names,
+            threads,
+        )
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -44,12 +53,24 @@ class Setting:
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Setting:
         """The opposite of :meth:`plain`."""
-        found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        found: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
         return cls(**found)
 
     def known_by(self) -> str:
-        """By what a silo knows a run again that goes on: all but the number of threads, which the resumed run has from its checkpoint."""
-        return json.dumps([self.cfg().with_run(threads=0).to_toml(), self.classes, self.image_shape, self.mean, self.std, self.clients])
+        """By what a silo knows a run again that goes on: all but the number of threads, which the resumed run
+        has from its checkpoint."""
+        return json.dumps(
+            [
+                self.cfg().with_run(threads=0).to_toml(),
+                self.classes,
+                self.image_shape,
+                self.mean,
+                self.std,
+                self.clients,
+            ]
+        )
 
     def cfg(self) -> Config:
         """The configuration."""
@@ -58,13 +79,18 @@ class Setting:
     def context(self) -> Context:
         """What an algorithm sees of the run."""
         cfg = self.cfg()
-        return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.image_shape, self.clients)
+        return Context(
+            cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.image_shape, self.clients
+        )
 
 
 def without_files(cfg: Config) -> Config:
-    """The configuration without names of files, which are the server's: a silo has a folder of its own, and gets weights with messages."""
+    """The configuration without names of files, which are the server's: a silo has a folder of its own, and
+    gets weights with messages."""
     data = cfg.data if cfg.data.path is None else cfg.data.model_copy(update={"source": "silos"})
-    return replace(cfg, data=data, model=cfg.model.model_copy(update={"pretrained": bool(cfg.model.pretrained)}))
+    return replace(
+        cfg, data=data, model=cfg.model.model_copy(update={"pretrained": bool(cfg.model.pretrained)})
+    )
 
 
 def greeting(cfg: Config) -> dict[str, Any]:

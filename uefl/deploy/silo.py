@@ -1,4 +1,5 @@
-"""Clients in a process of their own: it reads their data only, keeps them and a network, and answers the messages of a run."""
+"""Clients in a process of their own: it reads their data only, keeps them and a network, and answers the
+messages of a run."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class SiloProgram:
         device: where the work is done.
         floor: the least privacy that it works with; None: what the server says.
         algorithms: names of those that it answers; None: all that are installed.
-        kept: what it keeps of its own; None: it stands for a client of an experiment, whose images other processes have too.
+        kept: what it keeps of its own; None: it stands for a client of an experiment, whose images other
+            processes have too.
     """
 
     def __init__(
@@ -96,7 +98,11 @@ class SiloProgram:
             header, _ = packet
             if not understood(header):
                 other = printable(str(version(header))[:20])
-                self._log.warning("a run of another version of uefl is not answered: it has %s, this is %s", other, __version__)
+                self._log.warning(
+                    "a run of another version of uefl is not answered: it has %s, this is %s",
+                    other,
+                    __version__,
+                )
                 return _fault(client, faults.VERSION)
             if header["ask"] == "refused":
                 self._log.warning("left out of a run: %s", printable(str(header["why"])))
@@ -115,17 +121,21 @@ class SiloProgram:
         except Exception as error:
             known = isinstance(error, UserError)  # its message is all there is to say
             self._log.error("%s", f"{faults.LINE}{error}" if known else traceback.format_exc())
-            return _fault(client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM))
+            return _fault(
+                client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM)
+            )
 
     def _report(self, header: Header) -> Packet:
-        """What the server has to know of this client's data, none of which is an image or the name of a file."""
+        """What the server has to know of this client's data, none of which is an image or the name of a
+        file."""
         cfg = from_toml(header["config"])
         if self._floor is not None:
             self._floor.check_run(cfg.run)
         for arm in cfg.arms.values():
             self._check_algorithm(arm.algorithm)
         federation = self._source.federation(cfg)
-        for note in (note for note in federation.notes if note not in of_clients(1)):  # it builds its own part alone
+        # it builds its own part alone
+        for note in (note for note in federation.notes if note not in of_clients(1)):
             self._log.warning("note: %s", note)
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
@@ -168,7 +178,8 @@ class SiloProgram:
         return reply
 
     def _with_own_state(self, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
-        """The answer of a client whose private states stay here; the server gets the names of the new ones."""
+        """The answer of a client whose private states stay here; the server gets the names of the new
+        ones."""
         assert self._arm is not None
         setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
@@ -180,10 +191,13 @@ class SiloProgram:
             for name, part in zip(names, members, strict=True)
         ]
         reply = client(join([replace(part, private=own) for part, own in zip(members, had, strict=True)]))
-        new = [reply.private] if len(members) == 1 else [member(reply.private, i) for i in range(len(members))]
+        new = (
+            [reply.private] if len(members) == 1 else [member(reply.private, i) for i in range(len(members))]
+        )
         round = int(members[0].options["round"])
         reply.states = [
-            name if _same(own, state) else states.write(state, name, round) for name, own, state in zip(names, had, new, strict=True)
+            name if _same(own, state) else states.write(state, name, round)
+            for name, own, state in zip(names, had, new, strict=True)
         ]
         reply.private = {}
         return reply
@@ -209,10 +223,17 @@ class SiloProgram:
             setting = Setting.from_plain(header["setting"])
             workspace = self._workspace(setting, header["arm"])  # before anything is replaced: it may fail
             if self._arm is None or place != self._arm[0]:
-                read = partial(self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.image_shape[0])
+                read = partial(
+                    self._source.data,
+                    cfg=setting.cfg(),
+                    classes=setting.classes,
+                    channels=setting.image_shape[0],
+                )
                 self._images = Images(read, self._device)
             self._arm = place, header["arm"], workspace
-        return Client(header["client"], partial(self._images, header["client"]), self._arm[2], self._key, self._secret)
+        return Client(
+            header["client"], partial(self._images, header["client"]), self._arm[2], self._key, self._secret
+        )
 
     def _workspace(self, setting: Setting, name: str) -> Workspace:
         cfg = setting.cfg()
@@ -223,7 +244,9 @@ class SiloProgram:
         # every weight comes with a message: the server names no file that is opened here
         context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
         federation = Federation(cfg.kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
-        workspace = Workspace(find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device)
+        workspace = Workspace(
+            find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device
+        )
         if self._floor is not None:
             self._floor.check_run(cfg.run)
             self._floor.check_arm(cfg, name, workspace)
@@ -231,7 +254,10 @@ class SiloProgram:
 
     def _check_algorithm(self, name: str) -> None:
         if self._algorithms is not None and name not in self._algorithms:
-            raise NotAnswered(f"the run has the algorithm {name!r}; this silo answers {', '.join(sorted(self._algorithms))} alone")
+            raise NotAnswered(
+                f"the run has the algorithm {name!r}; this silo answers {', '.join(sorted(self._algorithms))}"
+                " alone"
+            )
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
@@ -243,7 +269,9 @@ def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor])
     for name, tensor in after.items():
         if not bool(torch.isfinite(tensor).all()):
             raise RuntimeError(f"private {name} is not finite")
-    return not after or (before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in after))
+    return not after or (
+        before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in after)
+    )
 
 
 def _fault(client: str, code: str) -> Packet:
@@ -251,11 +279,16 @@ def _fault(client: str, code: str) -> Packet:
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
-    """Of each split, the hash of its images and how many there are of each class; of sets a hash of what is in which, and of priors."""
+    """Of each split, the hash of its images and how many there are of each class; of sets a hash of what is
+    in which, and of priors."""
     manifest = federation.manifest
     entry = manifest["silos"].get(name) or manifest["unseen"].get(name, {})
     kept = ("sha256", "images_of_class")
-    found = {part: {key: split[key] for key in kept if key in split} for part, split in entry.items() if isinstance(split, dict)}
+    found = {
+        part: {key: split[key] for key in kept if key in split}
+        for part, split in entry.items()
+        if isinstance(split, dict)
+    }
     if "sets" in entry.get("train", {}):
         told = json.dumps([entry["train"]["sets"], entry["train"]["priors"]])
         found["train"]["sets_sha256"] = hashlib.sha256(told.encode()).hexdigest()

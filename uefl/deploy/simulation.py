@@ -1,4 +1,5 @@
-"""The server's side of a run whose clients are nodes of Flower's simulation: Ray's actors do their work, on this machine."""
+"""The server's side of a run whose clients are nodes of Flower's simulation: Ray's actors do their work, on
+this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from .sources import Dealt
 
 
 @contextmanager
-def in_simulation(actors: int, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
+def in_simulation(
+    actors: int, device: str, notice: Callable[[str], None], go_on: str
+) -> Iterator[Deployment]:
     """Actors that end with the context.
 
     Args:
@@ -43,7 +46,9 @@ def in_simulation(actors: int, device: str, notice: Callable[[str], None], go_on
             note_crowd(actors, device, notice)
             names = sorted(silo.name for silo in (*federation.silos, *federation.unseen))
             share = torch.cuda.device_count() / actors if device == "cuda" else 0.0
-            grid, placed = stack.enter_context(simulated(names, partial(_answer, device, root), actors, min(share, 1.0)))
+            grid, placed = stack.enter_context(
+                simulated(names, partial(_answer, device, root), actors, min(share, 1.0))
+            )
             return federation, grid, placed, {}
 
         try:

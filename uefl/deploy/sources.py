@@ -1,4 +1,5 @@
-"""What a process with clients trains on: a folder of its own, or, where one machine stands for a federation, shares of a data set."""
+"""What a process with clients trains on: a folder of its own, or, where one machine stands for a federation,
+shares of a data set."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Source(Protocol):
         """A federation that has this client, with the classes and the shape that its own images have."""
         ...
 
-    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
+    def data(
+        self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
+    ) -> LabeledData | SetData:
         """The images of a client, with labels that count in ``classes``, and in as many channels."""
         ...
 
@@ -76,7 +79,9 @@ class OwnFolder:
     def federation(self, cfg: Config) -> Federation:
         """A federation of this silo alone."""
         if cfg.kind != "labeled":
-            raise UserError("this silo has labeled images; the arms need unlabeled sets, as clients/NAME/SET/*.png")
+            raise UserError(
+                "this silo has labeled images; the arms need unlabeled sets, as clients/NAME/SET/*.png"
+            )
         return self._read(cfg.to_toml())
 
     def _federation(self, text: str) -> Federation:
@@ -106,11 +111,14 @@ class OwnFolder:
             return Split(_in_colour(split.images, channels), place[split.labels])
 
         test = fitted(found.test)
-        return LabeledData(fitted(found.train), test if found.holdout is found.test else fitted(found.holdout), test)
+        return LabeledData(
+            fitted(found.train), test if found.holdout is found.test else fitted(found.holdout), test
+        )
 
 
 class OwnSets:
-    """``FOLDER/clients/NAME/SET/image.png`` or ``FOLDER/clients/NAME.npz``, one client, with ``FOLDER/priors.csv`` and test images, if any.
+    """``FOLDER/clients/NAME/SET/image.png`` or ``FOLDER/clients/NAME.npz``, one client, with
+    ``FOLDER/priors.csv`` and test images, if any.
 
     Args:
         path: the folder.
@@ -124,11 +132,20 @@ class OwnSets:
         self._made = own_sets.read(path)
         names = [client.name for client in self._made.clients]
         if len(names) > 1:
-            raise UserError(f"{path / 'clients'} holds {', '.join(names)}; a silo is one client: give each a folder of its own")
+            raise UserError(
+                f"{path / 'clients'} holds {', '.join(names)}; a silo is one client: give each a folder of"
+                " its own"
+            )
         if self._made.labeled is not None or self._made.validation is not None:
-            raise UserError(f"{path} holds labeled or validation images, which are the server's; they belong to its data.source")
+            raise UserError(
+                f"{path} holds labeled or validation images, which are the server's; they belong to its"
+                " data.source"
+            )
         if name not in (None, names[0]):
-            raise UserError(f"--name {name}: the client in {path} is called {names[0]}, in priors too; leave --name out, or rename it")
+            raise UserError(
+                f"--name {name}: the client in {path} is called {names[0]}, in priors too; leave --name out,"
+                " or rename it"
+            )
         check_names("silo", names)
         self.name: str | None = names[0]
         self._read = lru_cache(2)(self._federation)
@@ -154,7 +171,11 @@ class OwnSets:
             found,
             images=_in_colour(found.images, channels),
             priors=torch.from_numpy(priors.smoothed(found.priors.numpy(), cfg.data.prior_smoothing)),
-            test=None if found.test is None else Split(_in_colour(found.test.images, channels), found.test.labels),
+            test=(
+                None
+                if found.test is None
+                else Split(_in_colour(found.test.images, channels), found.test.labels)
+            ),
         )
 
 
@@ -187,6 +208,8 @@ class Dealt:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
         return federation, {silo.name: silo for silo in (*federation.silos, *federation.unseen)}
 
-    def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData | SetData:
+    def data(
+        self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
+    ) -> LabeledData | SetData:
         """The images of a client."""
         return self._built(cfg.to_toml())[1][client].load()

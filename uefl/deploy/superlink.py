@@ -1,4 +1,5 @@
-"""A SuperLink that ends with the process that started it: ``python -m uefl.deploy.superlink PARENT OPTIONS...``."""
+"""A SuperLink that ends with the process that started it: ``python -m uefl.deploy.superlink PARENT
+OPTIONS...``."""
 
 import sys
 

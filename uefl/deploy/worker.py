@@ -1,4 +1,5 @@
-"""A worker, which has a share of the clients: ``python -m uefl.deploy.worker FOLDER RANK SIZE DEVICE PARENT [DATA_ROOT]``."""
+"""A worker, which has a share of the clients: ``python -m uefl.deploy.worker FOLDER RANK SIZE DEVICE PARENT
+[DATA_ROOT]``."""
 
 from __future__ import annotations
 
@@ -51,4 +52,6 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     folder, rank, size, device, parent, *root = sys.argv[1:]
-    work(Path(folder), int(rank), int(size), device, int(parent), Dealt(None, Path(root[0]) if root else None))
+    work(
+        Path(folder), int(rank), int(size), device, int(parent), Dealt(None, Path(root[0]) if root else None)
+    )

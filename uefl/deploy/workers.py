@@ -27,7 +27,9 @@ _MOMENT = 5.0  # seconds
 
 
 @contextmanager
-def on_workers(count: int, device: str, notice: Notice, go_on: str, module: str = "uefl.deploy.worker") -> Iterator[Workers]:
+def on_workers(
+    count: int, device: str, notice: Notice, go_on: str, module: str = "uefl.deploy.worker"
+) -> Iterator[Workers]:
     """Processes that end with the context.
 
     Args:
@@ -75,7 +77,9 @@ class Workers:
         module: their program.
     """
 
-    def __init__(self, count: int, device: str, notice: Notice, processes: Processes, stack: ExitStack, module: str) -> None:
+    def __init__(
+        self, count: int, device: str, notice: Notice, processes: Processes, stack: ExitStack, module: str
+    ) -> None:
         self._count, self._device, self._notice = count, device, notice
         self._processes, self._stack, self._module = processes, stack, module
         self._crew: Crew | None = None
@@ -102,7 +106,11 @@ class Workers:
                 pass
             header, _ = found[1]
             if header["error"] is not None or header["federation"] != federation.digest:
-                why = "it has other images than the server" if header["error"] is None else faults.words(header["error"])
+                why = (
+                    "it has other images than the server"
+                    if header["error"] is None
+                    else faults.words(header["error"])
+                )
                 raise RunError(f"a worker takes no part: {why}")
         self._names = [silo.name for silo in (*federation.silos, *federation.unseen)]
         self._setting = Setting.of(cfg, federation, torch.get_num_threads())

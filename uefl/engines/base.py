@@ -1,4 +1,5 @@
-"""The interface of an engine: the names of its clients, and one round of messages and replies. An engine knows no algorithm."""
+"""The interface of an engine: the names of its clients, and one round of messages and replies. An engine
+knows no algorithm."""
 
 from __future__ import annotations
 
@@ -32,18 +33,23 @@ class Message:
     expects: dict[str, Expected] = field(default_factory=dict)
     """the tensors of the reply, where the client trains or answers; no others are taken"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
-    """the state of this client, which comes back in the reply after training; no method of the server's half sees it"""
+    """the state of this client, which comes back in the reply after training; no method of the server's half
+    sees it"""
     reference: dict[str, torch.Tensor] = field(default_factory=dict)
-    """private state made from that of all clients, to measure the global model with; empty: it is not measured"""
+    """private state made from that of all clients, to measure the global model with; empty: it is not
+    measured"""
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors that the server sends: the broadcast ones and the reference, without the client's own state."""
+        """Size of the tensors that the server sends: the broadcast ones and the reference, without the
+        client's own state."""
         return _bytes(self.tensors) + _bytes(self.reference)
 
     def to(self, device: torch.device) -> Message:
         """The same message with its tensors on a device."""
-        tensors, private, reference = (_moved(part, device) for part in (self.tensors, self.private, self.reference))
+        tensors, private, reference = (
+            _moved(part, device) for part in (self.tensors, self.private, self.reference)
+        )
         return replace(self, tensors=tensors, private=private, reference=reference)
 
 
@@ -63,9 +69,11 @@ class Reply:
     """why the client did not do its work; then everything else is empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     training: dict[str, float] = field(default_factory=dict)
-    """what the training of this round leaves: ``train_loss``, ``steps``, and what the algorithm put into ``work.metrics``"""
+    """what the training of this round leaves: ``train_loss``, ``steps``, and what the algorithm put into
+    ``work.metrics``"""
     states: list[str] = field(default_factory=list)
-    """in the place of ``private``, where a client keeps its states itself: a name for each member, empty where it has none"""
+    """in the place of ``private``, where a client keeps its states itself: a name for each member, empty
+    where it has none"""
 
     @property
     def bytes(self) -> int:
@@ -78,7 +86,8 @@ class Reply:
 
 
 class Engine(Protocol):
-    """Clients are known by their names; replies come sorted by name, so that sums have one order, and their tensors on any device."""
+    """Clients are known by their names; replies come sorted by name, so that sums have one order, and their
+    tensors on any device."""
 
     def clients(self) -> list[str]:
         """Names of the clients that can be asked, sorted."""
@@ -88,8 +97,10 @@ class Engine(Protocol):
         """Send one message to each named client and yield one reply for each, by name.
 
         Args:
-            messages: by client name. A message may be made when it is looked up: in the caller's thread, and not kept longer than needed.
-            deadline: seconds after which a client that has not answered is given up, with an error in its reply.
+            messages: by client name. A message may be made when it is looked up: in the caller's thread, and
+                not kept longer than needed.
+            deadline: seconds after which a client that has not answered is given up, with an error in its
+                reply.
         """
         ...
 
@@ -100,7 +111,8 @@ def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
 
 
 def join(messages: Sequence[Message]) -> Message:
-    """Several messages to one client as one, without a copy: of number i, every name begins with ``i.``; a single one as it is."""
+    """Several messages to one client as one, without a copy: of number i, every name begins with ``i.``; a
+    single one as it is."""
     if len(messages) == 1:
         return messages[0]
     return Message(

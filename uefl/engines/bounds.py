@@ -1,4 +1,5 @@
-"""How much may travel: more than any algorithm needs, and little enough for a machine to bear. What is more is refused, with the reason."""
+"""How much may travel: more than any algorithm needs, and little enough for a machine to bear. What is more
+is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 from .base import Message, Reply
 
 MESSAGE = 2**32
-"""bytes of a message that a silo takes: every network here, with the optimizer's and private state, has less than a quarter"""
+"""bytes of a message that a silo takes: every network here, with the optimizer's and private state, has less
+than a quarter"""
 HEADER = 2**25
 """bytes of the JSON of a message or a reply: the names of 100,000 clients are a few million"""
 REPORT = 2**22
@@ -18,12 +20,14 @@ REPORT = 2**22
 METRICS = 1000
 """metrics of a reply, or tensors that a client keeps beyond those that it had; algorithms have tens"""
 NAME = 200
-"""characters of the name of a metric or a private tensor, which goes into files and onto screens; of others only those asked for count"""
+"""characters of the name of a metric or a private tensor, which goes into files and onto screens; of others
+only those asked for count"""
 NUMBERS = 20_000
-"""numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the tensors of the message
-have more elements, since there may be a count for each row of one"""
+"""numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the tensors of
+the message have more elements, since there may be a count for each row of one"""
 _KEPT = 4
-"""private state of a client, as a multiple of the tensors that it was sent, beyond what it had: optimizers keep two for each parameter"""
+"""private state of a client, as a multiple of the tensors that it was sent, beyond what it had: optimizers
+keep two for each parameter"""
 _MIB = 2**20
 
 

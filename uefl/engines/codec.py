@@ -1,4 +1,5 @@
-"""Messages and replies as packets: plain values that JSON holds, and named groups of tensors as raw bytes. Nothing is pickled."""
+"""Messages and replies as packets: plain values that JSON holds, and named groups of tensors as raw bytes.
+Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -48,9 +49,13 @@ class Packet(NamedTuple):
 
 def packed_message(message: Message, header: Header) -> Packet:
     """A message; ``header`` says what else the receiver has to know."""
-    expects = {name: [list(expected.shape), NAMES[expected.dtype]] for name, expected in message.expects.items()}
+    expects = {
+        name: [list(expected.shape), NAMES[expected.dtype]] for name, expected in message.expects.items()
+    }
     plain = header | {"options": message.options, "expects": expects}
-    return Packet(plain, {"broadcast": message.tensors, "private": message.private, "reference": message.reference})
+    return Packet(
+        plain, {"broadcast": message.tensors, "private": message.private, "reference": message.reference}
+    )
 
 
 def message_of(packet: Packet) -> Message:
@@ -61,7 +66,9 @@ def message_of(packet: Packet) -> Message:
     """
     header, parts = packet
     try:
-        expects = {name: Expected(tuple(shape), DTYPES[dtype]) for name, (shape, dtype) in header["expects"].items()}
+        expects = {
+            name: Expected(tuple(shape), DTYPES[dtype]) for name, (shape, dtype) in header["expects"].items()
+        }
         return Message(parts["broadcast"], header["options"], expects, parts["private"], parts["reference"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
@@ -69,7 +76,9 @@ def message_of(packet: Packet) -> Message:
 
 def packed_reply(reply: Reply) -> Packet:
     """A reply."""
-    return Packet({name: getattr(reply, name) for name in _PLAIN}, {"update": reply.tensors, "private": reply.private})
+    return Packet(
+        {name: getattr(reply, name) for name in _PLAIN}, {"update": reply.tensors, "private": reply.private}
+    )
 
 
 def reply_of(packet: Packet) -> Reply:
@@ -81,7 +90,9 @@ def reply_of(packet: Packet) -> Reply:
     header, parts = packet
     try:
         client, examples, metrics, error, training, states = (header[name] for name in _PLAIN)
-        known = isinstance(client, str) and type(examples) is int and (error is None or isinstance(error, str))
+        known = (
+            isinstance(client, str) and type(examples) is int and (error is None or isinstance(error, str))
+        )
         numbers = all(type(value) in (int, float) for value in training.values())
         known = known and isinstance(states, list) and all(isinstance(state, str) for state in states)
         if not known or not numbers or not all(_is_metric(value) for value in metrics.values()):
@@ -92,7 +103,8 @@ def reply_of(packet: Packet) -> Reply:
 
 
 def _is_metric(value: Any) -> bool:
-    """What a reply has in its metrics: a number, None where a measurement does not apply, or a list of numbers."""
+    """What a reply has in its metrics: a number, None where a measurement does not apply, or a list of
+    numbers."""
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     return all(type(number) in (int, float) for number in numbers)
 
@@ -123,9 +135,16 @@ def from_raw(dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> torch.Te
 def encode(packet: Packet) -> torch.Tensor:
     """A packet as uint8: the length of the JSON in 8 bytes, the JSON, and the tensors one after the other."""
     tensors = [(part, name, tensor) for part, group in packet.parts.items() for name, tensor in group.items()]
-    table = {part: [[name, NAMES[t.dtype], list(t.shape)] for name, t in group.items()] for part, group in packet.parts.items()}
+    table = {
+        part: [[name, NAMES[t.dtype], list(t.shape)] for name, t in group.items()]
+        for part, group in packet.parts.items()
+    }
     text = bytearray(json.dumps(packet.header | {"tensors": table}).encode())
-    pieces = [raw(torch.tensor(len(text))), torch.frombuffer(text, dtype=torch.uint8), *(raw(tensor) for *_, tensor in tensors)]
+    pieces = [
+        raw(torch.tensor(len(text))),
+        torch.frombuffer(text, dtype=torch.uint8),
+        *(raw(tensor) for *_, tensor in tensors),
+    ]
     frame = torch.empty(sum(_aligned(len(piece)) for piece in pieces), dtype=torch.uint8)
     place = 0
     for piece in pieces:

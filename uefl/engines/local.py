@@ -12,13 +12,17 @@ class LocalEngine:
     """A client does its work when the iterator of replies reaches it.
 
     Args:
-        clients: the function that does the work of each client, by name. Where it raises a RuntimeError (out of memory, values that are
-            not finite), the reply of this client is an error and the round goes on. Any other exception is a mistake in the program and
-            ends the run.
+        clients: the function that does the work of each client, by name. Where it raises a RuntimeError (out
+            of memory, values that are not finite), the reply of this client is an error and the round goes
+            on. Any other exception is a mistake in the program and ends the run.
         started: called with the client's name as its work begins.
     """
 
-    def __init__(self, clients: Mapping[str, Callable[[Message], Reply]], started: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, Callable[[Message], Reply]],
+        started: Callable[[str], None] = lambda name: None,
+    ) -> None:
         self._clients = clients
         self._started = started
 
@@ -37,7 +41,9 @@ class LocalEngine:
             message = messages[name]
             try:
                 reply = self._clients[name](message)
-            except RuntimeError as error:  # out of memory, values that are not finite: an error of this client, not of the run
+            except (
+                RuntimeError
+            ) as error:  # out of memory, values that are not finite: an error of this client, not of the run
                 lines = str(error).splitlines()
                 reply = Reply(name, error=lines[0] if lines else type(error).__name__)
             yield reply

@@ -1,7 +1,7 @@
 """One tensor for all parameters of a module, one for all its floating-point buffers.
 
-A federated round sends, sets, averages, checks and steps a model. Each of these is then one operation on one tensor, in the place of one
-for every layer.
+A federated round sends, sets, averages, checks and steps a model. Each of these is then one operation on one
+tensor, in the place of one for every layer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ class FlatModule:
 
     Attributes:
         values: ``[P]`` float32, a leaf whose ``.grad`` is the flat gradient: an optimizer needs nothing else.
-        buffers: ``[Q]`` float32, running means and variances. Other buffers, such as the number of batches that batch norm has seen, are
-            part of no message; :meth:`reset` sets them to what they were at first.
-        frozen: mask ``[P]``, bool, of those ``values`` whose parameters do not require a gradient; None: there are none.
+        buffers: ``[Q]`` float32, running means and variances. Other buffers, such as the number of batches
+            that batch norm has seen, are part of no message; :meth:`reset` sets them to what they were at
+            first.
+        frozen: mask ``[P]``, bool, of those ``values`` whose parameters do not require a gradient; None:
+            there are none.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -52,12 +54,16 @@ class FlatModule:
         self.buffers.copy_(buffers)
 
     def reset(self) -> None:
-        """Buffers that are no floating-point numbers are as they were at first: one client leaves nothing there for the next."""
+        """Buffers that are no floating-point numbers are as they were at first: one client leaves nothing
+        there for the next."""
         for buffer, first in self._others:
             buffer.copy_(first)
 
-    def private(self, is_private: Callable[[str, nn.Module], bool]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Masks ``[P]`` and ``[Q]``, bool: elements of parameters and buffers for which ``is_private`` is true; None: none."""
+    def private(
+        self, is_private: Callable[[str, nn.Module], bool]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Masks ``[P]`` and ``[Q]``, bool: elements of parameters and buffers for which ``is_private`` is
+        true; None: none."""
         owners = {
             f"{prefix}.{name}" if prefix else name: owner
             for prefix, owner in self.module.named_modules()
@@ -66,14 +72,19 @@ class FlatModule:
         floating = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
         masks = []
         for tensors, flat in ((list(self.module.named_parameters()), self.values), (floating, self.buffers)):
-            parts = [torch.full((t.numel(),), is_private(name, owners[name]), device=flat.device) for name, t in tensors]
+            parts = [
+                torch.full((t.numel(),), is_private(name, owners[name]), device=flat.device)
+                for name, t in tensors
+            ]
             masks.append(torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device=flat.device))
         return (masks[0], masks[1]) if any(bool(mask.any()) for mask in masks) else None
 
     def named(self, values: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The module's state dict, without integers, for flat tensors ``[P]`` and ``[Q]`` laid out as this one's: views, by name.
+        """The module's state dict, without integers, for flat tensors ``[P]`` and ``[Q]`` laid out as this
+        one's: views, by name.
 
-        A parameter that two layers share has its two names; buffers that a state dict leaves out are left out.
+        A parameter that two layers share has its two names; buffers that a state dict leaves out are left
+        out.
         """
         views: dict[int, torch.Tensor] = {}
         for tensors, flat in ((self.module.parameters(), values), (self.module.buffers(), buffers)):
@@ -87,7 +98,8 @@ class FlatModule:
 
 
 def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """The elements from ``offset`` on in the shape of ``like``; maps are kept channels-last, which convolutions prefer."""
+    """The elements from ``offset`` on in the shape of ``like``; maps are kept channels-last, which
+    convolutions prefer."""
     piece = flat[offset : offset + like.numel()]
     if like.dim() != 4:
         return piece.view(like.shape)

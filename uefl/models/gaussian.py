@@ -1,4 +1,5 @@
-"""An encoder that says of each image a Gaussian of its features, and a linear head on a sample of it (FedSR, FedCR)."""
+"""An encoder that says of each image a Gaussian of its features, and a linear head on a sample of it (FedSR,
+FedCR)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class GaussianNet(nn.Module):
     """Encoder, mean and deviation of ``dim`` features, linear head.
 
     Args:
-        net: an encoder with the usual head; its encoder is taken, and of its head the hidden layer where it is wanted.
+        net: an encoder with the usual head; its encoder is taken, and of its head the hidden layer where it
+            is wanted.
         dim: d, features.
         hidden: whether linear and GELU stand between the encoder and the Gaussian.
 

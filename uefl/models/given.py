@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A function that makes a new network: a copy of the module with its weights, or what the given function makes, after a check.
+    """A function that makes a new network: a copy of the module with its weights, or what the given function
+    makes, after a check.
 
     Raises:
         UserError: neither of the two.
@@ -30,7 +31,8 @@ def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Modul
         return lambda: copy.deepcopy(model)
     if not callable(model):
         raise UserError(
-            f"model: expected a torch module, a function that makes one, or a dict of the section [model]; got {type(model).__name__}"
+            "model: expected a torch module, a function that makes one, or a dict of the section [model];"
+            f" got {type(model).__name__}"
         )
     return lambda: _checked(model())
 
@@ -46,8 +48,9 @@ class GivenNet(TokenNet):
     """A network with the parts that a quantiser stands between.
 
     Args:
-        net: with a method ``tokens`` from images ``[B, C, H, W]``, normalised, to ``[B, T, D]`` (or more axes between B and D), and a
-            module ``head`` from tensors of that shape to logits ``[B, classes]``; its own ``forward`` is not used.
+        net: with a method ``tokens`` from images ``[B, C, H, W]``, normalised, to ``[B, T, D]`` (or more axes
+            between B and D), and a module ``head`` from tensors of that shape to logits ``[B, classes]``; its
+            own ``forward`` is not used.
         image_shape: (C, H, W).
 
     Raises:
@@ -56,7 +59,10 @@ class GivenNet(TokenNet):
 
     def __init__(self, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
-        needs = "a codebook needs a network with a method tokens(images) -> [B, T, D] and a module head(tokens) -> logits [B, classes]"
+        needs = (
+            "a codebook needs a network with a method tokens(images) -> [B, T, D] and a module head(tokens)"
+            " -> logits [B, classes]"
+        )
         if not callable(getattr(net, "tokens", None)):
             raise UserError(f"model: {needs}; {type(net).__name__} has no method 'tokens'")
         if not isinstance(getattr(net, "head", None), nn.Module):
@@ -84,7 +90,9 @@ class GivenNet(TokenNet):
         try:
             tokens = self.eval().tokens(probe)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise UserError(f"model: 'tokens' cannot take normalised images {[2, *image_shape]}: {_first_line(error)}") from None
+            raise UserError(
+                f"model: 'tokens' cannot take normalised images {[2, *image_shape]}: {_first_line(error)}"
+            ) from None
         self.train(training)
         if not isinstance(tokens, torch.Tensor):
             raise UserError(f"model: 'tokens' returned {type(tokens).__name__}; expected a tensor [B, T, D]")
@@ -106,15 +114,20 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
     shape = (2, *federation.image_shape)
     training = net.training
     try:
-        logits = net.eval()(normalize(torch.zeros(shape, dtype=torch.uint8, device=next(net.parameters()).device)))
+        logits = net.eval()(
+            normalize(torch.zeros(shape, dtype=torch.uint8, device=next(net.parameters()).device))
+        )
     except (RuntimeError, ValueError, TypeError) as error:
-        raise UserError(f"model: it cannot take normalised images {list(shape)}: {_first_line(error)}") from None
+        raise UserError(
+            f"model: it cannot take normalised images {list(shape)}: {_first_line(error)}"
+        ) from None
     finally:
         net.train(training)
     found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if found != [2, len(federation.classes)]:
         raise UserError(
-            f"model: expected logits [2, {len(federation.classes)}] for two images and {len(federation.classes)} classes, got {found}"
+            f"model: expected logits [2, {len(federation.classes)}] for two images and"
+            f" {len(federation.classes)} classes, got {found}"
         )
 
 
@@ -122,17 +135,23 @@ def _check_parameters(net: nn.Module) -> None:
     """All parameters of a network travel in one float32 tensor.
 
     Raises:
-        UserError: it has none, some of another type, some without a shape, or some that are not finite; or all are frozen.
+        UserError: it has none, some of another type, some without a shape, or some that are not finite; or
+            all are frozen.
     """
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
-        raise UserError("model: all of its parameters are frozen (requires_grad is False); unfreeze those to train")
+        raise UserError(
+            "model: all of its parameters are frozen (requires_grad is False); unfreeze those to train"
+        )
     for name, parameter in net.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise UserError(f"model: {name!r} has no shape yet; show the module an image before you give it")
         if parameter.dtype != torch.float32:
-            raise UserError(f"model: {name!r} is {parameter.dtype}; expected float32 (the key run.precision decides about bfloat16)")
+            raise UserError(
+                f"model: {name!r} is {parameter.dtype}; expected float32 (the key run.precision decides about"
+                " bfloat16)"
+            )
         if not parameter.isfinite().all():
             raise UserError(f"model: {name!r} holds numbers that are not finite")
 

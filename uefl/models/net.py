@@ -35,7 +35,8 @@ class Head(nn.Module):
 
 
 class DeepHead(nn.Module):
-    """FedUL's head: linear, batch norm, ReLU and dropout to 32w, the same to 8w, then linear; the dropouts are off unless turned on."""
+    """FedUL's head: linear, batch norm, ReLU and dropout to 32w, the same to 8w, then linear; the dropouts
+    are off unless turned on."""
 
     def __init__(self, inputs: int, width: int, classes: int) -> None:
         super().__init__()
@@ -144,7 +145,8 @@ class Net(TokenNet):
             encoders.with_group_norm(self)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in channels-last memory."""
+        """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in
+        channels-last memory."""
         return as_tokens(self.encoder(images), self.pooled)
 
     def classify(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -158,13 +160,17 @@ class Net(TokenNet):
             dim, height, width = self.encoder.eval()(probe).shape[1:]
         except RuntimeError:  # a map that pooling would leave nothing of
             size = " x ".join(map(str, image_shape))
-            raise UserError(f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another encoder") from None
+            raise UserError(
+                f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another"
+                " encoder"
+            ) from None
         self.encoder.train(training)
         return (1, 1, dim) if self.pooled else (height, width, dim)
 
 
 def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
-    """A network of the package with the usual head, and that head: what algorithms build upon that have features of their own.
+    """A network of the package with the usual head, and that head: what algorithms build upon that have
+    features of their own.
 
     Args:
         net: any network.

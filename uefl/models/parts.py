@@ -17,7 +17,8 @@ def linear_layers(net: nn.Module) -> list[nn.Linear]:
 
 
 def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
-    """The modules of a part: the ``last`` linear layer of all, the ``head`` (whatever is called so), or ``all`` of the network.
+    """The modules of a part: the ``last`` linear layer of all, the ``head`` (whatever is called so), or
+    ``all`` of the network.
 
     Raises:
         UserError: the network has no parameters there; ``key`` is the one that asked for it.
@@ -30,13 +31,18 @@ def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
     }
     chosen = choices[part]
     if not any(True for module in chosen for _ in module.parameters(recurse=False)):
-        what = {"last": "no linear layer", "head": "no part called 'head' that has parameters", "all": "no parameters"}[part]
+        what = {
+            "last": "no linear layer",
+            "head": "no part called 'head' that has parameters",
+            "all": "no parameters",
+        }[part]
         raise UserError(f"key {key!r}: the network has {what}, so {part!r} names nothing; choose another one")
     return chosen
 
 
 class FrozenStatistics:
-    """A context in which batch norm normalises by the batch, in evaluation too, and its running statistics stay as they are."""
+    """A context in which batch norm normalises by the batch, in evaluation too, and its running statistics
+    stay as they are."""
 
     def __init__(self, net: nn.Module) -> None:
         self._norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

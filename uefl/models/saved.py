@@ -1,4 +1,5 @@
-"""The final model of an arm, in a file that holds all it takes to use it: weights, what belongs to each client, algorithm, classes."""
+"""The final model of an arm, in a file that holds all it takes to use it: weights, what belongs to each
+client, algorithm, classes."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Member(NamedTuple):
     net: nn.Module
     """of an algorithm with private layers, with the mean of the clients'"""
     clients: dict[str, Tensors]
-    """what belongs to each client: weights of the network by name, and other tensors such as ``codebook`` ``[V, d]``"""
+    """what belongs to each client: weights of the network by name, and other tensors such as ``codebook``
+    ``[V, d]``"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class SavedModel:
         return tuple(self.members[0].clients)
 
     def to(self, device: torch.device | str) -> SavedModel:
-        """The model on another device, such as ``"cuda"``; images and predictions stay on the CPU. This one is left where it is.
+        """The model on another device, such as ``"cuda"``; images and predictions stay on the CPU. This one
+        is left where it is.
 
         Raises:
             UserError: no such device here.
@@ -90,44 +93,64 @@ class SavedModel:
             return {name: tensor.to(there) for name, tensor in own.items()}
 
         members = tuple(
-            Member(deepcopy(net).to(there), {client: moved(own) for client, own in clients.items()}) for net, clients in self.members
+            Member(deepcopy(net).to(there), {client: moved(own) for client, own in clients.items()})
+            for net, clients in self.members
         )
         return replace(self, members=members, mean=self.mean.to(there), std=self.std.to(there))
 
     @overload
-    def predict(self, images: Images, client: str | None = None, *, uncertainty: Literal[False] = False) -> torch.Tensor: ...
+    def predict(
+        self, images: Images, client: str | None = None, *, uncertainty: Literal[False] = False
+    ) -> torch.Tensor: ...
     @overload
     def predict(
-        self, images: Images, client: str | None = None, *, uncertainty: Literal[True], passes: int | None = None, seed: int = 0
+        self,
+        images: Images,
+        client: str | None = None,
+        *,
+        uncertainty: Literal[True],
+        passes: int | None = None,
+        seed: int = 0,
     ) -> Prediction: ...
     def predict(
-        self, images: Images, client: str | None = None, *, uncertainty: bool = False, passes: int | None = None, seed: int = 0
+        self,
+        images: Images,
+        client: str | None = None,
+        *,
+        uncertainty: bool = False,
+        passes: int | None = None,
+        seed: int = 0,
     ) -> torch.Tensor | Prediction:
         """Predict class probabilities with dropout off, or with the uncertainty that the run measures.
 
         Args:
-            images: ``[B, C, H, W]`` uint8, pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits as :func:`uefl.train` rounds
-                them. Their size is the one that the model was trained on, as :func:`uefl.data.rotate.resize` makes it where the run did;
-                grey ones may be ``[B, H, W]``. A tensor or a NumPy array; or a list of paths of image files, see :meth:`read`.
-            client: whose parts to predict with. None: of a site that was not trained on. Then the codebook is that of :meth:`fitting`, and
-                private layers have the mean of the clients' weights.
-            uncertainty: also return entropies, from draws with dropout on (MC dropout), or from the members of an ensemble.
+            images: ``[B, C, H, W]`` uint8, pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits
+                as :func:`uefl.train` rounds them. Their size is the one that the model was trained on, as
+                :func:`uefl.data.rotate.resize` makes it where the run did; grey ones may be ``[B, H, W]``. A
+                tensor or a NumPy array; or a list of paths of image files, see :meth:`read`.
+            client: whose parts to predict with. None: of a site that was not trained on. Then the codebook is
+                that of :meth:`fitting`, and private layers have the mean of the clients' weights.
+            uncertainty: also return entropies, from draws with dropout on (MC dropout), or from the members
+                of an ensemble.
             passes: draws; None: as many as in the run.
             seed: of the draws.
 
         Returns:
-            ``[B, classes]`` float32, on the CPU: the mean over the members of an ensemble. With ``uncertainty`` a
-            :class:`uefl.uncertainty.Prediction`: ``probs`` ``[B, classes]``, and ``entropy`` and ``mutual_info`` ``[B]`` in nats.
+            ``[B, classes]`` float32, on the CPU: the mean over the members of an ensemble. With
+            ``uncertainty`` a :class:`uefl.uncertainty.Prediction`: ``probs`` ``[B, classes]``, and
+            ``entropy`` and ``mutual_info`` ``[B]`` in nats.
 
         Raises:
-            UserError: images of another type or shape, no such client; no client, where its parts have neither a mean nor a best one.
+            UserError: images of another type or shape, no such client; no client, where its parts have
+                neither a mean nor a best one.
 
         Equivalent to::
 
             x = (images - mean) / std
             torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)  # with the client's layers
         """
-        with isolated() if uncertainty else plain_torch(), torch.no_grad():  # draws are from torch's global generator
+        # draws are from torch's global generator
+        with isolated() if uncertainty else plain_torch(), torch.no_grad():
             pixels = self._pixels(images)
             client = self._part(pixels, client)
             if not uncertainty:
@@ -136,12 +159,15 @@ class SavedModel:
             parts = []
             for i, batch in enumerate(pixels.split(_BATCH)):
                 with seeded(self.mean.device, seed, "predict", i):
-                    parts.append(ensemble([self._draw(member, batch, client, passes) for member in self.members]))
+                    parts.append(
+                        ensemble([self._draw(member, batch, client, passes) for member in self.members])
+                    )
             whole = joined([part._replace(extra={}) for part in parts])
             return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
 
     def fitting(self, images: Images) -> str | None:
-        """Return the client whose codebook fits images of one site best, by the mean quantization error over all of them.
+        """Return the client whose codebook fits images of one site best, by the mean quantization error over
+        all of them.
 
         Args:
             images: as of :meth:`predict`.
@@ -153,12 +179,14 @@ class SavedModel:
         return min(errors, key=lambda name: errors[name]) if errors else None
 
     def misfits(self, images: Images) -> dict[str, float]:
-        """Return by client how badly its codebook fits images, a sum over them; empty where :meth:`fitting` is None."""
+        """Return by client how badly its codebook fits images, a sum over them; empty where :meth:`fitting`
+        is None."""
         with plain_torch(), torch.no_grad():
             return self._misfits(self._pixels(images))
 
     def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
-        """Read image files as the model takes them: by the rules of :mod:`uefl.data.pixels`, in its channels, resized to its size.
+        """Read image files as the model takes them: by the rules of :mod:`uefl.data.pixels`, in its channels,
+        resized to its size.
 
         Returns:
             ``[B, C, H, W]`` uint8.
@@ -172,7 +200,8 @@ class SavedModel:
         return images.fitted(np.arange(images.count), self.image_shape)
 
     def module(self, client: str | None = None) -> nn.Module:
-        """A plain module from images ``[B, C, H, W]``, float32 on the scale 0 to 255, to probabilities ``[B, classes]``, to export.
+        """A plain module from images ``[B, C, H, W]``, float32 on the scale 0 to 255, to probabilities ``[B,
+        classes]``, to export.
 
         Args:
             client: whose parts it has; None: of :meth:`predict`, without a codebook to choose.
@@ -188,7 +217,11 @@ class SavedModel:
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
         x = (pixels.to(self.mean.device) - self.mean) / self.std
-        return torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members]).mean(0).cpu()
+        return (
+            torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members])
+            .mean(0)
+            .cpu()
+        )
 
     def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
         """The logits of one member."""
@@ -212,15 +245,20 @@ class SavedModel:
 
     def _check(self, client: str | None) -> None:
         if client not in (*self.clients, *([None] if self._shared() else [])):
-            raise UserError(f"client {client!r} has no part of its own in this model; expected {self._expected()}")
+            raise UserError(
+                f"client {client!r} has no part of its own in this model; expected {self._expected()}"
+            )
 
     def _choices(self) -> bool:
         """Whether clients have tensors whose fit to images can be measured."""
         return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
 
     def _shared(self) -> bool:
-        """Whether there is a model without the parts of any client: these are layers only, which have a mean, and not all layers."""
-        net = {name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()}
+        """Whether there is a model without the parts of any client: these are layers only, which have a mean,
+        and not all layers."""
+        net = {
+            name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()
+        }
         return all(own.keys() < net for own in self.members[0].clients.values())
 
     def _misfits(self, pixels: torch.Tensor) -> dict[str, float]:
@@ -243,10 +281,16 @@ class SavedModel:
 
     def _pixels(self, images: Images) -> torch.Tensor:
         """``[B, C, H, W]``, after checks: numbers on another scale would give a result, and a wrong one."""
-        if isinstance(images, (list, tuple)) and images and all(isinstance(path, (str, Path)) for path in images):
+        if (
+            isinstance(images, (list, tuple))
+            and images
+            and all(isinstance(path, (str, Path)) for path in images)
+        ):
             return self.read(images)
         if not isinstance(images, (torch.Tensor, np.ndarray)):
-            raise UserError(f"images: expected a tensor, a NumPy array or a list of paths, got {type(images).__name__}")
+            raise UserError(
+                f"images: expected a tensor, a NumPy array or a list of paths, got {type(images).__name__}"
+            )
         pixels, _ = as_bytes(images, "images")
         channels, height, width = self.image_shape
         if pixels.dim() == 3 and channels == 1:
@@ -257,11 +301,14 @@ class SavedModel:
             elif self.image_size and pixels.dim() == 4 and pixels.shape[1] == channels:
                 size = self.image_size
                 last = (
-                    f"; the run resized its images to {size}x{size}: uefl.data.rotate.resize(torch.as_tensor(images), {size}) does the same"
+                    f"; the run resized its images to {size}x{size}:"
+                    f" uefl.data.rotate.resize(torch.as_tensor(images), {size}) does the same"
                 )
             else:
                 last = ""
-            raise UserError(f"images: expected shape [B, {channels}, {height}, {width}], got {list(images.shape)}{last}")
+            raise UserError(
+                f"images: expected shape [B, {channels}, {height}, {width}], got {list(images.shape)}{last}"
+            )
         return pixels
 
 
@@ -284,7 +331,8 @@ def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
 
 
 class Exported(nn.Module):
-    """The networks of a saved model with the parts of one client, as a module whose weights can be moved, exported and saved.
+    """The networks of a saved model with the parts of one client, as a module whose weights can be moved,
+    exported and saved.
 
     Args:
         model: the saved model.
@@ -323,7 +371,13 @@ class Exported(nn.Module):
         return torch.stack(probs).mean(0)
 
 
-def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> None:
+def save(
+    path: Path,
+    cfg: Config,
+    arm: str,
+    federation: Federation,
+    networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]],
+) -> None:
     """Write weights by parameter name and ``TENSOR.CLIENT``, with the rest in the file's metadata.
 
     Args:
@@ -331,8 +385,8 @@ def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Se
         cfg: of the run.
         arm: the arm whose model it is.
         federation: for classes, image shape and normalisation.
-        networks: of each member, its weights and what belongs to each client, of which one at a time is looked at; names of an ensemble's
-            begin with the number of the member.
+        networks: of each member, its weights and what belongs to each client, of which one at a time is
+            looked at; names of an ensemble's begin with the number of the member.
     """
     own = {client: sorted(tensors) for client, tensors in networks[0][1].items() if tensors}
     about = {
@@ -353,7 +407,8 @@ def save(path: Path, cfg: Config, arm: str, federation: Federation, networks: Se
 
 
 class _Parts(Iterable[Tensors]):
-    """The weights of every network, then what belongs to each client, by the names that they have in the file."""
+    """The weights of every network, then what belongs to each client, by the names that they have in the
+    file."""
 
     def __init__(self, networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> None:
         self._networks = networks
@@ -375,8 +430,9 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
         network: makes the network of a model that was trained with one given in Python.
 
     Raises:
-        UserError: no such file, or not a model as a run writes it, with values or weights that do not go together; an algorithm that is not
-            registered here; a folder that holds several models, or none. The message names the file.
+        UserError: no such file, or not a model as a run writes it, with values or weights that do not go
+            together; an algorithm that is not registered here; a folder that holds several models, or none.
+            The message names the file.
     """
     path = _file(Path(path))
     check_file(path, "the model", "expected model-<arm>.safetensors of a run folder")
@@ -387,18 +443,29 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if _FORMAT not in metadata:
-        raise UserError(f"{path} is no model of this version of uefl (expected {_FORMAT!r}, found {', '.join(metadata) or 'nothing'})")
+        raise UserError(
+            f"{path} is no model of this version of uefl (expected {_FORMAT!r}, found"
+            f" {', '.join(metadata) or 'nothing'})"
+        )
     try:
         about = json.loads(metadata[_FORMAT])
         if network is not None or about["model"]["encoder"] != "given":
             return _model(about, tensors, network)
     except RecursionError:
-        raise UserError(f"{path}: its description is nested without end. The file was changed; restore it") from None
+        raise UserError(
+            f"{path}: its description is nested without end. The file was changed; restore it"
+        ) from None
     except (UserError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: {error}. The file was changed, or is of another version of uefl; restore it") from None
+        raise UserError(
+            f"{path}: {error}. The file was changed, or is of another version of uefl; restore it"
+        ) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: its description is damaged ({error}). The file was changed; restore it") from None
-    raise UserError(f"{path}: its network was given in Python; give it again: uefl.load(out, model=...).model(arm)")
+        raise UserError(
+            f"{path}: its description is damaged ({error}). The file was changed; restore it"
+        ) from None
+    raise UserError(
+        f"{path}: its network was given in Python; give it again: uefl.load(out, model=...).model(arm)"
+    )
 
 
 def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Module] | None) -> SavedModel:
@@ -407,7 +474,10 @@ def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Mod
     settings = parse(Model, "model", about["model"] | {"pretrained": False})
     shape, classes, count = tuple(about["image_shape"]), tuple(about["classes"]), int(about["members"])
     if not 1 <= count <= max(len(tensors), 1):
-        raise UserError(f"key 'members': expected 1 to {max(len(tensors), 1)}, as many as the file has tensors for; got {count}")
+        raise UserError(
+            f"key 'members': expected 1 to {max(len(tensors), 1)}, as many as the file has tensors for; got"
+            f" {count}"
+        )
     parts = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
     if sum(map(len, parts)) != len(tensors):
         raise UserError(f"key 'members': the file holds other networks than those of {count} members")
@@ -425,7 +495,9 @@ def _file(path: Path) -> Path:
     if not models:
         raise UserError(f"{path} holds no model-<arm>.safetensors; a run writes one when an arm has ended")
     if len(models) > 1:
-        raise UserError(f"{path} holds the models of several arms; load one of them: {', '.join(map(str, models))}")
+        raise UserError(
+            f"{path} holds the models of several arms; load one of them: {', '.join(map(str, models))}"
+        )
     return models[0]
 
 
@@ -436,13 +508,15 @@ def _member(algorithm: Algorithm, spec: ModelSpec, clients: dict[str, list[str]]
         if absent:
             raise UserError(f"{absent[0]!r} of client {client!r} is missing")
         own[client] = {name: tensors.pop(f"{name}.{client}") for name in names}
-    with torch.device("cpu" if spec.given is not None else "meta"):  # a network of the file's description may be too large to make
+    # a network of the file's description may be too large to make
+    with torch.device("cpu" if spec.given is not None else "meta"):
         net = algorithm.build_model(spec)
     expected, found = _shapes(net.state_dict()), _shapes(tensors)
     if found != expected:
         name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
         raise UserError(
-            f"weights {name!r}: the network of its configuration has {expected.get(name, 'none')}, the file {found.get(name, 'none')}"
+            f"weights {name!r}: the network of its configuration has {expected.get(name, 'none')}, the file"
+            f" {found.get(name, 'none')}"
         )
     net = (net if spec.given is not None else algorithm.build_model(spec)).eval()
     net.load_state_dict(tensors, strict=False)

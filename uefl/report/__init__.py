@@ -1,4 +1,5 @@
-"""The report of a run: its folder is read, and shown as tables, pictures and pages; TensorBoard events are written while it runs."""
+"""The report of a run: its folder is read, and shown as tables, pictures and pages; TensorBoard events are
+written while it runs."""
 
 from .compare import by_data, differing_keys, paired_table, repeated, spread_table
 from .events import EventWriter, open_event_writer

@@ -17,7 +17,8 @@ _CONFIDENCE = 0.95
 
 
 def by_data(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs on the same data together, in the order of the first of each; a mean over runs on different data means nothing."""
+    """Runs on the same data together, in the order of the first of each; a mean over runs on different data
+    means nothing."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(_data(run), []).append(run)
@@ -25,10 +26,16 @@ def by_data(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _data(run: Run) -> str:
-    """The section of the configuration; of clients given in Python the images of each class that every one has, in all its splits."""
+    """The section of the configuration; of clients given in Python the images of each class that every one
+    has, in all its splits."""
     silos = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
     counts = {
-        name: [sum(column) for column in zip(*(part["images_of_class"] for part in silo.values() if isinstance(part, dict)), strict=True)]
+        name: [
+            sum(column)
+            for column in zip(
+                *(part["images_of_class"] for part in silo.values() if isinstance(part, dict)), strict=True
+            )
+        ]
         for name, silo in silos.items()
     }
     return json.dumps([run.config.data.table(), counts], sort_keys=True)
@@ -48,11 +55,16 @@ def spread_table(runs: Sequence[Run], data: str = "") -> Table:
         spread = number(statistics.stdev(values)) if len(values) > 1 else "-"
         rows.append([name, str(len(means)), number(statistics.fmean(values) if values else None), spread])
     title = f"over {count(len(finished), 'run')}{f' on {data}' if data else ''}"
-    return Table(title, ["arm", "runs", f"accuracy, {last_rounds(*finished)}" if finished else "accuracy", "sd over runs"], rows)
+    return Table(
+        title,
+        ["arm", "runs", f"accuracy, {last_rounds(*finished)}" if finished else "accuracy", "sd over runs"],
+        rows,
+    )
 
 
 def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Runs with the configuration and seed of an earlier run, which add no information: their folders, each with that of the earlier."""
+    """Runs with the configuration and seed of an earlier run, which add no information: their folders, each
+    with that of the earlier."""
     first: dict[str, Path] = {}
     again = {}
     for run in runs:
@@ -65,7 +77,8 @@ def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Configuration keys other than the seed in which the runs differ; their mean then says little.
 
-    The keys of an arm are compared among the runs that have it; where not all runs have the same arms, the last entry says so.
+    The keys of an arm are compared among the runs that have it; where not all runs have the same arms, the
+    last entry says so.
     """
     tables = [run.config.with_run(seed=0, threads=0).table() for run in runs]
     arms = [table.pop("arms") for table in tables]
@@ -91,7 +104,8 @@ def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def interval(differences: Sequence[float]) -> str:
-    """The mean of paired differences with its confidence interval of 95 %, by Student's t; a single one has none."""
+    """The mean of paired differences with its confidence interval of 95 %, by Student's t; a single one has
+    none."""
     if len(differences) < 2:
         return f"{differences[0]:+.3f}" if differences else "-"
     mean, half = statistics.fmean(differences), half_width(differences)
@@ -99,7 +113,8 @@ def interval(differences: Sequence[float]) -> str:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of a mean, by Student's t; 0 for a single value."""
+    """Return half the width of the 95 % confidence interval of a mean, by Student's t; 0 for a single
+    value."""
     from scipy import stats
 
     if len(values) < 2:
@@ -109,15 +124,15 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | None:
-    """One row per arm: its accuracy over the last rounds less that of one arm of the same run, over all finished runs that have both, the
-    mean with its confidence interval.
+    """One row per arm: its accuracy over the last rounds less that of one arm of the same run, over all
+    finished runs that have both, the mean with its confidence interval.
 
     Differences within a run leave out what its seed does to all arms alike.
 
     Args:
         runs: of one configuration under several seeds.
-        against: the arm that is subtracted; its differences within a single run stand without an interval. None: the first one, over
-            two runs at least.
+        against: the arm that is subtracted; its differences within a single run stand without an interval.
+            None: the first one, over two runs at least.
 
     Returns:
         None: there are not as many finished runs with two arms.
@@ -136,7 +151,11 @@ def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | Non
             higher = sum(difference > 0 for difference in differences)
             spread = number(statistics.stdev(differences)) if len(differences) > 1 else "-"
             rows.append([name, interval(differences), spread, f"{higher} of {len(differences)}"])
-    header = ["arm", f"accuracy, {last_rounds(*finished)}, less that of {base}, 95 %", "sd over runs", "higher in"] if finished else []
+    header = (
+        ["arm", f"accuracy, {last_rounds(*finished)}, less that of {base}, 95 %", "sd over runs", "higher in"]
+        if finished
+        else []
+    )
     return Table(f"less {base}, run by run", header, rows) if rows else None
 
 

@@ -20,27 +20,33 @@ Block = str | list[str] | Table | Picture
 """A paragraph, a list, a table or a picture. In text, only `` `code` `` is markup."""
 
 _SILOS_LEGEND = (
-    "Accuracy, entropy (nats, of the mean over the {several}), NLL and ECE are means over the clients' test splits at the "
-    "last round; the third column is the mean and the standard deviation of the accuracy over the rounds that it names."
+    "Accuracy, entropy (nats, of the mean over the {several}), NLL and ECE are means over the clients' test"
+    " splits at the last round; the third column is the mean and the standard deviation of the accuracy over"
+    " the rounds that it names."
 )
 _SETS_LEGEND = (
-    "Accuracy, entropy (nats), NLL and ECE are of the one model on the test images, which are dealt to the clients, at the last round; "
-    "the third column is the mean and the standard deviation of the accuracy over the rounds that it names.{selected}"
+    "Accuracy, entropy (nats), NLL and ECE are of the one model on the test images, which are dealt to the"
+    " clients, at the last round; the third column is the mean and the standard deviation of the accuracy"
+    " over the rounds that it names.{selected}"
 )
 _SELECTED = " Selected: accuracy of the model that was best on the server's validation images, and its round."
 _NO_TEST_LEGEND = (
-    "There are no test images, hence no accuracy: the entropy (nats) is of the one model's predictions of the clients' own images, at the "
-    "last round."
+    "There are no test images, hence no accuracy: the entropy (nats) is of the one model's predictions of the"
+    " clients' own images, at the last round."
 )
 
 _PROTOCOL_LEGEND = (
-    "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients at the last round; global: "
-    "without what is private to a client; personalised: after the client's own training; MB: tensors that the server sent, "
-    "to train or only to measure, and got back, all rounds and clients."
+    "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients"
+    " at the last round; global: without what is private to a client; personalised: after the client's own"
+    " training; MB: tensors that the server sent, to train or only to measure, and got back, all rounds and"
+    " clients."
 )
 
 
-_LEFT_OUT_LEGEND = "Answers of clients that count in no average and no measurement, by arm, client and reason; rounds count from 1."
+_LEFT_OUT_LEGEND = (
+    "Answers of clients that count in no average and no measurement, by arm, client and reason; rounds count"
+    " from 1."
+)
 
 
 @dataclass(frozen=True)
@@ -89,23 +95,34 @@ def content(run: Run, pictures: list[Picture]) -> Content:
         Section("Images", shown("samples.png")),
         Section("Clients", [*([] if run.on_sets else [client_table(run)]), *_class_counts(run)]),
     ]
-    return Content(f"Run {run.path.resolve().name}", _warnings(run), [section for section in sections if section.blocks])
+    return Content(
+        f"Run {run.path.resolve().name}", _warnings(run), [section for section in sections if section.blocks]
+    )
 
 
 def verdict(run: Run) -> list[Block]:
-    """Say which arm is ahead, and how large a difference between arms may be chance; nothing for a single arm or without accuracy."""
+    """Say which arm is ahead, and how large a difference between arms may be chance; nothing for a single arm
+    or without accuracy."""
     means = {name: arm["accuracy_last4"]["mean"] for name, arm in run.arms.items()}
     ranked = sorted((name for name in means if means[name] is not None), key=lambda name: -means[name])
     if len(ranked) < 2:
         return []
     best, second = ranked[:2]
     one, two = means[best], means[second]
-    found = f"`{best}` has the highest accuracy over the {last_rounds(run)}: {one:.3f}; `{second}` follows with {two:.3f}."
-    images = sum(sum(silo.get("test", {}).get("images_of_class", ())) for silo in run.manifest.get("silos", {}).values())
+    found = (
+        f"`{best}` has the highest accuracy over the {last_rounds(run)}: {one:.3f}; `{second}` follows with"
+        f" {two:.3f}."
+    )
+    images = sum(
+        sum(silo.get("test", {}).get("images_of_class", ()))
+        for silo in run.manifest.get("silos", {}).values()
+    )
     if images:
         half = _NORMAL * math.sqrt((one * (1 - one) + two * (1 - two)) / images)
         chance = f"With {images} test images, a difference of up to {half:.3f} may be chance (95 %)"
-        found += f" {chance}: this one, {one - two:.3f}, is {'within' if one - two <= half else 'beyond'} that."
+        found += (
+            f" {chance}: this one, {one - two:.3f}, is {'within' if one - two <= half else 'beyond'} that."
+        )
     return [f"{found} This is one seed; other seeds differ too (`uefl report RUN RUN ...` compares them)."]
 
 
@@ -115,7 +132,9 @@ def _class_counts(run: Run) -> list[Block]:
         return []
     rows = []
     for name, silo in _labeled(run.manifest.get("silos", {})):
-        counts = np.sum([part["images_of_class"] for use, part in silo.items() if use in ("train", "holdout")], axis=0)
+        counts = np.sum(
+            [part["images_of_class"] for use, part in silo.items() if use in ("train", "holdout")], axis=0
+        )
         rows.append([run.labels.get(name) or label(name), *map(str, counts)])
     table = Table("images of each class", ["client", *run.classes], rows)
     return ["Training images of each class, those held out included:", table] if rows else []
@@ -134,7 +153,9 @@ def _legend(run: Run) -> str:
 
 def _usual_legend(run: Run) -> str:
     if not run.on_sets:
-        return _SILOS_LEGEND.format(several="members" if run.config.run.uncertainty == "ensemble" else "passes")
+        return _SILOS_LEGEND.format(
+            several="members" if run.config.run.uncertainty == "ensemble" else "passes"
+        )
     if not run.measured("accuracy"):
         return _NO_TEST_LEGEND
     return _SETS_LEGEND.format(selected=_SELECTED if "selected" in arm_table(run).header else "")
@@ -143,13 +164,19 @@ def _usual_legend(run: Run) -> str:
 def _warnings(run: Run) -> list[str]:
     notes = []
     if not run.finished:
-        notes.append(f"Unfinished: the numbers are those of the rounds so far; `uefl train --resume {run.path}` continues.")
+        notes.append(
+            f"Unfinished: the numbers are those of the rounds so far; `uefl train --resume {run.path}`"
+            " continues."
+        )
     for name, arm in run.arms.items():
         if arm.get("rejected"):
             notes.append(
-                f"{name}: {count(arm['rejected'], 'answer')} of clients left out{'; see the table below' if run.left_out else ''}."
+                f"{name}: {count(arm['rejected'], 'answer')} of clients left"
+                f" out{'; see the table below' if run.left_out else ''}."
             )
-    return notes + [f"{arm}: {warning}." for arm, findings in run.findings.items() for warning in findings.warnings]
+    return notes + [
+        f"{arm}: {warning}." for arm, findings in run.findings.items() for warning in findings.warnings
+    ]
 
 
 def _left_out(run: Run) -> list[Block]:
@@ -161,12 +188,22 @@ def _facts(run: Run) -> list[str]:
     c = run.config
     partition = c.data.partition.model_dump(mode="json") if c.data.partition is not None else {}
     voices = "members" if c.run.uncertainty == "ensemble" else "passes"
-    budget = count(c.training.local_steps, "step") if c.training.local_steps else count(c.training.local_epochs, "local epoch")
+    budget = (
+        count(c.training.local_steps, "step")
+        if c.training.local_steps
+        else count(c.training.local_epochs, "local epoch")
+    )
     plan = c.training.iterations()
     rounds = f"{' + '.join(map(str, plan))} round{'' if plan == [1] else 's'}"
     facts = {
-        "data": f"{c.data.source}, {count(len(run.silos), 'client')}{''.join(f', {key} {value}' for key, value in partition.items())}",
-        "training": f"{rounds} of {budget}, batch {c.training.batch_size}, {c.training.optimizer} with learning rate {c.training.lr:g}",
+        "data": (
+            f"{c.data.source},"
+            f" {count(len(run.silos), 'client')}{''.join(f', {key} {value}' for key, value in partition.items())}"
+        ),
+        "training": (
+            f"{rounds} of {budget}, batch {c.training.batch_size}, {c.training.optimizer} with learning rate"
+            f" {c.training.lr:g}"
+        ),
         "model": f"{c.model.encoder}{f' of width {c.model.width}' if 'cnn' in c.model.encoder else ''}",
         **({} if run.on_sets else {"uncertainty": f"{getattr(c.run, voices)} {voices}"}),
         **{f"arm {name}": _parameters(run, name) for name in run.arms},
@@ -185,22 +222,36 @@ def _made(run: Run) -> dict[str, str]:
         return {}
     how = f"{made['precision']}, {count(made['threads'], 'thread')}, {made['device']}"
     versions = f"uefl {made['version']}, torch {made['torch']}, Python {made['python']}"
-    return {"begun": f"{made['begun']}, on {made['host']} ({made['machine']})", "computed with": f"{how}; {versions}"}
+    return {
+        "begun": f"{made['begun']}, on {made['host']} ({made['machine']})",
+        "computed with": f"{how}; {versions}",
+    }
 
 
 def _privacy(run: Run) -> str:
     """The mechanism, and what is outside of its guarantee."""
     r = run.config.run
-    spent = f"epsilon of the table at delta {r.delta:g}, of each arm alone; that of all arms together is in `summary.json`"
-    outside = "what clients measure, this report and every file of metrics are without noise, and outside of it"
-    return f"{r.privacy}, clip_norm {r.clip_norm:g}, noise_multiplier {r.noise_multiplier:g}; {spent}; {outside}"
+    spent = (
+        f"epsilon of the table at delta {r.delta:g}, of each arm alone; that of all arms together is in"
+        " `summary.json`"
+    )
+    outside = (
+        "what clients measure, this report and every file of metrics are without noise, and outside of it"
+    )
+    return (
+        f"{r.privacy}, clip_norm {r.clip_norm:g}, noise_multiplier {r.noise_multiplier:g}; {spent}; {outside}"
+    )
 
 
 def _parameters(run: Run, name: str) -> str:
     """The algorithm of an arm, and the parameters that are not at their defaults."""
     arm = run.config.arms[name]
     fields = type(arm.parameters).model_fields
-    own = [f"{key} {getattr(arm.parameters, key)}" for key, field in fields.items() if getattr(arm.parameters, key) != field.default]
+    own = [
+        f"{key} {getattr(arm.parameters, key)}"
+        for key, field in fields.items()
+        if getattr(arm.parameters, key) != field.default
+    ]
     return ", ".join([arm.algorithm, *own])
 
 
@@ -212,10 +263,22 @@ def _findings(run: Run, pictures: dict[str, Picture]) -> list[Section]:
         lines = [f"{arm}: {line}" for arm, findings in same.items() for line in findings.lines]
         headers = {tuple(findings.header): None for findings in same.values() if findings.rows}
         tables = [
-            Table(title, ["arm", *header], [[arm, *row] for arm, f in same.items() if tuple(f.header) == header for row in f.rows])
+            Table(
+                title,
+                ["arm", *header],
+                [[arm, *row] for arm, f in same.items() if tuple(f.header) == header for row in f.rows],
+            )
             for header in headers
         ]
-        names = [plots.shares_file(findings.shares, arm) for arm, findings in same.items() if findings.shares is not None]
-        blocks: list[Block] = [*([lines] if lines else []), *tables, *(pictures[name] for name in names if name in pictures)]
+        names = [
+            plots.shares_file(findings.shares, arm)
+            for arm, findings in same.items()
+            if findings.shares is not None
+        ]
+        blocks: list[Block] = [
+            *([lines] if lines else []),
+            *tables,
+            *(pictures[name] for name in names if name in pictures),
+        ]
         sections.append(Section(title, blocks))
     return sections

@@ -31,7 +31,8 @@ class EventWriter:
         self._means = (*_MEANS, *columns)
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """Add one round; ``records`` as in metrics.jsonl; null values and clients that are only measured are passed over."""
+        """Add one round; ``records`` as in metrics.jsonl; null values and clients that are only measured are
+        passed over."""
         records = [r for r in records if not r.get("unseen")]
         for key in self._means:
             values = [r[key] for r in records if r.get(key) is not None]
@@ -48,10 +49,14 @@ class EventWriter:
         self._writer.close()
 
 
-def open_event_writer(directory: Path, records: Iterable[dict[str, Any]] = (), columns: Iterable[str] = ()) -> EventWriter | None:
-    """A writer of events into a run folder, or None when the extra is not installed. Arguments as of :class:`EventWriter`.
+def open_event_writer(
+    directory: Path, records: Iterable[dict[str, Any]] = (), columns: Iterable[str] = ()
+) -> EventWriter | None:
+    """A writer of events into a run folder, or None when the extra is not installed. Arguments as of
+    :class:`EventWriter`.
 
-    Events that are there are replaced by those of ``records``: TensorBoard would show a round that was written twice as two.
+    Events that are there are replaced by those of ``records``: TensorBoard would show a round that was
+    written twice as two.
     """
     try:
         importlib.import_module("torch.utils.tensorboard")

@@ -1,4 +1,5 @@
-"""Reading a run folder: configuration, metrics and summary, of a finished run or of one that is still going."""
+"""Reading a run folder: configuration, metrics and summary, of a finished run or of one that is still
+going."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from ..paths import check_name, other_capitals
 from .words import labels
 
 Record = dict[str, Any]
-"""One line of metrics.jsonl: an arm, a round and a client, and what was measured there, or why its answer was left out."""
+"""One line of metrics.jsonl: an arm, a round and a client, and what was measured there, or why its answer was
+left out."""
 
 _PLACE = frozenset({"arm", "iteration", "round", "client"})
 _KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
@@ -65,16 +67,24 @@ class Run:
 
     @property
     def silos(self) -> list[str]:
-        """Names of all that are trained on, in the order of the federation; those measured where the folder does not say."""
+        """Names of all that are trained on, in the order of the federation; those measured where the folder
+        does not say."""
         return list(self.manifest.get("silos", ())) or self.clients
 
     @cached_property
     def angles(self) -> dict[str, float]:
-        """By which the images of each client are turned, degrees, where they were dealt and turned; else empty, and so it is where not
-        every client has been measured."""
+        """By which the images of each client are turned, degrees, where they were dealt and turned; else
+        empty, and so it is where not every client has been measured."""
         data, names = self.config.data, sorted(self.clients)
-        angles, counts = getattr(data.partition, "angles", ()), getattr(data.partition, "clients_per_angle", ())
-        each = [angle for angle, count in zip(angles, counts or (1,) * len(angles), strict=True) for _ in range(count)]
+        angles, counts = (
+            getattr(data.partition, "angles", ()),
+            getattr(data.partition, "clients_per_angle", ()),
+        )
+        each = [
+            angle
+            for angle, count in zip(angles, counts or (1,) * len(angles), strict=True)
+            for _ in range(count)
+        ]
         if not each or len(names) != (data.clients or len(each)):
             return {}
         return {name: each[i * len(each) // len(names)] for i, name in enumerate(names)}
@@ -90,7 +100,8 @@ class Run:
         return tuple(labels(self.manifest.get("classes", ())).values())
 
     def counts(self, arm: str, key: str) -> npt.NDArray[np.float64] | None:
-        """The sum over the clients of a list of numbers that the last measurement of an iteration has; None: it is not there."""
+        """The sum over the clients of a list of numbers that the last measurement of an iteration has; None:
+        it is not there."""
         lines = [r for r in self.of(arm) if r.get(key) is not None]
         last = [r[key] for r in lines if r["round"] == lines[-1]["round"]]
         return np.sum(np.array(last, dtype=np.float64), axis=0) if last else None
@@ -112,12 +123,15 @@ class Run:
     @cached_property
     def findings(self) -> dict[str, Findings]:
         """The section that the algorithm of each arm adds to a report; arms without one are left out."""
-        histories = {arm: History(self.of(arm), self.labels, len(self.classes), self.finished) for arm in self.arms}
+        histories = {
+            arm: History(self.of(arm), self.labels, len(self.classes), self.finished) for arm in self.arms
+        }
         found = {arm: self.algorithms[arm].findings(history) for arm, history in histories.items()}
         return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
-        """The mean of one metric over the clients at the last round of an arm; None: it was not measured there."""
+        """The mean of one metric over the clients at the last round of an arm; None: it was not measured
+        there."""
         lines = self.of(arm)
         return _mean([r for r in lines if r["round"] == lines[-1]["round"]], key)
 
@@ -137,38 +151,62 @@ class Run:
         values = np.full((len(row), len(column)), np.nan)
         for r in self.of(arm):
             value = r.get(key)
-            values[row[r["round"]], column[r["client"]]] = value if isinstance(value, (int, float)) else np.nan
+            values[row[r["round"]], column[r["client"]]] = (
+                value if isinstance(value, (int, float)) else np.nan
+            )
         return values
 
 
 def read_run(path: Path) -> Run:
     """Read a run folder.
 
-    A run without summary.json is unfinished: a last line that is still being written, and a last round that does not
+    A run without summary.json is unfinished: a last line that is still being written, and a last round that
+        does not
     have all its clients yet, are left out.
 
     Raises:
-        UserError: not a run folder, or a file in it that is damaged or of another version; the message names the file.
+        UserError: not a run folder, or a file in it that is damaged or of another version; the message names
+            the file.
     """
     check_name(path, "the run folder")
     for name in ("config.toml", "metrics.jsonl"):
         if not (path / name).is_file():
-            held = (f"{what}: uefl report {path}/{runs}" for runs, what in _FOLDERS.items() if any(path.glob(f"{runs}/config.toml")))
+            held = (
+                f"{what}: uefl report {path}/{runs}"
+                for runs, what in _FOLDERS.items()
+                if any(path.glob(f"{runs}/config.toml"))
+            )
             advice = next(held, f"expected a run folder, as `uefl train` writes it{other_capitals(path)}")
             raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
     config = configuration.load_whole(path / "config.toml")
     records, left_out = _read_lines(path / "metrics.jsonl", finished, config.run.evaluation)
     if not records:
-        why = "".join(f", left out {line['client']} in round {line['round'] + 1}: {line['left_out']}" for line in left_out[-1:])
-        advice = "the file is damaged: restore it, or train anew" if finished else f"continue with `uefl train --resume {path}`"
+        why = "".join(
+            f", left out {line['client']} in round {line['round'] + 1}: {line['left_out']}"
+            for line in left_out[-1:]
+        )
+        advice = (
+            "the file is damaged: restore it, or train anew"
+            if finished
+            else f"continue with `uefl train --resume {path}`"
+        )
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; {advice}")
     arms = (
         _read_summary(path / "summary.json")
         if finished
         else summarize([*left_out, *records], config.run.target_accuracy, own_columns(config))
     )
-    return Run(path, config, records, arms, finished, _read_manifest(path / "manifest.json"), _read_made(path), left_out)
+    return Run(
+        path,
+        config,
+        records,
+        arms,
+        finished,
+        _read_manifest(path / "manifest.json"),
+        _read_made(path),
+        left_out,
+    )
 
 
 def parted(lines: Iterable[Record]) -> tuple[list[Record], list[Record]]:
@@ -184,17 +222,20 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
     return {name: find(arm.algorithm).columns for name, arm in config.arms.items()}
 
 
-def summarize(lines: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})) -> dict[str, Record]:
+def summarize(
+    lines: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})
+) -> dict[str, Record]:
     """Per arm, over the clients that are trained on unless said otherwise:
 
-    means at the last round, also of the ``columns`` that the algorithm of the arm adds (of one that only clients have that are measured
-    only, over these); ``accuracy_last4``, mean and sample deviation over the last four rounds (0 for a single one); ``best``, the round
-    with the highest mean accuracy; ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
-    ``global_accuracy`` and ``personalised_accuracy`` where they were measured, ``epsilon`` where there is privacy;
-    ``unseen_accuracy`` of the clients that are measured only;
-    ``bytes_sent`` and ``bytes_received`` by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is
-    given, null where it is not reached; ``rejected``, answers that were left out, and ``left_out``, how many for which reason; and the
-    clients themselves.
+    means at the last round, also of the ``columns`` that the algorithm of the arm adds (of one that only
+    clients have that are measured only, over these); ``accuracy_last4``, mean and sample deviation over the
+    last four rounds (0 for a single one); ``best``, the round with the highest mean accuracy;
+    ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
+    ``global_accuracy`` and ``personalised_accuracy`` where they were measured, ``epsilon`` where there is
+    privacy; ``unseen_accuracy`` of the clients that are measured only; ``bytes_sent`` and ``bytes_received``
+    by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is given, null
+    where it is not reached; ``rejected``, answers that were left out, and ``left_out``, how many for which
+    reason; and the clients themselves.
     """
     arms = {}
     records, left_out = parted(lines)
@@ -207,20 +248,39 @@ def summarize(lines: list[Record], target: float = 0.0, columns: Mapping[str, It
         known = [(value, i) for i, value in enumerate(means) if value is not None]
         own = tuple(columns.get(arm, ()))
         arms[arm] = {
-            **{key: value for key in own if (value := _mean(last, key)) is not None or (value := _mean(unseen, key)) is not None},
+            **{
+                key: value
+                for key in own
+                if (value := _mean(last, key)) is not None or (value := _mean(unseen, key)) is not None
+            },
             **{key: _mean(last, key) for key in ("accuracy", "entropy", "nll", "ece")},
             "accuracy_last4": _spread([value for value in means[-4:] if value is not None]),
-            "best": {"round": (best := max(known, key=lambda k: (k[0], -k[1])))[1] + 1, "accuracy": best[0]} if known else None,
+            "best": (
+                {"round": (best := max(known, key=lambda k: (k[0], -k[1])))[1] + 1, "accuracy": best[0]}
+                if known
+                else None
+            ),
             "worst_tenth": _worst([r["accuracy"] for r in last if r["accuracy"] is not None]),
-            **{key: value for key in ("global_accuracy", "personalised_accuracy", "epsilon") if (value := _mean(last, key)) is not None},
+            **{
+                key: value
+                for key in ("global_accuracy", "personalised_accuracy", "epsilon")
+                if (value := _mean(last, key)) is not None
+            },
             **({"unseen_accuracy": _mean(unseen, "accuracy")} if unseen else {}),
             **{key: sum(r.get(key, 0) for r in lines) for key in ("bytes_sent", "bytes_received")},
-            **({"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)} if target else {}),
+            **(
+                {"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)}
+                if target
+                else {}
+            ),
             "rounds": len(rounds),
             "rejected": reasons.total(),
             "left_out": dict(reasons),
             **_selected(rounds),
-            "clients": {r["client"]: {key: r[key] for key in ("accuracy", "entropy", *own) if key in r} for r in (*last, *unseen)},
+            "clients": {
+                r["client"]: {key: r[key] for key in ("accuracy", "entropy", *own) if key in r}
+                for r in (*last, *unseen)
+            },
         }
     return arms
 
@@ -234,8 +294,13 @@ def _worst(accuracies: list[float]) -> float | None:
 
 
 def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
-    """The first of the rounds whose model is best on the server's validation images, and its accuracy; empty without validation."""
-    scores = [float(chunk[0]["validation_accuracy"]) for chunk in rounds if chunk[0].get("validation_accuracy") is not None]
+    """The first of the rounds whose model is best on the server's validation images, and its accuracy; empty
+    without validation."""
+    scores = [
+        float(chunk[0]["validation_accuracy"])
+        for chunk in rounds
+        if chunk[0].get("validation_accuracy") is not None
+    ]
     if len(scores) < len(rounds):
         return {}
     best = scores.index(max(scores))
@@ -269,7 +334,10 @@ def _read_lines(path: Path, finished: bool, evaluation: float) -> tuple[list[Rec
         except json.JSONDecodeError:
             record = None
         if not isinstance(record, dict) or not record.keys() >= (_PLACE if "left_out" in record else _KEYS):
-            raise UserError(f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train anew")
+            raise UserError(
+                f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train"
+                " anew"
+            )
         lines.append(record)
     records, left_out = parted(lines)
     if finished or evaluation < 1:  # where not all clients measure, rounds have more records or fewer
@@ -285,9 +353,13 @@ def _read_summary(path: Path) -> dict[str, Record]:
         summary = json.loads(_text(path))
         schema, arms = summary["schema"], dict(summary["arms"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path} is not a summary of a run; delete it to report from metrics.jsonl alone") from None
+        raise UserError(
+            f"{path} is not a summary of a run; delete it to report from metrics.jsonl alone"
+        ) from None
     if schema != _SCHEMA:
-        raise UserError(f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it")
+        raise UserError(
+            f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it"
+        )
     return arms
 
 
@@ -297,7 +369,9 @@ def _read_manifest(path: Path) -> Record:
     except json.JSONDecodeError:
         manifest = None
     if not isinstance(manifest, dict):
-        raise UserError(f"{path} is not a manifest of a run; delete it to report without the names of the classes")
+        raise UserError(
+            f"{path} is not a manifest of a run; delete it to report without the names of the classes"
+        )
     return manifest
 
 

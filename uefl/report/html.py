@@ -1,4 +1,5 @@
-"""``report.html``: the content of a report as one page that needs nothing beside it; its pictures are inside."""
+"""``report.html``: the content of a report as one page that needs nothing beside it; its pictures are
+inside."""
 
 from __future__ import annotations
 
@@ -37,10 +38,17 @@ code { font-size: .9em; background: #f3f4f6; padding: .1em .3em; border-radius: 
 def write(content: Content, plots: Path) -> str:
     """The text of the file; ``plots`` is the folder of the pictures."""
     title = escape(content.title)
-    links = "".join(f'<a href="#{_anchor(section.title)}">{section.title}</a>' for section in content.sections if section.title)
+    links = "".join(
+        f'<a href="#{_anchor(section.title)}">{section.title}</a>'
+        for section in content.sections
+        if section.title
+    )
     parts = [
         "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        (
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,'
+            ' initial-scale=1">'
+        ),
         f"<title>{title}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{title}</h1>",
         *(f"<p class=warning>{_text(note)}</p>" for note in content.warnings),

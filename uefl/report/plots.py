@@ -70,7 +70,12 @@ def drawings(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
         dashes = dict.fromkeys(level.about for arm in run.arms for level in _levels(run, key, arm))
         levels = f" Thin dashes: {'; '.join(dashes)}." if dashes else ""
         if few:
-            yield f"{key}.png", alt, f"One panel per client.{marks}{levels}{starts}{replaced(run)}", _draw_clients(run, key)
+            yield (
+                f"{key}.png",
+                alt,
+                f"One panel per client.{marks}{levels}{starts}{replaced(run)}",
+                _draw_clients(run, key),
+            )
         else:
             thin = " Thin lines: the clients with a triangle." if about else ""
             yield f"{key}.png", alt, f"{band}{thin}{marks}{levels}", _draw_many_clients(run, key)
@@ -78,7 +83,12 @@ def drawings(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
         if findings.shares is not None:
             whose = " Of the ensemble's first member." if run.config.run.uncertainty == "ensemble" else ""
             name, alt = shares_file(findings.shares, arm), f"{findings.shares.title} of arm {arm}"
-            yield name, alt, f"{findings.shares.caption} Arm {arm}.{whose}", _draw_shares(run, arm, findings.shares)
+            yield (
+                name,
+                alt,
+                f"{findings.shares.caption} Arm {arm}.{whose}",
+                _draw_shares(run, arm, findings.shares),
+            )
 
 
 def shares_file(shares: Shares, arm: str) -> str:
@@ -171,7 +181,9 @@ def _draw_shares(run: Run, arm: str, shares: Shares) -> Figure:
     ax.set_facecolor("#d9d9d9")
     ax.grid(False)
     # The square root keeps small shares visible beside a dominant one.
-    image = ax.imshow(percent, aspect="auto", interpolation="nearest", cmap="viridis", norm=PowerNorm(0.5, vmin=0))
+    image = ax.imshow(
+        percent, aspect="auto", interpolation="nearest", cmap="viridis", norm=PowerNorm(0.5, vmin=0)
+    )
     for edge in range(shares.group, percent.shape[1], shares.group):
         ax.axvline(edge - 0.5, color="white", linewidth=2)
     step = math.ceil(len(names) / 40)
@@ -213,10 +225,15 @@ class Level(NamedTuple):
 
 
 def _levels(run: Run, key: str, arm: str) -> list[Level]:
-    """The levels that the algorithm of an arm has in the plot of a metric; an iteration has one where its last round has the number."""
+    """The levels that the algorithm of an arm has in the plot of a metric; an iteration has one where its
+    last round has the number."""
     found = []
     for name, (metric, about) in run.algorithms[arm].levels.items():
-        ends = {r["iteration"]: (r["round"], r[name]) for r in run.of(arm) if metric == key and r.get(name) is not None}
+        ends = {
+            r["iteration"]: (r["round"], r[name])
+            for r in run.of(arm)
+            if metric == key and r.get(name) is not None
+        }
         starts = {i: min(r["round"] for r in run.of(arm) if r["iteration"] == i) for i in ends}
         found += [Level(starts[i] + 1, last + 1, value, name, about) for i, (last, value) in ends.items()]
     return found
@@ -246,9 +263,11 @@ def _finish(ax: Axes, run: Run) -> None:
 
 
 def _limit(ax: Axes, key: str) -> None:
-    """The natural end of the scale; after everything is drawn, since it stops the automatic scaling of all panels.
+    """The natural end of the scale; after everything is drawn, since it stops the automatic scaling of all
+    panels.
 
-    Entropies that lie close together, far above 0, fill the scale instead. A little of the scale is left beyond it, and above the
+    Entropies that lie close together, far above 0, fill the scale instead. A little of the scale is left
+    beyond it, and above the
     highest value: half of a line would lie under the frame.
     """
     low, high = ax.get_ylim()
@@ -264,7 +283,15 @@ def _mark(ax: Axes, run: Run, arm: str, rounds: list[int]) -> None:
     """A tick between the round before it and the first one after it."""
     for round in rounds:
         ax.axvline(round + 0.5, color=color(run, arm), linewidth=0.9)
-        ax.plot([round + 0.5], [1], marker="v", color=color(run, arm), markersize=6, transform=ax.get_xaxis_transform(), clip_on=False)
+        ax.plot(
+            [round + 0.5],
+            [1],
+            marker="v",
+            color=color(run, arm),
+            markersize=6,
+            transform=ax.get_xaxis_transform(),
+            clip_on=False,
+        )
 
 
 def _legend(figure: Figure, run: Run, key: str) -> None:

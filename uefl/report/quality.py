@@ -1,4 +1,5 @@
-"""Pictures of the predictions at the end: calibration, classes, confusion. Test images of all clients are counted together."""
+"""Pictures of the predictions at the end: calibration, classes, confusion. Test images of all clients are
+counted together."""
 
 from __future__ import annotations
 
@@ -25,17 +26,25 @@ def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
     bins = {arm: found for arm in run.arms if (found := _bins(run, arm)) is not None}
     if bins:
         caption = (
-            "Test images by the confidence of their prediction: bars show how many of them were right, in percent; on the dashed line "
-            "confidence keeps its word, bars below it are overconfident, dots are the means of each bin. Grey: the share of the images. "
-            "The error (ECE) is over the images of all clients together, that of the table is a mean over the clients."
+            "Test images by the confidence of their prediction: bars show how many of them were right, in"
+            " percent; on the dashed line confidence keeps its word, bars below it are overconfident, dots"
+            " are the means of each bin. Grey: the share of the images. The error (ECE) is over the images of"
+            " all clients together, that of the table is a mean over the clients."
         )
         yield "reliability.png", "Reliability of the confidence", caption, _reliability(bins, run)
     confusion = {
-        arm: found.reshape(2 * [math.isqrt(len(found))]) for arm in run.arms if (found := run.counts(arm, "confusion")) is not None
+        arm: found.reshape(2 * [math.isqrt(len(found))])
+        for arm in run.arms
+        if (found := run.counts(arm, "confusion")) is not None
     }
     if confusion:
         others = replaced_classes(run)
-        yield "classes.png", "Accuracy by class", f"Test images of each class that were predicted right.{others}", _classes(confusion, run)
+        yield (
+            "classes.png",
+            "Accuracy by class",
+            f"Test images of each class that were predicted right.{others}",
+            _classes(confusion, run),
+        )
         caption = (
             "Rows: the class of an image; columns: the class that was predicted; in percent of the row. "
             f"The colour shows the root of the share.{others}"
@@ -46,7 +55,9 @@ def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
 def _bins(run: Run, arm: str) -> Matrix | None:
     """``[bins, 3]``: images, those predicted right, and the sum of their confidence."""
     counts, confidence = run.counts(arm, "reliability"), run.counts(arm, "confidence")
-    return None if counts is None or confidence is None else np.column_stack([counts.reshape(-1, 2), confidence])
+    return (
+        None if counts is None or confidence is None else np.column_stack([counts.reshape(-1, 2), confidence])
+    )
 
 
 def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
@@ -129,7 +140,15 @@ def _confusion(confusion: dict[str, Matrix], run: Run) -> Figure:
         if count <= _WITH_NUMBERS:
             for (row, column), value in np.ndenumerate(share):
                 if value >= 0.5:
-                    ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=6, color="white" if value > 40 else "#222222")
+                    ax.text(
+                        column,
+                        row,
+                        f"{value:.0f}",
+                        ha="center",
+                        va="center",
+                        fontsize=6,
+                        color="white" if value > 40 else "#222222",
+                    )
     for ax in panels[::_COLUMNS]:
         ax.set_ylabel("class")
     return figure

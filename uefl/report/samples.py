@@ -1,4 +1,5 @@
-"""A few training images of every client, kept in the run folder so that a report can show them without the data."""
+"""A few training images of every client, kept in the run folder so that a report can show them without the
+data."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _CLIENTS, _IMAGES = 12, 10
 
 
 def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData | SetData]) -> None:
-    """Keep images of the first clients, evenly spaced over their training images sorted by class, or by set where labels are unknown.
+    """Keep images of the first clients, evenly spaced over their training images sorted by class, or by set
+    where labels are unknown.
 
     Args:
         folder: of the run; nothing is done where it has samples already.
@@ -34,8 +36,14 @@ def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData 
     tensors = {}
     for i, name in enumerate(names[:_CLIENTS]):
         found = data(name)
-        images, order = (found.train.images, found.train.labels) if isinstance(found, LabeledData) else (found.images, found.sets)
-        chosen = order.argsort(stable=True)[torch.linspace(0, len(order) - 1, min(_IMAGES, len(order))).round().long().to(order.device)]
+        images, order = (
+            (found.train.images, found.train.labels)
+            if isinstance(found, LabeledData)
+            else (found.images, found.sets)
+        )
+        chosen = order.argsort(stable=True)[
+            torch.linspace(0, len(order) - 1, min(_IMAGES, len(order))).round().long().to(order.device)
+        ]
         tensors[f"{i}.images"] = images[chosen].cpu().contiguous()
         if isinstance(found, LabeledData):
             tensors[f"{i}.labels"] = order[chosen].cpu().contiguous()
@@ -55,10 +63,18 @@ def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
         tensors = load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read: {error}; delete it to report without images") from None
-    rows = [(tensors[f"{i}.images"].numpy(), tensors.get(f"{i}.labels")) for i in range(len(tensors)) if f"{i}.images" in tensors]
+    rows = [
+        (tensors[f"{i}.images"].numpy(), tensors.get(f"{i}.labels"))
+        for i in range(len(tensors))
+        if f"{i}.images" in tensors
+    ]
     shown, all_of = len(rows), len(run.silos)
     of = f" of the first {shown} of {all_of} clients" if all_of > shown else " of each client"
-    order = "sorted by class" if any(labels is not None for _, labels in rows) else "one part after the other of their sets"
+    order = (
+        "sorted by class"
+        if any(labels is not None for _, labels in rows)
+        else "one part after the other of their sets"
+    )
     yield (
         "samples.png",
         "Images of the clients",
@@ -73,7 +89,9 @@ def _grid(run: Run, rows: list[tuple[np.ndarray, torch.Tensor | None]]) -> Figur
     labeled = any(labels is not None for _, labels in rows)
     gap_x, gap_y = max(1, width // 12), max(1, height // 12) + (height // 4 if labeled else 0)
     sheet = np.full((len(rows) * (height + gap_y), _IMAGES * (width + gap_x), 3), 255, dtype=np.uint8)
-    figure = canvas(1.6 + cell * _IMAGES, max(cell * len(rows) * (height + gap_y) / (width + gap_x), 1.2) + 0.1)
+    figure = canvas(
+        1.6 + cell * _IMAGES, max(cell * len(rows) * (height + gap_y) / (width + gap_x), 1.2) + 0.1
+    )
     ax = figure.subplots()
     for i, (images, labels) in enumerate(rows):
         top = i * (height + gap_y)
@@ -83,10 +101,20 @@ def _grid(run: Run, rows: list[tuple[np.ndarray, torch.Tensor | None]]) -> Figur
             if labels is not None:
                 text = names[labels[j]] if names else str(int(labels[j]))
                 where = (left + width / 2, top + height + gap_y / 2 - 0.5)
-                ax.text(*where, text if len(text) < 12 else f"{text[:10]}…", ha="center", va="center", fontsize=6.5, color="#444444")
+                ax.text(
+                    *where,
+                    text if len(text) < 12 else f"{text[:10]}…",
+                    ha="center",
+                    va="center",
+                    fontsize=6.5,
+                    color="#444444",
+                )
     ax.imshow(sheet, interpolation="nearest")
     clients = run.silos[: len(rows)]
-    ax.set_yticks([i * (height + gap_y) + height / 2 for i in range(len(rows))], labels=[drawn(run)[name] for name in clients])
+    ax.set_yticks(
+        [i * (height + gap_y) + height / 2 for i in range(len(rows))],
+        labels=[drawn(run)[name] for name in clients],
+    )
     ax.set_xticks([])
     ax.tick_params(length=0)
     ax.grid(False)

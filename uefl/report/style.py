@@ -36,8 +36,8 @@ RC: dict[Any, Any] = {
     "text.parse_math": False,  # a silo may be called anything
     "savefig.dpi": 150,
 }
-# The palette of Okabe and Ito, told apart by colour-blind readers; dashes (in points) tell arms apart in print. By the place of an arm
-# in its run.
+# The palette of Okabe and Ito, told apart by colour-blind readers; dashes (in points) tell arms apart in
+# print. By the place of an arm in its run.
 _STYLES: tuple[tuple[str, Any], ...] = (
     ("#0072B2", "-"),
     ("#D55E00", (0, (7, 2))),
@@ -79,7 +79,9 @@ def of_place(place: int, arms: int) -> dict[str, Any]:
     }
 
 
-def draw(ax: Axes, run: Run, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: "") -> None:
+def draw(
+    ax: Axes, run: Run, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: ""
+) -> None:
     """Draw a whole line for every arm; rounds in which arms agree have stripes of all their colors on top.
 
     Args:
@@ -94,7 +96,11 @@ def draw(ax: Axes, run: Run, curves: Mapping[str, Matrix], marker: Callable[[Mat
         rounds = np.arange(span.start, span.stop)
         for place, arm in enumerate(span.arms):
             gap = _STRIPE * (len(span.arms) - 1)
-            stripes = {"linestyle": (-_STRIPE * place % (_STRIPE + gap), (_STRIPE, gap)), "dash_capstyle": "butt", "zorder": 3.5}
+            stripes = {
+                "linestyle": (-_STRIPE * place % (_STRIPE + gap), (_STRIPE, gap)),
+                "dash_capstyle": "butt",
+                "zorder": 3.5,
+            }
             ax.plot(rounds + 1, curves[arm][rounds], **line(run, arm) | stripes)
 
 
@@ -112,10 +118,18 @@ def shared(curves: Mapping[str, Matrix]) -> list[Span]:
     within = _EQUAL * float(np.ptp(known)) if len(known) else 0.0
     spans: list[Span] = []
     for start in range(max(map(len, curves.values())) - 1):
-        here = [arm for arm, curve in curves.items() if len(curve) > start + 1 and np.isfinite(curve[start : start + 2]).all()]
+        here = [
+            arm
+            for arm, curve in curves.items()
+            if len(curve) > start + 1 and np.isfinite(curve[start : start + 2]).all()
+        ]
         while here:
             first, *rest = here
-            near = [arm for arm in rest if np.abs(curves[arm][start : start + 2] - curves[first][start : start + 2]).max() <= within]
+            near = [
+                arm
+                for arm in rest
+                if np.abs(curves[arm][start : start + 2] - curves[first][start : start + 2]).max() <= within
+            ]
             group = (first, *near)
             here = [arm for arm in rest if arm not in near]
             before = next((span for span in spans if span.arms == group and span.stop == start + 1), None)
@@ -134,12 +148,14 @@ def handles(run: Run) -> list[Line2D]:
 def legend(figure: Figure, entries: list[Line2D]) -> None:
     """Put a legend above all panels, in as many columns as there is room for."""
     longest = max(len(str(entry.get_label())) for entry in entries)
-    columns = int(figure.get_figwidth() * 72 / (5.0 * longest + 42))  # in points: letters, and the line before them
+    # in points: letters, and the line before them
+    columns = int(figure.get_figwidth() * 72 / (5.0 * longest + 42))
     figure.legend(handles=entries, loc="outside upper left", ncols=max(1, min(columns, len(entries))))
 
 
 def drawn(run: Run) -> dict[str, str]:
-    """Names of the clients as the font can draw them; a client whose name it lacks letters for is named by its place."""
+    """Names of the clients as the font can draw them; a client whose name it lacks letters for is named by
+    its place."""
     return dict(zip(run.labels, _readable(run.labels.values(), "client"), strict=True))
 
 
@@ -160,7 +176,10 @@ def replaced_classes(run: Run) -> str:
 
 def _readable(names: Iterable[str], kind: str) -> list[str]:
     font = get_font(findfont(RC["font.family"]))
-    return [name if all(font.get_char_index(ord(c)) for c in name) else f"{kind} {place}" for place, name in enumerate(names, 1)]
+    return [
+        name if all(font.get_char_index(ord(c)) for c in name) else f"{kind} {place}"
+        for place, name in enumerate(names, 1)
+    ]
 
 
 def _replaced(shown: Iterable[str], names: Iterable[str]) -> str:

@@ -43,10 +43,14 @@ class Table:
         """The table in HTML, without its title."""
         head = "".join(f"<th scope=col>{escape(name)}</th>" for name in self.header)
         rows = [f"<tr><th scope=row>{escape(row[0])}</th>{_cells(row[1:])}</tr>\n" for row in self.rows]
-        return f"<div class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
+        return (
+            "<div"
+            f" class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
+        )
 
     def parts(self, width: int) -> list[Table]:
-        """The same table in as many as it takes to fit into ``width`` columns of a terminal with no number broken; words are."""
+        """The same table in as many as it takes to fit into ``width`` columns of a terminal with no number
+        broken; words are."""
         if not self.numeric:
             return [self]
         needed = [self._width(i) + 1 for i in range(len(self.header))]
@@ -59,7 +63,15 @@ class Table:
         made = []
         for number, group in enumerate(groups):
             header, *rows = ([line[0], *(line[i] for i in group)] for line in (self.header, *self.rows))
-            made.append(Table("" if number else self.title, header, rows, self.numeric, self.note if group is groups[-1] else ""))
+            made.append(
+                Table(
+                    "" if number else self.title,
+                    header,
+                    rows,
+                    self.numeric,
+                    self.note if group is groups[-1] else "",
+                )
+            )
         return made
 
     def _width(self, column: int) -> int:
@@ -69,14 +81,17 @@ class Table:
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self, encoding: str = "utf-8") -> RichTable:
-        """Return the table for a terminal of this encoding; its text is taken as it is, because names may hold square brackets."""
+        """Return the table for a terminal of this encoding; its text is taken as it is, because names may
+        hold square brackets."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         padding = (0, 0 if self.numeric else 1)  # a narrow gap, so that the widest table stands in 80 columns
         title = Text(nearest_characters(self.title, encoding), "bold")
-        table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
+        table = RichTable(
+            title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding
+        )
         table.caption = Text(nearest_characters(self.note, encoding), "table.caption") if self.note else None
         table.caption_justify = "left"
         for i, name in enumerate(self.header):
@@ -87,8 +102,9 @@ class Table:
 
 
 def arm_table(run: Run) -> Table:
-    """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and, where there are validation
-    images, at the round that is best on them. Columns that no arm has are left out."""
+    """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and,
+    where there are validation images, at the round that is best on them. Columns that no arm has are left
+    out."""
     columns: Columns = {
         "accuracy": lambda arm: number(arm["accuracy"]),
         last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
@@ -102,22 +118,32 @@ def arm_table(run: Run) -> Table:
         "seconds": lambda arm: number(arm.get("seconds"), 1),
         "CPU s": lambda arm: number(arm.get("cpu_seconds"), 1),
     }
-    own = {key: {name: own_number(_own(run, name, key)) for name in run.arms} for key in run.columns if key not in columns}
+    own = {
+        key: {name: own_number(_own(run, name, key)) for name in run.arms}
+        for key in run.columns
+        if key not in columns
+    }
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
     header, rows = _filled(run, columns, ("entropy", "left out", "rounds", "seconds"))
     header, rows = [*header, *added], [[*row, *(own[key][row[0]] for key in added)] for row in rows]
-    note = f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds" if "accuracy" in header else ""
+    note = (
+        f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds"
+        if "accuracy" in header
+        else ""
+    )
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
 
 
 def _own(run: Run, arm: str, key: str) -> float | None:
-    """A column of an algorithm: of the clients that are trained on, or, where these have none, of those that are measured only."""
+    """A column of an algorithm: of the clients that are trained on, or, where these have none, of those that
+    are measured only."""
     found = run.mean(arm, key)
     return run.arms[arm].get(key) if found is None else found
 
 
 def protocol_table(run: Run) -> Table:
-    """One row per arm: its best round, the worst tenth of its clients, what was measured beside the global model, and megabytes moved."""
+    """One row per arm: its best round, the worst tenth of its clients, what was measured beside the global
+    model, and megabytes moved."""
     columns: Columns = {
         "best": lambda arm: _at_round(arm.get("best")),
         "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
@@ -134,7 +160,11 @@ def protocol_table(run: Run) -> Table:
 
 def _filled(run: Run, columns: Columns, always: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
     """Header and rows without the columns that no arm has."""
-    kept = [name for name, cell in columns.items() if name in always or any(cell(arm) != "-" for arm in run.arms.values())]
+    kept = [
+        name
+        for name, cell in columns.items()
+        if name in always or any(cell(arm) != "-" for arm in run.arms.values())
+    ]
     return ["arm", *kept], [[name, *(columns[key](arm) for key in kept)] for name, arm in run.arms.items()]
 
 
@@ -155,24 +185,42 @@ def tables(run: Run) -> list[Table]:
     On unlabeled sets all clients share one model and one test set.
     """
     left_out = left_out_table(run)
-    return [arm_table(run), protocol_table(run), *([] if run.on_sets else [client_table(run)]), *([left_out] if left_out else [])]
+    return [
+        arm_table(run),
+        protocol_table(run),
+        *([] if run.on_sets else [client_table(run)]),
+        *([left_out] if left_out else []),
+    ]
 
 
 def client_table(run: Run) -> Table:
-    """One row per client: accuracy and entropy in each arm at the last round, and what its algorithm adds where clients differ in it."""
+    """One row per client: accuracy and entropy in each arm at the last round, and what its algorithm adds
+    where clients differ in it."""
 
     def values(key: str, arm: str) -> list[Any]:
         return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.clients]
 
-    columns = {f"{key} {arm}": [number(value) for value in values(key, arm)] for key in ("accuracy", "entropy") for arm in run.arms}
-    own = {f"{key} {arm}": [own_number(value) for value in values(key, arm)] for key in run.columns for arm in run.arms}
+    columns = {
+        f"{key} {arm}": [number(value) for value in values(key, arm)]
+        for key in ("accuracy", "entropy")
+        for arm in run.arms
+    }
+    own = {
+        f"{key} {arm}": [own_number(value) for value in values(key, arm)]
+        for key in run.columns
+        for arm in run.arms
+    }
     columns |= {name: cells for name, cells in own.items() if len(set(cells)) > 1}
-    rows = [[run.labels[client], *(cells[i] for cells in columns.values())] for i, client in enumerate(run.clients)]
+    rows = [
+        [run.labels[client], *(cells[i] for cells in columns.values())]
+        for i, client in enumerate(run.clients)
+    ]
     return Table("per client", ["client", *columns], rows)
 
 
 def left_out_table(run: Run) -> Table | None:
-    """One row per arm, client and reason: the rounds in which its answer was left out; None where none was."""
+    """One row per arm, client and reason: the rounds in which its answer was left out; None where none
+    was."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for line in run.left_out:
         rounds.setdefault((line["arm"], line["client"], line["left_out"]), []).append(line["round"] + 1)
@@ -183,7 +231,13 @@ def left_out_table(run: Run) -> Table | None:
         for (arm, client, reason), found in rounds.items()
     ]
     more = f"{len(rows) - _MOST} rows more: metrics.jsonl" if len(rows) > _MOST else ""
-    return Table("left out of the averages", ["arm", "client", "rounds", "times", "why"], rows[:_MOST], numeric=False, note=more)
+    return Table(
+        "left out of the averages",
+        ["arm", "client", "rounds", "times", "why"],
+        rows[:_MOST],
+        numeric=False,
+        note=more,
+    )
 
 
 def _cells(row: list[str]) -> str:

@@ -16,7 +16,8 @@ def count(number: int, noun: str) -> str:
 
 
 def means(records: list[dict[str, Any]]) -> str:
-    """Accuracy and entropy of a round, means over the clients that measured them and are trained on, and epsilon, where it has one."""
+    """Accuracy and entropy of a round, means over the clients that measured them and are trained on, and
+    epsilon, where it has one."""
     keys = ("accuracy", "entropy", "epsilon")
     found = {key: [r[key] for r in records if not r.get("unseen") and r.get(key) is not None] for key in keys}
     return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
@@ -35,7 +36,9 @@ def spans(numbers: Iterable[int]) -> str:
 
 def label(name: str) -> str:
     """A name in one short line: control characters as spaces, the middle of a long one left out."""
-    plain = " ".join("".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in name).split()) or repr(name)
+    plain = " ".join("".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in name).split()) or repr(
+        name
+    )
     if len(plain) <= _LONGEST:
         return plain
     tail = (_LONGEST - 1) // 3

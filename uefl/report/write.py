@@ -12,7 +12,8 @@ from .plots import write_plots
 
 
 def write_report(path: Path) -> Run:
-    """Read the run folder ``path`` and write its ``plots/*.png``, ``report.md`` and ``report.html``; returns what was read.
+    """Read the run folder ``path`` and write its ``plots/*.png``, ``report.md`` and ``report.html``; returns
+    what was read.
 
     Raises:
         UserError: see ``read_run``; nothing is written then. OSError: the folder cannot be written to.

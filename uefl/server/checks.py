@@ -18,14 +18,21 @@ _DIVERGED = 1e3  # times the first round's training loss: far beyond the swings 
 _OUTLIER = 100  # times the others' largest elements
 _LARGEST = 3.4028234663852886e38  # of float32: sums of numbers up to this stay finite
 _ROUNDING = 1e-3
-_MOST = dict.fromkeys(("accuracy", "ece", "holdout_accuracy", "global_accuracy", "personalised_accuracy", "train_accuracy"), 1.0) | {
+_MOST = dict.fromkeys(
+    ("accuracy", "ece", "holdout_accuracy", "global_accuracy", "personalised_accuracy", "train_accuracy"), 1.0
+) | {
     "brier": 2.0,
     "nll": math.inf,
     "holdout_nll": math.inf,
     "entropy": math.inf,
     "entropy_deterministic": math.inf,
 }
-_MOST |= {"mutual_info": math.inf, "holdout_entropy": math.inf, "holdout_entropy_se": math.inf, "steps": math.inf}
+_MOST |= {
+    "mutual_info": math.inf,
+    "holdout_entropy": math.inf,
+    "holdout_entropy_se": math.inf,
+    "steps": math.inf,
+}
 """what metrics of the frame are at most; all are at least 0"""
 _LONGEST = 200  # characters of a reason, parts of which a client may have chosen
 _OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "left_out"))
@@ -84,12 +91,15 @@ def not_finite(values: Mapping[str, Any]) -> str | None:
 
 
 def printable(reason: str) -> str:
-    """A reason in one short line that moves no terminal: the names in it may be those that a client has sent."""
+    """A reason in one short line that moves no terminal: the names in it may be those that a client has
+    sent."""
     line = "".join(character if character.isprintable() else "?" for character in reason)
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-def check_quorum(share: float, round: int, answers: int, clients: int, what: str, refused: Sequence[str]) -> None:
+def check_quorum(
+    share: float, round: int, answers: int, clients: int, what: str, refused: Sequence[str]
+) -> None:
     """Stop where too few clients have done their part.
 
     Args:
@@ -110,7 +120,8 @@ def check_quorum(share: float, round: int, answers: int, clients: int, what: str
 
 
 def blame(magnitudes: Mapping[str, float]) -> str:
-    """Name the client with an update far larger than the others, in words; where there is none, the model itself has diverged.
+    """Name the client with an update far larger than the others, in words; where there is none, the model
+    itself has diverged.
 
     Args:
         magnitudes: the largest element of each update, by client.
@@ -118,11 +129,16 @@ def blame(magnitudes: Mapping[str, float]) -> str:
     name = max(magnitudes, key=lambda client: magnitudes[client], default="")
     others = [largest for client, largest in magnitudes.items() if client != name]
     if others and magnitudes[name] > _OUTLIER * max(statistics.median(others), 1.0):
-        return f"{printable(name)} sent elements up to {magnitudes[name]:.3g}, the others' median is {statistics.median(others):.3g}"
+        return (
+            f"{printable(name)} sent elements up to {magnitudes[name]:.3g}, the others' median is"
+            f" {statistics.median(others):.3g}"
+        )
     return "if the model has diverged, lower lr"
 
 
-def check_course(records: Sequence[Record], last: Iterable[Record], first: float | None, round: int) -> float | None:
+def check_course(
+    records: Sequence[Record], last: Iterable[Record], first: float | None, round: int
+) -> float | None:
     """Stop a model that has left all bounds, which is no result even where its numbers are finite.
 
     Args:
@@ -137,7 +153,8 @@ def check_course(records: Sequence[Record], last: Iterable[Record], first: float
     Raises:
         RunError: a number that is not finite, or a mean loss far above the first.
     """
-    for record in records:  # what clients measure is finite; what the algorithm's server half records may not be
+    # what clients measure is finite; what the algorithm's server half records may not be
+    for record in records:
         error = not_finite(record)
         if error is not None:
             raise RunError(f"diverged after round {round}: {record['client']}: {error}")
@@ -148,12 +165,15 @@ def check_course(records: Sequence[Record], last: Iterable[Record], first: float
     loss = sum(losses) / len(losses)
     first = first or loss
     if loss > _DIVERGED * max(first, 1.0):
-        raise RunError(f"diverged: the training loss is {loss:.3g} in round {round}, it began at {first:.3g}; lower lr")
+        raise RunError(
+            f"diverged: the training loss is {loss:.3g} in round {round}, it began at {first:.3g}; lower lr"
+        )
     return first
 
 
 def written(state: State) -> State:
-    """Pass the plain values through JSON and back, so that their types are the same with and without a checkpoint.
+    """Pass the plain values through JSON and back, so that their types are the same with and without a
+    checkpoint.
 
     Raises:
         TypeError: a value that JSON has not.
@@ -161,5 +181,7 @@ def written(state: State) -> State:
     try:
         state.plain = json.loads(json.dumps(state.plain))
     except TypeError as error:
-        raise TypeError(f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors") from None
+        raise TypeError(
+            f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors"
+        ) from None
     return state

@@ -19,7 +19,9 @@ class Participants:
         purpose: draws for two purposes do not depend on each other.
     """
 
-    def __init__(self, clients: tuple[str, ...], share: float, seed: int, purpose: str = "participants") -> None:
+    def __init__(
+        self, clients: tuple[str, ...], share: float, seed: int, purpose: str = "participants"
+    ) -> None:
         self._clients, self._seed, self._purpose = clients, seed, purpose
         self._count = math.ceil(share * len(clients) - 1e-9)  # 0.07 * 100 is a little more than 7
 

@@ -1,8 +1,10 @@
-"""The private state of the clients: a file each in the run folder, read when a message is made and dropped behind it.
+"""The private state of the clients: a file each in the run folder, read when a message is made and dropped
+behind it.
 
-A file is named after its content and its client, so a changed state is another file, and one that a checkpoint names never changes. In
-the order *write, sync, checkpoint, sweep* a run that is killed at any moment has every file that its checkpoint names; what else lies
-in the folder is removed after the next checkpoint. A client whose state is the one that it begins with has no file.
+A file is named after its content and its client, so a changed state is another file, and one that a
+checkpoint names never changes. In the order *write, sync, checkpoint, sweep* a run that is killed at any
+moment has every file that its checkpoint names; what else lies in the folder is removed after the next
+checkpoint. A client whose state is the one that it begins with has no file.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ class StateFiles:
     def write(self, tensors: Mapping[str, torch.Tensor], owner: str, before: str | None) -> str:
         """Write a file whole or not at all, unless it is the one of ``before``; returns its name."""
         # safetensors refuses tensors that share memory
-        data = save({name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()})
+        data = save(
+            {
+                name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
+                for name, t in tensors.items()
+            }
+        )
         name = _name(data, owner)
         if name == before:
             return name
@@ -66,13 +73,20 @@ class StateFiles:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise UserError(f"{path}, the private state of {owner}, is missing; restore it, or start again in another folder") from None
+            raise UserError(
+                f"{path}, the private state of {owner}, is missing; restore it, or start again in another"
+                " folder"
+            ) from None
         if _name(data, owner) != name:
-            raise UserError(f"{path}, the private state of {owner}, is truncated or altered; start again in another folder")
+            raise UserError(
+                f"{path}, the private state of {owner}, is truncated or altered; start again in another"
+                " folder"
+            )
         return load(data)
 
     def sync(self, named: Iterable[str]) -> None:
-        """Return when the files that a checkpoint is about to name are on disk, those written since the last call."""
+        """Return when the files that a checkpoint is about to name are on disk, those written since the last
+        call."""
         for name in sorted(self._unsynced.intersection(named)):
             _fsync(self._path(name))
         if self._unsynced:
@@ -80,7 +94,8 @@ class StateFiles:
         self._unsynced.clear()
 
     def sweep(self, named: Iterable[str]) -> None:
-        """Remove the files that the checkpoint just written does not name: the first time by looking at all of the folder."""
+        """Remove the files that the checkpoint just written does not name: the first time by looking at all
+        of the folder."""
         old = self._replaced
         if old is None:
             old = {path.stem for path in self._folder.glob("*.safetensors")}
@@ -102,7 +117,14 @@ class PrivateStates(Mapping[str, Tensors]):
         fresh: makes the other tensors that a client begins with.
     """
 
-    def __init__(self, files: StateFiles, clients: Iterable[str], start: Tensors, fresh: Callable[[str], Tensors], device: torch.device):
+    def __init__(
+        self,
+        files: StateFiles,
+        clients: Iterable[str],
+        start: Tensors,
+        fresh: Callable[[str], Tensors],
+        device: torch.device,
+    ):
         self._files, self._clients, self._device = files, dict.fromkeys(clients), device
         self.start, self.fresh = start, fresh
         self.named: dict[str, str] = {}
@@ -114,7 +136,10 @@ class PrivateStates(Mapping[str, Tensors]):
             raise KeyError(client)
         if client not in self.named:
             return self.start | self.fresh(client)
-        return {name: tensor.to(self._device) for name, tensor in self._files.read(self.named[client], client).items()}
+        return {
+            name: tensor.to(self._device)
+            for name, tensor in self._files.read(self.named[client], client).items()
+        }
 
     def __iter__(self) -> Iterator[str]:
         """Names of all clients."""
@@ -132,8 +157,9 @@ class PrivateStates(Mapping[str, Tensors]):
     def reference(self, algorithm: Algorithm, trained: Sequence[str]) -> Tensors:
         """A state for measuring a global model, and for clients that have none of their own.
 
-        The private parts of the network are the mean over the clients that have trained, added in their order; before any has, they are
-        those that all begin with. The algorithm makes the other tensors, by its method ``reference``.
+        The private parts of the network are the mean over the clients that have trained, added in their
+        order; before any has, they are those that all begin with. The algorithm makes the other tensors, by
+        its method ``reference``.
         """
         if not trained:
             return dict(self.start)
@@ -142,7 +168,9 @@ class PrivateStates(Mapping[str, Tensors]):
             state = self[client]
             for name, total in totals.items():
                 total += state[name]
-        own = algorithm.reference(Lazy(trained, lambda client: {k: t for k, t in self[client].items() if k not in self.start}))
+        own = algorithm.reference(
+            Lazy(trained, lambda client: {k: t for k, t in self[client].items() if k not in self.start})
+        )
         mean = {name: (total / len(trained)).to(self.start[name].dtype) for name, total in totals.items()}
         return mean | {name: tensor for name, tensor in own.items() if name in algorithm.private_predicts}
 

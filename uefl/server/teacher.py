@@ -1,4 +1,5 @@
-"""What the server does with images of its own: it trains a model on the labeled ones, and measures one on those for validation."""
+"""What the server does with images of its own: it trains a model on the labeled ones, and measures one on
+those for validation."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class Teacher:
     @classmethod
     def of(cls, server: ServerData | None, workspace: Workspace) -> Teacher | None:
         """The teacher of a server with images of its own; None where it has none."""
-        return cls(server, workspace) if server is not None and (server.labeled or server.validation) else None
+        return (
+            cls(server, workspace) if server is not None and (server.labeled or server.validation) else None
+        )
 
     def train(
         self,
@@ -64,8 +67,10 @@ class Teacher:
         """Train a model of a state on the labeled images, in its place, and return the mean loss.
 
         Args:
-            tensors: the state, with ``values`` and ``buffers`` of the model under names that begin with ``prefix``.
-            prefix: also of ``moment.NAME``, where the state of its optimizer is kept from one call to the next.
+            tensors: the state, with ``values`` and ``buffers`` of the model under names that begin with
+                ``prefix``.
+            prefix: also of ``moment.NAME``, where the state of its optimizer is kept from one call to the
+                next.
             seed, round: make the order of the batches and the dropout.
             epochs: passes over the images; None: the budget of a client, of the configuration.
             loss: the mean loss of a batch.
@@ -73,7 +78,11 @@ class Teacher:
         """
         workspace, of_optimizer = self._workspace, f"{prefix}moment."
         work = self._work({name: tensors[f"{prefix}{name}"] for name in ("values", "buffers")}, seed, round)
-        moments = {name.removeprefix(of_optimizer): tensor for name, tensor in tensors.items() if name.startswith(of_optimizer)}
+        moments = {
+            name.removeprefix(of_optimizer): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(of_optimizer)
+        }
         workspace.load(work.message)
         device = workspace.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -82,17 +91,25 @@ class Teacher:
             outcome = fit(algorithm, work, loss=loss, epochs=epochs, moments=moments or None)
         tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in workspace.shared().items()}
         if keep:
-            tensors |= {f"{of_optimizer}{name}": moment for name, moment in moments_of(outcome, workspace.flat.values).items()}
+            tensors |= {
+                f"{of_optimizer}{name}": moment
+                for name, moment in moments_of(outcome, workspace.flat.values).items()
+            }
         return outcome.loss
 
     def recalibrated(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """``buffers`` ``[Q]`` of a model, with the running statistics of the labeled images, a mean over batches; the parameters stay.
+        """``buffers`` ``[Q]`` of a model, with the running statistics of the labeled images, a mean over
+        batches; the parameters stay.
 
         A last batch of a single image is left out.
         """
         workspace, work = self._workspace, self._work(tensors, 0, 0)
         workspace.load(work.message)
-        batches = (workspace.normalize(images) for images in work.train.images.split(work.training.batch_size) if len(images) > 1)
+        batches = (
+            workspace.normalize(images)
+            for images in work.train.images.split(work.training.batch_size)
+            if len(images) > 1
+        )
         with work.amp():
             update_bn(batches, work.net)
         return workspace.shared()["buffers"].clone()
@@ -104,8 +121,21 @@ class Teacher:
             return None
         work = self._work(tensors, 0, 0)
         self._workspace.load(work.message)
-        return float(metrics.accuracy(evaluation.predict(self._workspace.algorithm, work, test.images).probs, test.labels))
+        return float(
+            metrics.accuracy(
+                evaluation.predict(self._workspace.algorithm, work, test.images).probs, test.labels
+            )
+        )
 
     def _work(self, tensors: dict[str, torch.Tensor], seed: int, round: int) -> Work:
         generator = torch.Generator().manual_seed(derive(seed, "own", round, SERVER))
-        return Work(SERVER, self._data, self._workspace, Message(tensors), seed, round, generator, partial(uniform, b""))
+        return Work(
+            SERVER,
+            self._data,
+            self._workspace,
+            Message(tensors),
+            seed,
+            round,
+            generator,
+            partial(uniform, b""),
+        )

@@ -11,7 +11,8 @@ from ..errors import RunError
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange with every client: they measure the model that they are sent, and the participants then train it."""
+    """One exchange with every client: they measure the model that they are sent, and the participants then
+    train it."""
 
     iteration: int
     trained: int
@@ -26,12 +27,14 @@ class Turn:
     """takes a line for the user"""
     exchange: Callable[[Mapping[str, Message]], Iterator[Reply]]
     leave_out: Callable[[str, str], None]
-    """takes a client and a reason, where an answer that fits its message is of no use: it is counted, recorded and told to the user"""
+    """takes a client and a reason, where an answer that fits its message is of no use: it is counted,
+    recorded and told to the user"""
 
     def ask(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
         """One exchange of the algorithm's own: each named client's ``answer``, by name.
 
-        A reply whose tensors are not those that its message expects has an ``error``; it is counted and recorded, and the user was told.
+        A reply whose tensors are not those that its message expects has an ``error``; it is counted and
+        recorded, and the user was told.
         """
         return self.exchange(messages)
 

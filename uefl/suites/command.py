@@ -16,7 +16,8 @@ from . import cost, report, runner
 from .suite import Job, Scale, load
 from .suite import jobs as jobs_of
 
-_AS_IT_IS: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}  # paths may hold square brackets
+# paths may hold square brackets
+_AS_IT_IS: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 def run(
@@ -60,11 +61,14 @@ def run(
         runner.check_configurations(runs)
         before = [job for job in runs if (job.folder / "summary.json").is_file()]
         console.print(
-            f"{suite.name}: {suite.about}\n{count(len(runs), 'run')}, {len(before)} of them finished, {at_a_time} at a time, in {out}",
+            f"{suite.name}: {suite.about}\n{count(len(runs), 'run')}, {len(before)} of them finished,"
+            f" {at_a_time} at a time, in {out}",
             **_AS_IT_IS,
         )
         with _progress(console) as progress:
-            task = progress.add_task("", total=sum(job.rounds for job in runs), completed=sum(job.rounds for job in before))
+            task = progress.add_task(
+                "", total=sum(job.rounds for job in runs), completed=sum(job.rounds for job in before)
+            )
             done = {job: job.rounds for job in before}
 
             def ended(end: runner.Ended) -> None:
@@ -82,18 +86,27 @@ def run(
                 names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
                 progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
 
-            runner.run(runs, side_by_side=at_a_time, device=device, data_root=data_root, ended=ended, look=look)
+            runner.run(
+                runs, side_by_side=at_a_time, device=device, data_root=data_root, ended=ended, look=look
+            )
         if cost.MEASURES & set(suite.measures):
             for job in runs:
                 cost.measure(job.folder, gpu)
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
     console.print(*(part.rich(console.encoding) for part in report.table(result).parts(console.width)))
-    for note in (*report.elsewhere(result), *report.unequal(result), *report.partial(result), *report.absent(result)):
+    for note in (
+        *report.elsewhere(result),
+        *report.unequal(result),
+        *report.partial(result),
+        *report.absent(result),
+    ):
         console.print(note, **_AS_IT_IS)
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", **_AS_IT_IS)
     if result.missing:
-        raise RunError(f"{len(result.missing)} of {len(wanted)} runs are not there; {out / 'report.md'} says why")
+        raise RunError(
+            f"{len(result.missing)} of {len(wanted)} runs are not there; {out / 'report.md'} says why"
+        )
 
 
 def _progress(console: Console) -> Progress:
@@ -105,4 +118,6 @@ def _progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    return Progress(*columns, console=console, speed_estimate_period=900, transient=True, disable=not console.is_terminal)
+    return Progress(
+        *columns, console=console, speed_estimate_period=900, transient=True, disable=not console.is_terminal
+    )

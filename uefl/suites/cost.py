@@ -18,8 +18,9 @@ _WARM, _REPEATS = 20, 200
 
 
 def measure(folder: Path, gpu: bool) -> None:
-    """Write ``cost.json`` beside a finished run that has none: millions of parameters, codebook included, and the median milliseconds of
-    a prediction of one image, on this machine's CPU and, where one is asked for, on its GPU."""
+    """Write ``cost.json`` beside a finished run that has none: millions of parameters, codebook included, and
+    the median milliseconds of a prediction of one image, on this machine's CPU and, where one is asked for,
+    on its GPU."""
     known = read(folder)
     if not (folder / "summary.json").exists() or (known and (ON_GPU in known or not gpu)):
         return
@@ -28,7 +29,9 @@ def measure(folder: Path, gpu: bool) -> None:
     model = run.model(arm)
     client = model.clients[0] if model.clients else None
     net, own = model.members[0]
-    beside = [tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()]
+    beside = [
+        tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()
+    ]
     parameters = sum(tensor.numel() for tensor in (*net.parameters(), *beside))
     found = {"parameters_millions": parameters / 1e6, "milliseconds": milliseconds(model, client)}
     if gpu:
@@ -37,7 +40,8 @@ def measure(folder: Path, gpu: bool) -> None:
 
 
 def milliseconds(model: SavedModel, client: str | None) -> float:
-    """The median time of a prediction of one image, which goes to the model's device and whose result comes back."""
+    """The median time of a prediction of one image, which goes to the model's device and whose result comes
+    back."""
     image = torch.zeros(1, *model.image_shape, dtype=torch.uint8)
     times = []
     for i in range(_WARM + _REPEATS):

@@ -1,4 +1,5 @@
-"""A picture of what a quantiser sees: features of test images and the codewords of their client, on the two principal axes."""
+"""A picture of what a quantiser sees: features of test images and the codewords of their client, on the two
+principal axes."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ _COLUMNS = 3
 
 @torch.no_grad()
 def draw(folder: Path, data_root: Path | None) -> Figure | None:
-    """A panel for each of the first clients of a finished run of one arm; None: it has no model with a codebook.
+    """A panel for each of the first clients of a finished run of one arm; None: it has no model with a
+    codebook.
 
-    The axes are the principal ones of the features of all these clients; a dot is a feature, a segment of a feature vector where the
-    codebook has several.
+    The axes are the principal ones of the features of all these clients; a dot is a feature, a segment of a
+    feature vector where the codebook has several.
     """
     run = load(folder)
     (arm,) = run.config.arms
@@ -47,11 +49,15 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
     return panels(found, books, int(keys["codewords"]), residual=keys.get("extension") == "residual")
 
 
-def panels(found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int, *, residual: bool = False) -> Figure:
-    """The picture of tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, the first ``shared`` of which all clients have.
+def panels(
+    found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int, *, residual: bool = False
+) -> Figure:
+    """The picture of tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, the first ``shared`` of
+    which all clients have.
 
-    Where each segment has a codebook of its own, those of all segments are in one panel. Codewords that quantise what others leave of a
-    feature (``residual``) are no features but ways from one: they begin at the mean.
+    Where each segment has a codebook of its own, those of all segments are in one panel. Codewords that
+    quantise what others leave of a feature (``residual``) are no features but ways from one: they begin at
+    the mean.
     """
     every = np.concatenate([tokens.reshape(-1, books[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)
@@ -63,12 +69,27 @@ def panels(found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int
     for ax in grid.flat[len(found) :]:
         ax.set_axis_off()
     for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
-        first, added = (books[name][..., :shared, :] - center) @ axes, (books[name][..., shared:, :] - (0 if residual else center)) @ axes
-        ax.scatter(*((tokens.reshape(-1, len(center)) - center) @ axes).T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
+        first, added = (
+            (books[name][..., :shared, :] - center) @ axes,
+            (books[name][..., shared:, :] - (0 if residual else center)) @ axes,
+        )
+        ax.scatter(
+            *((tokens.reshape(-1, len(center)) - center) @ axes).T,
+            s=3,
+            color="#56B4E9",
+            alpha=0.5,
+            linewidths=0,
+        )
         ax.scatter(*first.reshape(-1, 2).T, s=14, color="#000000", marker="x", linewidths=0.8)
         ax.scatter(*added.reshape(-1, 2).T, s=14, color="#D55E00", marker="^", linewidths=0)
         ax.set_title(f"{name}, {first[..., 0].size + added[..., 0].size} codewords")
     what = f"codeword added to this client{', from the mean on' if residual else ''}"
     entries = [("feature", "o", "#56B4E9"), ("shared codeword", "x", "#000000"), (what, "^", "#D55E00")]
-    legend(figure, [Line2D([], [], linestyle="", label=label, marker=marker, color=color) for label, marker, color in entries])
+    legend(
+        figure,
+        [
+            Line2D([], [], linestyle="", label=label, marker=marker, color=color)
+            for label, marker, color in entries
+        ],
+    )
     return figure

@@ -1,4 +1,5 @@
-"""The report of a suite: mean and deviation over seeds, differences to one arm with a confidence interval, the paper's numbers, curves."""
+"""The report of a suite: mean and deviation over seeds, differences to one arm with a confidence interval,
+the paper's numbers, curves."""
 
 from __future__ import annotations
 
@@ -26,18 +27,21 @@ from .suite import Job, Scale, Suite
 
 _COLUMNS = 3  # of panels
 _LEGEND = (
-    "Mean ± sample deviation over the seeds; accuracy, also of an angle, and what ends in _last4 are the mean of a run's last four rounds, "
-    "or of all where it has fewer{of_a_round}; everything else is of its last round. "
-    "The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean (Student's t)."
+    "Mean ± sample deviation over the seeds; accuracy, also of an angle, and what ends in _last4 are the mean"
+    " of a run's last four rounds, or of all where it has fewer{of_a_round}; everything else is of its last"
+    " round. The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean"
+    " (Student's t)."
 )
 _OF_A_ROUND = {
-    "selected_accuracy": ", selected_accuracy that of the round which is best on the server's validation images",
+    "selected_accuracy": (
+        ", selected_accuracy that of the round which is best on the server's validation images"
+    ),
     "best_": ", what begins with best_ that of the round whose accuracy on the test images is the highest",
 }
 _PAPER = "The paper's numbers are of one run each, without a deviation."
 _CPU = (
-    "This is the scale `cpu`: smaller networks, fewer images and rounds, of which the numbers of the full size cannot be expected. "
-    "`--scale paper` is the full size."
+    "This is the scale `cpu`: smaller networks, fewer images and rounds, of which the numbers of the full"
+    " size cannot be expected. `--scale paper` is the full size."
 )
 
 
@@ -53,15 +57,21 @@ class Result:
     """by folder, why a run is not there"""
 
     def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
-        """Return one measure by seed, as far as it is there; of an average, over the seeds that all its cases have."""
+        """Return one measure by seed, as far as it is there; of an average, over the seeds that all its cases
+        have."""
         if case in self.suite.averages:
             cases = [self.values(of, arm, measure) for of in self.suite.averages[case].cases]
-            return {seed: statistics.fmean(of[seed] for of in cases) for seed in cases[0] if all(seed in of for of in cases)}
+            return {
+                seed: statistics.fmean(of[seed] for of in cases)
+                for seed in cases[0]
+                if all(seed in of for of in cases)
+            }
         found = {seed: _value(run, arm, measure) for seed, run in self.runs.get((case, arm), {}).items()}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def arms(self, case: str) -> list[str]:
-        """Return the arms of a case of which there is a run, in the order of the case; of an average, those of all its cases."""
+        """Return the arms of a case of which there is a run, in the order of the case; of an average, those
+        of all its cases."""
         if case in self.suite.averages:
             first, *others = (self.arms(of) for of in self.suite.averages[case].cases)
             return [arm for arm in first if all(arm in arms for arms in others)]
@@ -94,7 +104,8 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
 
 
 def write(result: Result, out: Path, data_root: Path | None = None) -> None:
-    """``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the images are read again for the pictures of features."""
+    """``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the images are read again
+    for the pictures of features."""
     (out / "plots").mkdir(parents=True, exist_ok=True)
     pictures: list[Picture] = []
     with rc_context(RC):
@@ -119,10 +130,19 @@ def plain(result: Result) -> dict[str, object]:
 def table(result: Result) -> Table:
     """Make a row for each case and arm, and for each average over cases."""
     suite = result.suite
-    printed = {measure for row in (*suite.cases, *suite.averages) for numbers in suite.paper(row).values() for measure in numbers}
+    printed = {
+        measure
+        for row in (*suite.cases, *suite.averages)
+        for numbers in suite.paper(row).values()
+        for measure in numbers
+    }
     header = ["case / arm", "seeds"]
     for i, measure in enumerate(suite.measures):
-        header += [measure] + (["paper"] if measure in printed else []) + ([f"less {suite.against}, 95 %"] if i == 0 else [])
+        header += (
+            [measure]
+            + (["paper"] if measure in printed else [])
+            + ([f"less {suite.against}, 95 %"] if i == 0 else [])
+        )
     rows = []
     for case, arm in result.rows():
         row = [f"{case} / {arm}", str(len(result.values(case, arm, suite.measures[0])))]
@@ -131,19 +151,25 @@ def table(result: Result) -> Table:
             if measure in printed:
                 row.append(number(suite.paper(case).get(arm, {}).get(measure)))
             if i == 0:
-                row.append("" if (case, arm) == suite.reference(case) else interval(_differences(result, case, arm, measure)))
+                row.append(
+                    ""
+                    if (case, arm) == suite.reference(case)
+                    else interval(_differences(result, case, arm, measure))
+                )
         rows.append(row)
     return Table(f"{suite.name}: {suite.about}", header, rows)
 
 
 def differences(result: Result) -> list[Block]:
-    """A sentence and a table: every measure of every arm less that of the arm compared with; nothing where there is one measure."""
+    """A sentence and a table: every measure of every arm less that of the arm compared with; nothing where
+    there is one measure."""
     suite = result.suite
     arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.reference(case)]
     if not arms or len(suite.measures) == 1:
         return []
     found = {m: [interval(_differences(result, *place, m)) for place in arms] for m in suite.measures}
-    shown = [m for m in suite.measures if set(found[m]) != {"-"}]  # an arm without a codebook has no number of codewords
+    # an arm without a codebook has no number of codewords
+    shown = [m for m in suite.measures if set(found[m]) != {"-"}]
     rows = [[f"{case} / {arm}", *(found[m][i] for m in shown)] for i, (case, arm) in enumerate(arms)]
     return [f"Every measure less that of {suite.against}, likewise:", Table("", ["case / arm", *shown], rows)]
 
@@ -152,9 +178,20 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     """The whole report."""
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
-    named = [text for start, text in _OF_A_ROUND.items() if any(measure.startswith(start) for measure in result.suite.measures)]
+    named = [
+        text
+        for start, text in _OF_A_ROUND.items()
+        if any(measure.startswith(start) for measure in result.suite.measures)
+    ]
     legend = _LEGEND.format(against=result.suite.against, of_a_round="".join(named))
-    blocks: list[Block] = [table(result), *unequal(result), *partial(result), legend, *elsewhere(result), *differences(result)]
+    blocks: list[Block] = [
+        table(result),
+        *unequal(result),
+        *partial(result),
+        legend,
+        *elsewhere(result),
+        *differences(result),
+    ]
     if any(case.paper for case in cases):
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
@@ -162,17 +199,25 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     sections = [Section("", blocks), *([Section("Curves", list(pictures))] if pictures else [])]
     if result.missing:
         sections.append(Section("Not there", [reasons(result.missing)]))
-    warnings = [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"] if result.missing else []
+    warnings = (
+        [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"]
+        if result.missing
+        else []
+    )
     warnings += absent(result)
     return Content(f"Suite {result.suite.name}, scale {result.scale}", warnings, sections)
 
 
 def reasons(missing: Mapping[str, str]) -> list[str]:
-    """Why runs are not there: a line for the runs of a case that have the reason in common, and a run by itself with its place."""
+    """Why runs are not there: a line for the runs of a case that have the reason in common, and a run by
+    itself with its place."""
     alike: dict[tuple[str, str], list[str]] = {}
     for place, why in missing.items():
         alike.setdefault((place.partition("/")[0], why), []).append(place)
-    return [f"{places[0] if len(places) == 1 else f'{len(places)} runs of {case}'}: {why}" for (case, why), places in alike.items()]
+    return [
+        f"{places[0] if len(places) == 1 else f'{len(places)} runs of {case}'}: {why}"
+        for (case, why), places in alike.items()
+    ]
 
 
 def _differences(result: Result, case: str, arm: str, measure: str) -> list[float]:
@@ -182,9 +227,16 @@ def _differences(result: Result, case: str, arm: str, measure: str) -> list[floa
 
 def absent(result: Result) -> list[str]:
     """A sentence for each measure that no finished run has, such as a name that was mistyped."""
-    missing = [m for m in result.suite.measures if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)]
+    missing = [
+        m
+        for m in result.suite.measures
+        if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)
+    ]
     known = _measures(result) if missing else []
-    return [f"no run has the measure {m!r}{', which takes a GPU' if m == cost.ON_GPU else nearest(m, known)}" for m in missing]
+    return [
+        f"no run has the measure {m!r}{', which takes a GPU' if m == cost.ON_GPU else nearest(m, known)}"
+        for m in missing
+    ]
 
 
 def _measures(result: Result) -> list[str]:
@@ -192,14 +244,24 @@ def _measures(result: Result) -> list[str]:
     names: dict[str, None] = {}
     for (_, arm), runs in result.runs.items():
         run = runs[min(runs)]
-        said = ("accuracy", "last_accuracy", "selected_accuracy", *run.arms[arm], *cost.read(run.path), *run.of(arm)[-1])
+        said = (
+            "accuracy",
+            "last_accuracy",
+            "selected_accuracy",
+            *run.arms[arm],
+            *cost.read(run.path),
+            *run.of(arm)[-1],
+        )
         found = [name for name in dict.fromkeys(said) if _value(run, arm, name) is not None]
-        names |= dict.fromkeys([*found, *(f"{name}@{angle:g}" for angle in set(run.angles.values()) for name in found)])
+        names |= dict.fromkeys(
+            [*found, *(f"{name}@{angle:g}" for angle in set(run.angles.values()) for name in found)]
+        )
     return list(names)
 
 
 def unequal(result: Result) -> list[str]:
-    """A sentence on the arms with another number of rounds than the one they are compared with, as one that stops early does; else none."""
+    """A sentence on the arms with another number of rounds than the one they are compared with, as one that
+    stops early does; else none."""
     against, said = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
@@ -211,7 +273,10 @@ def unequal(result: Result) -> list[str]:
             there = against if of == case else f"{against} of {of}"
             said.append(f"{case} / {arm} {spans(ours.values())}, {there} {spans(theirs.values())}")
     return (
-        [f"Arms with another number of rounds than {against} are compared with it, each at its own end; rounds: {'; '.join(said)}."]
+        [
+            f"Arms with another number of rounds than {against} are compared with it, each at its own end;"
+            f" rounds: {'; '.join(said)}."
+        ]
         if said
         else []
     )
@@ -223,26 +288,34 @@ def elsewhere(result: Result) -> list[str]:
     for name, case in result.suite.cases.items():
         if case.against is not None and result.arms(name):
             cases.setdefault(case.against, []).append(name)
-    said = "; ".join(f"{', '.join(names)} with {result.suite.against} of {against}" for against, names in cases.items())
+    said = "; ".join(
+        f"{', '.join(names)} with {result.suite.against} of {against}" for against, names in cases.items()
+    )
     return [f"Cases that are compared with another one: {said}."] if said else []
 
 
 def partial(result: Result) -> list[str]:
-    """A sentence on the means of fewer seeds than their row has, as of a phase of training that not every run reaches; else none."""
+    """A sentence on the means of fewer seeds than their row has, as of a phase of training that not every run
+    reaches; else none."""
     said = []
     for (case, arm), runs in result.runs.items():
         for measure in result.suite.measures:
             seeds = result.values(case, arm, measure)
             if 0 < len(seeds) < len(runs):
                 said.append(f"{measure} of {case} / {arm} (seeds {', '.join(map(str, seeds))})")
-    return [f"Some means are of fewer seeds, because the other runs lack the measure: {'; '.join(said)}."] if said else []
+    return (
+        [f"Some means are of fewer seeds, because the other runs lack the measure: {'; '.join(said)}."]
+        if said
+        else []
+    )
 
 
 def _value(run: Run, arm: str, measure: str) -> float | None:
-    """Return a value of the summary, or the mean of a column over the clients, at the last round or, ``COLUMN_last4``, the last four.
+    """Return a value of the summary, or the mean of a column over the clients, at the last round or,
+    ``COLUMN_last4``, the last four.
 
-    ``best_COLUMN`` is that of the round whose accuracy is the highest, and ``MEASURE@ANGLE`` is over the clients whose images are turned by
-    so many degrees.
+    ``best_COLUMN`` is that of the round whose accuracy is the highest, and ``MEASURE@ANGLE`` is over the
+    clients whose images are turned by so many degrees.
     """
     if "@" in measure:
         return _turned(run, arm, *measure.split("@", 1))
@@ -251,28 +324,43 @@ def _value(run: Run, arm: str, measure: str) -> float | None:
     if best and at_best != measure and any(isinstance(r.get(at_best), (int, float)) for r in run.of(arm)):
         return float(np.nanmean(run.series(arm, at_best)[best["round"] - 1]))
     selected = outcome.get("selected", {}).get("accuracy")
-    outcome |= {"accuracy": outcome["accuracy_last4"]["mean"], "last_accuracy": outcome["accuracy"], "selected_accuracy": selected}
+    outcome |= {
+        "accuracy": outcome["accuracy_last4"]["mean"],
+        "last_accuracy": outcome["accuracy"],
+        "selected_accuracy": selected,
+    }
     found, column = outcome.get(measure), measure.removesuffix("_last4")
-    if not isinstance(found, (int, float)) and any(isinstance(r.get(column), (int, float)) for r in run.of(arm)):
-        found = run.mean(arm, column) if column == measure else float(np.nanmean(run.series(arm, column)[-4:]))
+    if not isinstance(found, (int, float)) and any(
+        isinstance(r.get(column), (int, float)) for r in run.of(arm)
+    ):
+        found = (
+            run.mean(arm, column) if column == measure else float(np.nanmean(run.series(arm, column)[-4:]))
+        )
     return float(found) if isinstance(found, (int, float)) else None
 
 
 def _turned(run: Run, arm: str, measure: str, angle: str) -> float | None:
-    """Of the clients whose images are turned by an angle: their accuracy or another column, over the rounds that :func:`_value` takes."""
+    """Of the clients whose images are turned by an angle: their accuracy or another column, over the rounds
+    that :func:`_value` takes."""
     several = measure == "accuracy" or measure.endswith("_last4")
     series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
-    chosen = series[:, [f"{run.angles.get(client):g}" == angle for client in run.clients]] if run.angles else series[:, :0]
+    chosen = (
+        series[:, [f"{run.angles.get(client):g}" == angle for client in run.clients]]
+        if run.angles
+        else series[:, :0]
+    )
     return None if np.isnan(chosen).all() else float(np.nanmean(chosen))
 
 
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    return number(statistics.fmean(values)) + (f" ± {number(statistics.stdev(values))}" if len(values) > 1 else "")
+    return number(statistics.fmean(values)) + (
+        f" ± {number(statistics.stdev(values))}" if len(values) > 1 else ""
+    )
 
 
-# --- pictures ------------------------------------------------------------------------------------------------------
+# --- pictures ---------------------------------------------------------------------------------------------
 
 
 def _draw(result: Result) -> list[tuple[Picture, Figure]]:
@@ -281,12 +369,28 @@ def _draw(result: Result) -> list[tuple[Picture, Figure]]:
     made = []
     measure = result.suite.measures[0]
     if result.suite.axis is not None:
-        caption = f"Mean over the seeds of {measure}, and its paired difference to {result.suite.against}; bars: 95 % confidence intervals."
-        made.append((Picture("sweep.png", f"{measure} over {result.suite.axis}", caption), _draw_sweep(result, measure)))
+        caption = (
+            f"Mean over the seeds of {measure}, and its paired difference to {result.suite.against}; bars: 95"
+            " % confidence intervals."
+        )
+        made.append(
+            (
+                Picture("sweep.png", f"{measure} over {result.suite.axis}", caption),
+                _draw_sweep(result, measure),
+            )
+        )
     marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
-    caption = f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
-    for name, key in (("curves", "accuracy"), ("entropy", "entropy"), ("perplexity", "perplexity")):  # the last of arms with a codebook
-        made.append((Picture(f"{name}.png", f"{key.capitalize()} over the rounds", caption), _draw_curves(result, key)))
+    caption = (
+        f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
+    )
+    # the last of arms with a codebook
+    for name, key in (("curves", "accuracy"), ("entropy", "entropy"), ("perplexity", "perplexity")):
+        made.append(
+            (
+                Picture(f"{name}.png", f"{key.capitalize()} over the rounds", caption),
+                _draw_curves(result, key),
+            )
+        )
     return [(picture, figure) for picture, figure in made if figure.axes]
 
 
@@ -297,7 +401,10 @@ def _all_arms(result: Result) -> list[str]:
 def _draw_curves(result: Result, key: str) -> Figure:
     """A panel per case."""
     arms = _all_arms(result)
-    curves = {place: [c for run in runs.values() if len(c := _curve(run, place[1], key))] for place, runs in result.runs.items()}
+    curves = {
+        place: [c for run in runs.values() if len(c := _curve(run, place[1], key))]
+        for place, runs in result.runs.items()
+    }
     cases = [case for case in result.suite.cases if any(curves.get((case, arm)) for arm in arms)]
     columns = min(_COLUMNS, len(cases))
     rows = -(-len(cases) // columns) if cases else 0
@@ -315,10 +422,22 @@ def _draw_curves(result: Result, key: str) -> Figure:
             values = np.stack([c[: min(map(len, found))] for c in found])
             rounds = np.arange(1, values.shape[1] + 1)
             style = of_place(place, len(arms))
-            ax.fill_between(rounds, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+            ax.fill_between(
+                rounds, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0
+            )
             ax.plot(rounds, values.mean(0), **style)
-            at = sorted({r["round"] for run in result.runs[case, arm].values() for r in marked(run, arm)} & set(range(values.shape[1])))
-            ax.plot([round + 1 for round in at], values.mean(0)[at], linestyle="", marker="^", markersize=5, color=style["color"])
+            at = sorted(
+                {r["round"] for run in result.runs[case, arm].values() for r in marked(run, arm)}
+                & set(range(values.shape[1]))
+            )
+            ax.plot(
+                [round + 1 for round in at],
+                values.mean(0)[at],
+                linestyle="",
+                marker="^",
+                markersize=5,
+                color=style["color"],
+            )
         ax.set_title(case)
         ax.set_xlabel("round")
     for row in panels:
@@ -335,13 +454,18 @@ def _curve(run: Run, arm: str, key: str) -> np.ndarray:
 
 
 def _draw_sweep(result: Result, measure: str) -> Figure:
-    """Draw a measure over the places of the cases, and below it the difference to the arm compared with; a column for each panel."""
+    """Draw a measure over the places of the cases, and below it the difference to the arm compared with; a
+    column for each panel."""
     cases, arms = result.suite.cases, _all_arms(result)
     names = list(dict.fromkeys(case.panel for case in cases.values() if case.x is not None))
     figure = canvas(max(5.6, 4.4 * len(names)), 6.0)
     panels = figure.subplots(2, len(names), squeeze=False, sharex="col", sharey="row")
     for column, panel in enumerate(names):
-        places = [(name, case.x, case.label) for name, case in cases.items() if case.panel == panel and case.x is not None]
+        places = [
+            (name, case.x, case.label)
+            for name, case in cases.items()
+            if case.panel == panel and case.x is not None
+        ]
         for place, arm in enumerate(arms):
             measured = [(x, list(result.values(name, arm, measure).values())) for name, x, _ in places]
             less = [(x, _differences(result, name, arm, measure)) for name, x, _ in places]
@@ -349,7 +473,9 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
                 known = [(x, values) for x, values in points if values]
                 means, bars = ([f(values) for _, values in known] for f in (statistics.fmean, half_width))
                 style = of_place(place, len(arms))
-                panels[row][column].errorbar([x for x, _ in known], means, bars, capsize=2, marker="o", **style)
+                panels[row][column].errorbar(
+                    [x for x, _ in known], means, bars, capsize=2, marker="o", **style
+                )
         panels[0][column].set_title(panel)
         below = panels[1][column]
         below.set_xlabel(result.suite.axis or "")
@@ -363,7 +489,8 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
 
 
 def _draw_clients(result: Result) -> Iterator[tuple[Picture, Figure]]:
-    """Of the first seed of every arm whose clients differ in what they count, as codewords: their entropies, and these counts."""
+    """Of the first seed of every arm whose clients differ in what they count, as codewords: their entropies,
+    and these counts."""
     for (case, arm), runs in result.runs.items():
         run = runs[min(runs)]
         shares = run.findings[arm].shares if arm in run.findings else None
@@ -372,7 +499,14 @@ def _draw_clients(result: Result) -> Iterator[tuple[Picture, Figure]]:
         wanted = {"entropy.png": "entropy", shares_file(shares, arm): shares.name}
         for name, alt, caption, figure in drawings(run):
             if name in wanted:
-                yield Picture(f"{wanted[name]}-{case}-{arm}.png", f"{alt} on {case}", f"{caption} Case {case}, seed {min(runs)}."), figure
+                yield (
+                    Picture(
+                        f"{wanted[name]}-{case}-{arm}.png",
+                        f"{alt} on {case}",
+                        f"{caption} Case {case}, seed {min(runs)}.",
+                    ),
+                    figure,
+                )
 
 
 def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Picture, Figure]]:
@@ -384,11 +518,18 @@ def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Pic
         except UserError as error:
             raise UserError(f"{error}; or remove {folder}, and the suite makes it anew") from None
         if figure is not None:
-            caption = f"Test images of each client on the two principal axes of the features, seed {min(runs)}."
-            yield Picture(f"features-{case}-{arm}.png", f"Features and codewords of {arm} on {case}", caption), figure
+            caption = (
+                f"Test images of each client on the two principal axes of the features, seed {min(runs)}."
+            )
+            yield (
+                Picture(f"features-{case}-{arm}.png", f"Features and codewords of {arm} on {case}", caption),
+                figure,
+            )
 
 
 def _legend(figure: Figure, arms: list[str]) -> None:
     from matplotlib.lines import Line2D
 
-    legend(figure, [Line2D([], [], label=arm, **of_place(place, len(arms))) for place, arm in enumerate(arms)])
+    legend(
+        figure, [Line2D([], [], label=arm, **of_place(place, len(arms))) for place, arm in enumerate(arms)]
+    )

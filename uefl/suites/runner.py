@@ -1,4 +1,5 @@
-"""Runs of a suite as processes of their own, several side by side. What is finished stays, what was interrupted goes on."""
+"""Runs of a suite as processes of their own, several side by side. What is finished stays, what was
+interrupted goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from .suite import Job
 from .work import work
 
 _LOOK = 0.1  # seconds between two looks at the processes
-_FORK = multiprocessing.get_context("forkserver")  # it imports torch once, which takes longer than a small run
+# it imports torch once, which takes longer than a small run
+_FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload([work.__module__])
 _TAIL = 1 << 16  # bytes; holds the last line of metrics.jsonl
 
@@ -45,7 +47,8 @@ def run(
     ended: Callable[[Ended], None],
     look: Callable[[dict[Job, int]], None],
 ) -> None:
-    """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its last round when called again.
+    """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its
+    last round when called again.
 
     Args:
         jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.
@@ -69,7 +72,11 @@ def run(
                 if code is not None:
                     del running[job]
                     finished = (job.folder / "summary.json").is_file()
-                    error = None if code == 0 and finished else _last_line(_log(job)) or f"it ended with exit code {code}"
+                    error = (
+                        None
+                        if code == 0 and finished
+                        else _last_line(_log(job)) or f"it ended with exit code {code}"
+                    )
                     ended(Ended(job, time.monotonic() - begun, error))
             look({job: _measured(job) for job in running})
     finally:
@@ -95,12 +102,15 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
     """The report of a suite takes the place of no other report.
 
     Raises:
-        UserError: the folder is that of a run, or of another suite, or lies inside a suite's; a suite that was interrupted before its
-            report is known by its runs.
+        UserError: the folder is that of a run, or of another suite, or lies inside a suite's; a suite that
+            was interrupted before its report is known by its runs.
     """
     for parent in out.absolute().parents[:3]:
         if around := _suite_of(parent / "results.json"):
-            raise UserError(f"{out} lies in {parent}, the folder of the suite {around!r}; choose another folder with --out")
+            raise UserError(
+                f"{out} lies in {parent}, the folder of the suite {around!r}; choose another folder with"
+                " --out"
+            )
     runs = {path.parent for path in out.glob("*/*/seed-*/config.toml")}
     named = _suite_of(out / "results.json")
     if (out / "config.toml").is_file():
@@ -126,15 +136,17 @@ def check_configurations(jobs: list[Job]) -> None:
     """Folders that hold runs hold those of today.
 
     Raises:
-        UserError: some are of another configuration, as after a change of the suite's file; the message names them and what differs.
+        UserError: some are of another configuration, as after a change of the suite's file; the message names
+            them and what differs.
     """
     others = {job.folder: keys for job in jobs if (keys := _differing(job))}
     if others:
         folder, keys = next(iter(others.items()))
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise UserError(
-            f"{folder}{more}: {'a run' if len(others) == 1 else 'runs'} with another configuration ({', '.join(keys)}); "
-            f"remove {'it' if len(others) == 1 else 'them'}, or choose another folder with --out"
+            f"{folder}{more}: {'a run' if len(others) == 1 else 'runs'} with another configuration"
+            f" ({', '.join(keys)}); remove {'it' if len(others) == 1 else 'them'}, or choose another folder"
+            " with --out"
         )
 
 
@@ -143,7 +155,9 @@ def _differing(job: Job) -> list[str]:
     if not (job.folder / "config.toml").is_file():
         return []
     try:
-        there, wanted = (cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config))
+        there, wanted = (
+            cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config)
+        )
     except UserError as error:
         raise UserError(f"{error}; or remove {job.folder}, and the suite makes it anew") from None
     if wanted.run.precision == "auto":  # the run has made its choice
@@ -152,7 +166,8 @@ def _differing(job: Job) -> list[str]:
 
 
 def _start_server() -> None:
-    """Ctrl-C in a terminal reaches the server of forks too, which imports for seconds and would print a traceback; it ignores it."""
+    """Ctrl-C in a terminal reaches the server of forks too, which imports for seconds and would print a
+    traceback; it ignores it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
@@ -162,7 +177,9 @@ def _start_server() -> None:
 
 def _start(job: Job, device: str, data_root: Path | None) -> ForkServerProcess:
     job.folder.parent.mkdir(parents=True, exist_ok=True)
-    process = _FORK.Process(target=work, args=(job.config.to_toml(), job.folder, device, data_root, _log(job)), daemon=True)
+    process = _FORK.Process(
+        target=work, args=(job.config.to_toml(), job.folder, device, data_root, _log(job)), daemon=True
+    )
     process.start()
     return process
 
@@ -181,7 +198,11 @@ def _measured(job: Job) -> int:
     try:
         with (job.folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            whole = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
+            whole = [
+                line
+                for line in file.read().split(b"\n")[:-1]
+                if line.startswith(b"{") and line.endswith(b"}")
+            ]
         lines = (json.loads(line) for line in reversed(whole))
         return next((int(line["round"]) + 1 for line in lines if "left_out" not in line), 0)
     except (OSError, ValueError):

@@ -10,14 +10,16 @@ A file ``NAME.toml`` begins with a comment line that says what it is, and holds:
 ``cpu_base``           a file of sections that ``[cpu]`` begins with; its path is relative to the suite's
 ``[cpu]``              sections that ``--scale cpu`` changes in every case
 ``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep; ``against``
-                       names the case whose arm it is compared with, where both differ in what is no arm's own, as ``training.lr``
+                       names the case whose arm it is compared with, where both differ in what is no arm's
+                       own, as ``training.lr``
 ``label``, ``panel``   in a case of a sweep: what stands at its place, and the panel of the picture that it belongs to
 ``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
 ``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: what the paper prints
 ``[averages.NAME]``    ``cases``, whose mean is a row of its own, paired by seed, and what the paper prints for it in ``paper``
 =====================  ===============================================================================================
 
-A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later takes no other one again.
+A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later
+takes no other one again.
 
 The suites of the papers are no part of the package: they lie in ``reproduction/`` of the repository.
 """
@@ -41,8 +43,10 @@ from ..fields import parse, shown
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
-_FOLDERS = (Path(__file__).parents[2] / "reproduction", Path("reproduction"))  # of the clone that uefl runs from, or is started in
-_TAKEN = ("plots", "report.md", "report.html", "results.json", "suite.lock")  # in the folder of a suite, beside those of its cases
+# of the clone that uefl runs from, or is started in
+_FOLDERS = (Path(__file__).parents[2] / "reproduction", Path("reproduction"))
+# in the folder of a suite, beside those of its cases
+_TAKEN = ("plots", "report.md", "report.html", "results.json", "suite.lock")
 _PART_OF = {"table5": "table1"}  # the same runs; its numbers are those of table 1 by domain
 
 
@@ -68,7 +72,9 @@ class Case(_Table):
 
     def sections(self) -> Sections:
         """The sections of a configuration that the case names."""
-        return self.model_dump(include={"base", "run", "data", "model", "training", "arms"}, exclude_unset=True)
+        return self.model_dump(
+            include={"base", "run", "data", "model", "training", "arms"}, exclude_unset=True
+        )
 
 
 class Average(_Table):
@@ -96,7 +102,8 @@ class Suite(_Table):
         """The configuration of every case, with all its arms.
 
         Raises:
-            UserError: a case that is no configuration, the message names it; an arm to compare with that no case has.
+            UserError: a case that is no configuration, the message names it; an arm to compare with that no
+                case has.
         """
         made = {}
         for name, case in self.cases.items():
@@ -113,14 +120,21 @@ class Suite(_Table):
                 raise UserError(f"suite {self.name!r}, case {name!r}: {error}") from None
         arms = dict.fromkeys(arm for cfg in made.values() for arm in cfg.arms)
         if self.against not in arms:
-            raise UserError(f"suite {self.name!r}, key 'against': no case has an arm {self.against!r}; there are {', '.join(arms)}")
+            raise UserError(
+                f"suite {self.name!r}, key 'against': no case has an arm {self.against!r}; there are"
+                f" {', '.join(arms)}"
+            )
         self._check_averages(made)
         for name in self.cases:
             of, arm = self.reference(name)
             if of not in made:
-                raise UserError(f"suite {self.name!r}, case {name!r}, key 'against': no case {of!r}{nearest(of, made)}")
+                raise UserError(
+                    f"suite {self.name!r}, case {name!r}, key 'against': no case {of!r}{nearest(of, made)}"
+                )
             if of != name and arm not in made[of].arms:
-                raise UserError(f"suite {self.name!r}, case {name!r}, key 'against': case {of!r} has no arm {arm!r}")
+                raise UserError(
+                    f"suite {self.name!r}, case {name!r}, key 'against': case {of!r} has no arm {arm!r}"
+                )
         return made
 
     def reference(self, case: str) -> tuple[str, str]:
@@ -135,18 +149,33 @@ class Suite(_Table):
         for name, average in self.averages.items():
             unknown = next((case for case in average.cases if case not in made), None)
             if unknown is not None:
-                raise UserError(f"suite {self.name!r}, key 'averages.{name}.cases': no case {unknown!r}{nearest(unknown, made)}")
+                raise UserError(
+                    f"suite {self.name!r}, key 'averages.{name}.cases': no case"
+                    f" {unknown!r}{nearest(unknown, made)}"
+                )
             if name in made:
-                raise UserError(f"suite {self.name!r}, key 'averages': {name!r} is a case already; choose another name")
-            arms = [arm for arm in made[average.cases[0]].arms if all(arm in made[case].arms for case in average.cases)]
+                raise UserError(
+                    f"suite {self.name!r}, key 'averages': {name!r} is a case already; choose another name"
+                )
+            arms = [
+                arm
+                for arm in made[average.cases[0]].arms
+                if all(arm in made[case].arms for case in average.cases)
+            ]
             self._check_paper(average.paper, arms)
 
     def _check_paper(self, paper: dict[str, dict[str, float]], arms: list[str]) -> None:
         """Numbers of a paper stand beside ours: for an arm of the case, and a measure of the suite."""
         for arm, numbers in paper.items():
-            for what, name, known in (("arm", arm, arms), *(("measure", measure, self.measures) for measure in numbers)):
+            for what, name, known in (
+                ("arm", arm, arms),
+                *(("measure", measure, self.measures) for measure in numbers),
+            ):
                 if name not in known:
-                    raise UserError(f"key 'paper': there is no {what} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+                    raise UserError(
+                        f"key 'paper': there is no {what} {name!r}{nearest(name, known)}; there are"
+                        f" {', '.join(known)}"
+                    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +195,8 @@ class Job:
 
 
 def suites() -> dict[str, str]:
-    """Return the name of every suite of the papers and the first comment line of its file; nothing outside of a clone."""
+    """Return the name of every suite of the papers and the first comment line of its file; nothing outside of
+    a clone."""
     return {name: _about(file.read_text(encoding="utf-8")) for name, file in _files().items()}
 
 
@@ -185,19 +215,28 @@ def load(name: str) -> Suite:
     if path.suffix != ".toml":
         files = _files()
         if name not in files:
-            raise UserError(f"no suite {name!r}{nearest(name, files)}; see `uefl suite`, or give the path of a .toml file")
+            raise UserError(
+                f"no suite {name!r}{nearest(name, files)}; see `uefl suite`, or give the path of a .toml file"
+            )
         path = files[name]
     text, table = _read(path)
     suite = parse(Suite, path.stem, {"name": path.stem, "about": _about(text), **table})
     if suite.cpu_base is not None:
         suite = suite.model_copy(update={"cpu": merged(_read(path.parent / suite.cpu_base)[1], suite.cpu)})
     if suite.axis is not None and all(case.x is None for case in suite.cases.values()):
-        raise UserError(f"key 'axis': no case has a place on {suite.axis!r}; give cases an `x`, or leave the axis out")
+        raise UserError(
+            f"key 'axis': no case has a place on {suite.axis!r}; give cases an `x`, or leave the axis out"
+        )
     for case in suite.cases:
         if case in _TAKEN:
-            raise UserError(f"key 'cases': {case!r} is a file or folder that the suite writes itself; choose another name")
+            raise UserError(
+                f"key 'cases': {case!r} is a file or folder that the suite writes itself; choose another name"
+            )
         if not NAME.fullmatch(case):
-            raise UserError(f"key 'cases': {shown(case)} names a folder; expected up to 40 letters, digits, '.', '_' and '-'")
+            raise UserError(
+                f"key 'cases': {shown(case)} names a folder; expected up to 40 letters, digits, '.', '_'"
+                " and '-'"
+            )
     return suite
 
 
@@ -215,7 +254,8 @@ def _read(path: Path) -> tuple[str, Sections]:
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
     """All runs of a suite, seed by seed, so that an early stop leaves whole seeds.
 
-    Cases that differ for some arms only, as those of a sweep do, have the runs of the others in common: one folder, made once.
+    Cases that differ for some arms only, as those of a sweep do, have the runs of the others in common: one
+    folder, made once.
 
     Args:
         suite: whose cases and arms these are.

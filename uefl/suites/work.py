@@ -28,9 +28,11 @@ with suppress(ImportError):
 
 
 def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
-    """Make a run, or go on with it; what it says goes into a log, whose last line is the reason where it cannot finish.
+    """Make a run, or go on with it; what it says goes into a log, whose last line is the reason where it
+    cannot finish.
 
-    The run has no report of its own: pictures take longer than a small run, and the suite draws those of all runs.
+    The run has no report of its own: pictures take longer than a small run, and the suite draws those of all
+        runs.
 
     Args:
         text: the configuration as TOML.
@@ -44,7 +46,12 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
     with log.open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
-    keys: dict[str, Any] = {"device": device, "data_root": data_root, "observer": PlainProgress(Console()), "pages": False}
+    keys: dict[str, Any] = {
+        "device": device,
+        "data_root": data_root,
+        "observer": PlainProgress(Console()),
+        "pages": False,
+    }
     try:
         if (folder / "config.toml").is_file():
             summary = run.resume(folder, **keys)
@@ -58,7 +65,8 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
 
 
 def _end_with_suite() -> None:
-    """End this process when that of the suite is gone; a run that went on would hold the lock of its folder."""
+    """End this process when that of the suite is gone; a run that went on would hold the lock of its
+    folder."""
     suite = parent_process()
     assert suite is not None
     connection.wait([suite.sentinel])

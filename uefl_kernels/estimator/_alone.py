@@ -33,13 +33,19 @@ class Estimator:
         known = sorted(self.get_params())
         for name, value in params.items():
             if name not in known:
-                raise ValueError(f"Invalid parameter {name!r} for estimator {self!r}. Valid parameters are: {known}.")
+                raise ValueError(
+                    f"Invalid parameter {name!r} for estimator {self!r}. Valid parameters are: {known}."
+                )
             setattr(self, name, value)
         return self
 
     def __repr__(self) -> str:
-        defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
-        changed = {name: value for name, value in self.get_params().items() if not _same(value, defaults[name])}
+        defaults = {
+            name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()
+        }
+        changed = {
+            name: value for name, value in self.get_params().items() if not _same(value, defaults[name])
+        }
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     def _validate_params(self) -> None:
@@ -54,19 +60,27 @@ class ClusteringEstimator(Estimator):
         raise NotImplementedError
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """Names of the columns of ``transform``; ``input_features`` must be those of the fit, where it had any."""
+        """Names of the columns of ``transform``; ``input_features`` must be those of the fit, where it had
+        any."""
         columns = getattr(self, "_n_features_out", None)
         if columns is None:
-            raise NotFittedError(f"This {type(self).__name__} instance is not fitted yet. Call 'fit' before using it.")
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' before using it."
+            )
         if input_features is not None:
             seen = getattr(self, "feature_names_in_", None)
             if seen is not None and list(seen) != list(input_features):
                 raise ValueError("input_features is not equal to feature_names_in_")
             expected: int = self.n_features_in_  # type: ignore[attr-defined]
             if len(input_features) != expected:
-                raise ValueError(f"input_features should have length equal to number of features ({expected}), got {len(input_features)}")
+                raise ValueError(
+                    f"input_features should have length equal to number of features ({expected}), got"
+                    f" {len(input_features)}"
+                )
         return np.asarray([f"{type(self).__name__.lower()}{i}" for i in range(columns)], dtype=object)
 
 
 def _same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
+    return value is default or (
+        type(value) is type(default) and not hasattr(value, "shape") and value == default
+    )

@@ -1,4 +1,5 @@
-"""What the estimators inherit: scikit-learn's base classes where it is installed, or else the little of them that works alone."""
+"""What the estimators inherit: scikit-learn's base classes where it is installed, or else the little of them
+that works alone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ if TYPE_CHECKING:
     from ._alone import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
 else:
     try:
-        from ._with_sklearn import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
+        from ._with_sklearn import (
+            ClusteringEstimator,
+            ConvergenceWarning,
+            Estimator,
+            NotFittedError,
+            constraints,
+        )
     except ImportError:
         from ._alone import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
 

@@ -23,16 +23,21 @@ _COMPLEX = "Complex data not supported: {} needs real numbers."
 
 
 def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Tensor, Back]:
-    """Rows [n, d] of one of the four dtypes, not copied where that can be, and the way back to the caller's kind."""
+    """Rows [n, d] of one of the four dtypes, not copied where that can be, and the way back to the caller's
+    kind."""
     x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), to_numpy)
     if x.dim() != 2:
-        raise ValueError(f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: one row per sample.")
+        raise ValueError(
+            f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: one row per sample."
+        )
     if x.dtype not in DTYPES:
         x = x.double()
     n, d = x.shape
     if (n == 0 and not none_is_legal) or d == 0:
         kind = f"{n} sample(s)" if n == 0 else f"{d} feature(s)"
-        raise ValueError(f"Found array with {kind} (shape=({n}, {d})) while a minimum of 1 is required by {name}.")
+        raise ValueError(
+            f"Found array with {kind} (shape=({n}, {d})) while a minimum of 1 is required by {name}."
+        )
     return x, back
 
 
@@ -70,13 +75,19 @@ def source_of(name: str, X: Any) -> Source | None:
 
 
 def blocks_of(name: str, blocks: Any) -> Blocks:
-    """The blocks that a caller gives: something that can be iterated again and again, or a function that returns an iterator."""
+    """The blocks that a caller gives: something that can be iterated again and again, or a function that
+    returns an iterator."""
     if not callable(blocks) and (not hasattr(blocks, "__iter__") or iter(blocks) is blocks):
         raise TypeError(
-            f"{name}: blocks is {type(blocks).__name__}, which cannot be read more than once; a fit reads it many times: "
-            "give a list of arrays, or a function that returns an iterator"
+            f"{name}: blocks is {type(blocks).__name__}, which cannot be read more than once; a fit reads it"
+            " many times: give a list of arrays, or a function that returns an iterator"
         )
-    return Blocks(lambda: (rows_of(name, block, none_is_legal=True)[0] for block in (blocks() if callable(blocks) else blocks)))
+    return Blocks(
+        lambda: (
+            rows_of(name, block, none_is_legal=True)[0]
+            for block in (blocks() if callable(blocks) else blocks)
+        )
+    )
 
 
 def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
@@ -89,7 +100,9 @@ def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
     try:
         return torch.from_numpy(np.array(array, np.float64, order="C"))
     except (TypeError, ValueError):
-        raise TypeError(f"{name}: {argument} must hold real numbers, got an array of dtype {array.dtype}") from None
+        raise TypeError(
+            f"{name}: {argument} must hold real numbers, got an array of dtype {array.dtype}"
+        ) from None
 
 
 def real(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -115,7 +128,8 @@ def without_na(array: Any) -> Any:
 
 
 def column_names(X: Any) -> Any:
-    """Names of the columns of a data frame when all are strings, else None; some strings and some not is an error, as in scikit-learn."""
+    """Names of the columns of a data frame when all are strings, else None; some strings and some not is an
+    error, as in scikit-learn."""
     columns = getattr(X, "column_names", getattr(X, "columns", None))  # of PyArrow, of all others
     if columns is None or isinstance(X, torch.Tensor) or len(columns) == 0:
         return None
@@ -124,29 +138,41 @@ def column_names(X: Any) -> Any:
         return None
     if len(kinds) > 1:
         raise TypeError(
-            "Feature names are only supported if all input features have string names, but your input has "
-            f"{kinds} as feature name / column name types. Convert them all to strings, as by X.columns = X.columns.astype(str)."
+            "Feature names are only supported if all input features have string names, but your input has"
+            f" {kinds} as feature name / column name types. Convert them all to strings, as by X.columns ="
+            " X.columns.astype(str)."
         )
     return np.asarray(list(columns), dtype=object)
 
 
 def check_names(estimator: str, seen: Any, names: Any) -> None:
-    """Raise ValueError for other column names than those of the fit, or in another order; warn where only one of the two has any."""
+    """Raise ValueError for other column names than those of the fit, or in another order; warn where only one
+    of the two has any."""
     if seen is None and names is None:
         return
     if seen is None:
         warnings.warn(f"X has feature names, but {estimator} was fitted without feature names", stacklevel=4)
         return
     if names is None:
-        warnings.warn(f"X does not have valid feature names, but {estimator} was fitted with feature names", stacklevel=4)
+        warnings.warn(
+            f"X does not have valid feature names, but {estimator} was fitted with feature names",
+            stacklevel=4,
+        )
         return
     if list(seen) == list(names):
         return
     message = "The feature names should match those that were passed during fit.\n"
     unseen, missing = sorted(set(names) - set(seen)), sorted(set(seen) - set(names))
-    for title, differing in (("Feature names unseen at fit time", unseen), ("Feature names seen at fit time, yet now missing", missing)):
+    for title, differing in (
+        ("Feature names unseen at fit time", unseen),
+        ("Feature names seen at fit time, yet now missing", missing),
+    ):
         if differing:
-            message += f"{title}:\n" + "".join(f"- {name}\n" for name in differing[:5]) + ("- ...\n" if len(differing) > 5 else "")
+            message += (
+                f"{title}:\n"
+                + "".join(f"- {name}\n" for name in differing[:5])
+                + ("- ...\n" if len(differing) > 5 else "")
+            )
     if not unseen and not missing:
         message += "Feature names must be in the same order as they were in fit.\n"
     raise ValueError(message)
@@ -176,12 +202,17 @@ def _array(name: str, X: Any) -> Any:
     """Return X as an array of floating point (or complex) numbers."""
     try:
         array = native(name, "X", X)
-        return array if array.dtype.kind == "c" or array.dtype in _FLOATS else without_na(array).astype(np.float64)
+        return (
+            array
+            if array.dtype.kind == "c" or array.dtype in _FLOATS
+            else without_na(array).astype(np.float64)
+        )
     except ValueError as error:
         if "sequence" not in str(error):
             raise
         raise ValueError(
-            f"{name}: X holds sequences as elements, or rows of different lengths; give numbers [n_samples, n_features], as by np.stack(X)"
+            f"{name}: X holds sequences as elements, or rows of different lengths; give numbers [n_samples,"
+            " n_features], as by np.stack(X)"
         ) from None
 
 
@@ -192,6 +223,10 @@ def _tensor(name: str, X: Any) -> torch.Tensor:
     if array.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))
     if array.ndim < 2:
-        raise ValueError(f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: one row per sample.")
-    whole = array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+        raise ValueError(
+            f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: one row per sample."
+        )
+    whole = array.flags.aligned and all(
+        stride >= 0 and stride % array.itemsize == 0 for stride in array.strides
+    )
     return shared(array if whole else np.array(array, order="C"))

@@ -20,7 +20,10 @@ class TakesRows:
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
             name = type(self).__name__
-            raise NotFittedError(f"This {name} instance is not fitted yet. Call 'fit' with appropriate arguments before using it.")
+            raise NotFittedError(
+                f"This {name} instance is not fitted yet. Call 'fit' with appropriate arguments before"
+                " using it."
+            )
 
     def _rows(self, X: Any, *, fitting: bool) -> tuple[torch.Tensor, Back]:
         names = column_names(X)
@@ -39,4 +42,7 @@ class TakesRows:
             return
         check_names(type(self).__name__, getattr(self, "feature_names_in_", None), names)
         if d != self.n_features_in_:
-            raise ValueError(f"X has {d} features, but {type(self).__name__} is expecting {self.n_features_in_} features as input.")
+            raise ValueError(
+                f"X has {d} features, but {type(self).__name__} is expecting {self.n_features_in_} features"
+                " as input."
+            )

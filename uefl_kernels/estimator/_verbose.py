@@ -15,7 +15,9 @@ def printing(step: reference.Step) -> reference.Advance:
         step: ``kmeans_step`` of the backend; the inertia before the centers move takes one more search.
     """
 
-    def advance(data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+    def advance(
+        data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool
+    ) -> None:
         iteration, before = int(state.iterations), state.centres.clone()
         if iteration == 0:
             print("Initialization complete")
@@ -24,7 +26,9 @@ def printing(step: reference.Step) -> reference.Advance:
         reference.advance(data, state, limit, found, spherical)
         if bool(state.ended):
             shift = float((state.centres.double() - before.double()).square().sum())
-            why = f"center shift {shift} within tolerance {float(limit)}" if shift > 0 else "strict convergence"
+            why = (
+                f"center shift {shift} within tolerance {float(limit)}" if shift > 0 else "strict convergence"
+            )
             print(f"Converged at iteration {iteration}: {why}.")
 
     return advance

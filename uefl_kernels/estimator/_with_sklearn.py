@@ -1,4 +1,5 @@
-"""Bases made of scikit-learn's own classes: parameters, set_output, metadata routing, tags, representations in notebooks."""
+"""Bases made of scikit-learn's own classes: parameters, set_output, metadata routing, tags, representations
+in notebooks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ _CONSTRAINTS: dict[str, list[Any]] = {
     "n_init": [StrOptions({"auto"}), _COUNT],
     "max_iter": [_COUNT],
     "tol": [Interval(Real, 0, None, closed="left")],
-    "random_state": [Interval(Integral, -(2**63), 2**63 - 1, closed="both"), np.random.RandomState, np.random.Generator, None],
+    "random_state": [
+        Interval(Integral, -(2**63), 2**63 - 1, closed="both"),
+        np.random.RandomState,
+        np.random.Generator,
+        None,
+    ],
     "verbose": ["verbose"],
     "copy_x": ["boolean"],
     "algorithm": [StrOptions(set(ALGORITHMS))],

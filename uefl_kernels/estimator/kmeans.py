@@ -26,38 +26,44 @@ from ._verbose import printing
 
 
 class KMeans(TakesRows, ClusteringEstimator):
-    """k-means clustering with exact labels: scikit-learn's ``KMeans`` in its conventions, on :func:`uefl_kernels.kmeans`.
+    """k-means clustering with exact labels: scikit-learn's ``KMeans`` in its conventions, on
+    :func:`uefl_kernels.kmeans`.
 
-    Takes NumPy arrays (or what ``np.asarray`` makes of lists and data frames) or torch tensors on any device, and gives back the same
-    kind; a ``numpy.memmap`` is read in blocks, and the work on a sparse matrix follows its non-zeros. Where scikit-learn is
-    installed its base classes are those of this
+    Takes NumPy arrays (or what ``np.asarray`` makes of lists and data frames) or torch tensors on any device,
+    and gives back the same kind; a ``numpy.memmap`` is read in blocks, and the work on a sparse matrix
+    follows its non-zeros. Where scikit-learn is installed its base classes are those of this
     one, but it is not needed. The seeds are drawn by other random numbers than scikit-learn's: of the same
     quality, not the same ones.
 
     Args:
         n_clusters: how many clusters, at most the number of rows.
         init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centers, ``[n_clusters, n_features]``; see
-            :func:`uefl_kernels.kmeans`. Or a function, which each start calls as ``init(X, n_clusters, random_state=...)``, with a
-            NumPy ``RandomState``, and which returns the centers.
+            :func:`uefl_kernels.kmeans`. Or a function, which each start calls as ``init(X, n_clusters,
+            random_state=...)``, with a NumPy ``RandomState``, and which returns the centers.
         n_init: the number of starts. ``"auto"`` is 10 for ``"random"`` and for a function, and 1 otherwise.
         max_iter: the largest number of iterations of a start.
         tol: see :func:`uefl_kernels.kmeans`.
         verbose: print the inertia of every iteration. This takes a second search in each.
-        random_state: an int, a NumPy ``RandomState`` or ``Generator``, or None to draw from torch's generator.
+        random_state: an int, a NumPy ``RandomState`` or ``Generator``, or None to draw from torch's
+            generator.
         copy_x: accepted for scikit-learn; X is never written to.
-        algorithm: ``"lloyd"`` or ``"elkan"``, accepted for scikit-learn: the labels are exact, and bounds are used where they save time.
+        algorithm: ``"lloyd"`` or ``"elkan"``, accepted for scikit-learn: the labels are exact, and bounds are
+            used where they save time.
         metric: ``"l2"``, or ``"cosine"`` for spherical k-means.
 
     Attributes (after ``fit``):
-        cluster_centers_: ``[n_clusters, n_features]``, float32 for float32 and half-precision data, float64 for all else.
+        cluster_centers_: ``[n_clusters, n_features]``, float32 for float32 and half-precision data, float64
+            for all else.
         labels_: ``[n_samples]`` int64, the nearest of these centres.
         inertia_: weighted sum of the squared distances to them.
         n_iter_: iterations of the start that was kept.
-        counts_: ``[n_clusters]`` float64, the weights of the rows of each cluster, added up; without weights, how many rows.
+        counts_: ``[n_clusters]`` float64, the weights of the rows of each cluster, added up; without weights,
+            how many rows.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Raises:
-        TypeError, ValueError: in ``fit`` and later: parameters or data that do not fit; data that are not finite.
+        TypeError, ValueError: in ``fit`` and later: parameters or data that do not fit; data that are not
+            finite.
         AttributeError: (by what needs a fit) there was none.
 
     Source: as :func:`uefl_kernels.kmeans`; interface: scikit-learn 1.9, ``sklearn.cluster.KMeans``.
@@ -68,7 +74,16 @@ class KMeans(TakesRows, ClusteringEstimator):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = constraints(
-        "n_clusters", "init", "n_init", "max_iter", "tol", "verbose", "random_state", "copy_x", "algorithm", "metric"
+        "n_clusters",
+        "init",
+        "n_init",
+        "max_iter",
+        "tol",
+        "verbose",
+        "random_state",
+        "copy_x",
+        "algorithm",
+        "metric",
     )
 
     cluster_centers_: Any
@@ -105,9 +120,9 @@ class KMeans(TakesRows, ClusteringEstimator):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
         """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored. Returns self.
 
-        A ``numpy.memmap`` is read in blocks for each pass over the rows; the result is that of the same rows in memory, to the bit.
-        The work on a sparse matrix follows its non-zeros: centers and labels are those bits, inertia agrees up to rounding. With
-        ``sample_weight`` it is made dense in blocks.
+        A ``numpy.memmap`` is read in blocks for each pass over the rows; the result is that of the same rows
+        in memory, to the bit. The work on a sparse matrix follows its non-zeros: centers and labels are those
+        bits, inertia agrees up to rounding. With ``sample_weight`` it is made dense in blocks.
         """
         self._check_parameters()
         source = source_of("KMeans", X)
@@ -122,7 +137,10 @@ class KMeans(TakesRows, ClusteringEstimator):
                 )
                 self._keep(fit, _counts(fit.labels, None, len(fit.centres)), to_numpy)
                 return self
-            found_in = [self._cluster_blocks(source.blocks(), weights, asked) for asked in self._requests(source.n, source.d, X)]
+            found_in = [
+                self._cluster_blocks(source.blocks(), weights, asked)
+                for asked in self._requests(source.n, source.d, X)
+            ]
             self._keep(*min(found_in, key=lambda found: float(found.fit.inertia)), to_numpy)
             return self
         x, back = self._rows(X, fitting=True)
@@ -133,27 +151,31 @@ class KMeans(TakesRows, ClusteringEstimator):
         return self
 
     def fit_blocks(self, blocks: Any, *, sample_weight: Any = None, group: Any = None) -> KMeans:
-        """Cluster rows that are not in memory at once, or not in one process: the result of all of them together, to the bit.
+        """Cluster rows that are not in memory at once, or not in one process: the result of all of them
+        together, to the bit.
 
         Args:
-            blocks: arrays or tensors ``[n_i, n_features]`` of one dtype, read again for every pass: a list, an object whose
-                iterator begins anew, or a function that returns an iterator. ``"k-means||"`` takes fewer passes than ``"k-means++"``,
-                which takes two for each centre.
+            blocks: arrays or tensors ``[n_i, n_features]`` of one dtype, read again for every pass: a list,
+                an object whose iterator begins anew, or a function that returns an iterator. ``"k-means||"``
+                takes fewer passes than ``"k-means++"``, which takes two for each centre.
             sample_weight: ``[n_samples]``, of the rows of all blocks.
-            group: a group of ``torch.distributed`` with a backend for the CPU (gloo), each process with blocks of its own; their rows
-                count in the order of the ranks. ``labels_`` are those of the process, all else is the same in each. None: this
-                process alone.
+            group: a group of ``torch.distributed`` with a backend for the CPU (gloo), each process with
+                blocks of its own; their rows count in the order of the ranks. ``labels_`` are those of the
+                process, all else is the same in each. None: this process alone.
 
         Returns:
-            self. In memory are one block and some tens of bytes a row, with ``"k-means++"`` 8 (2 + ln n_clusters) more.
+            self. In memory are one block and some tens of bytes a row, with ``"k-means++"`` 8 (2 + ln
+            n_clusters) more.
 
         Raises:
-            TypeError, ValueError: as ``fit``; blocks that can be read only once or change between two passes, processes that disagree,
-                another process that could not use its rows.
+            TypeError, ValueError: as ``fit``; blocks that can be read only once or change between two passes,
+                processes that disagree, another process that could not use its rows.
         """
         self._check_parameters()
         if callable(self.init):
-            raise TypeError("KMeans: fit_blocks has no X to call init with; call it and pass the centers that it returns")
+            raise TypeError(
+                "KMeans: fit_blocks has no X to call init with; call it and pass the centers that it returns"
+            )
         read = blocks_of("KMeans", blocks)
         weights = None if sample_weight is None else self._weights(sample_weight, None)
         found, counts = self._cluster_blocks(read, weights, lambda n, d: self._requests(n, d)[0], group)
@@ -162,24 +184,32 @@ class KMeans(TakesRows, ClusteringEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
-        """Move the centres by more rows, which are not kept. The first call is ``fit``, so it needs at least ``n_clusters`` rows.
+        """Move the centres by more rows, which are not kept. The first call is ``fit``, so it needs at least
+        ``n_clusters`` rows.
 
-        A centre becomes the mean of all rows that it was given so far, in this call those which it is nearest to
-        (``metric="cosine"``: scaled to length 1). ``labels_`` and ``inertia_`` are those of X with the new centres.
+        A centre becomes the mean of all rows that it was given so far, in this call those which it is nearest
+        to (``metric="cosine"``: scaled to length 1). ``labels_`` and ``inertia_`` are those of X with the new
+        centres.
 
-        Source: MacQueen 1967; Sculley 2010, "Web-scale k-means clustering"; Zhong 2005, "Efficient online spherical k-means clustering".
+        Source: MacQueen 1967; Sculley 2010, "Web-scale k-means clustering"; Zhong 2005, "Efficient online
+            spherical k-means clustering".
         """
         if not self.__sklearn_is_fitted__():
             return self.fit(X, sample_weight=sample_weight)
         self._check_parameters()
         x, back = self._rows(X, fitting=False)
-        centres, before = (rows_of("KMeans", value)[0].to(x.device) for value in (self.cluster_centers_, self.counts_[:, None]))
+        centres, before = (
+            rows_of("KMeans", value)[0].to(x.device)
+            for value in (self.cluster_centers_, self.counts_[:, None])
+        )
         rows = self._prepared(x).to(centres.dtype)
         weights = self._weights(sample_weight, len(x), x.device)
         with _in_words_of_the_estimator():
             found = kmeans_step(rows, centres, weights=weights)
             counts = before + found.masses[:, None]
-            means = torch.where(counts > 0, (centres.double() * before + found.sums) / counts, centres.double())
+            means = torch.where(
+                counts > 0, (centres.double() * before + found.sums) / counts, centres.double()
+            )
             centres = (unit_rows(means) if self.metric == "cosine" else means).to(centres.dtype)
             found = kmeans_step(rows, centres, weights=weights, units=found.units)
         self.cluster_centers_, self.counts_ = back(centres), back(counts[:, 0])
@@ -231,17 +261,26 @@ class KMeans(TakesRows, ClusteringEstimator):
     def _check_parameters(self) -> None:
         self._validate_params()
         if self.algorithm not in ALGORITHMS:
-            raise ValueError(f"KMeans: algorithm {self.algorithm!r} is not known, expected one of {ALGORITHMS}")
+            raise ValueError(
+                f"KMeans: algorithm {self.algorithm!r} is not known, expected one of {ALGORITHMS}"
+            )
 
     def _requests(self, n: int, d: int, X: Any = None) -> list[Request]:
-        """Return what is asked of n rows of d elements: once, or for each start where ``init`` is a function of X."""
+        """Return what is asked of n rows of d elements: once, or for each start where ``init`` is a function
+        of X."""
         k, seed = as_integer(self.n_clusters), seed_of(self.random_state)
         if k is not None and n < k:
             raise ValueError(f"n_samples={n} should be >= n_clusters={k}.")
         asked = (self.n_clusters, self.n_init, self.max_iter, self.tol, seed, self.metric)
-        k, max_iter, seed = check_request("KMeans", n, d, *asked, k_name="n_clusters", seed_name="random_state")
+        k, max_iter, seed = check_request(
+            "KMeans", n, d, *asked, k_name="n_clusters", seed_name="random_state"
+        )
         if k == 1 and self.algorithm == "elkan":
-            warnings.warn("algorithm='elkan' doesn't make sense for a single cluster. Using 'lloyd' instead.", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                "algorithm='elkan' doesn't make sense for a single cluster. Using 'lloyd' instead.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         request = Request("given", None, k, seed, 1, max_iter, float(self.tol))
         if isinstance(self.init, str):
             check_method("KMeans", self.init)
@@ -250,10 +289,13 @@ class KMeans(TakesRows, ClusteringEstimator):
             state = self.random_state
             state = state if isinstance(state, np.random.RandomState) else np.random.RandomState(seed % 2**32)
             runs = 10 if self.n_init == "auto" else int(self.n_init)
-            return [request._replace(given=_given(self.init(X, k, random_state=state), k, d)) for _ in range(runs)]
+            return [
+                request._replace(given=_given(self.init(X, k, random_state=state), k, d)) for _ in range(runs)
+            ]
         if self.n_init != "auto" and int(self.n_init) > 1:
             warnings.warn(
-                f"Explicit initial center position passed: performing only one init in KMeans instead of n_init={self.n_init}.",
+                "Explicit initial center position passed: performing only one init in KMeans instead of"
+                f" n_init={self.n_init}.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -267,13 +309,27 @@ class KMeans(TakesRows, ClusteringEstimator):
         init = asked.method if asked.given is None else asked.given.to(x.device)
         n_init, max_iter, tol, seed, metric = asked.n_init, asked.max_iter, asked.tol, asked.seed, self.metric
         with _in_words_of_the_estimator():
-            found = kmeans(x, asked.k, weights=weights, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=seed, metric=metric)
+            found = kmeans(
+                x,
+                asked.k,
+                weights=weights,
+                init=init,
+                n_init=n_init,
+                max_iter=max_iter,
+                tol=tol,
+                seed=seed,
+                metric=metric,
+            )
         if bool(found.inertia.isnan()):  # on a GPU it does not look
             raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         return found
 
     def _cluster_blocks(
-        self, blocks: Blocks, weights: torch.Tensor | None, asked: Request | Callable[[int, int], Request], group: Any = None
+        self,
+        blocks: Blocks,
+        weights: torch.Tensor | None,
+        asked: Request | Callable[[int, int], Request],
+        group: Any = None,
     ) -> Found:
         def request(n: int, d: int) -> Request:
             wanted = asked(n, d) if callable(asked) else asked
@@ -291,7 +347,9 @@ class KMeans(TakesRows, ClusteringEstimator):
         with _in_words_of_the_estimator():
             return SparseRows(X, self.metric == "cosine")
 
-    def _sparse_fitted(self, X: Any, answer: Callable[[SparseRows, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _sparse_fitted(
+        self, X: Any, answer: Callable[[SparseRows, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
         """Return what is asked of the rows of a sparse matrix and the centers of the fit."""
         self._check_fitted()
         source = source_of("KMeans", X)
@@ -317,7 +375,8 @@ class KMeans(TakesRows, ClusteringEstimator):
         used, k = int((counts > 0).sum()), len(counts)
         if used < k:
             warnings.warn(
-                f"Number of distinct clusters ({used}) found smaller than n_clusters ({k}). Possibly due to duplicate points in X.",
+                f"Number of distinct clusters ({used}) found smaller than n_clusters ({k}). Possibly due to"
+                " duplicate points in X.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -330,7 +389,8 @@ class KMeans(TakesRows, ClusteringEstimator):
             return back(_joined([kmeans_distances(block, centres) for block in blocks]))
 
     def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
-        """Rows as the fit saw them, in blocks, the centres in their dtype, and the way back to the caller's kind."""
+        """Rows as the fit saw them, in blocks, the centres in their dtype, and the way back to the caller's
+        kind."""
         self._check_fitted()
         source = source_of("KMeans", X)
         if source is None:
@@ -348,7 +408,9 @@ class KMeans(TakesRows, ClusteringEstimator):
         """Return rows as they are compared; rows that are not finite stay so."""
         return unit_rows(x.to(centre_dtype(x))) if self.metric == "cosine" else x.detach()
 
-    def _weights(self, sample_weight: Any, n: int | None, device: torch.device | str = "cpu") -> torch.Tensor | None:
+    def _weights(
+        self, sample_weight: Any, n: int | None, device: torch.device | str = "cpu"
+    ) -> torch.Tensor | None:
         if sample_weight is None:
             return None
         if isinstance(sample_weight, (int, float)):
@@ -356,19 +418,28 @@ class KMeans(TakesRows, ClusteringEstimator):
         weights = numbers("KMeans", "sample_weight", sample_weight).to(device)
         if n is not None and tuple(weights.shape) != (n,):
             raise ValueError(f"KMeans: sample_weight must have shape [{n}], got {list(weights.shape)}")
-        if not bool((weights >= 0).all() and (weights <= 2.0**1000).all() and (n is None or bool((weights > 0).any()))):
-            raise ValueError("KMeans: sample_weight must be finite (at most 2^1000), not negative and not all zero")
+        if not bool(
+            (weights >= 0).all() and (weights <= 2.0**1000).all() and (n is None or bool((weights > 0).any()))
+        ):
+            raise ValueError(
+                "KMeans: sample_weight must be finite (at most 2^1000), not negative and not all zero"
+            )
         return weights
 
 
 def _given(init: Any, k: int, d: int) -> torch.Tensor:
-    """Return the centers that a caller gives, [k, d] float64; ValueError, in scikit-learn's words, for another shape."""
+    """Return the centers that a caller gives, [k, d] float64; ValueError, in scikit-learn's words, for
+    another shape."""
     given = numbers("KMeans", "init", init)
     shape = tuple(given.shape)
     if len(shape) != 2 or shape[0] != k:
-        raise ValueError(f"The shape of the initial centers {shape} does not match the number of clusters {k}.")
+        raise ValueError(
+            f"The shape of the initial centers {shape} does not match the number of clusters {k}."
+        )
     if shape[1] != d:
-        raise ValueError(f"The shape of the initial centers {shape} does not match the number of features of the data {d}.")
+        raise ValueError(
+            f"The shape of the initial centers {shape} does not match the number of features of the data {d}."
+        )
     return given
 
 

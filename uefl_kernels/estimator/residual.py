@@ -1,4 +1,5 @@
-"""``ResidualKMeans``: a k-means of what the k-means before it leaves, and so codes of several levels for every row."""
+"""``ResidualKMeans``: a k-means of what the k-means before it leaves, and so codes of several levels for
+every row."""
 
 from __future__ import annotations
 
@@ -48,10 +49,12 @@ def collision_report(codes: Any) -> CollisionReport:
         counts = np.unique(codes, axis=0, return_counts=True)[1]
         len(codes), len(counts), counts[counts > 1].sum(), counts.max(), tuple(len(np.unique(level)) for level in codes.T)
     """
-    codes = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(np.asarray(codes))  # whatever the default device
+    # whatever the default device
+    codes = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(np.asarray(codes))
     if codes.dim() != 2 or 0 in codes.shape:
         raise ValueError(
-            f"collision_report: codes must have shape [n_samples, n_levels] with at least one of each, got {list(codes.shape)}"
+            "collision_report: codes must have shape [n_samples, n_levels] with at least one of each, got"
+            f" {list(codes.shape)}"
         )
     counts = codes.unique(dim=0, return_counts=True)[1]
     used = tuple(len(level.unique()) for level in codes.T)
@@ -59,20 +62,24 @@ def collision_report(codes: Any) -> CollisionReport:
 
 
 class ResidualKMeans(TakesRows, Estimator):
-    """Codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of what the levels before it leave.
+    """Codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of what the
+    levels before it leave.
 
-    Takes NumPy arrays, what becomes one, or torch tensors, and gives back the same kind; sparse matrices are made dense, since what a
-    level leaves is. The same data and seed give the same bits.
+    Takes NumPy arrays, what becomes one, or torch tensors, and gives back the same kind; sparse matrices are
+    made dense, since what a level leaves is. The same data and seed give the same bits.
 
     Args:
         n_levels: how many levels.
         n_clusters: how many codes a level has.
-        init, n_init, max_iter, tol, random_state: of the k-means of every level; see :class:`KMeans`. ``init`` is a name here.
-        balanced: whether in ``fit`` no code of a level is given to more than ceil(n_samples / n_clusters) rows, and later levels
-            work on what that leaves. The assignment is stable: no row is nearer to a centre that holds a row farther from it.
+        init, n_init, max_iter, tol, random_state: of the k-means of every level; see :class:`KMeans`.
+        ``init`` is a name here.
+        balanced: whether in ``fit`` no code of a level is given to more than ceil(n_samples / n_clusters)
+            rows, and later levels work on what that leaves. The assignment is stable: no row is nearer to a
+            centre that holds a row farther from it.
 
     Attributes (after ``fit``):
-        codebooks_: ``[n_levels, n_clusters, n_features]``, float32 for float32 and half-precision data, float64 for all else.
+        codebooks_: ``[n_levels, n_clusters, n_features]``, float32 for float32 and half-precision data,
+            float64 for all else.
         codes_: ``[n_samples, n_levels]`` int64. Without ``balanced`` they are ``predict(X)``.
         inertia_: ``[n_levels]`` float64, the sum of the squares that is left after each level.
         n_features_in_, feature_names_in_: as in scikit-learn.
@@ -81,7 +88,8 @@ class ResidualKMeans(TakesRows, Estimator):
         TypeError, ValueError: as :class:`KMeans`.
         AttributeError: (by what needs a fit) there was none.
 
-    Source: Chen, Guan & Wang 2010, "Approximate nearest neighbor search by residual vector quantization"; semantic IDs: Rajput et al.
+    Source: Chen, Guan & Wang 2010, "Approximate nearest neighbor search by residual vector quantization";
+        semantic IDs: Rajput et al.
     2023, "Recommender systems with generative retrieval"; stable assignment: Gale & Shapley 1962.
 
     Equivalent to (not balanced)::
@@ -122,19 +130,34 @@ class ResidualKMeans(TakesRows, Estimator):
         self.balanced = balanced
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ResidualKMeans:
-        """Make the codebooks from the rows of X ``[n_samples, n_features]``, and their codes; ``y`` is ignored. Returns self."""
+        """Make the codebooks from the rows of X ``[n_samples, n_features]``, and their codes; ``y`` is
+        ignored. Returns self."""
         self._validate_params()
         if not isinstance(self.init, str):
-            raise TypeError("ResidualKMeans: init must be the name of a seeding; centres of one level are none of the next")
+            raise TypeError(
+                "ResidualKMeans: init must be the name of a seeding; centres of one level are none of the"
+                " next"
+            )
         if not isinstance(self.n_levels, (int, np.integer)) or self.n_levels < 1:
             raise ValueError(f"ResidualKMeans: n_levels must be an int of at least 1, got {self.n_levels!r}")
         x, back = self._rows(X, fitting=True)
         rest = _wide(x)
-        weights = None if sample_weight is None else numbers("ResidualKMeans", "sample_weight", sample_weight).to(x.device)
+        weights = (
+            None
+            if sample_weight is None
+            else numbers("ResidualKMeans", "sample_weight", sample_weight).to(x.device)
+        )
         seed = seed_of(self.random_state)
         books, codes, left = [], [], []
         for _ in range(self.n_levels):
-            level = KMeans(self.n_clusters, init=self.init, n_init=self.n_init, max_iter=self.max_iter, tol=self.tol, random_state=seed)
+            level = KMeans(
+                self.n_clusters,
+                init=self.init,
+                n_init=self.n_init,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                random_state=seed,
+            )
             level.fit(rest, sample_weight=weights)
             centres = level.cluster_centers_
             labels = balanced_labels(rest, centres) if self.balanced else level.labels_
@@ -152,7 +175,8 @@ class ResidualKMeans(TakesRows, Estimator):
         return self.fit(X, sample_weight=sample_weight).codes_
 
     def predict(self, X: Any) -> Any:
-        """Codes ``[n_samples, n_levels]`` int64: of each level the nearest centre to what the levels before it leave."""
+        """Codes ``[n_samples, n_levels]`` int64: of each level the nearest centre to what the levels before
+        it leave."""
         self._check_fitted()
         x, back = self._rows(X, fitting=False)
         if not bool(torch.isfinite(x).all()):
@@ -165,12 +189,15 @@ class ResidualKMeans(TakesRows, Estimator):
         return back(torch.stack(codes, 1))
 
     def decode(self, codes: Any) -> Any:
-        """The sum of the centres of codes ``[n_samples, n_levels]``: rows ``[n_samples, n_features]``, of the kind of ``codebooks_``."""
+        """The sum of the centres of codes ``[n_samples, n_levels]``: rows ``[n_samples, n_features]``, of the
+        kind of ``codebooks_``."""
         self._check_fitted()
         books = rows_like(self.codebooks_)
         index = torch.as_tensor(codes, device=books.device)
         if index.dim() != 2 or index.shape[1] != len(books):
-            raise ValueError(f"ResidualKMeans: codes must have shape [n_samples, {len(books)}], got {list(index.shape)}")
+            raise ValueError(
+                f"ResidualKMeans: codes must have shape [n_samples, {len(books)}], got {list(index.shape)}"
+            )
         if index.is_floating_point() or bool(((index < 0) | (index >= books.shape[1])).any()):
             raise ValueError(f"ResidualKMeans: codes must be whole numbers from 0 to {books.shape[1] - 1}")
         rows = sum(book[index[:, level]] for level, book in enumerate(books))
@@ -193,17 +220,20 @@ def rows_like(codebooks: Any) -> torch.Tensor:
 
 
 def balanced_labels(rows: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """Labels [n] that give no centre more than ceil(n / k) of the rows [n, d]: rows ask, centres keep the nearest, the first of equals.
+    """Labels [n] that give no centre more than ceil(n / k) of the rows [n, d]: rows ask, centres keep the
+    nearest, the first of equals.
 
-    A row asks the nearest centre that would keep it, until all are kept. What a full centre keeps only comes nearer, so a centre that
-    refused a row need not be asked again.
+    A row asks the nearest centre that would keep it, until all are kept. What a full centre keeps only comes
+    nearer, so a centre that refused a row need not be asked again.
     """
     n, k = len(rows), len(centres)
     room = -(-n // k)
     wide = centres.double()
     labels = torch.full((n,), -1, device=rows.device)
-    kept = torch.full((n,), torch.inf, dtype=torch.float64, device=rows.device)  # distance to the centre of each row
-    worst = torch.full((k,), torch.inf, dtype=torch.float64, device=rows.device)  # distance and number of the last row that a centre keeps
+    # distance to the centre of each row
+    kept = torch.full((n,), torch.inf, dtype=torch.float64, device=rows.device)
+    # distance and number of the last row that a centre keeps
+    worst = torch.full((k,), torch.inf, dtype=torch.float64, device=rows.device)
     last = torch.full((k,), n, device=rows.device)
     free = torch.arange(n, device=rows.device)
     while len(free) > 0:

@@ -1,4 +1,5 @@
-"""Layers on the ops: quantizers that replace vector-quantize-pytorch's, ``ExtensibleCodebook``, ``MCDropout``."""
+"""Layers on the ops: quantizers that replace vector-quantize-pytorch's, ``ExtensibleCodebook``,
+``MCDropout``."""
 
 from ._losses import LossBreakdown
 from .extensible_codebook import ExtensibleCodebook

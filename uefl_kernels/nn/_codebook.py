@@ -1,7 +1,8 @@
-"""The codewords of a VQ layer and all that moves them besides a gradient: averages, revival, k-means, an affine map.
+"""The codewords of a VQ layer and all that moves them besides a gradient: averages, revival, k-means, an
+affine map.
 
-Nothing here waits for the device, except where ``kmeans_init`` reads the flag ``initted``: once after each change
-of it, and in the first batch where a mask or other processes take part.
+Nothing here waits for the device, except where ``kmeans_init`` reads the flag ``initted``: once after each
+change of it, and in the first batch where a mask or other processes take part.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from ._shared import Float32Module, absent, by_book, fixed, no_autocast, no_torc
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-_BROKEN = "VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or replace those rows, or mask them"
+_BROKEN = (
+    "VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or replace those"
+    " rows, or mask them"
+)
 _OF_BATCH = ("batch_mean", "batch_variance")
 _OF_CODES = ("codebook_mean", "codebook_variance")
 
 
 class Codebook(Float32Module):
-    """``[h, K, d]`` codewords, h = 1 where all heads share them, with the attributes and state of the peer's class.
+    """``[h, K, d]`` codewords, h = 1 where all heads share them, with the attributes and state of the peer's
+    class.
 
-    The arguments are those of :class:`VectorQuantize`. Plain attributes may be set later and then hold for the
-    next call; setting a property that is fixed raises AttributeError.
+    The arguments are those of :class:`VectorQuantize`. Plain attributes may be set later and then hold for
+    the next call; setting a property that is fixed raises AttributeError.
     """
 
     initted: torch.Tensor
@@ -99,10 +104,11 @@ class Codebook(Float32Module):
         counts = torch.zeros(num_codebooks, codebook_size, dtype=torch.int64)
         self.register_buffer("counts", counts, persistent=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
-        # Counts and sums of batches that wait for the next. DistributedDataParallel would overwrite buffers by those
-        # of one process.
+        # Counts and sums of batches that wait for the next. DistributedDataParallel would overwrite buffers
+        # by those of one process.
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._known: tuple[torch.Tensor, int] | None = None  # `initted` and its version when it was last seen True
+        # `initted` and its version when it was last seen True
+        self._known: tuple[torch.Tensor, int] | None = None
         self._begun = False  # whether `initted` was ever seen True, or loaded as False with codewords
         self.memory = Memory()
 
@@ -114,21 +120,30 @@ class Codebook(Float32Module):
         )
 
     def forward(self, x: torch.Tensor, step: Callable[..., Any], *args: Any) -> Any:
-        """Return ``step(x, *args)``, a step of the layer: hooks of this module run around all that uses its tensors."""
+        """Return ``step(x, *args)``, a step of the layer: hooks of this module run around all that uses its
+        tensors."""
         if self.embed_avg.dtype in (torch.float16, torch.bfloat16):
             self._restore_float32()
         return step(x, *args)
 
-    # --- what is fixed when the layer is made ------------------------------------------------------------------------
+    # --- what is fixed when the layer is made --------------------------------------------------------------
 
     num_codebooks = fixed("num_codebooks", lambda layer: layer.embed.shape[0], "h.")
     codebook_size = fixed("codebook_size", lambda layer: layer.embed.shape[1], "K.")
-    learnable_codebook = fixed("learnable_codebook", lambda layer: "embed" not in layer._buffers, "Whether the codewords are a parameter.")
+    learnable_codebook = fixed(
+        "learnable_codebook",
+        lambda layer: "embed" not in layer._buffers,
+        "Whether the codewords are a parameter.",
+    )
     use_cosine_sim = fixed(
-        "use_cosine_sim", lambda layer: layer._use_cosine_sim, "Whether codewords have length 1 and are compared by the angle."
+        "use_cosine_sim",
+        lambda layer: layer._use_cosine_sim,
+        "Whether codewords have length 1 and are compared by the angle.",
     )
     affine_param = fixed(
-        "affine_param", lambda layer: layer._affine_param, "Whether the codewords follow the mean and variance of the batches."
+        "affine_param",
+        lambda layer: layer._affine_param,
+        "Whether the codewords follow the mean and variance of the batches.",
     )
     has_dead_code_replacement = fixed(
         "has_dead_code_replacement",
@@ -148,7 +163,7 @@ class Codebook(Float32Module):
         """The metric of the search."""
         return "cosine" if self.use_cosine_sim else "l2"
 
-    # --- the codewords -----------------------------------------------------------------------------------------------
+    # --- the codewords -------------------------------------------------------------------------------------
 
     @property
     def codes(self) -> torch.Tensor:
@@ -173,32 +188,41 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def assign(self, codes: torch.Tensor) -> None:
-        """Set the codewords ``[h, K, d]`` and their averages: the next step moves them from there, k-means leaves them."""
+        """Set the codewords ``[h, K, d]`` and their averages: the next step moves them from there, k-means
+        leaves them."""
         self._require_whole()
         self.embed.copy_(codes)
         self.embed_avg.copy_(codes * self.cluster_size.unsqueeze(-1))
         self.initted.fill_(True)
 
     def _require_whole(self) -> None:
-        """Raise RuntimeError where FSDP shards the codewords: what the layer writes into them in a pass would be lost."""
+        """Raise RuntimeError where FSDP shards the codewords: what the layer writes into them in a pass would
+        be lost."""
         if "embed" in vars(self):  # where FSDP puts a view of its flat parameter
             raise RuntimeError(
-                "VectorQuantize: FSDP shards the codewords, and what this layer writes into them (k-means, averages, revival) would be"
-                " lost; give FSDP ignored_states=list(layer._codebook.parameters())"
+                "VectorQuantize: FSDP shards the codewords, and what this layer writes into them (k-means,"
+                " averages, revival) would be lost; give FSDP"
+                " ignored_states=list(layer._codebook.parameters())"
             )
 
     def _restore_float32(self) -> None:
-        """Make float buffers float32 again that were cast behind the module: averages do not move in half precision."""
-        cast = [(name, buffer) for name, buffer in self.named_buffers(recurse=False) if buffer.dtype in (torch.float16, torch.bfloat16)]
+        """Make float buffers float32 again that were cast behind the module: averages do not move in half
+        precision."""
+        cast = [
+            (name, buffer)
+            for name, buffer in self.named_buffers(recurse=False)
+            if buffer.dtype in (torch.float16, torch.bfloat16)
+        ]
         for _, buffer in cast:
             buffer.data = buffer.data.float()
         warnings.warn(
-            f"VectorQuantize: {', '.join(name for name, _ in cast)} were rounded to half precision, as by buffer_dtype of FSDP, and are"
-            " float32 again; keep them by ignored_modules=[layer._codebook] or buffer_dtype=torch.float32",
+            f"VectorQuantize: {', '.join(name for name, _ in cast)} were rounded to half precision, as by"
+            " buffer_dtype of FSDP, and are float32 again; keep them by ignored_modules=[layer._codebook] or"
+            " buffer_dtype=torch.float32",
             stacklevel=2,
         )
 
-    # --- moving averages ---------------------------------------------------------------------------------------------
+    # --- moving averages -----------------------------------------------------------------------------------
 
     def tracks(self, ema: bool | None = None) -> bool:
         """Whether training needs the counts and sums of a batch."""
@@ -216,15 +240,17 @@ class Codebook(Float32Module):
         accumulate: bool = False,
         ema: bool | None = None,
     ) -> None:
-        """Move the averages towards this batch, the codewords with them, and put dead codewords onto rows of x.
+        """Move the averages towards this batch, the codewords with them, and put dead codewords onto rows of
+        x.
 
         Args:
             counts: ``[h, K]``, of the rows where the mask is True.
-            sums: ``[h, K, d]``, likewise. A codeword that got a row of NaN, and so has a sum of NaN, sits this step out.
+            sums: ``[h, K, d]``, likewise. A codeword that got a row of NaN, and so has a sum of NaN, sits
+                this step out.
             x: ``[..., heads * d]``, the rows that were quantized.
             mask: ``[...]`` bool, or None.
-            weight: of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of sums and
-                sizes that returns it.
+            weight: of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of
+                sums and sizes that returns it.
             accumulate: only add the batch to the next one that does not accumulate.
             ema: overrides ``ema_update``.
         """
@@ -263,7 +289,8 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def update_ema(self) -> None:
-        """Set codewords to sums / sizes, with Laplace smoothing; ``manual_ema_update`` leaves the call to the caller."""
+        """Set codewords to sums / sizes, with Laplace smoothing; ``manual_ema_update`` leaves the call to the
+        caller."""
         self._require_whole()
         total = self.cluster_size.sum(-1, keepdim=True)
         size = (self.cluster_size + self.eps) / (total + self.cluster_size.shape[-1] * self.eps) * total
@@ -280,7 +307,8 @@ class Codebook(Float32Module):
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
     ) -> None:
-        """Update as if ``embed_ind`` ``[..., heads]`` had been chosen for x ``[..., heads * d]``; -1 counts for codeword 0."""
+        """Update as if ``embed_ind`` ``[..., heads]`` had been chosen for x ``[..., heads * d]``; -1 counts
+        for codeword 0."""
         if not self.tracks(ema_update):
             return
         heads = x.shape[-1] // self.embed.shape[-1]
@@ -288,11 +316,13 @@ class Codebook(Float32Module):
         codes = self.codes[0] if self.num_codebooks == 1 else self.codes
         kept = (x, chosen) if mask is None else (x[mask], chosen[mask])
         counts, sums = tally(kept[0], codes, kept[1])
-        self.update(counts, sums, x, mask, weight=ema_update_weight, accumulate=accum_ema_update, ema=ema_update)
+        self.update(
+            counts, sums, x, mask, weight=ema_update_weight, accumulate=accum_ema_update, ema=ema_update
+        )
 
     update_ema_indices = update_indices
 
-    # --- revival of dead codewords -----------------------------------------------------------------------------------
+    # --- revival of dead codewords -------------------------------------------------------------------------
 
     @torch.no_grad()
     def expire(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
@@ -304,7 +334,9 @@ class Codebook(Float32Module):
         """Put dead codewords onto rows of ``[h, ..., d]``, in training."""
         self.expire(_heads_last(batch_samples), seq_mask)
 
-    def replace(self, batch_samples: torch.Tensor, batch_mask: torch.Tensor, seq_mask: torch.Tensor | None = None) -> None:
+    def replace(
+        self, batch_samples: torch.Tensor, batch_mask: torch.Tensor, seq_mask: torch.Tensor | None = None
+    ) -> None:
         """Put the codewords where ``batch_mask`` ``[h, K]`` is True onto rows of ``[h, ..., d]``."""
         self._replace(self.scaled(_heads_last(batch_samples)), batch_mask, seq_mask)
 
@@ -317,10 +349,12 @@ class Codebook(Float32Module):
         return self.cluster_size < self.threshold_ema_dead_code
 
     def _offer(self, x: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-        """Make this process's share of K places: ``[h, K, 1]`` taken, ``[h, K, 1]`` priority, ``[h, K, d]`` rows of x.
+        """Make this process's share of K places: ``[h, K, 1]`` taken, ``[h, K, 1]`` priority, ``[h, K, d]``
+        rows of x.
 
-        The places are dealt to the processes in turn. The sum over processes is the offer of all of them, and each
-        gives as many rows as it has places, or all it has. Rows are distinct and spread evenly over the batch.
+        The places are dealt to the processes in turn. The sum over processes is the offer of all of them, and
+        each gives as many rows as it has places, or all it has. Rows are distinct and spread evenly over the
+        batch.
         """
         books, k, d = self.embed.shape
         dtype = self.embed.dtype
@@ -346,12 +380,16 @@ class Codebook(Float32Module):
         taken = taken & found.isfinite().all(-1)  # one broken row must not break a codeword for good
         found = found.masked_fill(~taken.unsqueeze(-1), 0)
         place = torch.arange(k, device=x.device)
-        mine = ((place + self.steps) % world == rank).unsqueeze(-1)  # in turn: no codeword depends on one process
+        # in turn: no codeword depends on one process
+        mine = ((place + self.steps) % world == rank).unsqueeze(-1)
         turn = place // world
         return [taken[:, turn].unsqueeze(-1) * mine, priority, found[:, turn] * mine]
 
-    def _revive(self, dead: torch.Tensor, taken: torch.Tensor, priority: torch.Tensor, rows: torch.Tensor) -> None:
-        """Put the dead codewords ``[h, K]``, in random order, onto the rows that are offered; with too few rows the rest wait."""
+    def _revive(
+        self, dead: torch.Tensor, taken: torch.Tensor, priority: torch.Tensor, rows: torch.Tensor
+    ) -> None:
+        """Put the dead codewords ``[h, K]``, in random order, onto the rows that are offered; with too few
+        rows the rest wait."""
         self._require_whole()
         size = self.reset_cluster_size or self.threshold_ema_dead_code
         held = taken.squeeze(-1) > 0
@@ -364,10 +402,11 @@ class Codebook(Float32Module):
         self.embed.copy_(torch.where(revived, new, self.embed))
         self.embed_avg.copy_(torch.where(revived, new * size, self.embed_avg))
 
-    # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) --------------------------------
+    # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) ----------------------
 
     def _register_statistics(self) -> None:
-        """Add the statistics of ``affine_param`` to the state, with the peer's names; those of the batch come with the first one."""
+        """Add the statistics of ``affine_param`` to the state, with the peer's names; those of the batch come
+        with the first one."""
         for name in _OF_BATCH:
             self.register_buffer(name, None)
         for name in _OF_CODES if self.affine_param else ():
@@ -376,7 +415,8 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Move the statistics towards those of the codewords and of the rows ``[..., heads * d]`` where the mask is True."""
+        """Move the statistics towards those of the codewords and of the rows ``[..., heads * d]`` where the
+        mask is True."""
         embed = self.embed.detach()
         of_codes = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
         decay = self.affine_param_codebook_decay
@@ -401,17 +441,19 @@ class Codebook(Float32Module):
 
     def _ratio(self) -> torch.Tensor:
         """Standard deviation of the codewords by that of the batches."""
-        ratio: torch.Tensor = self.codebook_variance.clamp(min=1e-5).sqrt() / self.batch_variance.clamp(min=1e-5).sqrt()
+        ratio: torch.Tensor = (
+            self.codebook_variance.clamp(min=1e-5).sqrt() / self.batch_variance.clamp(min=1e-5).sqrt()
+        )
         return ratio
 
-    # --- k-means of the first batch ----------------------------------------------------------------------------------
+    # --- k-means of the first batch ------------------------------------------------------------------------
 
     @property
     def waiting(self) -> bool:
         """Whether k-means may still have to come: the value of the buffer ``initted``, whoever wrote it.
 
-        Where the host cannot ask (in a graph, on fake tensors) the answer is True for every buffer that it has not
-        seen to be True; :meth:`initialize` then leaves a codebook alone that has begun.
+        Where the host cannot ask (in a graph, on fake tensors) the answer is True for every buffer that it
+        has not seen to be True; :meth:`initialize` then leaves a codebook alone that has begun.
         """
         if not self.kmeans_init:
             return False
@@ -436,7 +478,8 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Run k-means on the rows ``[..., heads * d]`` of the first batch, for a codebook that is ``waiting``.
+        """Run k-means on the rows ``[..., heads * d]`` of the first batch, for a codebook that is
+        ``waiting``.
 
         A batch without a single row, over all processes, leaves it to the next one.
         """
@@ -461,11 +504,13 @@ class Codebook(Float32Module):
             self.initialize(self.scaled(_heads_last(data)), mask)
 
     def _kmeans(self, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return means ``[h, K, d]`` and sizes ``[h, K, 1]`` of the rows ``[..., heads * d]``; None without a row.
+        """Return means ``[h, K, d]`` and sizes ``[h, K, 1]`` of the rows ``[..., heads * d]``; None without a
+        row.
 
-        These are the peer's rounds, not those of ``kmeans``: an empty cluster stays where it is, cosine scales the
-        means and not the rows, there is no early end, and processes add up their sums in every round. One op does all
-        heads of a round. On the CPU a batch that is not finite, of any process, is refused.
+        These are the peer's rounds, not those of ``kmeans``: an empty cluster stays where it is, cosine
+        scales the means and not the rows, there is no early end, and processes add up their sums in every
+        round. One op does all heads of a round. On the CPU a batch that is not finite, of any process, is
+        refused.
         """
         books, k, d = self.embed.shape
         shared = self.use_ddp and self.sync_kmeans
@@ -486,7 +531,7 @@ class Codebook(Float32Module):
             means = torch.where(counts > 0, self.scaled(sums / counts.clamp(min=1)), means)
         return means, counts
 
-    # --- state -------------------------------------------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Codebook:
         known = self._known is not None and self._known[0] is self.initted
@@ -514,7 +559,8 @@ class Coder(nn.Module):
     __prepare_scriptable__ = no_torchscript
 
     def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Return the indices of x as ``forward`` does in evaluation mode, and leave the layer as it is, in training too.
+        """Return the indices of x as ``forward`` does in evaluation mode, and leave the layer as it is, in
+        training too.
 
         Args:
             x: as for ``forward``.
@@ -537,9 +583,14 @@ class Coder(nn.Module):
 def _undisturbed(layer: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode without gradients; modes and counts are as before at the end."""
     modes = [(module, module.training) for module in layer.modules()]
-    counted = [(module.counts, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)]
+    counted = [
+        (module.counts, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)
+    ]
     if any(isinstance(module, Codebook) and module.waiting for module, _ in modes):
-        raise RuntimeError(f"{type(layer).__name__}: the codebook waits for k-means of its first batch; call the layer once first")
+        raise RuntimeError(
+            f"{type(layer).__name__}: the codebook waits for k-means of its first batch; call the layer once"
+            " first"
+        )
     try:
         layer.eval()
         with torch.no_grad():
@@ -552,7 +603,8 @@ def _undisturbed(layer: nn.Module) -> Iterator[None]:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Return how often the tensor was written; -1 where that is not known, of inference tensors and in a compiled graph."""
+    """Return how often the tensor was written; -1 where that is not known, of inference tensors and in a
+    compiled graph."""
     return -1 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
@@ -562,10 +614,11 @@ def _heads_last(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw up to ``places`` distinct numbers below ``rows`` (a scalar tensor), ``[books, places]``, and flag the valid ones.
+    """Draw up to ``places`` distinct numbers below ``rows`` (a scalar tensor), ``[books, places]``, and flag
+    the valid ones.
 
-    One is drawn in each of min(rows, places) equal parts: the work does not grow with the number of rows, as a
-    permutation's would.
+    One is drawn in each of min(rows, places) equal parts: the work does not grow with the number of rows, as
+    a permutation's would.
     """
     parts = rows.clamp(max=places)
     taken = (torch.arange(places, device=rows.device) < parts).expand(books, places)

@@ -7,7 +7,8 @@ import torch.distributed as dist
 
 
 def rank_and_size(shared: bool = True) -> tuple[int, int]:
-    """This process's rank and the number of processes; (0, 1) without a process group, or where nothing is shared."""
+    """This process's rank and the number of processes; (0, 1) without a process group, or where nothing is
+    shared."""
     if shared and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -23,10 +24,11 @@ def all_reduce(parts: list[torch.Tensor], shared: bool = True) -> list[torch.Ten
 
 
 def sample_rows(rows: torch.Tensor, count: int, shared: bool = True) -> torch.Tensor | None:
-    """``[h, count, d]`` rows of ``[h, n, d]``, drawn from the rows of all processes and the same on each of them.
+    """``[h, count, d]`` rows of ``[h, n, d]``, drawn from the rows of all processes and the same on each of
+    them.
 
-    They are distinct where there are enough. None when no process has a row. A process gives in proportion to what it has;
-    several of them wait for the device, once, to know that.
+    They are distinct where there are enough. None when no process has a row. A process gives in proportion to
+    what it has; several of them wait for the device, once, to know that.
     """
     rank, world = rank_and_size(shared)
     ends = [0, rows.shape[1]]

@@ -36,7 +36,8 @@ def cross_entropy(near: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temperature: float) -> torch.Tensor:
-    """Negative entropy of the assignment probabilities softmax(near * temperature), averaged over the batch per position.
+    """Negative entropy of the assignment probabilities softmax(near * temperature), averaged over the batch
+    per position.
 
     As in the peer, each of the ``length`` positions of a sequence is to use all codewords.
 
@@ -52,11 +53,15 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     weight = torch.ones_like(share[..., :1]) if kept is None else kept.reshape(-1, length, 1).to(share.dtype)
     share = (share * weight).sum(0) / weight.sum(0).clamp(min=1)
     used = weight.amax(0).squeeze(-1)
-    loss: torch.Tensor = ((share * share.clamp(min=1e-5).log()).sum(-1) * used).sum() / used.sum().clamp(min=1)
+    loss: torch.Tensor = ((share * share.clamp(min=1e-5).log()).sum(-1) * used).sum() / used.sum().clamp(
+        min=1
+    )
     return loss
 
 
-def orthogonal(codes: torch.Tensor, counts: torch.Tensor, active_only: bool, max_codes: int | None) -> torch.Tensor:
+def orthogonal(
+    codes: torch.Tensor, counts: torch.Tensor, active_only: bool, max_codes: int | None
+) -> torch.Tensor:
     """Mean square of the cosines of codewords ``[h, K, d]`` (Shin et al. 2021, eq. 2).
 
     Args:

@@ -1,4 +1,5 @@
-"""Find the dropouts of a model, switch them on, put others before modules, and cut the model before the first of them."""
+"""Find the dropouts of a model, switch them on, put others before modules, and cut the model before the first
+of them."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 _F = nn.functional
 _FUNCTIONS: dict[Any, str] = dict.fromkeys(  # and their argument that switches them on
-    (_F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout), "training"
-) | dict.fromkeys((torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout), "train")
+    (_F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout),
+    "training",
+) | dict.fromkeys(
+    (torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout), "train"
+)
 _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"} | {
     _F.gelu: "gelu",
     _F.relu: "relu",
@@ -33,12 +37,15 @@ class Functional(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _FUNCTIONS:
-            self.called = True  # is only written here: a compiled model would be compiled again for each value that it reads
+            # is only written here: a compiled model would be compiled again for each value that it reads
+            self.called = True
             switch = _FUNCTIONS[function]
             bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
             _require_rate(function, bound.get("p"))
             if not bound["input"].is_floating_point():
-                raise TypeError(f"MCDropout: a dropout got a tensor of {bound['input'].dtype}, expected floating point")
+                raise TypeError(
+                    f"MCDropout: a dropout got a tensor of {bound['input'].dtype}, expected floating point"
+                )
             return function(**bound | {switch: self.training})
         return function(*args, **kwargs)
 
@@ -53,15 +60,23 @@ def drops(module: nn.Module) -> bool:
     rate: Any = 0.0
     if isinstance(module, _DropoutNd):
         rate = module.p
-    elif isinstance(module, nn.MultiheadAttention) or (isinstance(module, nn.RNNBase) and module.num_layers > 1):
+    elif isinstance(module, nn.MultiheadAttention) or (
+        isinstance(module, nn.RNNBase) and module.num_layers > 1
+    ):
         rate = module.dropout
     _require_rate(type(module), rate)
     return bool(rate > 0)
 
 
 def altered(module: nn.Module) -> bool:
-    """Whether a call does more than its class says: a hook may see or change what passes, or make the weight, as spectral_norm does."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    """Whether a call does more than its class says: a hook may see or change what passes, or make the weight,
+    as spectral_norm does."""
+    hooks = (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
     return any(hooks) or "forward" in vars(module)
 
 
@@ -74,7 +89,9 @@ def dropouts_on(model: nn.Module) -> Iterator[Functional]:
         model.eval()
         for module, _ in modes:
             # A transformer layer in evaluation mode takes a fast path without its dropouts.
-            transformer = isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer))
+            transformer = isinstance(
+                module, (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer)
+            )
             module.training = drops(module) or (transformer and any(map(drops, module.modules())))
         with functional:
             yield functional
@@ -109,11 +126,17 @@ def insertions(model: nn.Module, insert: float | Mapping[str, float] | None) -> 
     if not isinstance(insert, Mapping):
         linears = [name for name, module in named.items() if isinstance(module, nn.Linear)]
         if not linears:
-            raise ValueError("MCDropout: the model has no nn.Linear to put a dropout before; name a module: insert={name: rate}")
+            raise ValueError(
+                "MCDropout: the model has no nn.Linear to put a dropout before; name a module: insert={name:"
+                " rate}"
+            )
         insert = {linears[-1]: insert}
     for name, rate in insert.items():
         if name not in named:
-            raise ValueError(f"MCDropout: insert names {name!r}, which is no module of the model, expected one of {', '.join(named)[2:]}")
+            raise ValueError(
+                f"MCDropout: insert names {name!r}, which is no module of the model, expected one of"
+                f" {', '.join(named)[2:]}"
+            )
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
             raise ValueError(f"MCDropout: insert must be a rate in (0, 1), or {{name: rate}}, got {rate!r}")
     return {named[name]: rate for name, rate in insert.items()}
@@ -123,8 +146,8 @@ def not_called(model: nn.Module, module: nn.Module) -> str:
     """Why no dropout is before a module."""
     name = next(name for name, other in model.named_modules() if other is module)
     return (
-        f"MCDropout: the model never calls {type(module).__name__} {name!r} with a tensor as its first argument, so no dropout can be put "
-        "before it; name another module: insert={name: rate}"
+        f"MCDropout: the model never calls {type(module).__name__} {name!r} with a tensor as its first"
+        " argument, so no dropout can be put before it; name another module: insert={name: rate}"
     )
 
 
@@ -135,7 +158,9 @@ def inserted_before(model: nn.Module, rates: Mapping[nn.Module, float]) -> Itera
 
     def drop(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         called.update([module] if args else [])
-        return tuple(nn.functional.dropout(value, rates[module]) if i == 0 else value for i, value in enumerate(args))
+        return tuple(
+            nn.functional.dropout(value, rates[module]) if i == 0 else value for i, value in enumerate(args)
+        )
 
     handles = [module.register_forward_pre_hook(drop) for module in rates]
     try:
@@ -154,20 +179,23 @@ def no_dropout(model: nn.Module) -> str:
         if drops(module):
             kind = type(module).__name__
             return (
-                f"MCDropout: {kind} {name!r} is not reached in evaluation mode; call it whatever self.training is, it is switched on here"
+                f"MCDropout: {kind} {name!r} is not reached in evaluation mode; call it whatever"
+                " self.training is, it is switched on here"
             )
     return (
-        "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of F.scaled_dot_product_attention is not switched on) "
-        "or give insert=0.1"
+        "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of"
+        " F.scaled_dot_product_attention is not switched on) or give insert=0.1"
     )
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A head that mc_dropout_mlp can run: dropout, Linear, activation, dropout, ..., Linear, and perhaps a dropout."""
+    """A head that mc_dropout_mlp can run: dropout, Linear, activation, dropout, ..., Linear, and perhaps a
+    dropout."""
 
     linears: list[nn.Linear]
-    dropouts: list[nn.Dropout | float]  # before each Linear and after the last one; those of functions by their rates
+    # before each Linear and after the last one; those of functions by their rates
+    dropouts: list[nn.Dropout | float]
     activation: str
 
 
@@ -178,7 +206,8 @@ class Parts:
     prefix: fx.GraphModule  # arguments -> the values that the suffix takes
     suffix: fx.GraphModule
     chain: Chain | None
-    tensors: dict[str, Any]  # that the model's own forward reads, by name: prefix and suffix hold these very ones
+    # that the model's own forward reads, by name: prefix and suffix hold these very ones
+    tensors: dict[str, Any]
 
     def reads_from(self, model: nn.Module) -> bool:
         """Whether they still are the model's."""
@@ -186,7 +215,8 @@ class Parts:
 
 
 class _Tracer(fx.Tracer):
-    """Reads parameters and buffers where the graph runs; what a forward computes from them must be no constant."""
+    """Reads parameters and buffers where the graph runs; what a forward computes from them must be no
+    constant."""
 
     proxy_buffer_attributes = True
 
@@ -208,7 +238,8 @@ class _Tracer(fx.Tracer):
 
 
 def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts | None, str]:
-    """The parts, or None and why there are none; ``rates`` of dropouts before modules. Raises ValueError for a model without dropout."""
+    """The parts, or None and why there are none; ``rates`` of dropouts before modules. Raises ValueError for
+    a model without dropout."""
     modes = [(module, module.training) for module in model.modules()]
     tracer = _Tracer(rates)
     try:
@@ -222,12 +253,16 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts
             raise ValueError(not_called(model, module))
     random: set[fx.Node] = set()
     for node in graph.nodes:
-        if _draws(node, model) or (node.op != "output" and any(source in random for source in node.all_input_nodes)):
+        if _draws(node, model) or (
+            node.op != "output" and any(source in random for source in node.all_input_nodes)
+        ):
             random.add(node)
     output = next(node for node in graph.nodes if node.op == "output")
     if not any(source in random for source in output.all_input_nodes):
         raise ValueError(no_dropout(model))
-    taken = {source: None for node in (*random, output) for source in node.all_input_nodes if source not in random}
+    taken = {
+        source: None for node in (*random, output) for source in node.all_input_nodes if source not in random
+    }
     boundary = [node for node in graph.nodes if node in taken and node.op != "get_attr"]
 
     prefix, suffix = fx.Graph(), fx.Graph()
@@ -243,7 +278,10 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts
     prefix.output(tuple(first[node] for node in boundary))
     suffix.node_copy(output, second.__getitem__)
     chain = _chain([node for node in graph.nodes if node in random], boundary, output, model)
-    tensors = {name: _attribute(model, name) for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")}
+    tensors = {
+        name: _attribute(model, name)
+        for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")
+    }
     return Parts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
 
 
@@ -277,7 +315,9 @@ def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
         kind = node.target if module is None else type(module)
         functional = kind is _F.dropout
-        if node.args != (previous,) or not (functional or all(value in (False, "none") for value in node.kwargs.values())):
+        if node.args != (previous,) or not (
+            functional or all(value in (False, "none") for value in node.kwargs.values())
+        ):
             return None
         previous = node
         if module is not None and altered(module):
@@ -290,7 +330,12 @@ def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model
             linears.append(module)
             dropouts.append(pending)
             pending, activated = 0.0, False
-        elif kind in _ACTIVATIONS and not activated and pending == 0 and getattr(module, "approximate", "none") == "none":
+        elif (
+            kind in _ACTIVATIONS
+            and not activated
+            and pending == 0
+            and getattr(module, "approximate", "none") == "none"
+        ):
             activations.add(_ACTIVATIONS[kind])
             activated = True
         else:

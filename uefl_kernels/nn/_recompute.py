@@ -1,4 +1,5 @@
-"""Checkpointed regions run a layer twice: the second time it chooses from the codewords of the first, and updates nothing."""
+"""Checkpointed regions run a layer twice: the second time it chooses from the codewords of the first, and
+updates nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import torch
 class Memory:
     """The codewords before their update, of the forward passes that may be run again in a backward pass.
 
-    A pass may run again under hooks for saved tensors (non-reentrant checkpointing) or, without gradients, inside of
-    an autograd function (reentrant). A copy of its codewords is held as long as those hooks or that function's node
-    live, which end with the graph. A second run is known by being inside a backward pass, and by the shape of its
-    batch; where several have that shape, by the batch's sum, for which the host waits.
+    A pass may run again under hooks for saved tensors (non-reentrant checkpointing) or, without gradients,
+    inside of an autograd function (reentrant). A copy of its codewords is held as long as those hooks or that
+    function's node live, which end with the graph. A second run is known by being inside a backward pass, and
+    by the shape of its batch; where several have that shape, by the batch's sum, for which the host waits.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,9 @@ class Memory:
         if region is not None:
             for calls in self._calls.values():
                 calls[:] = (call for call in calls if not call[-1])
-            self._calls.setdefault(region, []).append([x.shape, x.detach().double().sum(), codes.detach(), False])
+            self._calls.setdefault(region, []).append(
+                [x.shape, x.detach().double().sum(), codes.detach(), False]
+            )
 
     def recall(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the codewords of the pass of which this is the second run; None in a first one."""
@@ -51,7 +54,8 @@ class Memory:
         if len(calls) > 1:
             total = x.detach().double().sum()
             apart = torch.stack([(call[1] - total).abs() for call in calls])
-            calls = [calls[int(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin())]]  # argmin would take NaN
+            # argmin would take NaN
+            calls = [calls[int(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin())]]
         calls[0][-1] = True
         codes: torch.Tensor = calls[0][2]
         return codes

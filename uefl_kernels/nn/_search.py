@@ -21,7 +21,8 @@ _BLOCK = 1 << 23  # elements of a block of rows x codewords
 
 
 class Sampling(NamedTuple):
-    """Draw a codeword with probability softmax(-distance / temperature); the gradient may follow those probabilities."""
+    """Draw a codeword with probability softmax(-distance / temperature); the gradient may follow those
+    probabilities."""
 
     temperature: float
     drawn: bool
@@ -52,7 +53,9 @@ def draw(near: torch.Tensor, sampling: Sampling, k: int | None = None) -> torch.
 
 
 @torch.no_grad()
-def draw_in_blocks(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, sampling: Sampling, k: int | None = None) -> torch.Tensor:
+def draw_in_blocks(
+    rows: torch.Tensor, codes: torch.Tensor, cosine: bool, sampling: Sampling, k: int | None = None
+) -> torch.Tensor:
     """As ``draw`` of the distances, with those of one block of rows in memory."""
     return _in_blocks(rows, codes, lambda x, c: draw(distances(x, c, cosine), sampling, k))
 
@@ -75,16 +78,20 @@ def nearest(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, k: int) -> to
         return found.gather(-1, score.argsort(dim=-1, stable=True))
 
     found = _in_blocks(rows, codes, rest)
-    others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)  # puts the first one behind all others
+    # puts the first one behind all others
+    others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
 
 
 def tally(x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count and sum the segments of x ``[..., D]`` for each of codes ``[K, d]`` or ``[S, K, d]``, as ``vq_with_sums`` does."""
+    """Count and sum the segments of x ``[..., D]`` for each of codes ``[K, d]`` or ``[S, K, d]``, as
+    ``vq_with_sums`` does."""
     x, codes = x.detach(), codes.detach()
     flat, d = flat_indices(codes, indices), codes.shape[-1]
     size = codes.shape[:-1].numel()
-    counts = torch.zeros(size, dtype=torch.int64, device=x.device).scatter_add_(0, flat, torch.ones_like(flat))
+    counts = torch.zeros(size, dtype=torch.int64, device=x.device).scatter_add_(
+        0, flat, torch.ones_like(flat)
+    )
     peaks = x.reshape(-1, d).double().abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest = peaks.new_zeros(size).scatter_reduce(0, flat, peaks, "amax")
     finite, shift = composed.fixed_point(largest, composed.expected_shift(codes, len(flat)), len(flat))
@@ -94,7 +101,9 @@ def tally(x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor) -> tuple[
     return counts.view(codes.shape[:-1]), sums.view(codes.shape)
 
 
-def _in_blocks(rows: torch.Tensor, codes: torch.Tensor, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _in_blocks(
+    rows: torch.Tensor, codes: torch.Tensor, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     def parts(x: torch.Tensor, c: torch.Tensor) -> Iterator[torch.Tensor]:
         for block in x.split(max(1, _BLOCK // len(c))):
             yield choose(block, c)

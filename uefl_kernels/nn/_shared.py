@@ -1,4 +1,5 @@
-"""Helpers of several layers: checks of arguments, where the channels are, float32 codewords, gradient estimators."""
+"""Helpers of several layers: checks of arguments, where the channels are, float32 codewords, gradient
+estimators."""
 
 from __future__ import annotations
 
@@ -38,10 +39,17 @@ def numbers(layer: str, most: float | None, **values: Any) -> None:
 
 
 def as_indices(layer: str, indices: Any) -> torch.Tensor:
-    """Return indices as int64, of any integer dtype that files hold; raise TypeError for what is no tensor of integers."""
+    """Return indices as int64, of any integer dtype that files hold; raise TypeError for what is no tensor of
+    integers."""
     if not isinstance(indices, torch.Tensor):
         kind = type(indices).__name__
-        todo = "; torch.from_numpy makes it one" if kind == "ndarray" else "; torch.tensor makes it one" if kind == "list" else ""
+        todo = (
+            "; torch.from_numpy makes it one"
+            if kind == "ndarray"
+            else "; torch.tensor makes it one"
+            if kind == "list"
+            else ""
+        )
         raise TypeError(f"{layer}: indices must be a torch.Tensor, got {kind}{todo}")
     if indices.dtype not in _INDICES:
         raise TypeError(f"{layer}: indices have dtype {indices.dtype}, expected integers, as torch.int64")
@@ -56,22 +64,26 @@ def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
 
 
 def fixed(name: str, get: Callable[[Any], Any], doc: str) -> Any:
-    """Make a property that is decided when the layer is made: setting it raises AttributeError instead of doing nothing."""
+    """Make a property that is decided when the layer is made: setting it raises AttributeError instead of
+    doing nothing."""
 
     def refuse(layer: Any, value: Any) -> None:
         raise AttributeError(
-            f"{type(layer).__name__}: {name} = {value!r} would change nothing, it is fixed when the layer is made or follows from"
-            f" another attribute ({doc}); make a new layer, or set that attribute"
+            f"{type(layer).__name__}: {name} = {value!r} would change nothing, it is fixed when the layer is"
+            f" made or follows from another attribute ({doc}); make a new layer, or set that attribute"
         )
 
     return property(get, refuse, doc=doc)
 
 
 def absent(name: str) -> Any:
-    """Make a property for an attribute of the peer's that is not here: setting it raises AttributeError instead of doing nothing."""
+    """Make a property for an attribute of the peer's that is not here: setting it raises AttributeError
+    instead of doing nothing."""
 
     def refuse(layer: Any, value: Any = None) -> Any:
-        raise AttributeError(f"{type(layer).__name__}: {name} of vector-quantize-pytorch is not supported, so it cannot be set")
+        raise AttributeError(
+            f"{type(layer).__name__}: {name} of vector-quantize-pytorch is not supported, so it cannot be set"
+        )
 
     return property(refuse, refuse)
 
@@ -79,7 +91,8 @@ def absent(name: str) -> Any:
 def no_torchscript(layer: nn.Module) -> nn.Module:
     """Refuse ``torch.jit.script``, which calls it as ``__prepare_scriptable__``."""
     raise NotImplementedError(
-        f"{type(layer).__name__}: torch.jit.script is not supported; use torch.export.export, torch.jit.trace or torch.onnx.export"
+        f"{type(layer).__name__}: torch.jit.script is not supported; use torch.export.export, torch.jit.trace"
+        " or torch.onnx.export"
     )
 
 
@@ -114,13 +127,19 @@ class Layout(NamedTuple):
         if mask is None:
             return
         if self.spatial:
-            raise ValueError(f"{self.layer}: mask is for sequences; images (accept_image_fmap=True) take none")
+            raise ValueError(
+                f"{self.layer}: mask is for sequences; images (accept_image_fmap=True) take none"
+            )
         check_tensor(self.layer, "mask", mask, (torch.bool,))
         shape = [*x.shape[:1], *x.shape[2:]] if second else [*x.shape[:-1]]
         if list(mask.shape) != shape:
-            raise ValueError(f"{self.layer}: mask must have shape {shape} for x {list(x.shape)}, got {list(mask.shape)}")
+            raise ValueError(
+                f"{self.layer}: mask must have shape {shape} for x {list(x.shape)}, got {list(mask.shape)}"
+            )
 
-    def mask_of(self, x: torch.Tensor, mask: torch.Tensor | None, lens: torch.Tensor | None) -> torch.Tensor | None:
+    def mask_of(
+        self, x: torch.Tensor, mask: torch.Tensor | None, lens: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Return the mask, or make that of the lengths ``[B]`` of the sequences."""
         if lens is None:
             return mask
@@ -129,7 +148,8 @@ class Layout(NamedTuple):
         check_tensor(self.layer, "lens", lens, (torch.int64, torch.int32))
         if x.dim() != 3 or self.spatial or lens.shape != x.shape[:1]:
             raise ValueError(
-                f"{self.layer}: lens must have shape [B] for x of three dimensions, got {list(lens.shape)} for {list(x.shape)}"
+                f"{self.layer}: lens must have shape [B] for x of three dimensions, got {list(lens.shape)}"
+                f" for {list(x.shape)}"
             )
         length = x.shape[-1 if self.second else 1]
         return torch.arange(length, device=x.device) < lens.unsqueeze(-1)
@@ -139,12 +159,14 @@ class Layout(NamedTuple):
         return x.movedim(1, -1) if self.second and x.dim() > 2 else x
 
     def outward(self, x: torch.Tensor, given: int) -> torch.Tensor:
-        """Move the channels where an input of ``given`` dimensions has them; further dimensions of x stay last."""
+        """Move the channels where an input of ``given`` dimensions has them; further dimensions of x stay
+        last."""
         return x.movedim(-1, 1) if self.second and given > 2 else x
 
 
 def by_book(x: torch.Tensor, books: int, d: int) -> torch.Tensor:
-    """Reshape ``[..., heads * d]`` to ``[h, n, d]`` in the peer's order (batch, head, position): a seed draws the same rows."""
+    """Reshape ``[..., heads * d]`` to ``[h, n, d]`` in the peer's order (batch, head, position): a seed draws
+    the same rows."""
     split: torch.Tensor = x.unflatten(-1, (x.shape[-1] // d, d))  # type: ignore[no-untyped-call]
     if books > 1:
         return split.movedim(-2, 0).reshape(books, -1, d)
@@ -171,8 +193,8 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
 class Float32Module(nn.Module):
     """A module that stays float32 when the model around it is cast to half precision.
 
-    Averages do not move in the 8 bits of bfloat16, and the ops take float32 codewords with half-precision input.
-    Casts to float64 and moves between devices work as ever.
+    Averages do not move in the 8 bits of bfloat16, and the ops take float32 codewords with half-precision
+    input. Casts to float64 and moves between devices work as ever.
     """
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float32Module:
@@ -194,7 +216,8 @@ def straight_through(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return the codeword; its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2). Last dimension."""
+    """Return the codeword; its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2).
+    Last dimension."""
     length, target = x.norm(dim=-1, keepdim=True), codes.norm(dim=-1, keepdim=True)
     u, q = (x / length.clamp(min=1e-6)).detach(), (codes / target.clamp(min=1e-6)).detach()
     w = F.normalize(u + q, dim=-1, eps=1e-6)
@@ -204,8 +227,11 @@ def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def directional(x: torch.Tensor, codes: torch.Tensor, variance: float) -> torch.Tensor:
-    """Move x by its distance to the codeword in nearly its direction: both get a gradient (DiVeQ, figure 1)."""
+    """Move x by its distance to the codeword in nearly its direction: both get a gradient (DiVeQ, figure
+    1)."""
     error = codes - x
     noised = error + variance**0.5 * torch.randn_like(error)
-    result: torch.Tensor = x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(dim=-1, keepdim=True)
+    result: torch.Tensor = x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(
+        dim=-1, keepdim=True
+    )
     return result

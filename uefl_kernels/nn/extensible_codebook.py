@@ -13,12 +13,16 @@ from ._shared import Float32Module, no_torchscript
 
 
 class ExtensibleCodebook(Float32Module):
-    """Codewords per client: the blocks that it sees, in the order of their coming, in one buffer that is made once.
+    """Codewords per client: the blocks that it sees, in the order of their coming, in one buffer that is made
+    once.
 
-    The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows whose first ``size(client)`` are
-    visible: a search reads a view of it, extending a client writes behind the visible rows, and neither copies a codeword nor
-    invalidates an optimizer. Rows that are not visible are zero and get a zero gradient. Every client trains its own copy of a
-    block that it has in common with others; :meth:`average` makes the copies one again, as a federated round does.
+    The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows whose first
+    ``size(client)`` are
+    visible: a search reads a view of it, extending a client writes behind the visible rows, and neither
+        copies a codeword nor
+    invalidates an optimizer. Rows that are not visible are zero and get a zero gradient. Every client trains
+    its own copy of a block that it has in common with others; :meth:`average` makes the copies one again, as
+    a federated round does.
 
     Args:
         shared: ``[K, d]``, the first block, which all clients see.
@@ -32,7 +36,8 @@ class ExtensibleCodebook(Float32Module):
     Raises:
         ValueError: sizes that do not fit, or clients that are missing, unknown or named twice.
 
-    Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in Heterogeneous Data Silos".
+    Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in
+        Heterogeneous Data Silos".
 
     Equivalent to: ``vq(x, torch.cat(blocks[client]))``, which copies all codewords in every step.
     """
@@ -40,9 +45,14 @@ class ExtensibleCodebook(Float32Module):
     def __init__(self, shared: torch.Tensor, *, capacity: int, clients: Sequence[str] = ("client",)) -> None:
         super().__init__()
         if shared.dim() != 2 or shared.numel() == 0 or len(shared) > capacity:
-            raise ValueError(f"ExtensibleCodebook: shared must have shape [1 to capacity={capacity}, d], got {list(shared.shape)}")
+            raise ValueError(
+                f"ExtensibleCodebook: shared must have shape [1 to capacity={capacity}, d], got"
+                f" {list(shared.shape)}"
+            )
         if not clients or len(set(clients)) != len(clients):
-            raise ValueError(f"ExtensibleCodebook: clients must be distinct names, at least one, got {list(clients)}")
+            raise ValueError(
+                f"ExtensibleCodebook: clients must be distinct names, at least one, got {list(clients)}"
+            )
         self.dim, self.capacity = shared.shape[1], capacity
         self.clients = tuple(clients)
         start = shared.new_zeros(capacity, self.dim, dtype=torch.float32)
@@ -56,7 +66,10 @@ class ExtensibleCodebook(Float32Module):
 
     def __repr__(self) -> str:
         """One line, however many clients there are."""
-        return f"ExtensibleCodebook(dim={self.dim}, capacity={self.capacity}, clients={len(self.clients)}, blocks={len(self.members)})"
+        return (
+            f"ExtensibleCodebook(dim={self.dim}, capacity={self.capacity}, clients={len(self.clients)},"
+            f" blocks={len(self.members)})"
+        )
 
     def size(self, client: str) -> int:
         """How many codewords the client sees."""
@@ -74,7 +87,8 @@ class ExtensibleCodebook(Float32Module):
         return self._rows[block][client]
 
     def block(self, block: int, client: str | None = None) -> torch.Tensor:
-        """``[v, d]``, a view of a client's copy of a block; by default of the copy of the first of its members."""
+        """``[v, d]``, a view of a client's copy of a block; by default of the copy of the first of its
+        members."""
         client = next(iter(self._rows[block])) if client is None else client
         codes: torch.Tensor = self._weight(client)[self.rows(block, client)]
         return codes
@@ -91,19 +105,24 @@ class ExtensibleCodebook(Float32Module):
             The number of the block.
 
         Raises:
-            ValueError: a client that is not known, a shape that does not fit, more than ``capacity``, or values that are not finite.
+            ValueError: a client that is not known, a shape that does not fit, more than ``capacity``, or
+                values that are not finite.
         """
         names = [clients] if isinstance(clients, str) else list(clients)
         if codes.dim() != 2 or len(codes) == 0 or codes.shape[1] != self.dim:
-            raise ValueError(f"ExtensibleCodebook: a block must have shape [v, {self.dim}], got {list(codes.shape)}")
+            raise ValueError(
+                f"ExtensibleCodebook: a block must have shape [v, {self.dim}], got {list(codes.shape)}"
+            )
         for name in names:
             if self.size(name) + len(codes) > self.capacity:
                 raise ValueError(
-                    f"ExtensibleCodebook: {len(codes)} more codewords for {name!r} make {self.size(name) + len(codes)},"
-                    f" and capacity is {self.capacity}; give it more"
+                    f"ExtensibleCodebook: {len(codes)} more codewords for {name!r} make"
+                    f" {self.size(name) + len(codes)}, and capacity is {self.capacity}; give it more"
                 )
         if not names or len(set(names)) != len(names):
-            raise ValueError(f"ExtensibleCodebook: a block must have distinct members, at least one, got {names}")
+            raise ValueError(
+                f"ExtensibleCodebook: a block must have distinct members, at least one, got {names}"
+            )
         if not bool(torch.isfinite(codes).all()):
             raise ValueError("ExtensibleCodebook: the block holds NaN or infinity")
         self.members.append(frozenset(names))
@@ -116,7 +135,10 @@ class ExtensibleCodebook(Float32Module):
     def set_block(self, block: int, codes: torch.Tensor) -> None:
         """Give every member of a block these codewords, ``[v, d]``."""
         if codes.shape != self.block(block).shape:
-            raise ValueError(f"ExtensibleCodebook: block {block} has shape {list(self.block(block).shape)}, got {list(codes.shape)}")
+            raise ValueError(
+                f"ExtensibleCodebook: block {block} has shape {list(self.block(block).shape)}, got"
+                f" {list(codes.shape)}"
+            )
         for client in self._rows[block]:
             self.block(block, client).copy_(codes)
 
@@ -126,8 +148,9 @@ class ExtensibleCodebook(Float32Module):
 
         Args:
             block: its number.
-            mass: the weight of each member, in the order of ``clients``, or ``[members, v]`` of each one's codewords (how often it
-                used them); equal by default. A codeword without mass anywhere gets the plain mean.
+            mass: the weight of each member, in the order of ``clients``, or ``[members, v]`` of each one's
+                codewords (how often it used them); equal by default. A codeword without mass anywhere gets
+                the plain mean.
 
         Returns:
             The block, ``[v, d]``.
@@ -135,13 +158,18 @@ class ExtensibleCodebook(Float32Module):
         Raises:
             ValueError: a mass of another shape, negative, or not finite.
         """
-        copies = torch.stack([self.block(block, name) for name in self.clients if name in self.members[block]])
+        copies = torch.stack(
+            [self.block(block, name) for name in self.clients if name in self.members[block]]
+        )
         given = torch.ones(len(copies)) if mass is None else torch.as_tensor(mass)
         if given.shape not in (copies.shape[:1], copies.shape[:2]):
             raise ValueError(
-                f"ExtensibleCodebook: mass must have shape {[len(copies)]} or {list(copies.shape[:2])}, got {list(given.shape)}"
+                f"ExtensibleCodebook: mass must have shape {[len(copies)]} or {list(copies.shape[:2])}, got"
+                f" {list(given.shape)}"
             )
-        weights = given.to(copies.device, torch.float64).reshape(len(copies), -1, 1).expand(*copies.shape[:2], 1)
+        weights = (
+            given.to(copies.device, torch.float64).reshape(len(copies), -1, 1).expand(*copies.shape[:2], 1)
+        )
         if not bool((weights.isfinite() & (weights >= 0)).all()):
             raise ValueError("ExtensibleCodebook: mass must be finite and not negative")
         weights = torch.where(weights.sum(0) == 0, 1.0, weights)
@@ -173,17 +201,27 @@ class ExtensibleCodebook(Float32Module):
 
     def _known(self, client: str) -> str:
         if client not in self.clients:
-            raise ValueError(f"ExtensibleCodebook: there is no client {client!r}, only {', '.join(self.clients)}")
+            raise ValueError(
+                f"ExtensibleCodebook: there is no client {client!r}, only {', '.join(self.clients)}"
+            )
         return client
 
     def get_extra_state(self) -> torch.Tensor:
-        """Where the blocks are, beside the weights in the state_dict: ``[blocks, clients, 2]`` rows from and to, zeros for none."""
-        places = [[(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients] for rows in self._rows]
+        """Where the blocks are, beside the weights in the state_dict: ``[blocks, clients, 2]`` rows from and
+        to, zeros for none."""
+        places = [
+            [(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients]
+            for rows in self._rows
+        ]
         return torch.tensor(places)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """The opposite of :meth:`get_extra_state`."""
         found = [dict(zip(self.clients, places, strict=True)) for places in state.tolist()]
-        self._rows = [{name: slice(*place) for name, place in block.items() if place[1] > 0} for block in found]
+        self._rows = [
+            {name: slice(*place) for name, place in block.items() if place[1] > 0} for block in found
+        ]
         self.members = [frozenset(rows) for rows in self._rows]
-        self._sizes = {name: max(rows[name].stop for rows in self._rows if name in rows) for name in self.clients}
+        self._sizes = {
+            name: max(rows[name].stop for rows in self._rows if name in rows) for name in self.clients
+        }

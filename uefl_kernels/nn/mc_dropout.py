@@ -1,4 +1,5 @@
-"""``MCDropout``: Monte-Carlo dropout around any classifier, with the part before the first dropout computed once."""
+"""``MCDropout``: Monte-Carlo dropout around any classifier, with the part before the first dropout computed
+once."""
 
 from __future__ import annotations
 
@@ -41,46 +42,58 @@ Run = tuple[Callable[..., torch.Tensor], Sequence[Any]]
 class MCDropout(nn.Module):
     """Turn a classifier with dropout into one that says how uncertain it is.
 
-    The model is traced (``torch.fx``) and cut: what no dropout reaches runs once, the rest ``passes`` times. If the rest is a
-    chain of Linear, GELU (exact), ReLU, SiLU or Tanh, and dropout, it runs in :func:`~uefl_kernels.mc_dropout_mlp`, which
-    stores neither masks nor passes. Otherwise the passes are folded into batches of at most ``max_rows`` rows, and of at most 2^22
-    logits: without a gradient, memory is that of a few passes, however many there are (autograd keeps all of them). A model that
+    The model is traced (``torch.fx``) and cut: what no dropout reaches runs once, the rest ``passes`` times.
+    If the rest is a chain of Linear, GELU (exact), ReLU, SiLU or Tanh, and dropout, it runs in
+    :func:`~uefl_kernels.mc_dropout_mlp`, which stores neither masks nor passes. Otherwise the passes are
+    folded into batches of at most ``max_rows`` rows, and of at most 2^22
+    logits: without a gradient, memory is that of a few passes, however many there are (autograd keeps all of
+        them). A model that
     cannot be traced runs as a whole, once per pass, and a warning says so.
 
-    During a call everything is in evaluation mode (batch norm uses its running statistics) but the dropouts; afterwards every
-    mode is as before. Functional dropouts (``F.dropout`` and its like) count as dropouts and are switched on, whatever
-    ``training`` they were called with; their rates stay what they were when the model was traced. Modules of torch.nn that hold
-    dropouts (attention, recurrent and transformer layers) are run in training mode as a whole. Not switched on: ``dropout_p`` of a
-    model's own ``F.scaled_dot_product_attention``, and layers that draw for themselves. A model is traced anew by the next call when its
-    modules are replaced, get hooks or begin or cease to drop, or when a parameter or buffer that its own ``forward`` reads is replaced
-    (``load_state_dict(assign=True)``; new values in place are seen without). Other changes of its ``forward``, and of what it computes from
-    tensors that are neither, need another ``MCDropout``.
+    During a call everything is in evaluation mode (batch norm uses its running statistics) but the dropouts;
+    afterwards every mode is as before. Functional dropouts (``F.dropout`` and its like) count as dropouts and
+    are switched on, whatever ``training`` they were called with; their rates stay what they were when the
+    model was traced. Modules of torch.nn that hold dropouts (attention, recurrent and transformer layers) are
+    run in training mode as a whole. Not switched on: ``dropout_p`` of a model's own
+    ``F.scaled_dot_product_attention``, and layers that draw for themselves. A model is traced anew by the
+    next call when its modules are replaced, get hooks or begin or cease to drop, or when a parameter or
+    buffer that its own ``forward`` reads is replaced (``load_state_dict(assign=True)``; new values in place
+    are seen without). Other changes of its ``forward``, and of what it computes from tensors that are
+    neither, need another ``MCDropout``.
 
-    Calls from several threads run one after the other, as they change the modes of the model and, with a seed, torch's generators. A plain
-    call of the model in another thread at that time sees the dropouts on.
+    Calls from several threads run one after the other, as they change the modes of the model and, with a
+    seed, torch's generators. A plain call of the model in another thread at that time sees the dropouts on.
 
     Args:
-        model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters stay its own.
-        passes: T, at least 1; with one, variance and mutual_info are 0 whatever the model, so they say nothing.
-        consistent: one mask per pass for the whole batch, so that a pass is one sampled network (BatchBALD); of the chain above also for
-            all positions of a row ``[B, ..., D]``. Outside the chain every row runs as a batch of its own with the same draws: by
-            ``torch.vmap`` where it takes the model, row by row where it does not, which is slow.
+        model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters
+            stay its own.
+        passes: T, at least 1; with one, variance and mutual_info are 0 whatever the model, so they say
+            nothing.
+        consistent: one mask per pass for the whole batch, so that a pass is one sampled network (BatchBALD);
+            of the chain above also for all positions of a row ``[B, ..., D]``. Outside the chain every row
+            runs as a batch of its own with the same draws: by ``torch.vmap`` where it takes the model, row by
+            row where it does not, which is slow.
         max_rows: of a folded batch; a batch that is larger is not cut.
-        class_dim: dimension of the classes in what the model returns, 1 for segmentation models ``[B, C, H, W]``; ``mean_probs``,
-            ``variance`` and the probabilities have them there as well.
-        insert: for a model that has no dropout: the rate of one before its last ``nn.Linear``, or ``{name: rate}`` of dropouts before
-            the modules so named (as by ``named_modules``), on their first argument; beside those that it has. The model stays as it is.
+        class_dim: dimension of the classes in what the model returns, 1 for segmentation models ``[B, C, H,
+            W]``; ``mean_probs``, ``variance`` and the probabilities have them there as well.
+        insert: for a model that has no dropout: the rate of one before its last ``nn.Linear``, or ``{name:
+            rate}`` of dropouts before the modules so named (as by ``named_modules``), on their first
+            argument; beside those that it has. The model stays as it is.
 
     Raises:
         TypeError: ``model`` is not a module; a dropout is reached by integers.
-        ValueError: ``passes`` or ``max_rows`` below 1; ``class_dim`` is 0 or no integer; the model has no dropout with p > 0, a rate
-            is 1; ``insert`` is no rate in (0, 1), names no module or one that the model does not call; also in a call, where the model was
-            changed so. In a call with ``consistent``: rows see each other, or a tensor does not have the batch first.
-        RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of ``insert`` is not called.
+        ValueError: ``passes`` or ``max_rows`` below 1; ``class_dim`` is 0 or no integer; the model has no
+            dropout with p > 0, a rate is 1; ``insert`` is no rate in (0, 1), names no module or one that the
+            model does not call; also in a call, where the model was changed so. In a call with
+            ``consistent``: rows see each other, or a tensor does not have the batch first.
+        RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of
+            ``insert`` is not called.
 
-    Shapes: the arguments of ``model`` -> :class:`~uefl_kernels.MCStats`, ``[B, ..., C]`` and ``[B, ...]``. Differentiable.
+    Shapes: the arguments of ``model`` -> :class:`~uefl_kernels.MCStats`, ``[B, ..., C]`` and ``[B, ...]``.
+        Differentiable.
 
-    Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; ``consistent`` and :meth:`probs`: Kirsch et al. 2019,
+    Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; ``consistent`` and :meth:`probs`:
+        Kirsch et al. 2019,
     "BatchBALD".
 
     Equivalent to (with dropouts in training mode, the rest in evaluation mode)::
@@ -107,8 +120,17 @@ class MCDropout(nn.Module):
         for name, value in (("passes", passes), ("max_rows", max_rows)):
             _count(name, value)
         if as_integer(class_dim) in (None, 0):
-            raise ValueError(f"MCDropout: class_dim must be the dimension of the classes, an integer and not 0, got {class_dim!r}")
-        self.model, self.passes, self.consistent, self.max_rows, self.insert = model, passes, consistent, max_rows, insert
+            raise ValueError(
+                "MCDropout: class_dim must be the dimension of the classes, an integer and not 0, got"
+                f" {class_dim!r}"
+            )
+        self.model, self.passes, self.consistent, self.max_rows, self.insert = (
+            model,
+            passes,
+            consistent,
+            max_rows,
+            insert,
+        )
         self.class_dim = index(class_dim)
         self._trace()
 
@@ -145,13 +167,16 @@ class MCDropout(nn.Module):
             found = passes.statistics(_count("passes", self.passes), seed)
         if self.class_dim == -1:
             return found
-        return found._replace(mean_probs=self._outward(found.mean_probs, 0), variance=self._outward(found.variance, 0))
+        return found._replace(
+            mean_probs=self._outward(found.mean_probs, 0), variance=self._outward(found.variance, 0)
+        )
 
     def probs(self, *args: Any, seed: int | None = None, **kwargs: Any) -> torch.Tensor:
         """The probabilities of every pass, ``[passes, B, ..., C]``, float32 (float64 where the logits are).
 
-        Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled network on all rows: what
-        the joint entropy of a batch is made of (BatchBALD, eq. 12). Raises what a call does.
+        Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled
+        network on all rows: what the joint entropy of a batch is made of (BatchBALD, eq. 12). Raises what a
+            call does.
         """
         with _locked(), self._open(args, kwargs, seed) as passes:
             return self._outward(passes.probs(_count("passes", self.passes), seed), 1)
@@ -165,29 +190,45 @@ class MCDropout(nn.Module):
         dims = output.dim() if isinstance(output, torch.Tensor) else 0
         if dims < 2 or not output.is_floating_point() or not -dims < self.class_dim < dims:
             got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-            shape = "[B, ..., C]" if self.class_dim == -1 else f"with the classes in dimension {self.class_dim}"
+            shape = (
+                "[B, ..., C]" if self.class_dim == -1 else f"with the classes in dimension {self.class_dim}"
+            )
             raise TypeError(f"MCDropout: the model must return logits {shape}, got {got}")
-        if output.shape[self.class_dim] == 1:  # the softmax of one number is 1, and its entropy 0, whatever the number is
+        # the softmax of one number is 1, and its entropy 0, whatever the number is
+        if output.shape[self.class_dim] == 1:
             raise ValueError(
-                f"MCDropout: one logit {list(output.shape)} is one class; let the model return two, torch.cat([-z, z], -1) / 2"
+                f"MCDropout: one logit {list(output.shape)} is one class; let the model return two,"
+                " torch.cat([-z, z], -1) / 2"
             )
         logits: torch.Tensor = output.movedim(self.class_dim, -1)
         return logits
 
     @contextmanager
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None) -> Iterator[ChainPasses | ModelPasses]:
+    def _open(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None
+    ) -> Iterator[ChainPasses | ModelPasses]:
         """The passes of one call, with the dropouts on."""
         max_rows = _count("max_rows", self.max_rows)
         if seed is not None and not is_seed(seed):
             raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
-        if self._seen != _modules(self.model) or (self._parts is not None and not self._parts.reads_from(self.model)):
-            self._trace()  # a module was replaced, has hooks now or drops where it did not, or a tensor was replaced
+        if self._seen != _modules(self.model) or (
+            self._parts is not None and not self._parts.reads_from(self.model)
+        ):
+            # a module was replaced, has hooks now or drops where it did not, or a tensor was replaced
+            self._trace()
         parts = self._parts
         if parts is not None and any(isinstance(value, np.ndarray) for value in (*args, *kwargs.values())):
-            raise TypeError("MCDropout: the model takes tensors, got a NumPy array; give torch.from_numpy(x), in the dtype of the model")
+            raise TypeError(
+                "MCDropout: the model takes tensors, got a NumPy array; give torch.from_numpy(x), in the"
+                " dtype of the model"
+            )
         with dropouts_on(self.model) as functional:
             boundary: tuple[Any, ...] = parts.prefix(*args, **kwargs) if parts is not None else ()
-            if parts is not None and parts.chain is not None and self.class_dim in (-1, boundary[0].dim() - 1):
+            if (
+                parts is not None
+                and parts.chain is not None
+                and self.class_dim in (-1, boundary[0].dim() - 1)
+            ):
                 yield ChainPasses(parts.chain, boundary[0], self.consistent)
             elif self.consistent:
                 run, values = self._independent(parts, boundary, args, kwargs, functional)
@@ -196,15 +237,23 @@ class MCDropout(nn.Module):
                 yield ModelPasses(lambda _: self._whole(*args, **kwargs).unsqueeze(0), 1)
             else:
                 yield self._folded(parts.suffix, boundary, max_rows, functional)
-            if parts is None and not functional.called and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m)):
+            if (
+                parts is None
+                and not functional.called
+                and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m))
+            ):
                 raise RuntimeError(no_dropout(self.model))
 
     def _whole(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The logits of the model as it is, with the dropouts of ``insert``."""
         with inserted_before(self.model, self._rates):
-            return self._logits(self.model(*map(_copy, args), **{name: _copy(value) for name, value in kwargs.items()}))
+            return self._logits(
+                self.model(*map(_copy, args), **{name: _copy(value) for name, value in kwargs.items()})
+            )
 
-    def _folded(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], max_rows: int, functional: Functional) -> ModelPasses:
+    def _folded(
+        self, suffix: fx.GraphModule, boundary: tuple[Any, ...], max_rows: int, functional: Functional
+    ) -> ModelPasses:
         """Passes stacked along the first dimension where a trial says that they may be, else one by one."""
         rows = _rows(boundary) or 0
         logits = self._folds(suffix, boundary, functional) if rows > 0 else 0
@@ -219,10 +268,11 @@ class MCDropout(nn.Module):
 
     @torch.no_grad()
     def _folds(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], functional: Functional) -> int:
-        """The logits of a pass if passes may be stacked along the first dimension, else 0: tried once per shape, with the dropouts off.
+        """The logits of a pass if passes may be stacked along the first dimension, else 0: tried once per
+        shape, with the dropouts off.
 
-        The second half of the trial holds other numbers, in another order: rows that see each other's mean would not notice a copy, and
-        behind a normalisation not a scaled one.
+        The second half of the trial holds other numbers, in another order: rows that see each other's mean
+        would not notice a copy, and behind a normalisation not a scaled one.
         """
         shapes = tuple(value.shape for value in boundary)
         if shapes not in self._tried:
@@ -234,9 +284,15 @@ class MCDropout(nn.Module):
         return self._tried[shapes]
 
     def _independent(
-        self, parts: Parts | None, boundary: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], functional: Functional
+        self,
+        parts: Parts | None,
+        boundary: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        functional: Functional,
     ) -> Run:
-        """What a pass runs, and on which tensors, so that rows are independent: the suffix, else the whole model; or an error."""
+        """What a pass runs, and on which tensors, so that rows are independent: the suffix, else the whole
+        model; or an error."""
         given = [*args, *kwargs.values()]
 
         def whole(*values: torch.Tensor) -> torch.Tensor:
@@ -258,7 +314,10 @@ class MCDropout(nn.Module):
                         self._tried[key] = int(_agree(of_one_row(run, values), run(*values)))
                 if self._tried[key]:
                     return run, values
-        raise ValueError("MCDropout: consistent=True needs rows that do not see each other, and every tensor with the batch first")
+        raise ValueError(
+            "MCDropout: consistent=True needs rows that do not see each other, and every tensor with the"
+            " batch first"
+        )
 
 
 @dataclass(frozen=True)
@@ -271,7 +330,14 @@ class ChainPasses:
 
     def statistics(self, passes: int, seed: int | None) -> MCStats:
         """What they say together."""
-        return mc_dropout_mlp(*self._layers(), **self._options(), passes=passes, input_dropout=True, logit_dropout=True, seed=seed)
+        return mc_dropout_mlp(
+            *self._layers(),
+            **self._options(),
+            passes=passes,
+            input_dropout=True,
+            logit_dropout=True,
+            seed=seed,
+        )
 
     def probs(self, passes: int, seed: int | None) -> torch.Tensor:
         """Each of them, ``[passes, B, ..., C]``."""
@@ -282,7 +348,8 @@ class ChainPasses:
         return self.hidden, [linear.weight for linear in linears], [linear.bias for linear in linears]
 
     def _options(self) -> dict[str, Any]:
-        rates = [dropout.p if isinstance(dropout, nn.Dropout) else dropout for dropout in self.chain.dropouts]  # as they are now
+        # as they are now
+        rates = [dropout.p if isinstance(dropout, nn.Dropout) else dropout for dropout in self.chain.dropouts]
         return {"p": rates, "activation": self.chain.activation, "consistent": self.consistent}
 
 
@@ -324,7 +391,8 @@ class ModelPasses:
 
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Torch's generators begin at the seed and go on afterwards as if nothing were drawn; without one nothing is changed."""
+    """Torch's generators begin at the seed and go on afterwards as if nothing were drawn; without one nothing
+    is changed."""
     if seed is None:
         yield
         return
@@ -334,7 +402,8 @@ def _seeded(seed: int | None) -> Iterator[None]:
 
 
 def of_one_row(run: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``run`` of every row alone, each with the same draws: one mask for all of them, whatever the layout of what drops."""
+    """``run`` of every row alone, each with the same draws: one mask for all of them, whatever the layout of
+    what drops."""
 
     def one(*row: torch.Tensor) -> torch.Tensor:
         return run(*(value.unsqueeze(0) for value in row))[0]
@@ -360,7 +429,8 @@ def _locked() -> contextlib.AbstractContextManager[object]:
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
-    """What a cut depends on, to be compared (modules are equal to themselves alone): which modules, whether altered, whether they drop."""
+    """What a cut depends on, to be compared (modules are equal to themselves alone): which modules, whether
+    altered, whether they drop."""
     return [(name, module, altered(module), drops(module)) for name, module in model.named_modules()]
 
 
@@ -381,7 +451,9 @@ def _rows(values: Sequence[Any]) -> int | None:
 
 
 def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return found.shape == expected.shape and torch.allclose(found.float(), expected.float(), rtol=1e-2, atol=1e-3, equal_nan=True)
+    return found.shape == expected.shape and torch.allclose(
+        found.float(), expected.float(), rtol=1e-2, atol=1e-3, equal_nan=True
+    )
 
 
 def _repeat(values: tuple[Any, ...], times: int) -> list[torch.Tensor]:

@@ -1,4 +1,5 @@
-"""``ResidualVQ``: several quantizers in a row, each on what the ones before left over; in groups, ``GroupedResidualVQ``."""
+"""``ResidualVQ``: several quantizers in a row, each on what the ones before left over; in groups,
+``GroupedResidualVQ``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from ._losses import masked_mean
 from ._shared import Layout, as_indices, counts, directional, fixed, no_autocast, refuse_together
 from .vector_quantize import VectorQuantize
 
-Passed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]  # total, indices, losses, input of each
+# total, indices, losses, input of each
+Passed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]
 
 
 class Stack(Coder):
@@ -29,14 +31,18 @@ class Stack(Coder):
     layers: nn.ModuleList
     quantize_dropout: bool
 
-    def __init__(self, num_quantizers: int, quantize_dropout: bool, cutoff_index: int, multiple_of: int) -> None:
+    def __init__(
+        self, num_quantizers: int, quantize_dropout: bool, cutoff_index: int, multiple_of: int
+    ) -> None:
         super().__init__()
         self._num_quantizers = num_quantizers
         self.quantize_dropout = quantize_dropout and num_quantizers > 1
         self.quantize_dropout_cutoff_index = cutoff_index
         self.quantize_dropout_multiple_of = multiple_of
 
-    num_quantizers = fixed("num_quantizers", lambda layer: layer._num_quantizers, "Q, the number of quantizers.")
+    num_quantizers = fixed(
+        "num_quantizers", lambda layer: layer._num_quantizers, "Q, the number of quantizers."
+    )
 
     @property
     def quantize_dropout_cutoff_index(self) -> int:
@@ -46,7 +52,10 @@ class Stack(Coder):
     @quantize_dropout_cutoff_index.setter
     def quantize_dropout_cutoff_index(self, place: int) -> None:
         if not 0 <= place < self._num_quantizers:
-            raise ValueError(f"{type(self).__name__}: quantize_dropout_cutoff_index={place} must be 0 to {self._num_quantizers - 1}")
+            raise ValueError(
+                f"{type(self).__name__}: quantize_dropout_cutoff_index={place} must be 0 to"
+                f" {self._num_quantizers - 1}"
+            )
         self._cutoff = place
 
     @property
@@ -65,7 +74,8 @@ class Stack(Coder):
         return sum(map(math.log2, sizes))
 
     def _kept(self, device: torch.device, seed: int | None) -> int:
-        """Draw how many quantizers run, the same number in all processes; on fake tensors, which have no values, all of them."""
+        """Draw how many quantizers run, the same number in all processes; on fake tensors, which have no
+        values, all of them."""
         if not (self.training and self.quantize_dropout):
             return self._num_quantizers
         if seed is not None:  # as the peer draws for this seed
@@ -83,31 +93,39 @@ class Stack(Coder):
         indices = as_indices(type(self).__name__, indices)
         if not 1 <= indices.shape[-1] <= self._num_quantizers:
             raise ValueError(
-                f"{type(self).__name__}: indices must have shape [..., 1 to {self._num_quantizers}], got {list(indices.shape)}"
+                f"{type(self).__name__}: indices must have shape [..., 1 to {self._num_quantizers}], got"
+                f" {list(indices.shape)}"
             )
         return nn.functional.pad(indices, (0, self._num_quantizers - indices.shape[-1]), value=-1)
 
 
 class ResidualVQ(Stack):
-    """Quantize x, then the rest, then the rest of that: a vector becomes one codeword per quantizer, and their sum.
+    """Quantize x, then the rest, then the rest of that: a vector becomes one codeword per quantizer, and
+    their sum.
 
     Args:
         dim: length of the vectors.
         num_quantizers: how many; may be left out when ``codebook_size`` names a size for each.
         codebook_size: K of all quantizers, or one for each.
-        codebook_dim: length of the codewords; where it is not ``dim``, ``project_in`` and ``project_out`` are linear.
-        shared_codebook: one codebook for all quantizers, updated once at the end of a step from all their rests.
-        diveq: learn the codewords through the sum of all quantizers, moved by noise (``directional_reparam`` of the whole).
-        quantize_dropout: in training, leave out the quantizers behind a random one, so that fewer indices also decode. Under
-            ``torch.distributed`` all processes leave out the same, which costs a message and a wait for the device.
+        codebook_dim: length of the codewords; where it is not ``dim``, ``project_in`` and ``project_out`` are
+            linear.
+        shared_codebook: one codebook for all quantizers, updated once at the end of a step from all their
+            rests.
+        diveq: learn the codewords through the sum of all quantizers, moved by noise (``directional_reparam``
+            of the whole).
+        quantize_dropout: in training, leave out the quantizers behind a random one, so that fewer indices
+            also decode. Under ``torch.distributed`` all processes leave out the same, which costs a message
+            and a wait for the device.
         quantize_dropout_cutoff_index: the first quantizer behind which they may be left out.
         quantize_dropout_multiple_of: keep a multiple of this many.
         channel_last: False for ``[B, D, N]`` input (the peer fails there).
         accept_image_fmap: ``[B, D, H, W]`` input.
-        implicit_neural_codebook: the codewords of a quantizer depend on the sum of those before, by an MLP (QINCo); they are learned.
-            Every position has K codewords of its own then, which plain PyTorch compares: N x K x d in memory.
+        implicit_neural_codebook: the codewords of a quantizer depend on the sum of those before, by an MLP
+            (QINCo); they are learned. Every position has K codewords of its own then, which plain PyTorch
+            compares: N x K x d in memory.
         mlp_kwargs: ``dim_hidden`` and ``depth`` of those MLPs.
-        beam_size: follow so many best sums of codewords instead of one; the k nearest of a quantizer need N x K in blocks of rows.
+        beam_size: follow so many best sums of codewords instead of one; the k nearest of a quantizer need N x
+            K in blocks of rows.
         eval_beam_size: outside training; as ``beam_size`` by default.
         beam_score_quantizer_weights: of each quantizer's loss in the choice.
         quant_grad_frac: the share of a quantizer's gradient that reaches the ones before it through the rest.
@@ -123,12 +141,15 @@ class ResidualVQ(Stack):
         ValueError: sizes that do not fit, or options that exclude each other.
         TypeError: an argument that nobody knows.
 
-    Departures from the peer: outside training ``diveq`` moves nothing by noise; ``beam_size`` counts the codewords that were chosen.
-    In a checkpointed region ``beam_size`` updates the codewords once, but the second time searches the updated ones.
+    Departures from the peer: outside training ``diveq`` moves nothing by noise; ``beam_size`` counts the
+        codewords that were chosen.
+    In a checkpointed region ``beam_size`` updates the codewords once, but the second time searches the
+    updated ones.
 
     Source: Zeghidour et al. 2021, "SoundStream", algorithm 1.
 
-    Equivalent to: ``vector_quantize_pytorch.ResidualVQ`` 1.32 with the same arguments, which also loads its state_dict; images, where
+    Equivalent to: ``vector_quantize_pytorch.ResidualVQ`` 1.32 with the same arguments, which also loads its
+        state_dict; images, where
     that class fails, work.
     """
 
@@ -162,27 +183,46 @@ class ResidualVQ(Stack):
         count = 0 if num_quantizers is None else index(num_quantizers)
         sizes = [same] * count if same is not None else list(cast("Sequence[int]", codebook_size))
         if not sizes or len(sizes) != (count or len(sizes)):
-            raise ValueError(f"ResidualVQ: codebook_size {codebook_size} does not fit num_quantizers={num_quantizers}; name at least one")
-        weights = [1.0] * len(sizes) if beam_score_quantizer_weights is None else list(beam_score_quantizer_weights)
+            raise ValueError(
+                f"ResidualVQ: codebook_size {codebook_size} does not fit num_quantizers={num_quantizers};"
+                " name at least one"
+            )
+        weights = (
+            [1.0] * len(sizes) if beam_score_quantizer_weights is None else list(beam_score_quantizer_weights)
+        )
         separate = bool(vq_kwargs.pop("separate_codebook_per_head", False))
         refuse_together(
             "ResidualVQ",
             (heads != 1, f"heads={heads} is not supported, a residual has one; heads=1"),
             (separate, "separate_codebook_per_head needs heads, and a residual has one"),
-            (shared_codebook and len(set(sizes)) > 1, f"shared_codebook=True needs one codebook_size, got {codebook_size}"),
+            (
+                shared_codebook and len(set(sizes)) > 1,
+                f"shared_codebook=True needs one codebook_size, got {codebook_size}",
+            ),
             (eval_beam_size is not None and beam_size is None, "eval_beam_size needs beam_size"),
             (
                 len(weights) != len(sizes),
-                f"beam_score_quantizer_weights must name {len(sizes)}, one for each quantizer, got {len(weights)}",
+                (
+                    f"beam_score_quantizer_weights must name {len(sizes)}, one for each quantizer, got"
+                    f" {len(weights)}"
+                ),
             ),
-            (implicit_neural_codebook and beam_size is not None, "implicit_neural_codebook excludes beam_size"),
+            (
+                implicit_neural_codebook and beam_size is not None,
+                "implicit_neural_codebook excludes beam_size",
+            ),
         )
-        super().__init__(len(sizes), quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
+        super().__init__(
+            len(sizes), quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of
+        )
         self._dim, self._codebook_dim = dim, dim if codebook_dim is None else codebook_dim
         self.channel_last, self.accept_image_fmap = channel_last, accept_image_fmap
         self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
-        self.beam_size, self.eval_beam_size = beam_size, beam_size if eval_beam_size is None else eval_beam_size
+        self.beam_size, self.eval_beam_size = (
+            beam_size,
+            beam_size if eval_beam_size is None else eval_beam_size,
+        )
         self.beam_score_weights = weights
         self._shared, self._diveq, self._implicit = shared_codebook, diveq, implicit_neural_codebook
         self._build(sizes, vq_kwargs, mlp_kwargs or {})
@@ -208,21 +248,35 @@ class ResidualVQ(Stack):
             if layer.in_place_codebook_optimizer is not None:
                 layer.in_place_codebook_optimizer = self._quantizers[0].in_place_codebook_optimizer
 
-    # --- attributes of a built layer ---------------------------------------------------------------------------------
+    # --- attributes of a built layer -----------------------------------------------------------------------
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     codebook_dim = fixed("codebook_dim", lambda layer: layer._codebook_dim, "Length of a codeword.")
     codebook_sizes = fixed(
-        "codebook_sizes", lambda layer: tuple(layer.codebook_size for layer in layer._quantizers), "K of each quantizer."
+        "codebook_sizes",
+        lambda layer: tuple(layer.codebook_size for layer in layer._quantizers),
+        "K of each quantizer.",
     )
-    codebook_size = fixed("codebook_size", lambda layer: layer._quantizers[0].codebook_size, "K of the first quantizer.")
+    codebook_size = fixed(
+        "codebook_size", lambda layer: layer._quantizers[0].codebook_size, "K of the first quantizer."
+    )
     uniform_codebook_size = fixed(
-        "uniform_codebook_size", lambda layer: len(set(layer.codebook_sizes)) == 1, "Whether all quantizers have codebooks of one size."
+        "uniform_codebook_size",
+        lambda layer: len(set(layer.codebook_sizes)) == 1,
+        "Whether all quantizers have codebooks of one size.",
     )
-    shared_codebook = fixed("shared_codebook", lambda layer: layer._shared, "Whether all quantizers have one codebook.")
-    diveq = fixed("diveq", lambda layer: layer._diveq, "Whether the codewords are learned through the sum of all quantizers.")
+    shared_codebook = fixed(
+        "shared_codebook", lambda layer: layer._shared, "Whether all quantizers have one codebook."
+    )
+    diveq = fixed(
+        "diveq",
+        lambda layer: layer._diveq,
+        "Whether the codewords are learned through the sum of all quantizers.",
+    )
     implicit_neural_codebook = fixed(
-        "implicit_neural_codebook", lambda layer: layer._implicit, "Whether codewords depend on the sum of those before."
+        "implicit_neural_codebook",
+        lambda layer: layer._implicit,
+        "Whether codewords depend on the sum of those before.",
     )
     has_projections = fixed(
         "has_projections",
@@ -230,7 +284,9 @@ class ResidualVQ(Stack):
         "Whether ``project_in`` and ``project_out`` are linear.",
     )
     vq_is_ema_updating = fixed(
-        "vq_is_ema_updating", lambda layer: layer._quantizers[0].ema_update, "Whether moving averages make the codewords."
+        "vq_is_ema_updating",
+        lambda layer: layer._quantizers[0].ema_update,
+        "Whether moving averages make the codewords.",
     )
 
     @property
@@ -248,16 +304,19 @@ class ResidualVQ(Stack):
     def _quantizers(self) -> list[VectorQuantize]:
         return [layer for layer in self.layers if isinstance(layer, VectorQuantize)]
 
-    # --- from indices to codewords -----------------------------------------------------------------------------------
+    # --- from indices to codewords -------------------------------------------------------------------------
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codeword of every quantizer, ``[Q, ..., d]``.
 
         Args:
-            indices: integers of any width ``[..., q]``; with fewer than Q of them, or -1, the codeword is zero.
+            indices: integers of any width ``[..., q]``; with fewer than Q of them, or -1, the codeword is
+                zero.
         """
         codes: list[torch.Tensor] = []
-        for layer, mlp, chosen in zip(self._quantizers, (None, *self.mlps), self._padded(indices).unbind(-1), strict=True):
+        for layer, mlp, chosen in zip(
+            self._quantizers, (None, *self.mlps), self._padded(indices).unbind(-1), strict=True
+        ):
             found = layer.get_codes_from_indices(chosen)
             if mlp is not None:
                 found = mlp(found, condition=torch.stack(codes).sum(0))
@@ -266,13 +325,14 @@ class ResidualVQ(Stack):
         return torch.stack(codes)
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return what ``forward`` returns as quantized for these indices; a position of indices -1 alone is zero."""
+        """Return what ``forward`` returns as quantized for these indices; a position of indices -1 alone is
+        zero."""
         indices = as_indices("ResidualVQ", indices)
         output: torch.Tensor = self.project_out(self.get_codes_from_indices(indices).sum(0))
         output = output.masked_fill((indices < 0).all(-1, keepdim=True), 0)
         return self.layout.outward(output, output.dim())
 
-    # --- forward -----------------------------------------------------------------------------------------------------
+    # --- forward -------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -289,27 +349,33 @@ class ResidualVQ(Stack):
         """Quantize x and, in training, update the codewords (not under ``freeze_codebook``).
 
         Args:
-            x: ``[..., dim]``, ``[B, dim, N]`` for ``channel_last=False``, or ``[B, dim, H, W]`` for ``accept_image_fmap``; dtypes as
-                :class:`VectorQuantize`.
+            x: ``[..., dim]``, ``[B, dim, N]`` for ``channel_last=False``, or ``[B, dim, H, W]`` for
+                ``accept_image_fmap``; dtypes as :class:`VectorQuantize`.
             mask: bool, the shape of x less its channels; False marks padding. Not for images.
-            indices: int64 ``[..., Q]``, or Q of ``[...]``: ``(quantized, loss)`` is returned then, with the sum of the quantizers' cross
-                entropies (where the peer fails).
+            indices: int64 ``[..., Q]``, or Q of ``[...]``: ``(quantized, loss)`` is returned then, with the
+                sum of the quantizers' cross entropies (where the peer fails).
             return_all_codes: also return the codeword of every quantizer, ``[Q, ..., d]``.
             sample_codebook_temp, freeze_codebook, beam_size: override the constructor's for this call.
-            rand_quantize_dropout_fixed_seed: which quantizers are left out then depends on it alone, as in the peer.
-            n_q: use the first quantizers only: a number for all examples, or integers ``[B]``, one for each; instead of
-                ``quantize_dropout``. An example has no part in the losses and updates of the others.
+            rand_quantize_dropout_fixed_seed: which quantizers are left out then depends on it alone, as in
+                the peer.
+            n_q: use the first quantizers only: a number for all examples, or integers ``[B]``, one for each;
+                instead of ``quantize_dropout``. An example has no part in the losses and updates of the
+                others.
 
         Returns:
-            ``(quantized, indices, losses)``, and the codes when asked. quantized has the shape of x, indices are int64 ``[..., Q]``
-            with -1 where masked or left out, losses are ``[Q]``.
+            ``(quantized, indices, losses)``, and the codes when asked. quantized has the shape of x, indices
+            are int64 ``[..., Q]`` with -1 where masked or left out, losses are ``[Q]``.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`VectorQuantize`.
         """
         self.layout.check(x, mask)
         start = self.project_in(self.layout.inward(x))
-        options = {"mask": mask, "sample_codebook_temp": sample_codebook_temp, "freeze_codebook": freeze_codebook}
+        options = {
+            "mask": mask,
+            "sample_codebook_temp": sample_codebook_temp,
+            "freeze_codebook": freeze_codebook,
+        }
         if indices is not None:
             stacked = indices if isinstance(indices, torch.Tensor) else torch.stack(list(indices), -1)
             total, loss = self._cross_entropies(start, stacked, options)
@@ -317,7 +383,11 @@ class ResidualVQ(Stack):
         if beam_size is None:
             beam_size = self.beam_size if self.training else self.eval_beam_size
         searching = beam_size is not None and counts("ResidualVQ", beam_size=beam_size)[0] > 1
-        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed) if n_q is None else self._check_n_q(n_q, len(x), searching)
+        kept = (
+            self._kept(x.device, rand_quantize_dropout_fixed_seed)
+            if n_q is None
+            else self._check_n_q(n_q, len(x), searching)
+        )
         if isinstance(n_q, torch.Tensor):
             options["n_q"] = n_q.to(x.device)
         if searching and beam_size is not None:
@@ -342,7 +412,9 @@ class ResidualVQ(Stack):
             if n_q is not None:
                 used = (n_q > place).view(-1, *[1] * (start.dim() - 2)).expand(start.shape[:-1])
                 used = used if mask is None else used & mask
-            quantized, chosen, loss = layer(residual, mask=used, codebook_transform_fn=self._transform(place, total), **options)
+            quantized, chosen, loss = layer(
+                residual, mask=used, codebook_transform_fn=self._transform(place, total), **options
+            )
             residual = residual - self._passed(quantized)
             total = total + quantized
             indices.append(chosen)
@@ -362,7 +434,9 @@ class ResidualVQ(Stack):
                 (searching, "n_q of each example excludes beam_size; give one number"),
             )
         if kept > self._num_quantizers:
-            raise ValueError(f"ResidualVQ: n_q is {kept}, expected at most num_quantizers={self._num_quantizers}")
+            raise ValueError(
+                f"ResidualVQ: n_q is {kept}, expected at most num_quantizers={self._num_quantizers}"
+            )
         return kept
 
     def _beam_search(self, start: torch.Tensor, kept: int, width: int, options: dict[str, Any]) -> Passed:
@@ -373,7 +447,9 @@ class ResidualVQ(Stack):
             wide = None if mask is None else mask.unsqueeze(-1).expand(beams.scores.shape)
             quantized, chosen, loss = layer(beams.residual, topk=width, **options | {"mask": wide})
             keep = width if place < kept - 1 else 1
-            beams = beams.extend(quantized, chosen, loss, self._passed(quantized), self.beam_score_weights[place], keep)
+            beams = beams.extend(
+                quantized, chosen, loss, self._passed(quantized), self.beam_score_weights[place], keep
+            )
         best = beams.end()
         losses = torch.stack([masked_mean(loss.unsqueeze(-1), mask) for loss in best.losses.unbind(-1)])
         inputs = list(best.inputs.unbind(-2))
@@ -382,8 +458,11 @@ class ResidualVQ(Stack):
                 layer.update_indices(given.detach(), chosen, mask=mask)
         return best.total, best.indices, losses, inputs
 
-    def _cross_entropies(self, start: torch.Tensor, indices: torch.Tensor, options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of the codewords and the summed cross entropy of indices ``[..., Q]`` that are given."""
+    def _cross_entropies(
+        self, start: torch.Tensor, indices: torch.Tensor, options: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of the codewords and the summed cross entropy of indices ``[..., Q]`` that are
+        given."""
         residual, total, losses = start, torch.zeros_like(start), []
         for place, (layer, chosen) in enumerate(zip(self._quantizers, indices.unbind(-1), strict=True)):
             transform = self._transform(place, total)
@@ -412,13 +491,19 @@ class ResidualVQ(Stack):
         first.update_in_place_optimizer()
         first.expire_codes_(torch.stack([given.detach() for given in inputs], -2))
 
-    def _output(self, x: torch.Tensor, start: torch.Tensor, total: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _output(
+        self, x: torch.Tensor, start: torch.Tensor, total: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         """Project the sum of the codewords back, and fill the padding."""
         if self._diveq and self.training:
             total = directional(start, total, 5e-3)
         output: torch.Tensor = self.project_out(total)
         if mask is not None:
-            padding = torch.zeros_like(output) if self.return_zeros_for_masked_padding else self.layout.inward(x).to(output.dtype)
+            padding = (
+                torch.zeros_like(output)
+                if self.return_zeros_for_masked_padding
+                else self.layout.inward(x).to(output.dtype)
+            )
             output = torch.where(mask.unsqueeze(-1), output, padding)
         return self.layout.outward(output, x.dim())
 
@@ -455,7 +540,8 @@ class Beams(NamedTuple):
         weight: float,
         keep: int,
     ) -> Beams:
-        """Extend every candidate by each of its k codewords ``[..., j, k, d]``, and keep the ``keep`` with the least loss.
+        """Extend every candidate by each of its k codewords ``[..., j, k, d]``, and keep the ``keep`` with
+        the least loss.
 
         ``passed`` is the codewords as they are subtracted, ``weight`` that of this layer's loss in the score.
         """
@@ -485,7 +571,9 @@ class Beams(NamedTuple):
         """Return the best candidate, without its dimension."""
         best = self.scores.argmax(-1, keepdim=True)
         dims = (1, 1, 0, 1, 1, 2)
-        return Beams(*(_take(held, best, after).squeeze(-1 - after) for held, after in zip(self, dims, strict=True)))
+        return Beams(
+            *(_take(held, best, after).squeeze(-1 - after) for held, after in zip(self, dims, strict=True))
+        )
 
 
 def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
@@ -494,16 +582,21 @@ def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
 
 
 class ImplicitCodebook(nn.Module):
-    """Map a codeword and the sum of the codewords before it to the codeword of a position, by a residual MLP (QINCo).
+    """Map a codeword and the sum of the codewords before it to the codeword of a position, by a residual MLP
+    (QINCo).
 
     The peer's ``MLP``. Source: Huijben et al. 2024, "Residual Quantization with Implicit Neural Codebooks".
     """
 
-    def __init__(self, dim: int, dim_hidden: int | None = None, depth: int = 4, l2norm_output: bool = False) -> None:
+    def __init__(
+        self, dim: int, dim_hidden: int | None = None, depth: int = 4, l2norm_output: bool = False
+    ) -> None:
         super().__init__()
         hidden = dim if dim_hidden is None else dim_hidden
         self.proj_in = nn.Linear(2 * dim, dim)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, dim)) for _ in range(depth))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, dim)) for _ in range(depth)
+        )
         self.l2norm_output = l2norm_output
 
     def forward(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
@@ -515,7 +608,8 @@ class ImplicitCodebook(nn.Module):
         return nn.functional.normalize(x, dim=-1) if self.l2norm_output else x
 
     def of_all(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
-        """Return all codewords ``[h, ..., K, d]`` made of codes ``[h, K, d]`` for each condition ``[..., d]``."""
+        """Return all codewords ``[h, ..., K, d]`` made of codes ``[h, K, d]`` for each condition ``[...,
+        d]``."""
         books, k, d = codes.shape
         lead = condition.shape[:-1]
         codes = codes.reshape(books, *(1,) * len(lead), k, d).expand(books, *lead, k, d)
@@ -535,29 +629,45 @@ class GroupedResidualVQ(Coder):
 
     Attributes:
         rvqs: the groups' quantizers.
-        codebooks: ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes differ.
+        codebooks: ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes
+            differ.
 
     Raises:
         ValueError, TypeError: as :class:`ResidualVQ`, and dim no multiple of groups.
 
     Source: Yang et al. 2023, "HiFi-Codec".
 
-    Equivalent to: ``vector_quantize_pytorch.GroupedResidualVQ`` 1.32 with the same arguments, which also loads its state_dict.
+    Equivalent to: ``vector_quantize_pytorch.GroupedResidualVQ`` 1.32 with the same arguments, which also
+        loads its state_dict.
     """
 
-    def __init__(self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, channel_last: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        groups: int = 1,
+        accept_image_fmap: bool = False,
+        channel_last: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
         dim, groups = counts("GroupedResidualVQ", dim=dim, groups=groups)
         if dim % groups:
-            raise ValueError(f"GroupedResidualVQ: dim={dim} cannot be cut into groups={groups}; make it a multiple")
+            raise ValueError(
+                f"GroupedResidualVQ: dim={dim} cannot be cut into groups={groups}; make it a multiple"
+            )
         self._dim = dim
         options = {"accept_image_fmap": accept_image_fmap, "channel_last": channel_last, **kwargs}
         self.rvqs = nn.ModuleList(ResidualVQ(dim=dim // groups, **options) for _ in range(groups))
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     groups = fixed("groups", lambda layer: len(layer.rvqs), "How many parts the channels are cut into.")
-    accept_image_fmap = fixed("accept_image_fmap", lambda layer: layer.rvqs[0].accept_image_fmap, "Whether images are taken.")
-    channel_last = fixed("channel_last", lambda layer: layer.rvqs[0].channel_last, "Whether the channels come last.")
+    accept_image_fmap = fixed(
+        "accept_image_fmap", lambda layer: layer.rvqs[0].accept_image_fmap, "Whether images are taken."
+    )
+    channel_last = fixed(
+        "channel_last", lambda layer: layer.rvqs[0].channel_last, "Whether the channels come last."
+    )
 
     @property
     def _residuals(self) -> list[ResidualVQ]:
@@ -570,9 +680,14 @@ class GroupedResidualVQ(Coder):
 
     @property
     def codebooks(self) -> torch.Tensor | tuple[tuple[torch.Tensor, ...], ...]:
-        """Codewords, ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes differ."""
+        """Codewords, ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes
+        differ."""
         books = tuple(tuple(rvq.codebooks) for rvq in self._residuals)
-        return torch.stack([torch.stack(group) for group in books]) if self._residuals[0].uniform_codebook_size else books
+        return (
+            torch.stack([torch.stack(group) for group in books])
+            if self._residuals[0].uniform_codebook_size
+            else books
+        )
 
     @property
     def split_dim(self) -> int:
@@ -581,11 +696,15 @@ class GroupedResidualVQ(Coder):
 
     def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """``[groups, Q, ..., d]`` of the indices of each group, ``[groups, ..., q]``."""
-        return torch.stack([rvq.get_codes_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)])
+        return torch.stack(
+            [rvq.get_codes_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)]
+        )
 
     def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """What ``forward`` returns as quantized for these indices."""
-        outputs = [rvq.get_output_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)]
+        outputs = [
+            rvq.get_output_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)
+        ]
         return torch.cat(outputs, self.split_dim)
 
     def forward(
@@ -597,16 +716,20 @@ class GroupedResidualVQ(Coder):
         freeze_codebook: bool | None = None,
         mask: torch.Tensor | None = None,
     ) -> Any:
-        """Quantize x; arguments as :class:`ResidualVQ`, whose quantizers behind a random one all groups leave out alike.
+        """Quantize x; arguments as :class:`ResidualVQ`, whose quantizers behind a random one all groups leave
+        out alike.
 
         Returns:
-            ``(quantized, indices, losses)``: indices int64 ``[groups, ..., Q]``, losses ``[groups, Q]``, and the codes ``[groups, Q, ...,
-            d]`` when asked; ``(quantized, loss)`` for indices ``[groups, ..., Q]`` that are given.
+            ``(quantized, indices, losses)``: indices int64 ``[groups, ..., Q]``, losses ``[groups, Q]``, and
+            the codes ``[groups, Q, ..., d]`` when asked; ``(quantized, loss)`` for indices ``[groups, ...,
+            Q]`` that are given.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`ResidualVQ`.
         """
-        Layout("GroupedResidualVQ", self.dim, self.channel_last, 2 if self.accept_image_fmap else 0).check(x, mask)
+        Layout("GroupedResidualVQ", self.dim, self.channel_last, 2 if self.accept_image_fmap else 0).check(
+            x, mask
+        )
         options: dict[str, Any] = {
             "mask": mask,
             "return_all_codes": return_all_codes,
@@ -614,10 +737,15 @@ class GroupedResidualVQ(Coder):
             "freeze_codebook": freeze_codebook,
         }
         if self.training and self._residuals[0].quantize_dropout:
-            options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(torch.randint(0, 10_000, (), device=x.device)))
+            options["rand_quantize_dropout_fixed_seed"] = int(
+                _distributed.same_on_all(torch.randint(0, 10_000, (), device=x.device))
+            )
         given = [None] * self.groups if indices is None else list(indices)
         parts = x.chunk(self.groups, self.split_dim if x.dim() > 2 else -1)
-        found = [rvq(part, indices=i, **options) for rvq, part, i in zip(self._residuals, parts, given, strict=True)]
+        found = [
+            rvq(part, indices=i, **options)
+            for rvq, part, i in zip(self._residuals, parts, given, strict=True)
+        ]
         quantized, *others = zip(*found, strict=True)
         output = torch.cat(quantized, self.split_dim if x.dim() > 2 else -1)
         if indices is not None:

@@ -17,18 +17,21 @@ from .residual_vq import Stack
 
 
 class SimVQ(Coder):
-    """Replace every vector by its nearest codeword, where the codewords are ``code_transform`` of fixed random vectors.
+    """Replace every vector by its nearest codeword, where the codewords are ``code_transform`` of fixed
+    random vectors.
 
     All codewords move with every gradient step, so none is left behind.
 
     Args:
         dim: length of the vectors.
         codebook_size: K.
-        codebook_transform: a module from the fixed vectors ``[K, frozen_codebook_dim]`` to codewords ``[K, dim]``; by default linear.
+        codebook_transform: a module from the fixed vectors ``[K, frozen_codebook_dim]`` to codewords ``[K,
+            dim]``; by default linear.
         init_fn: what is done to the fixed vectors once, before they are kept.
         channel_first: ``[B, dim, ...]`` input instead of ``[..., dim]``.
         rotation_trick: as :class:`VectorQuantize`.
-        input_to_quantize_commit_loss_weight: of the loss that moves the input, beside the one that moves the codewords.
+        input_to_quantize_commit_loss_weight: of the loss that moves the input, beside the one that moves the
+            codewords.
         commitment_weight: of both.
         frozen_codebook_dim: length of the fixed vectors; ``dim`` by default.
 
@@ -38,9 +41,11 @@ class SimVQ(Coder):
     Raises:
         ValueError: sizes or weights that do not fit.
 
-    Source: Zhu et al. 2024, "Addressing Representation Collapse in Vector Quantized Models with One Linear Layer".
+    Source: Zhu et al. 2024, "Addressing Representation Collapse in Vector Quantized Models with One Linear
+        Layer".
 
-    Equivalent to: ``vector_quantize_pytorch.SimVQ`` 1.32 with the same arguments, which also loads its state_dict.
+    Equivalent to: ``vector_quantize_pytorch.SimVQ`` 1.32 with the same arguments, which also loads its
+        state_dict.
     """
 
     frozen_codebook: torch.Tensor
@@ -59,14 +64,18 @@ class SimVQ(Coder):
     ) -> None:
         super().__init__()
         frozen = dim if frozen_codebook_dim is None else frozen_codebook_dim
-        dim, codebook_size, frozen = counts("SimVQ", dim=dim, codebook_size=codebook_size, frozen_codebook_dim=frozen)
+        dim, codebook_size, frozen = counts(
+            "SimVQ", dim=dim, codebook_size=codebook_size, frozen_codebook_dim=frozen
+        )
         numbers("SimVQ", None, commitment_weight=commitment_weight)
         numbers("SimVQ", None, input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight)
         self._dim, self.channel_first, self.rotation_trick = dim, channel_first, rotation_trick
         self.input_to_quantize_commit_loss_weight = input_to_quantize_commit_loss_weight
         self.commitment_weight = commitment_weight
         codes = init_fn(torch.randn(codebook_size, frozen) * frozen**-0.5)
-        self.code_transform = nn.Linear(frozen, dim, bias=False) if codebook_transform is None else codebook_transform
+        self.code_transform = (
+            nn.Linear(frozen, dim, bias=False) if codebook_transform is None else codebook_transform
+        )
         self.register_buffer("frozen_codebook", codes)
 
     def extra_repr(self) -> str:
@@ -100,10 +109,12 @@ class SimVQ(Coder):
         """Quantize x.
 
         Args:
-            x: ``[..., dim]``, or ``[B, dim, ...]`` for ``channel_first``; float32, bfloat16, float16 or float64.
+            x: ``[..., dim]``, or ``[B, dim, ...]`` for ``channel_first``; float32, bfloat16, float16 or
+                float64.
 
         Returns:
-            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape less its channels, and a scalar.
+            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape less its channels,
+            and a scalar.
 
         Raises:
             ValueError, TypeError: an input that does not fit.
@@ -118,7 +129,11 @@ class SimVQ(Coder):
             commitment_weight=self.input_to_quantize_commit_loss_weight,
             estimator="rotation" if self.rotation_trick else "straight_through",
         )
-        return layout.outward(out.quantized, x.dim()), out.indices.squeeze(-1), out.loss * self.commitment_weight
+        return (
+            layout.outward(out.quantized, x.dim()),
+            out.indices.squeeze(-1),
+            out.loss * self.commitment_weight,
+        )
 
 
 class ResidualSimVQ(Stack):
@@ -140,7 +155,8 @@ class ResidualSimVQ(Stack):
 
     Source: as :class:`SimVQ` and :class:`ResidualVQ`.
 
-    Equivalent to: ``vector_quantize_pytorch.ResidualSimVQ`` 1.32 with the same arguments, which also loads its state_dict.
+    Equivalent to: ``vector_quantize_pytorch.ResidualSimVQ`` 1.32 with the same arguments, which also loads
+        its state_dict.
     """
 
     def __init__(
@@ -159,13 +175,19 @@ class ResidualSimVQ(Stack):
         if heads != 1:
             raise ValueError(f"ResidualSimVQ: heads={heads} is not supported, a residual has one; heads=1")
         (num_quantizers,) = counts("ResidualSimVQ", num_quantizers=num_quantizers)
-        super().__init__(num_quantizers, quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of)
+        super().__init__(
+            num_quantizers, quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of
+        )
         options = {"channel_first": channel_first, **sim_vq_kwargs}
         self.layers = nn.ModuleList(SimVQ(dim, codebook_size, **options) for _ in range(num_quantizers))
 
-    codebook_size = fixed("codebook_size", lambda layer: layer._quantizers[0].codebook_size, "K of each quantizer.")
+    codebook_size = fixed(
+        "codebook_size", lambda layer: layer._quantizers[0].codebook_size, "K of each quantizer."
+    )
     codebook_dim = fixed("codebook_dim", lambda layer: layer._quantizers[0].dim, "Length of a codeword.")
-    channel_first = fixed("channel_first", lambda layer: layer._quantizers[0].channel_first, "Whether the channels come second.")
+    channel_first = fixed(
+        "channel_first", lambda layer: layer._quantizers[0].channel_first, "Whether the channels come second."
+    )
 
     @property
     def _quantizers(self) -> list[SimVQ]:
@@ -177,19 +199,28 @@ class ResidualSimVQ(Stack):
         return torch.stack([layer.codebook for layer in self._quantizers])
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """``[Q, ..., dim]``, the channels where ``forward`` has them; zeros for -1 and for indices that are left out at the end."""
+        """``[Q, ..., dim]``, the channels where ``forward`` has them; zeros for -1 and for indices that are
+        left out at the end."""
         indices = self._padded(indices)
-        return torch.stack([layer.indices_to_codes(i) for layer, i in zip(self._quantizers, indices.unbind(-1), strict=True)])
+        return torch.stack(
+            [layer.indices_to_codes(i) for layer, i in zip(self._quantizers, indices.unbind(-1), strict=True)]
+        )
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """What ``forward`` returns as quantized for these indices."""
         return self.get_codes_from_indices(indices).sum(0)
 
-    def forward(self, x: torch.Tensor, return_all_codes: bool = False, rand_quantize_dropout_fixed_seed: int | None = None) -> Any:
+    def forward(
+        self,
+        x: torch.Tensor,
+        return_all_codes: bool = False,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> Any:
         """Quantize x, ``[..., dim]`` or ``[B, dim, ...]``.
 
         Returns:
-            ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``; and the codes when asked.
+            ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``;
+            and the codes when asked.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`SimVQ`.

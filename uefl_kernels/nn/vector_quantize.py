@@ -1,4 +1,5 @@
-"""``VectorQuantize``: a VQ layer with moving-average or learned codewords, a drop-in for vector-quantize-pytorch's."""
+"""``VectorQuantize``: a VQ layer with moving-average or learned codewords, a drop-in for
+vector-quantize-pytorch's."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Call(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The indices that were chosen, ``[..., heads]`` or ``[..., k]``, their codewords, and what else came with them."""
+    """The indices that were chosen, ``[..., heads]`` or ``[..., k]``, their codewords, and what else came
+    with them."""
 
     pool: torch.Tensor  # the codewords as the ops take them, [K, d] or [h, K, d]
     indices: torch.Tensor
@@ -68,11 +70,16 @@ class Chosen(NamedTuple):
         if self.output is None:
             assert self.values is not None
             return self.values
-        return gather(self.pool, self.indices).flatten(-2) if self.pool.requires_grad else self.output.quantized.detach()
+        return (
+            gather(self.pool, self.indices).flatten(-2)
+            if self.pool.requires_grad
+            else self.output.quantized.detach()
+        )
 
 
 class Quantized(NamedTuple):
-    """Values ``[..., heads * d]`` or ``[..., k, d]``, indices, the weighted loss, its terms, the cross entropy of targets."""
+    """Values ``[..., heads * d]`` or ``[..., k, d]``, indices, the weighted loss, its terms, the cross
+    entropy of targets."""
 
     values: torch.Tensor
     indices: torch.Tensor
@@ -83,71 +90,90 @@ class Quantized(NamedTuple):
 
 def _of_codebook(name: str) -> Any:
     """Make a property that reads and sets an attribute of the codebook."""
-    return property(lambda layer: getattr(layer._codebook, name), lambda layer, value: setattr(layer._codebook, name, value))
+    return property(
+        lambda layer: getattr(layer._codebook, name),
+        lambda layer, value: setattr(layer._codebook, name, value),
+    )
 
 
 class VectorQuantize(Coder):
     """Replace every vector by its nearest codeword, and learn the codewords from what they replace.
 
-    Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32, on exact fused
-    ops: nothing of size N x K, no wait for the device in a step, one message per step under ``torch.distributed``. Only options that
+    Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32,
+    on exact fused
+    ops: nothing of size N x K, no wait for the device in a step, one message per step under
+        ``torch.distributed``. Only options that
     are about all distances (marked N x K below) hold them.
 
     Args:
         dim: length of the vectors.
         codebook_size: K, the number of codewords.
-        codebook_dim: d, the length of a codeword; where heads * d is not ``dim``, ``project_in`` and ``project_out`` are linear.
+        codebook_dim: d, the length of a codeword; where heads * d is not ``dim``, ``project_in`` and
+            ``project_out`` are linear.
         heads: codewords per vector; each head quantizes its d of the heads * d elements.
         separate_codebook_per_head: a codebook of its own for each head instead of one for all.
         decay: decay of the moving averages; a batch enters with 1 - decay.
         eps: Laplace smoothing of the averaged cluster sizes.
         freeze_codebook: never update the codewords; ``forward`` can override it.
-        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch, which must be finite: checked on
-            the CPU; on a GPU codewords become NaN. The flag ``initted`` is read after each change; on a GPU that is one
+        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch, which must
+            be finite: checked on the CPU; on a GPU codewords become NaN. The flag ``initted`` is read after
+                each change; on a GPU that is one
             synchronization.
         kmeans_iters: rounds of ``kmeans_init``, at least 1.
         sync_kmeans: run ``kmeans_init`` on the rows of all processes, under ``torch.distributed``.
         use_cosine_sim: quantize unit vectors by the angle; the codewords have length 1 too.
         layernorm_after_project_in: normalize behind ``project_in``, where there is one.
-        threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows of the batch; 0 = off.
+        threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows
+            of the batch; 0 = off.
         channel_last: False for ``[B, D, N]`` input.
         accept_image_fmap: ``[B, D, H, W]`` input, read in place.
         accept_3d_fmap: ``[B, D, L, H, W]`` input, read in place.
-        commitment_weight: weight of the mean squared distance between the input and its codeword; with ``learnable_codebook`` its
-            gradient also moves the codewords.
+        commitment_weight: weight of the mean squared distance between the input and its codeword; with
+            ``learnable_codebook`` its gradient also moves the codewords.
         commitment_use_cross_entropy_loss: N x K; cross entropy of minus the distances instead.
         orthogonal_reg_weight: weight of a loss that keeps codewords apart; makes them a parameter.
         orthogonal_reg_active_codes_only: only codewords that the batch chose; waits for the device.
         orthogonal_reg_max_codes: at most this many codewords, drawn at random.
-        codebook_diversity_loss_weight: N x K; weight of the negative entropy of the mean assignment probabilities.
+        codebook_diversity_loss_weight: N x K; weight of the negative entropy of the mean assignment
+            probabilities.
         codebook_diversity_temperature: factor of the distances in that loss.
-        stochastic_sample_codes: in training, draw codewords with probability softmax(-distance / temperature), in blocks of rows.
-        sample_codebook_temp: temperature of ``stochastic_sample_codes``; 0 takes the nearest. ``forward`` can override it.
+        stochastic_sample_codes: in training, draw codewords with probability softmax(-distance /
+            temperature), in blocks of rows.
+        sample_codebook_temp: temperature of ``stochastic_sample_codes``; 0 takes the nearest. ``forward`` can
+            override it.
         straight_through: N x K; quantized also gets the gradient of those probabilities (Gumbel softmax).
-        rotation_trick: send the gradient to the input turned and scaled as the codeword is, instead of unchanged; the default
-            None means True for ``dim`` > 1. The output is the codeword to the bit either way.
-        directional_reparam: the output is the input moved by its distance to the codeword in nearly that direction, so that both get a
-            gradient (DiVeQ); the codewords are learned, without commitment loss. It needs ``threshold_ema_dead_code``.
+        rotation_trick: send the gradient to the input turned and scaled as the codeword is, instead of
+            unchanged; the default None means True for ``dim`` > 1. The output is the codeword to the bit
+            either way.
+        directional_reparam: the output is the input moved by its distance to the codeword in nearly that
+            direction, so that both get a gradient (DiVeQ); the codewords are learned, without commitment
+            loss. It needs ``threshold_ema_dead_code``.
         directional_reparam_variance: variance of the noise on the direction.
-        sync_codebook: False keeps the averages of each process to itself; None and True share them under ``torch.distributed``.
+        sync_codebook: False keeps the averages of each process to itself; None and True share them under
+            ``torch.distributed``.
         sync_affine_param: take the statistics of ``affine_param`` over all processes.
         ema_update: move the codewords by averages; the default None means unless they are learned.
-        vq_bridge: a module that the codewords ``[h, K, d]`` pass before they are searched; it needs ``learnable_codebook``.
+        vq_bridge: a module that the codewords ``[h, K, d]`` pass before they are searched; it needs
+            ``learnable_codebook``.
         manual_ema_update: only the averages move; ``_codebook.update_ema()`` then sets the codewords.
         learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
-        in_place_codebook_optimizer: makes an optimizer of the codewords' parameters, which steps in ``forward`` towards the batch, with
-            the mean of the gradients of all processes; it needs ``learnable_codebook``.
+        in_place_codebook_optimizer: makes an optimizer of the codewords' parameters, which steps in
+            ``forward`` towards the batch, with the mean of the gradients of all processes; it needs
+            ``learnable_codebook``.
         manual_in_place_optimizer_update: leave its step to ``update_in_place_optimizer()``.
         affine_param: move and scale the codewords to the averaged mean and variance of the batches.
         affine_param_batch_decay, affine_param_codebook_decay: decays of those averages.
-        sync_update_v: quantized passes (1 + v) times its gradient (Huh et al. 2023, eq. 21); it needs ``learnable_codebook``.
+        sync_update_v: quantized passes (1 + v) times its gradient (Huh et al. 2023, eq. 21); it needs
+            ``learnable_codebook``.
         return_zeros_for_masked_padding: False returns the input at masked positions.
-        route_gradients_to_input: False sends the gradient of quantized to learned codewords and not to the input.
+        route_gradients_to_input: False sends the gradient of quantized to learned codewords and not to the
+            input.
 
     Attributes:
-        codebook: ``[K, d]``, or ``[heads, K, d]`` with ``separate_codebook_per_head``; assign to it to set the codewords, and with them
-            the averages that move them on.
-        counts: how often the last forward pass of this process chose each codeword, the shape of the codebook less d, int64.
+        codebook: ``[K, d]``, or ``[heads, K, d]`` with ``separate_codebook_per_head``; assign to it to set
+            the codewords, and with them the averages that move them on.
+        counts: how often the last forward pass of this process chose each codeword, the shape of the codebook
+            less d, int64.
         perplexity: exp of the entropy of ``counts``; a scalar, or ``[heads]``.
         usage: the share of codewords that were chosen at least once; a scalar, or ``[heads]``.
 
@@ -155,20 +181,23 @@ class VectorQuantize(Coder):
         ValueError: sizes that do not fit, options that exclude each other.
         TypeError: an unknown argument.
 
-    Departures from the peer, all of them where its result is not what one would want: indices are exact; the output is the
-    codeword without the rounding of the rotation, also where the input is zero; ``project_in`` gets its gradient also when
-    the input needs none; a mask works with heads and projections, and lens with ``channel_last=False``; codewords stay float32 in a
-    model cast to half precision; setting ``codebook`` also sets the averages, else the next step would undo it; ``affine_param`` moves
-    its averages in training only. In a checkpointed region, which runs the layer a second time, the codewords are updated once, and the
-    second time chooses from those of the first.
+    Departures from the peer, all of them where its result is not what one would want: indices are exact; the
+    output is the codeword without the rounding of the rotation, also where the input is zero; ``project_in``
+    gets its gradient also when the input needs none; a mask works with heads and projections, and lens with
+    ``channel_last=False``; codewords stay float32 in a model cast to half precision; setting ``codebook``
+    also sets the averages, else the next step would undo it; ``affine_param`` moves its averages in training
+    only. In a checkpointed region, which runs the layer a second time, the codewords are updated once, and
+    the second time chooses from those of the first.
 
-    A row that holds NaN takes codeword 0 and quantized is that codeword; the loss is NaN, outside training and without a commitment loss
-    too, and the codewords do not move towards the row. What a loss measures of the rows is 0 where there are none, or all are masked.
-    Under autocast distances, and codewords that a module makes (``vq_bridge``), stay float32. Reverse-mode first derivatives only: a
-    second derivative and forward mode raise; so does ``torch.func.grad``; ``vmap`` fails because the layer writes ``counts``, give it the
-    leading dimensions instead.
+    A row that holds NaN takes codeword 0 and quantized is that codeword; the loss is NaN, outside training
+    and without a commitment loss too, and the codewords do not move towards the row. What a loss measures of
+    the rows is 0 where there are none, or all are masked. Under autocast distances, and codewords that a
+    module makes (``vq_bridge``), stay float32. Reverse-mode first derivatives only: a second derivative and
+    forward mode raise; so does ``torch.func.grad``; ``vmap`` fails because the layer writes ``counts``, give
+    it the leading dimensions instead.
 
-    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1 (moving averages);
+    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1
+        (moving averages);
     Dhariwal et al. 2020, "Jukebox" (revival); Fifty et al. 2024 (rotation).
 
     Equivalent to: ``vector_quantize_pytorch.VectorQuantize`` with the same arguments.
@@ -273,14 +302,31 @@ class VectorQuantize(Coder):
         heads = f", heads={self.heads}" if self.heads > 1 else ""
         return f"dim={self.dim}, codebook_size={self.codebook_size}, codebook_dim={self.codebook_dim}{heads}"
 
-    # --- attributes of a built layer ---------------------------------------------------------------------------------
+    # --- attributes of a built layer -----------------------------------------------------------------------
 
-    decay, eps, kmeans_iters, sync_kmeans, threshold_ema_dead_code, sample_codebook_temp, manual_ema_update = map(
+    (
+        decay,
+        eps,
+        kmeans_iters,
+        sync_kmeans,
+        threshold_ema_dead_code,
+        sample_codebook_temp,
+        manual_ema_update,
+    ) = map(
         _of_codebook,
-        ("decay", "eps", "kmeans_iters", "sync_kmeans", "threshold_ema_dead_code", "sample_codebook_temp", "manual_ema_update"),
+        (
+            "decay",
+            "eps",
+            "kmeans_iters",
+            "sync_kmeans",
+            "threshold_ema_dead_code",
+            "sample_codebook_temp",
+            "manual_ema_update",
+        ),
     )
     affine_param_batch_decay, affine_param_codebook_decay, sync_affine_param, sync_codebook = map(
-        _of_codebook, ("affine_param_batch_decay", "affine_param_codebook_decay", "sync_affine_param", "use_ddp")
+        _of_codebook,
+        ("affine_param_batch_decay", "affine_param_codebook_decay", "sync_affine_param", "use_ddp"),
     )
 
     @property
@@ -298,8 +344,8 @@ class VectorQuantize(Coder):
         numbers("VectorQuantize", None, orthogonal_reg_weight=weight)
         if weight > 0 and not self._codebook.learnable_codebook:
             raise ValueError(
-                f"VectorQuantize: orthogonal_reg_weight = {weight} moves codewords that are a parameter, and those of this layer are"
-                " a buffer; make the layer with orthogonal_reg_weight above 0"
+                f"VectorQuantize: orthogonal_reg_weight = {weight} moves codewords that are a parameter, and"
+                " those of this layer are a buffer; make the layer with orthogonal_reg_weight above 0"
             )
         self._orthogonal_reg_weight = weight
 
@@ -307,14 +353,24 @@ class VectorQuantize(Coder):
     codebook_dim = fixed("codebook_dim", lambda layer: layer._codebook_dim, "Length of a codeword.")
     heads = fixed("heads", lambda layer: layer._heads, "Codewords per vector.")
     separate_codebook_per_head = fixed(
-        "separate_codebook_per_head", lambda layer: layer._separate_codebook_per_head, "Whether each head has a codebook of its own."
+        "separate_codebook_per_head",
+        lambda layer: layer._separate_codebook_per_head,
+        "Whether each head has a codebook of its own.",
     )
-    learnable_codebook = fixed("learnable_codebook", lambda layer: layer._learnable_codebook, "Whether gradients move the codewords.")
+    learnable_codebook = fixed(
+        "learnable_codebook", lambda layer: layer._learnable_codebook, "Whether gradients move the codewords."
+    )
     zero, maybe_split_heads_from_input = map(absent, ("zero", "maybe_split_heads_from_input"))
     codebook_size = fixed("codebook_size", lambda layer: layer._codebook.codebook_size, "K.")
-    use_cosine_sim = fixed("use_cosine_sim", lambda layer: layer._codebook.use_cosine_sim, "Whether vectors are compared by the angle.")
+    use_cosine_sim = fixed(
+        "use_cosine_sim",
+        lambda layer: layer._codebook.use_cosine_sim,
+        "Whether vectors are compared by the angle.",
+    )
     affine_param = fixed(
-        "affine_param", lambda layer: layer._codebook.affine_param, "Whether the codewords follow the mean and variance of the batches."
+        "affine_param",
+        lambda layer: layer._codebook.affine_param,
+        "Whether the codewords follow the mean and variance of the batches.",
     )
     kmeans_init = fixed(
         "kmeans_init",
@@ -353,7 +409,7 @@ class VectorQuantize(Coder):
         spatial = 2 if self.accept_image_fmap else 3 if self.accept_3d_fmap else 0
         return Layout("VectorQuantize", self.dim, self.channel_last, spatial)
 
-    # --- forward -----------------------------------------------------------------------------------------------------
+    # --- forward -------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -373,34 +429,38 @@ class VectorQuantize(Coder):
         """Quantize x and, in training, update the codewords (not under ``freeze_codebook``).
 
         Args:
-            x: ``[..., dim]`` with at least two dimensions, ``[B, dim, ...]`` for ``channel_last=False``, ``[B, dim, H, W]`` for
-                ``accept_image_fmap``, or ``[B, dim, L, H, W]`` for ``accept_3d_fmap``; float32, bfloat16, float16 or float64, any strides.
-            indices: N x K; int64 as this layer returns them: ``(quantized, loss)`` is returned then, with the cross entropy of minus the
-                distances for these codewords; -1 for none.
-            mask: bool, the shape of x less its channels; False marks padding: quantized is 0 there and the index -1, and neither
-                loss nor codewords see it. Not for images.
+            x: ``[..., dim]`` with at least two dimensions, ``[B, dim, ...]`` for ``channel_last=False``,
+                ``[B, dim, H, W]`` for ``accept_image_fmap``, or ``[B, dim, L, H, W]`` for ``accept_3d_fmap``;
+                float32, bfloat16, float16 or float64, any strides.
+            indices: N x K; int64 as this layer returns them: ``(quantized, loss)`` is returned then, with the
+                cross entropy of minus the distances for these codewords; -1 for none.
+            mask: bool, the shape of x less its channels; False marks padding: quantized is 0 there and the
+                index -1, and neither loss nor codewords see it. Not for images.
             lens: int ``[B]``, the lengths of sequences, instead of a mask.
             topk: return the k nearest codewords, nearest first, and update nothing; for one head.
             sample_codebook_temp: overrides the constructor's for this call.
             freeze_codebook: overrides the constructor's for this call.
             return_loss_breakdown: also return the unweighted terms of the loss.
-            codebook_transform_fn: makes codewords ``[h, K, d]`` into those of each row, ``[h, ..., K, d]`` (QINCo). These are compared by
-                plain PyTorch, with N x K x d in memory.
-            ema_update_weight: of this batch in the averages, ``[K]`` or ``[h, K]``, or a function of the batch's sums ``[h, K, d]`` and
-                cluster sizes ``[h, K]`` that gives it.
-            accum_ema_update: add the batch to the next one that does not set this, instead of updating the codewords.
+            codebook_transform_fn: makes codewords ``[h, K, d]`` into those of each row, ``[h, ..., K, d]``
+                (QINCo). These are compared by plain PyTorch, with N x K x d in memory.
+            ema_update_weight: of this batch in the averages, ``[K]`` or ``[h, K]``, or a function of the
+                batch's sums ``[h, K, d]`` and cluster sizes ``[h, K]`` that gives it.
+            accum_ema_update: add the batch to the next one that does not set this, instead of updating the
+                codewords.
             ema_update: overrides the constructor's for this call.
 
         Returns:
-            ``(quantized, indices, loss)``, and a :class:`LossBreakdown` when asked. quantized has the shape and dtype of x (behind
-            projections the dtype that they give); indices are int64, ``[...]`` or ``[..., heads]``; loss is a scalar, float32
-            (float64 for float64 x), zero outside training. With ``topk``, quantized is ``[..., k, dim]`` (channels second: ``[B, dim, ...,
-            k]``), indices and the loss are ``[..., k]``, the loss also outside training.
+            ``(quantized, indices, loss)``, and a :class:`LossBreakdown` when asked. quantized has the shape
+            and dtype of x (behind projections the dtype that they give); indices are int64, ``[...]`` or
+            ``[..., heads]``; loss is a scalar, float32 (float64 for float64 x), zero outside training. With
+            ``topk``, quantized is ``[..., k, dim]`` (channels second: ``[B, dim, ..., k]``), indices and the
+            loss are ``[..., k]``, the loss also outside training.
 
         Raises:
             ValueError: a shape that does not fit, or arguments that exclude each other.
             TypeError: x is not floating point or the mask not bool, or an unknown argument.
-            RuntimeError: the codewords, or the first batch of ``kmeans_init``, are not finite (checked on the CPU).
+            RuntimeError: the codewords, or the first batch of ``kmeans_init``, are not finite (checked on the
+                CPU).
         """
         # 1. Check the arguments and make the mask of the lengths.
         layout = self.layout
@@ -408,10 +468,22 @@ class VectorQuantize(Coder):
         mask = layout.mask_of(x, mask, lens)
         indices = None if indices is None else as_indices("VectorQuantize", indices)
         topk = None if topk is None else self._check_topk(topk)
-        temperature = self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
+        temperature = (
+            self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
+        )
         sampling = Sampling(temperature, self.stochastic_sample_codes, self.straight_through)
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
-        call = Call(mask, frozen, sampling, topk, codebook_transform_fn, indices, ema_update_weight, accum_ema_update, ema_update)
+        call = Call(
+            mask,
+            frozen,
+            sampling,
+            topk,
+            codebook_transform_fn,
+            indices,
+            ema_update_weight,
+            accum_ema_update,
+            ema_update,
+        )
 
         # 2. Project; choose, update and measure in between.
         x = layout.inward(x)
@@ -431,10 +503,15 @@ class VectorQuantize(Coder):
         quantized = layout.outward(quantized, x.dim())
         if indices is not None:
             return quantized, found.cross_entropy
-        return (quantized, chosen, found.loss, found.terms) if return_loss_breakdown else (quantized, chosen, found.loss)
+        return (
+            (quantized, chosen, found.loss, found.terms)
+            if return_loss_breakdown
+            else (quantized, chosen, found.loss)
+        )
 
     def _quantize(self, given: torch.Tensor, call: Call) -> Quantized:
-        """Quantize ``[..., heads * d]``, the channels last, and update the codewords as the call and the layer say."""
+        """Quantize ``[..., heads * d]``, the channels last, and update the codewords as the call and the
+        layer say."""
         book, mask = self._codebook, call.mask
 
         # 1. Mask: whatever the padding holds, NaN included, nothing below sees it.
@@ -446,9 +523,11 @@ class VectorQuantize(Coder):
         if book.waiting:
             book.initialize(rows, mask)
         optimizing = self.in_place_codebook_optimizer is not None
-        updated = self.training and not call.frozen and (optimizing or book.tracks(call.ema))  # here, or with topk by the caller
+        # here, or with topk by the caller
+        updated = self.training and not call.frozen and (optimizing or book.tracks(call.ema))
         changing = updated and call.topk is None
-        before = book.memory.recall(rows) if changing else None  # not None: a checkpointed region runs this pass again
+        # not None: a checkpointed region runs this pass again
+        before = book.memory.recall(rows) if changing else None
         if self.training and book.affine_param and before is None:
             book.update_affine(rows, mask)
         in_place = given.new_zeros((), dtype=torch.float32)
@@ -462,7 +541,8 @@ class VectorQuantize(Coder):
                 book.memory.note(rows, embed)
 
         # 3. Choose.
-        summed = changing and not optimizing  # also the second time, which must save the same tensors as the first
+        # also the second time, which must save the same tensors as the first
+        summed = changing and not optimizing
         chosen = self._choose(rows, book.seen(embed), call, summed and book.tracks(call.ema))
 
         # 4. Update; the zeros of the padding have added nothing to the sums.
@@ -479,7 +559,7 @@ class VectorQuantize(Coder):
             targets = _losses.cross_entropy(chosen.near, self._by_book(call.targets, given))
         return Quantized(values, chosen.indices, loss, terms, targets)
 
-    # --- choosing ----------------------------------------------------------------------------------------------------
+    # --- choosing ------------------------------------------------------------------------------------------
 
     def _choose(self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool) -> Chosen:
         """Choose codewords by the op, or by what the call asks for instead."""
@@ -492,7 +572,9 @@ class VectorQuantize(Coder):
         shared = codes[0] if len(codes) == 1 else codes  # as the ops take them
         near = _search.distances(self._split(rows, codes), codes, self.use_cosine_sim) if measured else None
         learning = self._learning(call.frozen)
-        out, sums = self._run_op(rows, shared if learning else shared.detach(), float(learning and call.mask is None), summed)
+        out, sums = self._run_op(
+            rows, shared if learning else shared.detach(), float(learning and call.mask is None), summed
+        )
         return Chosen(shared, out.indices, out.counts, sums, out, None, near)
 
     def _run_op(
@@ -509,7 +591,9 @@ class VectorQuantize(Coder):
         )
         return found if summed else (found, None)  # type: ignore[return-value]
 
-    def _choose_otherwise(self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool, measured: bool) -> Chosen:
+    def _choose_otherwise(
+        self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool, measured: bool
+    ) -> Chosen:
         """Choose several codewords, draw them, or take them of a codebook that each row has for itself."""
         cosine, k = self.use_cosine_sim, call.topk
         sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
@@ -560,7 +644,8 @@ class VectorQuantize(Coder):
         return values.view(lead[0], self.heads, *lead[1:], *extra).movedim(1, len(lead))
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale the vector of every head to length 1, in float32: half precision would leave it off by 2^-9."""
+        """Scale the vector of every head to length 1, in float32: half precision would leave it off by
+        2^-9."""
         split = at_least_float32(x).unflatten(-1, (self.heads, self.codebook_dim))  # type: ignore[no-untyped-call]
         return F.normalize(split, dim=-1, eps=1e-6).flatten(-2)
 
@@ -581,7 +666,7 @@ class VectorQuantize(Coder):
         )
         return min(topk, int(self.codebook_size))
 
-    # --- updating ----------------------------------------------------------------------------------------------------
+    # --- updating ------------------------------------------------------------------------------------------
 
     def _update(self, rows: torch.Tensor, chosen: Chosen, call: Call) -> None:
         """Move the codewords by the averages, where the batch was summed."""
@@ -591,11 +676,17 @@ class VectorQuantize(Coder):
             self._codebook.update(counted, chosen.sums, rows.detach(), call.mask, **options)
 
     def _optimize(self, rows: torch.Tensor, call: Call) -> torch.Tensor:
-        """Step the codewords' own optimizer towards the rows, and update what else the batch moves; return its loss."""
+        """Step the codewords' own optimizer towards the rows, and update what else the batch moves; return
+        its loss."""
         book, rows = self._codebook, rows.detach()
         # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            chosen = self._choose(rows, book.seen(hold(book.embed)), call._replace(targets=None), book.tracks(call.ema))
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
+        ):
+            chosen = self._choose(
+                rows, book.seen(hold(book.embed)), call._replace(targets=None), book.tracks(call.ema)
+            )
             loss = _losses.mean_square(chosen.codes() - at_least_float32(rows), call.mask)
             loss.backward()  # type: ignore[no-untyped-call]
         self._update(rows, chosen, call)
@@ -611,34 +702,50 @@ class VectorQuantize(Coder):
         """
         if self.in_place_codebook_optimizer is None:
             return
-        held = (parameter for group in self.in_place_codebook_optimizer.param_groups for parameter in group["params"])
+        held = (
+            parameter
+            for group in self.in_place_codebook_optimizer.param_groups
+            for parameter in group["params"]
+        )
         if not any(parameter is self._codebook.embed for parameter in held):
             raise RuntimeError(
-                "VectorQuantize: in_place_codebook_optimizer holds codewords that were replaced, as load_state_dict(assign=True) or "
-                "to_empty() does; make it anew: layer.in_place_codebook_optimizer = torch.optim.SGD(layer._codebook.parameters(), lr)"
+                "VectorQuantize: in_place_codebook_optimizer holds codewords that were replaced, as"
+                " load_state_dict(assign=True) or to_empty() does; make it anew:"
+                " layer.in_place_codebook_optimizer = torch.optim.SGD(layer._codebook.parameters(), lr)"
             )
         _distributed.average_gradients(list(self._codebook.parameters()), self._codebook.use_ddp)
         self.in_place_codebook_optimizer.step()
         self.in_place_codebook_optimizer.zero_grad()
 
-    def update_indices(self, x: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Update the codewords as if ``forward`` had chosen these indices for x, as after ``topk``, which updates nothing.
+    def update_indices(
+        self, x: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> None:
+        """Update the codewords as if ``forward`` had chosen these indices for x, as after ``topk``, which
+        updates nothing.
 
         In a backward pass, where a checkpointed region runs again, it does nothing.
 
         Args:
             x: as for ``forward``.
-            indices: int64 as ``forward`` returns them; -1 counts for codeword 0 unless it is masked, as in the peer.
+            indices: int64 as ``forward`` returns them; -1 counts for codeword 0 unless it is masked, as in
+                the peer.
             mask: as for ``forward``.
         """
         indices = as_indices("VectorQuantize", indices)
-        if not self._codebook.tracks() or (not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1):
+        if not self._codebook.tracks() or (
+            not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        ):
             return
         layout = self.layout
         layout.check(x, mask)
         with torch.no_grad():
             given = self.project_in(layout.inward(x))
-            self._codebook(self._unit(given) if self.use_cosine_sim else given, self._codebook.update_indices, indices, mask)
+            self._codebook(
+                self._unit(given) if self.use_cosine_sim else given,
+                self._codebook.update_indices,
+                indices,
+                mask,
+            )
 
     update_ema_indices = update_indices
 
@@ -646,10 +753,11 @@ class VectorQuantize(Coder):
         """Put dead codewords onto rows of x ``[..., heads * codebook_dim]``, channels last, in training."""
         self._codebook.expire(self._unit(x) if self.use_cosine_sim else x)
 
-    # --- gradients and losses ----------------------------------------------------------------------------------------
+    # --- gradients and losses ------------------------------------------------------------------------------
 
     def _route(self, rows: torch.Tensor, chosen: Chosen, call: Call) -> torch.Tensor:
-        """Choose where the gradient of quantized goes: in training to the input, else to codewords that are learned."""
+        """Choose where the gradient of quantized goes: in training to the input, else to codewords that are
+        learned."""
         values = None
         if self.training and rows.requires_grad and self.route_gradients_to_input:
             x = rows if call.topk is None else rows.unsqueeze(-2)
@@ -667,7 +775,12 @@ class VectorQuantize(Coder):
             values = values + self.sync_update_v * (values - values.detach())
         return values
 
-    def _by_head(self, x: torch.Tensor, codes: torch.Tensor, apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _by_head(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
         heads = (-1, (self.heads, self.codebook_dim))
         return apply(x.unflatten(*heads), codes.unflatten(*heads)).flatten(-2)
 
@@ -679,19 +792,34 @@ class VectorQuantize(Coder):
         zero = torch.zeros_like(in_place)
         diversity, orthogonal = zero, zero
         weighted = self.training or call.topk is not None
-        loss = commitment * (self.commitment_weight if self.commitment_weight > 0 else 1.0) if weighted else commitment
+        loss = (
+            commitment * (self.commitment_weight if self.commitment_weight > 0 else 1.0)
+            if weighted
+            else commitment
+        )
         if self.training and self.has_codebook_diversity_loss and chosen.near is not None:
-            kept = None if call.mask is None else self._by_book(call.mask.unsqueeze(-1).expand(chosen.indices.shape), given)
-            diversity = _losses.diversity(chosen.near, kept, given.shape[1:-1].numel(), self.codebook_diversity_temperature)
+            kept = (
+                None
+                if call.mask is None
+                else self._by_book(call.mask.unsqueeze(-1).expand(chosen.indices.shape), given)
+            )
+            diversity = _losses.diversity(
+                chosen.near, kept, given.shape[1:-1].numel(), self.codebook_diversity_temperature
+            )
             loss = loss + diversity * self.codebook_diversity_loss_weight
         if self.training and self.has_codebook_orthogonal_loss:
             embed, counted = hold(self._codebook.embed), self._codebook.counts
-            orthogonal = _losses.orthogonal(embed, counted, self.orthogonal_reg_active_codes_only, self.orthogonal_reg_max_codes)
+            orthogonal = _losses.orthogonal(
+                embed, counted, self.orthogonal_reg_active_codes_only, self.orthogonal_reg_max_codes
+            )
             loss = loss + orthogonal * self.orthogonal_reg_weight
         return loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
 
-    def _commitment(self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call) -> torch.Tensor:
-        """Mean squared distance to the codewords where the mask is True; where it would not be used zero, or NaN for NaN."""
+    def _commitment(
+        self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call
+    ) -> torch.Tensor:
+        """Mean squared distance to the codewords where the mask is True; where it would not be used zero, or
+        NaN for NaN."""
         out, mask = chosen.output, call.mask
         learning = self._learning(call.frozen)
         dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
@@ -707,13 +835,15 @@ class VectorQuantize(Coder):
             indices = chosen.indices if mask is None else chosen.indices.masked_fill(~mask.unsqueeze(-1), -1)
             return _losses.cross_entropy(chosen.near, self._by_book(indices, given))
         if mask is None and out is not None:
-            # The op adds one such mean per weight; the peer's loss is a single one whose gradient goes both ways.
+            # The op adds one such mean per weight; the peer's loss is a single one whose gradient goes both
+            # ways.
             return out.loss - out.loss.detach() / 2 if learning else out.loss
-        # With a mask the peer measures to the input as it was given, also where unit vectors are what is quantized.
+        # With a mask the peer measures to the input as it was given, also where unit vectors are what is
+        # quantized.
         target = chosen.codes() if learning else chosen.codes().detach()
         return _losses.mean_square((rows if mask is None else given).to(dtype) - target.to(dtype), mask)
 
-    # --- views of the codebook, and from indices to codewords --------------------------------------------------------
+    # --- views of the codebook, and from indices to codewords ----------------------------------------------
 
     @property
     def codebook(self) -> torch.Tensor:
@@ -725,7 +855,10 @@ class VectorQuantize(Coder):
         if not isinstance(codes, torch.Tensor):
             raise TypeError(f"VectorQuantize: codebook must be a torch.Tensor, got {type(codes).__name__}")
         if codes.shape != self.codebook.shape:
-            raise ValueError(f"VectorQuantize: codebook must have shape {list(self.codebook.shape)}, got {list(codes.shape)}")
+            raise ValueError(
+                f"VectorQuantize: codebook must have shape {list(self.codebook.shape)}, got"
+                f" {list(codes.shape)}"
+            )
         self._codebook.assign(codes if self.separate_codebook_per_head else codes.unsqueeze(0))
 
     @property
@@ -735,7 +868,8 @@ class VectorQuantize(Coder):
 
     @property
     def perplexity(self) -> torch.Tensor:
-        """Exp of the entropy of ``counts``: 1 when one codeword takes all or the batch is empty, K when all are used alike."""
+        """Exp of the entropy of ``counts``: 1 when one codeword takes all or the batch is empty, K when all
+        are used alike."""
         share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
         entropy: torch.Tensor = torch.special.entr(share).sum(-1)
         return entropy.exp()
@@ -746,14 +880,15 @@ class VectorQuantize(Coder):
         return (self.counts > 0).float().mean(-1)
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the codewords of indices as ``forward`` returns them; zeros for the index -1 of a masked position.
+        """Return the codewords of indices as ``forward`` returns them; zeros for the index -1 of a masked
+        position.
 
         Args:
             indices: integers of any width ``[...]``, or ``[..., heads]``.
 
         Returns:
-            ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` where each has its own;
-            channels in the second dimension where the input has them there.
+            ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` where each
+            has its own; channels in the second dimension where the input has them there.
         """
         codes: torch.Tensor = self._codebook(as_indices("VectorQuantize", indices), self._gather)
         if self.heads > 1 and not self.separate_codebook_per_head:
@@ -761,7 +896,8 @@ class VectorQuantize(Coder):
         return self.layout.outward(codes, codes.dim())
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return what ``forward`` returns as quantized for these indices, also behind projections and for several heads."""
+        """Return what ``forward`` returns as quantized for these indices, also behind projections and for
+        several heads."""
         indices = as_indices("VectorQuantize", indices)
         output: torch.Tensor = self.project_out(self._codebook(indices, self._gather))
         masked = (indices if self.heads == 1 else indices[..., 0]) < 0
@@ -774,7 +910,8 @@ class VectorQuantize(Coder):
             indices = indices.unsqueeze(-1)
         elif indices.dim() == 0 or indices.shape[-1] != self.heads:
             raise ValueError(
-                f"VectorQuantize: indices must have shape [..., {self.heads}] for {self.heads} heads, got {list(indices.shape)}"
+                f"VectorQuantize: indices must have shape [..., {self.heads}] for {self.heads} heads, got"
+                f" {list(indices.shape)}"
             )
         codes = self._codebook.codes
         codes = codes[0] if len(codes) == 1 else codes
@@ -787,37 +924,71 @@ def _counts_without_padding(chosen: Chosen, mask: torch.Tensor | None) -> torch.
         return chosen.counts
     padding = (~mask).unsqueeze(-1).expand_as(chosen.indices).reshape(-1).long()
     where = flat_indices(chosen.counts.unsqueeze(-1), chosen.indices)
-    masked = torch.zeros(chosen.counts.numel(), dtype=torch.int64, device=padding.device).scatter_add_(0, where, padding)
+    masked = torch.zeros(chosen.counts.numel(), dtype=torch.int64, device=padding.device).scatter_add_(
+        0, where, padding
+    )
     return chosen.counts - masked.view(chosen.counts.shape)
 
 
-# --- options of the constructor --------------------------------------------------------------------------------------
+# --- options of the constructor ---------------------------------------------------------------------------
 
 _ATTRIBUTES = (  # that the layer keeps, and reads in every call
     *("channel_last", "accept_image_fmap", "accept_3d_fmap", "freeze_codebook"),
     *("manual_in_place_optimizer_update", "return_zeros_for_masked_padding"),
-    *("rotation_trick", "directional_reparam", "directional_reparam_variance", "route_gradients_to_input", "sync_update_v"),
-    *("stochastic_sample_codes", "straight_through", "commitment_weight", "commitment_use_cross_entropy_loss"),
+    *(
+        "rotation_trick",
+        "directional_reparam",
+        "directional_reparam_variance",
+        "route_gradients_to_input",
+        "sync_update_v",
+    ),
+    *(
+        "stochastic_sample_codes",
+        "straight_through",
+        "commitment_weight",
+        "commitment_use_cross_entropy_loss",
+    ),
     *("codebook_diversity_loss_weight", "codebook_diversity_temperature"),
     *("orthogonal_reg_active_codes_only", "orthogonal_reg_max_codes"),
 )
-_SIZES = ("dim", "codebook_dim", "heads", "separate_codebook_per_head", "learnable_codebook")  # fixed from then on
+# fixed from then on
+_SIZES = ("dim", "codebook_dim", "heads", "separate_codebook_per_head", "learnable_codebook")
 _OF_CODEBOOK = (  # that the codebook keeps
-    *("decay", "eps", "kmeans_init", "kmeans_iters", "sync_kmeans", "use_cosine_sim", "threshold_ema_dead_code"),
+    *(
+        "decay",
+        "eps",
+        "kmeans_init",
+        "kmeans_iters",
+        "sync_kmeans",
+        "use_cosine_sim",
+        "threshold_ema_dead_code",
+    ),
     *("sample_codebook_temp", "ema_update", "manual_ema_update", "vq_bridge"),
     *("affine_param", "affine_param_batch_decay", "affine_param_codebook_decay", "sync_affine_param"),
 )
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that have defaults of their own or are counts; raise ValueError for what does not fit."""
-    sizes = {name: options[name] for name in ("dim", "codebook_size", "codebook_dim", "heads", "kmeans_iters")}
+    """Return the options that have defaults of their own or are counts; raise ValueError for what does not
+    fit."""
+    sizes = {
+        name: options[name] for name in ("dim", "codebook_size", "codebook_dim", "heads", "kmeans_iters")
+    }
     if sizes["codebook_dim"] is None:
         sizes["codebook_dim"] = sizes["dim"]
     found: dict[str, Any] = dict(zip(sizes, counts("VectorQuantize", **sizes), strict=True))
     for most, names in (
         (1, ("decay", "affine_param_batch_decay", "sync_update_v", "affine_param_codebook_decay")),
-        (None, ("eps", "commitment_weight", "threshold_ema_dead_code", "orthogonal_reg_weight", "sample_codebook_temp")),
+        (
+            None,
+            (
+                "eps",
+                "commitment_weight",
+                "threshold_ema_dead_code",
+                "orthogonal_reg_weight",
+                "sample_codebook_temp",
+            ),
+        ),
         (None, ("codebook_diversity_loss_weight",)),
     ):
         numbers("VectorQuantize", most, **{name: options[name] for name in names})
@@ -826,34 +997,58 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
         learnable = options["directional_reparam"] or options["vq_bridge"] is not None
     found["learnable_codebook"] = bool(learnable)
     found["ema_update"] = not learnable if ema is None else ema
-    found["rotation_trick"] = found["dim"] > 1 and not options["directional_reparam"] if rotation is None else rotation
+    found["rotation_trick"] = (
+        found["dim"] > 1 and not options["directional_reparam"] if rotation is None else rotation
+    )
     _refuse_conflicts(options | found)
     return found
 
 
 def _refuse_conflicts(given: dict[str, Any]) -> None:
     """Raise ValueError for options that exclude each other, or need others."""
-    learnable, cosine, directed = given["learnable_codebook"], given["use_cosine_sim"], given["directional_reparam"]
-    moved = given["vq_bridge"] is not None or given["sync_update_v"] or given["in_place_codebook_optimizer"] is not None
+    learnable, cosine, directed = (
+        given["learnable_codebook"],
+        given["use_cosine_sim"],
+        given["directional_reparam"],
+    )
+    moved = (
+        given["vq_bridge"] is not None
+        or given["sync_update_v"]
+        or given["in_place_codebook_optimizer"] is not None
+    )
     maps = given["accept_image_fmap"], given["accept_3d_fmap"]
     active = given["orthogonal_reg_weight"] > 0 and given["orthogonal_reg_active_codes_only"]
     refuse_together(
         "VectorQuantize",
-        (learnable and given["ema_update"], "learnable_codebook=True excludes ema_update=True; use one of them"),
+        (
+            learnable and given["ema_update"],
+            "learnable_codebook=True excludes ema_update=True; use one of them",
+        ),
         (learnable and cosine, "learnable_codebook=True excludes use_cosine_sim=True; use one of them"),
-        (learnable and given["straight_through"], "learnable_codebook=True excludes straight_through=True; use one of them"),
+        (
+            learnable and given["straight_through"],
+            "learnable_codebook=True excludes straight_through=True; use one of them",
+        ),
         (
             given["rotation_trick"] + directed + given["straight_through"] > 1,
-            "rotation_trick, directional_reparam and straight_through exclude each other; set rotation_trick=False for another one",
+            (
+                "rotation_trick, directional_reparam and straight_through exclude each other; set"
+                " rotation_trick=False for another one"
+            ),
         ),
         (
             directed and given["threshold_ema_dead_code"] == 0,
-            "directional_reparam=True leaves codewords behind that no row takes; set threshold_ema_dead_code above 0",
+            (
+                "directional_reparam=True leaves codewords behind that no row takes; set"
+                " threshold_ema_dead_code above 0"
+            ),
         ),
         (
             not learnable and bool(moved),
-            "vq_bridge, sync_update_v and in_place_codebook_optimizer move codewords by gradients; set learnable_codebook=True and"
-            " ema_update=False",
+            (
+                "vq_bridge, sync_update_v and in_place_codebook_optimizer move codewords by gradients; set"
+                " learnable_codebook=True and ema_update=False"
+            ),
         ),
         (
             given["affine_param"] and cosine,
@@ -862,10 +1057,16 @@ def _refuse_conflicts(given: dict[str, Any]) -> None:
         (all(maps), "accept_image_fmap and accept_3d_fmap exclude each other"),
         (
             any(maps) and not given["channel_last"],
-            "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave channel_last at True",
+            (
+                "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave"
+                " channel_last at True"
+            ),
         ),
         (
             active and given["separate_codebook_per_head"] and given["heads"] > 1,
-            "orthogonal_reg_active_codes_only=True needs one codebook, and separate_codebook_per_head=True has several",
+            (
+                "orthogonal_reg_active_codes_only=True needs one codebook, and"
+                " separate_codebook_per_head=True has several"
+            ),
         ),
     )

@@ -14,8 +14,9 @@
 namespace uefl::cuda {
 
 struct Device {
-  int64_t multiprocessors = 1, shared = 0;  // shared: bytes that a block may have, static and dynamic together
-  int major = 0;                            // of the compute capability
+  int64_t multiprocessors = 1,
+          shared = 0;  // shared: bytes that a block may have, static and dynamic together
+  int major = 0;       // of the compute capability
 };
 
 inline std::vector<Device> ask_devices() {
@@ -27,7 +28,8 @@ inline std::vector<Device> ask_devices() {
       int value = 0;
       return cudaDeviceGetAttribute(&value, attribute, index) == cudaSuccess ? value : otherwise;
     };
-    found[index] = {std::max(1, ask(cudaDevAttrMultiProcessorCount, 1)), ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
+    found[index] = {std::max(1, ask(cudaDevAttrMultiProcessorCount, 1)),
+                    ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
                     ask(cudaDevAttrComputeCapabilityMajor, 0)};
   }
   return found;
@@ -42,7 +44,8 @@ inline const Device& current_device() {
   return known ? devices[static_cast<size_t>(index)] : none;
 }
 
-// Lets a kernel have that many bytes of dynamic shared memory on the current device; the driver hears of it when it is more than before.
+// Lets a kernel have that many bytes of dynamic shared memory on the current device; the driver hears of it
+// when it is more than before.
 template <class Kernel>
 void allow_shared(const char* op, Kernel kernel, int64_t bytes) {
   static std::mutex mutex;
@@ -52,7 +55,8 @@ void allow_shared(const char* op, Kernel kernel, int64_t bytes) {
   const std::lock_guard lock(mutex);
   int64_t& most = allowed[{reinterpret_cast<const void*>(kernel), index}];
   if (bytes <= most) return;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
   most = bytes;
 }

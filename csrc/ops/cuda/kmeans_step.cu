@@ -1,4 +1,5 @@
-// kmeans_step on CUDA: the search, then a pass over x that adds each row to its cluster, and one for the inertia where it is asked for.
+// kmeans_step on CUDA: the search, then a pass over x that adds each row to its cluster, and one for the
+// inertia where it is asked for.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -22,11 +23,12 @@ using torch::stable::Tensor;
 
 // squares [N] is workspace.
 template <class T, class Centre>
-void launch_inertia(const T* x, const Shape& shape, const Centre* centres, const int64_t* labels, const double* weights, double* squares,
-                    double* inertia, cudaStream_t stream) {
+void launch_inertia(const T* x, const Shape& shape, const Centre* centres, const int64_t* labels,
+                    const double* weights, double* squares, double* inertia, cudaStream_t stream) {
   const auto blocks = [](int64_t count, int64_t of_block) { return (count + of_block - 1) / of_block; };
   const int64_t grid = std::min<int64_t>(blocks(shape.outputs, kThreads / kSquareLanes), 1 << 16);
-  row_squares<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(x, shape, centres, labels, weights, squares);
+  row_squares<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(x, shape, centres, labels, weights,
+                                                                    squares);
   int64_t n = shape.outputs, size = 1;
   while (size < n) size *= 2;
   while (true) {
@@ -38,19 +40,25 @@ void launch_inertia(const T* x, const Shape& shape, const Centre* centres, const
   check_launch("kmeans_step");
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given, std::optional<Tensor> weights_given,
-                                                       const Tensor& middle, const Tensor& scale, const Tensor& mass_scale,
-                                                       bool with_inertia) {
-  const auto require = [](bool condition, const char* expected) { STD_TORCH_CHECK(condition, "kmeans_step: ", expected); };
-  const auto is = [&](const Tensor& tensor, int64_t numel) {
-    return tensor.is_cuda() && tensor.get_device_index() == x.get_device_index() && tensor.scalar_type() == ScalarType::Double &&
-           tensor.numel() == numel && tensor.is_contiguous();
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given,
+                                                       std::optional<Tensor> weights_given,
+                                                       const Tensor& middle, const Tensor& scale,
+                                                       const Tensor& mass_scale, bool with_inertia) {
+  const auto require = [](bool condition, const char* expected) {
+    STD_TORCH_CHECK(condition, "kmeans_step: ", expected);
   };
-  require(x.dim() == 2 && centres_given.dim() == 2 && x.size(1) == centres_given.size(1), "x must be [N, d] and centres [k, d]");
+  const auto is = [&](const Tensor& tensor, int64_t numel) {
+    return tensor.is_cuda() && tensor.get_device_index() == x.get_device_index() &&
+           tensor.scalar_type() == ScalarType::Double && tensor.numel() == numel && tensor.is_contiguous();
+  };
+  require(x.dim() == 2 && centres_given.dim() == 2 && x.size(1) == centres_given.size(1),
+          "x must be [N, d] and centres [k, d]");
   const ScalarType type = x.scalar_type();
-  require(centres_given.scalar_type() == (type == ScalarType::Double ? ScalarType::Double : ScalarType::Float),
-          "centres must be float32, or float64 beside float64");
-  require(is(middle, x.size(1)) && is(scale, x.size(1)) && is(mass_scale, 1), "units must be float64, contiguous, on the device of x");
+  require(
+      centres_given.scalar_type() == (type == ScalarType::Double ? ScalarType::Double : ScalarType::Float),
+      "centres must be float32, or float64 beside float64");
+  require(is(middle, x.size(1)) && is(scale, x.size(1)) && is(mass_scale, 1),
+          "units must be float64, contiguous, on the device of x");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   std::optional<Tensor> weights;
   if (weights_given) {
@@ -63,12 +71,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   Tensor masses = torch::stable::new_empty(x, {centres.size(0)}, ScalarType::Long);
   Tensor inertia = torch::stable::new_empty(x, {}, ScalarType::Double);
   const Spans cleared = spans_of({&sums, &masses, &inertia});
-  const Tensor labels = torch::stable::reshape(assign("kmeans_step", x, centres, "l2", true, cleared), {x.size(0)});
+  const Tensor labels =
+      torch::stable::reshape(assign("kmeans_step", x, centres, "l2", true, cleared), {x.size(0)});
   Tensor rows = x;
   const Shape shape = shape_of(rows, {1, centres.size(0), x.size(1), 1});
   if (shape.outputs == 0) return {labels, sums, masses, inertia};
 
-  const auto doubles = [](const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); };
+  const auto doubles = [](const Tensor& tensor) {
+    return static_cast<const double*>(tensor.const_data_ptr());
+  };
   const int64_t* chosen = static_cast<const int64_t*>(labels.const_data_ptr());
   const double* mass = weights ? doubles(*weights) : nullptr;
   with_type(type, [&](auto element) {
@@ -77,13 +88,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
     const T* data = static_cast<const T*>(rows.const_data_ptr());
     RowSums<T, Centre> wanted{};
     wanted.indices = chosen, wanted.weights = mass;
-    wanted.counts = static_cast<long long*>(masses.mutable_data_ptr()), wanted.sums = static_cast<long long*>(sums.mutable_data_ptr());
+    wanted.counts = static_cast<long long*>(masses.mutable_data_ptr()),
+    wanted.sums = static_cast<long long*>(sums.mutable_data_ptr());
     wanted.scales = doubles(scale), wanted.middle = doubles(middle), wanted.mass_scale = doubles(mass_scale);
     launch_row_sums<false>("kmeans_step", data, shape, wanted, [](int64_t) { return nullptr; }, stream);
     if (!with_inertia) return;
     Tensor squares = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Double);
     launch_inertia(data, shape, static_cast<const Centre*>(centres.const_data_ptr()), chosen, mass,
-                   static_cast<double*>(squares.mutable_data_ptr()), static_cast<double*>(inertia.mutable_data_ptr()), stream);
+                   static_cast<double*>(squares.mutable_data_ptr()),
+                   static_cast<double*>(inertia.mutable_data_ptr()), stream);
   });
   return {labels, sums, masses, inertia};
 }

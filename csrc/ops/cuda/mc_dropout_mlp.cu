@@ -21,9 +21,13 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // Blocks for so many threads, within the limit of a grid: what a thread does for one item it does for many.
-unsigned blocks(int64_t threads) { return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kThreads), 1, 1 << 20)); }
+unsigned blocks(int64_t threads) {
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kThreads), 1, 1 << 20));
+}
 
-Tensor vectors(const Tensor& like, int64_t count) { return torch::stable::new_empty(like, {4 * count}, ScalarType::Float); }
+Tensor vectors(const Tensor& like, int64_t count) {
+  return torch::stable::new_empty(like, {4 * count}, ScalarType::Float);
+}
 
 struct Launch {
   cudaStream_t stream;
@@ -51,14 +55,16 @@ void with_type(ScalarType type, const Body& body) {
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor& parameters_given, std::vector<int64_t> widths,
-                                                  std::vector<double> p, int64_t passes, std::string activation, bool consistent,
+std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor& parameters_given,
+                                                  std::vector<int64_t> widths, std::vector<double> p,
+                                                  int64_t passes, std::string activation, bool consistent,
                                                   const Tensor& seed) {
   check_mc_dropout(x, parameters_given, widths, p, passes, activation, seed);
   const int64_t depth = static_cast<int64_t>(widths.size()) - 1, rows = x.size(0), classes = widths.back();
   STD_TORCH_CHECK(depth <= kMostLayers, "mc_dropout_mlp: the CUDA kernel takes at most ", kMostLayers,
                   " layers after the first dropout, got ", depth, "; use backend 'reference'");
-  STD_TORCH_CHECK(passes <= INT32_MAX, "mc_dropout_mlp: the CUDA kernel takes at most 2^31 - 1 passes, got ", passes);
+  STD_TORCH_CHECK(passes <= INT32_MAX, "mc_dropout_mlp: the CUDA kernel takes at most 2^31 - 1 passes, got ",
+                  passes);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const Tensor parameters = torch::stable::contiguous(parameters_given);
   Tensor mean = torch::stable::new_empty(x, {rows, classes}, ScalarType::Float);
@@ -74,7 +80,8 @@ std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor&
             .consistent = consistent};
   for (const double rate : p) call.thresholds.push_back(dropout_threshold(rate));
   const Plan plan(call);
-  Tensor weights = vectors(x, plan.weight_vectors), packed = vectors(x, plan.row_vectors), buffers = vectors(x, plan.buffer_vectors);
+  Tensor weights = vectors(x, plan.weight_vectors), packed = vectors(x, plan.row_vectors),
+         buffers = vectors(x, plan.buffer_vectors);
   Tensor moments = torch::stable::new_empty(x, {plan.moments}, ScalarType::Float);
   const auto data = [](auto*& target, Tensor& tensor) {
     target = static_cast<std::remove_reference_t<decltype(target)>>(tensor.mutable_data_ptr());
@@ -82,23 +89,27 @@ std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor&
   Arrays arrays{};
   arrays.parameters = static_cast<const float*>(parameters.const_data_ptr());
   arrays.seed = static_cast<const int64_t*>(seed.const_data_ptr());
-  data(arrays.weights, weights), data(arrays.rows, packed), data(arrays.buffers, buffers), data(arrays.moments, moments);
+  data(arrays.weights, weights), data(arrays.rows, packed), data(arrays.buffers, buffers),
+      data(arrays.moments, moments);
   data(arrays.mean, mean), data(arrays.entropy, entropy), data(arrays.variance, variance);
   with_type(x.scalar_type(), [&](auto type) {
-    run(plan, arrays, static_cast<const decltype(type)*>(x.const_data_ptr()), x.stride(0), x.stride(1), Launch{current_stream(x)});
+    run(plan, arrays, static_cast<const decltype(type)*>(x.const_data_ptr()), x.stride(0), x.stride(1),
+        Launch{current_stream(x)});
   });
   check_launch("mc_dropout_mlp");
   return {mean, entropy, variance};
 }
 
-Tensor mask(const Tensor& seed, int64_t rows, int64_t columns, int64_t pass, int64_t stream, double p, bool consistent) {
+Tensor mask(const Tensor& seed, int64_t rows, int64_t columns, int64_t pass, int64_t stream, double p,
+            bool consistent) {
   check_dropout_mask(seed, rows, columns, pass, stream, p);
   const torch::stable::accelerator::DeviceGuard guard(seed.get_device_index());
   Tensor keep = torch::stable::new_empty(seed, {rows, columns}, ScalarType::Bool);
   if (keep.numel() == 0) return keep;
   dropout_mask<<<blocks(rows * ceil_div(columns, kMcUnits)), kThreads, 0, current_stream(seed)>>>(
-      static_cast<const int64_t*>(seed.const_data_ptr()), rows, columns, static_cast<uint32_t>(pass), static_cast<uint32_t>(stream),
-      dropout_threshold(p), consistent, static_cast<bool*>(keep.mutable_data_ptr()));
+      static_cast<const int64_t*>(seed.const_data_ptr()), rows, columns, static_cast<uint32_t>(pass),
+      static_cast<uint32_t>(stream), dropout_threshold(p), consistent,
+      static_cast<bool*>(keep.mutable_data_ptr()));
   check_launch("dropout_mask");
   return keep;
 }

@@ -10,7 +10,8 @@ namespace uefl::cuda {
 
 // parts(blocks) gives the room for the parts of the error.
 template <bool kGather, class T, class Code, class Parts>
-void launch_row_sums(const char* op, const T* x, const Shape& shape, RowSums<T, Code> wanted, const Parts& parts, cudaStream_t stream) {
+void launch_row_sums(const char* op, const T* x, const Shape& shape, RowSums<T, Code> wanted,
+                     const Parts& parts, cudaStream_t stream) {
   const int64_t blocks = divide_rows(wanted, shape, kSumBlocks * current_device().multiprocessors),
                 bytes = sort_bytes(wanted, shape, kSumThreads);
   wanted.error.parts = parts(blocks);

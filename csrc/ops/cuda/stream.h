@@ -6,7 +6,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 // Weak: libtorch_cuda has this symbol and a CPU build of torch has not; one library loads under both.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
+                                                                                   void** ret_stream);
 
 namespace uefl::cuda {
 

@@ -33,8 +33,8 @@ void with_type(torch::headeronly::ScalarType type, const Body& body) {
   }
 }
 
-// x as [outer, inner, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides cannot describe; x
-// becomes what is viewed.
+// x as [outer, inner, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two
+// strides cannot describe; x becomes what is viewed.
 inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   if (x.dim() > 2) x = torch::stable::flatten(x, 1, -2);
   const int64_t last = x.dim() - 1;

@@ -25,7 +25,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // Blocks for so many threads, within the limit of a grid: the kernels with a thread per element of x loop.
-unsigned blocks(int64_t threads) { return static_cast<unsigned>(std::min((threads + kThreads - 1) / kThreads, int64_t{0x7fffffff})); }
+unsigned blocks(int64_t threads) {
+  return static_cast<unsigned>(std::min((threads + kThreads - 1) / kThreads, int64_t{0x7fffffff}));
+}
 
 enum class Search { float32, mma, wgmma };
 
@@ -40,31 +42,42 @@ Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspa
   };
   const bool tensor = search != Search::float32;
   const int64_t operands = place(tensor ? codewords * mma_width(shape.d) * 2 : codewords * shape.d * 4);
-  const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8), counts = place(shape.books * 8);
+  const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8),
+                counts = place(shape.books * 8);
   const int64_t centre = place(shape.books * shape.d * 4), norms = place(codewords * 4);
   const int64_t longest = place(codewords / kPackCodes * 8), sampled = place(shape.books * kSampledRows * 4);
   const int64_t starts = place(tensor ? codewords / kBlockCodes * kStartBytes : 0);
-  const int64_t listed = place(tensor ? shape.outputs * 8 : 0), limits = place(tensor ? shape.outputs * 4 : 0);
+  const int64_t listed = place(tensor ? shape.outputs * 8 : 0),
+                limits = place(tensor ? shape.outputs * 4 : 0);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
   Packed packed{};
-  packed.exact = reinterpret_cast<double*>(first + exact), packed.bounds = reinterpret_cast<double*>(first + bounds);
-  packed.counts = reinterpret_cast<long long*>(first + counts), packed.centre = reinterpret_cast<float*>(first + centre);
-  packed.half_norms = reinterpret_cast<float*>(first + norms), packed.halves = reinterpret_cast<uint16_t*>(first + operands);
-  packed.codes = reinterpret_cast<float*>(first + operands), packed.listed = reinterpret_cast<int64_t*>(first + listed);
-  packed.longest = reinterpret_cast<double*>(first + longest), packed.sampled = reinterpret_cast<float*>(first + sampled);
-  packed.limits = reinterpret_cast<float*>(first + limits), packed.starts = reinterpret_cast<float*>(first + starts);
+  packed.exact = reinterpret_cast<double*>(first + exact),
+  packed.bounds = reinterpret_cast<double*>(first + bounds);
+  packed.counts = reinterpret_cast<long long*>(first + counts),
+  packed.centre = reinterpret_cast<float*>(first + centre);
+  packed.half_norms = reinterpret_cast<float*>(first + norms),
+  packed.halves = reinterpret_cast<uint16_t*>(first + operands);
+  packed.codes = reinterpret_cast<float*>(first + operands),
+  packed.listed = reinterpret_cast<int64_t*>(first + listed);
+  packed.longest = reinterpret_cast<double*>(first + longest),
+  packed.sampled = reinterpret_cast<float*>(first + sampled);
+  packed.limits = reinterpret_cast<float*>(first + limits),
+  packed.starts = reinterpret_cast<float*>(first + starts);
   return packed;
 }
 
-// The architectures that this was compiled for, as CMake has them; wgmma runs on what sm_90a was compiled to and on nothing else.
+// The architectures that this was compiled for, as CMake has them; wgmma runs on what sm_90a was compiled to
+// and on nothing else.
 #ifndef UEFL_CUDA_ARCHITECTURES
 #define UEFL_CUDA_ARCHITECTURES ""
 #endif
-constexpr bool kBuiltForSm90a = std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
+constexpr bool kBuiltForSm90a =
+    std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
 
-// The fastest first pass that may be taken; from the fastest to the slowest, each leaves what it cannot do to the next.
-// UEFL_CUDA_SEARCH names the fastest allowed: to compare them, and a way out should one prove wrong on some GPU.
+// The fastest first pass that may be taken; from the fastest to the slowest, each leaves what it cannot do to
+// the next. UEFL_CUDA_SEARCH names the fastest allowed: to compare them, and a way out should one prove wrong
+// on some GPU.
 Search fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
@@ -72,9 +85,12 @@ Search fastest_allowed() {
   if (choice.empty() || choice == "auto") return has_wgmma ? Search::wgmma : Search::mma;
   if (choice == "float32") return Search::float32;
   if (choice == "mma") return Search::mma;
-  STD_TORCH_CHECK(choice == "wgmma", "UEFL_CUDA_SEARCH=", choice, " is not known; use auto, wgmma, mma or float32");
-  STD_TORCH_CHECK(has_wgmma, "UEFL_CUDA_SEARCH=wgmma needs a GPU of compute capability 9.0 and kernels built for sm_90a (these: ",
-                  kBuiltForSm90a ? "built" : "not built", "); use auto, mma or float32");
+  STD_TORCH_CHECK(choice == "wgmma", "UEFL_CUDA_SEARCH=", choice,
+                  " is not known; use auto, wgmma, mma or float32");
+  STD_TORCH_CHECK(
+      has_wgmma,
+      "UEFL_CUDA_SEARCH=wgmma needs a GPU of compute capability 9.0 and kernels built for sm_90a (these: ",
+      kBuiltForSm90a ? "built" : "not built", "); use auto, mma or float32");
   return Search::wgmma;
 }
 
@@ -84,15 +100,18 @@ unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
 }
 
 template <Pass kPass, class T>
-void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices, cudaStream_t stream) {
-  const int64_t tiles = (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books, bytes = mma_bytes(shape.d);
+void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices,
+                cudaStream_t stream) {
+  const int64_t tiles = (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books,
+                bytes = mma_bytes(shape.d);
   allow_shared("vq_assign", search_mma<T, kPass>, bytes);
-  search_mma<T, kPass><<<blocks_of_tiles(tiles, 4), kThreads, bytes, stream>>>(x, shape, packed, exact, indices);
+  search_mma<T, kPass>
+      <<<blocks_of_tiles(tiles, 4), kThreads, bytes, stream>>>(x, shape, packed, exact, indices);
 }
 
 template <class T>
-void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, bool exact, int64_t* indices,
-                  cudaStream_t stream) {
+void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, bool exact,
+                  int64_t* indices, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
     allow_shared("vq_assign", kernel, stages.size);
     kernel<<<stages.items.grid, threads, stages.size, stream>>>(x, shape, packed, stages, exact, indices);
@@ -101,31 +120,36 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
   if (stages.chunks > 1)
     return launch(three ? search_wgmma<T, 3, true, true> : search_wgmma<T, 2, true, true>,
                   three ? Layout<3>::kThreads : Layout<2>::kThreads);
-  // Few codewords are compared as they are: to look closer at four of them costs as much as it saves up to some 512.
-  launch(shape.k <= 512 ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>, Layout<3>::kThreads);
+  // Few codewords are compared as they are: to look closer at four of them costs as much as it saves up to
+  // some 512.
+  launch(shape.k <= 512 ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>,
+         Layout<3>::kThreads);
 }
 
 // How wgmma takes these rows; codes = 0 where it does not.
 Stages stages_of(const Shape& shape, const Tensor& rows) {
   const auto element_bytes = static_cast<int64_t>(rows.element_size());
-  if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes)) return {};
+  if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes))
+    return {};
   return divide(shape, element_bytes, current_device().shared, current_device().multiprocessors);
 }
 
 // The one launch before the search; rows are looked at where wgmma is to search them.
 template <class Code, class Row>
-void launch_pack(const char* op, const Code* codebook, const Row* rows, Shape shape, Packed packed, Spans cleared, bool halves,
-                 cudaStream_t stream) {
+void launch_pack(const char* op, const Code* codebook, const Row* rows, Shape shape, Packed packed,
+                 Spans cleared, bool halves, cudaStream_t stream) {
   const int64_t items = shape.books * (shape.padded_k + (rows == nullptr ? 0 : kSampledRows)) / kPackCodes;
   void* arguments[] = {&codebook, &rows, &shape, &packed, &cleared, &halves};
   const auto kernel = reinterpret_cast<const void*>(pack_codebook<Code, Row>);
-  const cudaError_t error = cudaLaunchCooperativeKernel(kernel, blocks_of_tiles(items, kPackBlocks), kThreads, arguments, 0, stream);
+  const cudaError_t error = cudaLaunchCooperativeKernel(kernel, blocks_of_tiles(items, kPackBlocks), kThreads,
+                                                        arguments, 0, stream);
   STD_TORCH_CHECK(error == cudaSuccess, op, ": the kernel did not launch: ", cudaGetErrorString(error));
 }
 
 }  // namespace
 
-Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact, const Spans& cleared) {
+Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact,
+              const Spans& cleared) {
   const SearchSizes given = check_search(op, x, codebook, metric);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
@@ -134,13 +158,15 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
   Shape shape = shape_of(rows, given);
   shape.padded_k = (shape.k + kBlockCodes - 1) / kBlockCodes * kBlockCodes;
   shape.euclidean = metric == "l2";
-  STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, op, ": the codebook has ", shape.k, " codewords, expected fewer than 2^31 - 128");
+  STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, op, ": the codebook has ", shape.k,
+                  " codewords, expected fewer than 2^31 - 128");
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = shape.segments;
   Tensor indices = torch::stable::new_empty(x, sizes, ScalarType::Long);
   if (shape.outputs == 0) {
     for (int i = 0; i < kSpans; ++i) {
-      if (cleared.size[i] > 0) (void)cudaMemsetAsync(cleared.begin[i], 0, static_cast<size_t>(cleared.size[i]) * 8, stream);
+      if (cleared.size[i] > 0)
+        (void)cudaMemsetAsync(cleared.begin[i], 0, static_cast<size_t>(cleared.size[i]) * 8, stream);
     }
     check_launch(op);
     return indices;

@@ -18,11 +18,13 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// x as [outer, inner, D]: a view, or a copy of what two strides cannot describe; the tensor becomes what is viewed.
+// x as [outer, inner, D]: a view, or a copy of what two strides cannot describe; the tensor becomes what is
+// viewed.
 View view(Tensor& tensor) {
   if (tensor.dim() > 2) tensor = torch::stable::flatten(tensor, 1, -2);
   const int64_t last = tensor.dim() - 1;
-  const int64_t inner = last > 0 ? tensor.size(last - 1) : 1, inner_stride = last > 0 ? tensor.stride(last - 1) : 0;
+  const int64_t inner = last > 0 ? tensor.size(last - 1) : 1,
+                inner_stride = last > 0 ? tensor.stride(last - 1) : 0;
   return {inner, last > 1 ? tensor.stride(0) : inner * inner_stride, inner_stride, tensor.stride(last)};
 }
 
@@ -32,10 +34,11 @@ bool in_fours(const T* pointer) {
 }
 
 template <class T, class Wide>
-void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const std::optional<Tensor>& g, const Tensor& pull,
-            const BackwardShape& shape, Tensor& out) {
+void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const std::optional<Tensor>& g,
+            const Tensor& pull, const BackwardShape& shape, Tensor& out) {
   const Tensor doubled = torch::stable::to(pull, ScalarType::Double);
-  const T *from = static_cast<const T*>(x.const_data_ptr()), *gradient = g ? static_cast<const T*>(g->const_data_ptr()) : nullptr;
+  const T *from = static_cast<const T*>(x.const_data_ptr()),
+          *gradient = g ? static_cast<const T*>(g->const_data_ptr()) : nullptr;
   const auto* code = static_cast<const Wide*>(codes.const_data_ptr());
   const auto* chosen = static_cast<const int64_t*>(indices.const_data_ptr());
   const auto* strength = static_cast<const double*>(doubled.const_data_ptr());
@@ -44,7 +47,8 @@ void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const s
     return static_cast<unsigned>(std::min<int64_t>((threads + kThreads - 1) / kThreads, 0x7fffffff));
   };
   if constexpr (std::is_same_v<Wide, float>) {
-    const bool dense = x.is_contiguous() && out.is_contiguous() && (!g || g->is_contiguous()) && shape.d % 4 == 0;
+    const bool dense =
+        x.is_contiguous() && out.is_contiguous() && (!g || g->is_contiguous()) && shape.d % 4 == 0;
     if (dense && in_fours(from) && in_fours(gradient) && in_fours(code) && in_fours(target)) {
       backward_dense<<<blocks(shape.outputs * (shape.d / 4)), kThreads, 0, current_stream(x)>>>(
           reinterpret_cast<const Four<T>*>(from), reinterpret_cast<const Four<float>*>(code), chosen,
@@ -52,18 +56,20 @@ void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const s
       return check_launch("vq_backward");
     }
   }
-  backward<<<blocks(shape.outputs * kWarp), kThreads, 0, current_stream(x)>>>(from, code, chosen, gradient, strength, shape, target);
+  backward<<<blocks(shape.outputs * kWarp), kThreads, 0, current_stream(x)>>>(from, code, chosen, gradient,
+                                                                              strength, shape, target);
   check_launch("vq_backward");
 }
 
-Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices, std::optional<Tensor> grad_quantized, const Tensor& pull,
-                   bool rotation) {
+Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices,
+                   std::optional<Tensor> grad_quantized, const Tensor& pull, bool rotation) {
   const SearchSizes sizes = check_search("vq_backward", x, codebook, "l2");
   check_backward(x, indices, grad_quantized ? &*grad_quantized : nullptr, pull, sizes);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   Tensor grad_x = torch::stable::empty_like(x), rows = x, out = grad_x;
   const bool rotated = rotation && grad_quantized;
-  const bool wide = rotated || x.scalar_type() == ScalarType::Double || codebook.scalar_type() == ScalarType::Double;
+  const bool wide =
+      rotated || x.scalar_type() == ScalarType::Double || codebook.scalar_type() == ScalarType::Double;
   BackwardShape shape{.outputs = indices.numel(),
                       .segments = sizes.segments,
                       .books = sizes.books,
@@ -76,7 +82,8 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
   if (shape.outputs == 0) return grad_x;
   if (grad_quantized) shape.g = view(*grad_quantized);
   const Tensor chosen = torch::stable::contiguous(indices);
-  const Tensor codes = torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
+  const Tensor codes =
+      torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
   const auto with = [&](auto type) {
     using T = decltype(type);
     if constexpr (sizeof(T) == sizeof(double)) {
@@ -98,7 +105,8 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
     default:  // check_search has seen the others off
       with(__nv_bfloat16{});
   }
-  if (out.const_data_ptr() != grad_x.const_data_ptr()) torch::stable::copy_(grad_x, torch::stable::reshape(out, grad_x.sizes()));
+  if (out.const_data_ptr() != grad_x.const_data_ptr())
+    torch::stable::copy_(grad_x, torch::stable::reshape(out, grad_x.sizes()));
   return grad_x;
 }
 

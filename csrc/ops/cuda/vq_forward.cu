@@ -23,39 +23,49 @@ using torch::stable::Tensor;
 // Whether all pieces of so many bytes lie at a multiple of them.
 bool in_pieces(const void* x, const Shape& shape, int64_t element_bytes, const void* codes) {
   const int64_t piece = 16 / element_bytes;
-  return reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(codes) % 16 == 0 && shape.stride == 1 &&
-         shape.d % piece == 0 && shape.inner_stride % piece == 0 && shape.outer_stride % piece == 0;
+  return reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(codes) % 16 == 0 &&
+         shape.stride == 1 && shape.d % piece == 0 && shape.inner_stride % piece == 0 &&
+         shape.outer_stride % piece == 0;
 }
 
 template <class T, class Code, class Parts>
-void launch_gather(const T* x, const Shape& shape, Gather<T, Code> wanted, const Parts& parts, cudaStream_t stream) {
+void launch_gather(const T* x, const Shape& shape, Gather<T, Code> wanted, const Parts& parts,
+                   cudaStream_t stream) {
   const auto launch = [&](auto kernel, int piece) {
-    const int64_t blocks = divide_rows(wanted, shape, piece, kGatherBlocks * current_device().multiprocessors);
+    const int64_t blocks =
+        divide_rows(wanted, shape, piece, kGatherBlocks * current_device().multiprocessors);
     wanted.error.parts = parts(blocks);
     const int64_t bytes = wanted.in_counters ? sizeof(int) * shape.books * shape.k : 0;
     kernel<<<static_cast<unsigned>(blocks), kThreads, bytes, stream>>>(x, shape, wanted);
     check_launch("vq_forward");
   };
   if constexpr (sizeof(T) < sizeof(double) && sizeof(Code) < sizeof(double)) {
-    if (in_pieces(x, shape, sizeof(T), wanted.codes)) return launch(gather<T, Code, kPieceOf<T>>, kPieceOf<T>);
+    if (in_pieces(x, shape, sizeof(T), wanted.codes))
+      return launch(gather<T, Code, kPieceOf<T>>, kPieceOf<T>);
   }
   launch(gather<T, Code, 1>, 1);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tensor& x, const Tensor& codebook, std::optional<Tensor> scales,
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tensor& x, const Tensor& codebook,
+                                                                      std::optional<Tensor> scales,
                                                                       std::string metric, bool exact) {
   const SearchSizes sizes = check_search("vq_forward", x, codebook, metric);
   const int64_t codes = sizes.books * sizes.k, with_sums = scales ? codes : 0;
-  STD_TORCH_CHECK(!scales || (scales->is_cuda() && scales->get_device_index() == x.get_device_index() &&
-                              scales->scalar_type() == ScalarType::Double && scales->numel() == codes && scales->is_contiguous()),
-                  "vq_forward: scales must be float64, contiguous, one for each codeword, on the device of x");
-  STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, "vq_forward: the codebook is too large");  // a tile has kWarp rows
+  STD_TORCH_CHECK(
+      !scales || (scales->is_cuda() && scales->get_device_index() == x.get_device_index() &&
+                  scales->scalar_type() == ScalarType::Double && scales->numel() == codes &&
+                  scales->is_contiguous()),
+      "vq_forward: scales must be float64, contiguous, one for each codeword, on the device of x");
+  STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX / kWarp,
+                  "vq_forward: the codebook is too large");  // a tile has kWarp rows
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
   const bool wide = codebook.scalar_type() == ScalarType::Double;
-  const Tensor codewords = torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
+  const Tensor codewords =
+      torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
   Tensor quantized = torch::stable::new_empty(x, x.sizes()), rows = x, parts;
-  Tensor error = torch::stable::new_empty(x, {}, ScalarType::Double), done = torch::stable::new_empty(x, {1}, ScalarType::Long);
+  Tensor error = torch::stable::new_empty(x, {}, ScalarType::Double),
+         done = torch::stable::new_empty(x, {1}, ScalarType::Long);
   Tensor counts = torch::stable::new_empty(x, {codes}, ScalarType::Long);
   Tensor largest = torch::stable::new_empty(x, {with_sums}, ScalarType::Long);
   Tensor sums = torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long);
@@ -78,10 +88,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
     const int64_t* chosen = static_cast<const int64_t*>(indices.const_data_ptr());
     T* target = static_cast<T*>(quantized.mutable_data_ptr());
     if (!scales) {
-      return launch_gather(data, shape, Gather<T, Code>{table, chosen, target, numbers(counts), total, 0, 0, false}, room, stream);
+      return launch_gather(data, shape,
+                           Gather<T, Code>{table, chosen, target, numbers(counts), total, 0, 0, false}, room,
+                           stream);
     }
     RowSums<T, Code> wanted{};
-    wanted.indices = chosen, wanted.counts = numbers(counts), wanted.sums = numbers(sums), wanted.largest = numbers(largest);
+    wanted.indices = chosen, wanted.counts = numbers(counts), wanted.sums = numbers(sums),
+    wanted.largest = numbers(largest);
     wanted.scales = static_cast<const double*>(scales->const_data_ptr());
     wanted.codes = table, wanted.quantized = target, wanted.error = total;
     launch_row_sums<true>("vq_forward", data, shape, wanted, room, stream);

@@ -1,11 +1,12 @@
-// Enough of CUDA to run a kernel header on the CPU: every CUDA thread has a stack of its own, one thread of the CPU runs them in turn, and
-// blocks run one after the other.
+// Enough of CUDA to run a kernel header on the CPU: every CUDA thread has a stack of its own, one thread of
+// the CPU runs them in turn, and blocks run one after the other.
 //
-// A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until now and then another is
-// drawn, so that a missing barrier shows as wrong numbers, the same ones in every run. When nobody may go on, the kernel hangs, and the
-// test says so. __shared__ variables are static, which is right while one block runs at a time; a warp operation exchanges values through
-// a table and a barrier of its 32 threads, which all must reach it, as the hardware demands of a full mask. It shows indexing, barriers and
-// arithmetic right or wrong, and says nothing about speed.
+// A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until
+// now and then another is drawn, so that a missing barrier shows as wrong numbers, the same ones in every
+// run. When nobody may go on, the kernel hangs, and the test says so. __shared__ variables are static, which
+// is right while one block runs at a time; a warp operation exchanges values through a table and a barrier of
+// its 32 threads, which all must reach it, as the hardware demands of a full mask. It shows indexing,
+// barriers and arithmetic right or wrong, and says nothing about speed.
 #pragma once
 
 #include <math.h>
@@ -76,7 +77,8 @@ struct Barrier {
 
 struct Warp {
   Barrier barrier{32};
-  uint64_t values[2][32];  // of this phase of the barrier, and of the one before it, which some lanes may still read
+  uint64_t values[2][32];  // of this phase of the barrier, and of the one before it, which some lanes may
+                           // still read
 };
 
 struct Thread {
@@ -100,7 +102,9 @@ inline Waiting at_grid_barrier;  // threads of the block that runs
 
 // When all threads of a block wait for the other blocks, the launcher goes on to those.
 inline ucontext_t& next() {
-  if (ready.empty() && !at_grid_barrier.empty() && at_grid_barrier.size() == static_cast<size_t>(block_barrier->expected)) return launcher;
+  if (ready.empty() && !at_grid_barrier.empty() &&
+      at_grid_barrier.size() == static_cast<size_t>(block_barrier->expected))
+    return launcher;
   if (ready.empty()) refuse("every thread waits: the kernel hangs");
   if (draw() % 64 == 0) std::swap(ready[draw() % ready.size()], ready.back());
   running = ready.back();
@@ -134,7 +138,8 @@ inline void Barrier::arrive_and_drop() {
   last();
 }
 
-// Every thread of the warp gives a value; use(at) combines them, at(lane) being the value of that lane. Others may go on meanwhile.
+// Every thread of the warp gives a value; use(at) combines them, at(lane) being the value of that lane.
+// Others may go on meanwhile.
 template <class T, class Use>
 auto exchange(T value, const Use& use) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
@@ -181,8 +186,9 @@ void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... argumen
   }
 }
 
-// The same where all blocks are there at once: one runs up to a barrier of the grid, then the next one does. What __shared__ variables held
-// before that barrier is lost after it, since the blocks have the same ones here.
+// The same where all blocks are there at once: one runs up to a barrier of the grid, then the next one does.
+// What __shared__ variables held before that barrier is lost after it, since the blocks have the same ones
+// here.
 template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   struct Block {

@@ -1,7 +1,8 @@
-// csrc/cuda/hopper.h on the CPU, as early or as late as the PTX manual allows, as it is drawn: a bulk copy happens at once or when somebody
-// waits for the barrier that it reports to, a product when its group is committed or waited for. What reads before it has waited, or
-// hands memory back before what reads it is done, gets wrong numbers; a register of the left operand that changes before its products are
-// done ends the test. The right operand is found from the bits of its descriptor alone.
+// csrc/cuda/hopper.h on the CPU, as early or as late as the PTX manual allows, as it is drawn: a bulk copy
+// happens at once or when somebody waits for the barrier that it reports to, a product when its group is
+// committed or waited for. What reads before it has waited, or hands memory back before what reads it is
+// done, gets wrong numbers; a register of the left operand that changes before its products are done ends the
+// test. The right operand is found from the bits of its descriptor alone.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,8 @@
 namespace emulation {
 
 struct CountingBarrier {
-  unsigned block = 0, arrivals = 0, missing = 0, parity = 0;  // since block number so many; of the phase that is under way
+  unsigned block = 0, arrivals = 0, missing = 0,
+           parity = 0;  // since block number so many; of the phase that is under way
   int64_t bytes = 0;
   std::vector<std::function<void()>> copies = {};
   Waiting waiting = {};
@@ -46,7 +48,8 @@ inline std::array<NamedBarrier, 16> named_barriers;
 inline void named(int name, int threads, bool wait) {
   NamedBarrier& found = named_barriers.at(name);
   if (name == 0 || threads % 32 != 0) refuse("a named barrier that __syncthreads has, or one of half a warp");
-  if (found.block != blocks_run && found.arrived > 0) refuse("threads of another block have arrived at a named barrier");
+  if (found.block != blocks_run && found.arrived > 0)
+    refuse("threads of another block have arrived at a named barrier");
   found.block = blocks_run;
   if (++found.arrived == threads) {
     found.arrived = 0;
@@ -56,15 +59,18 @@ inline void named(int name, int threads, bool wait) {
   }
 }
 
-// 16 bytes at i of row r of an operand of matrix descriptor bits, K-major (PTX manual, "Matrix Descriptor Format" and "Swizzling Modes").
+// 16 bytes at i of row r of an operand of matrix descriptor bits, K-major (PTX manual, "Matrix Descriptor
+// Format" and "Swizzling Modes").
 inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
   const auto address = [&](int shift) { return static_cast<unsigned>(bits >> shift & 0x3fff) << 4; };
   const unsigned start = address(0), rows_apart = address(32), mode = static_cast<unsigned>(bits >> 62);
   static constexpr unsigned kRowBytes[] = {0, 128, 64, 32};
   if (mode == 0) refuse("a descriptor without swizzle: not written");
-  if ((bits >> 49 & 7) != 0 || start % (8 * kRowBytes[mode]) >= kRowBytes[mode]) refuse("a descriptor that does not begin in a first row");
+  if ((bits >> 49 & 7) != 0 || start % (8 * kRowBytes[mode]) >= kRowBytes[mode])
+    refuse("a descriptor that does not begin in a first row");
   unsigned at = start + r / 8 * rows_apart + r % 8 * kRowBytes[mode] + i * 16;
-  at ^= (at >> 7 & (kRowBytes[mode] / 16 - 1)) << 4;  // the three address bits from 7 on, of which narrower modes use fewer
+  at ^= (at >> 7 & (kRowBytes[mode] / 16 - 1))
+        << 4;  // the three address bits from 7 on, of which narrower modes use fewer
   if (at + 16 > sizeof shared) refuse("an operand beyond shared memory");
   std::array<uint16_t, 8> halves;
   std::memcpy(halves.data(), shared + at, 16);
@@ -105,7 +111,8 @@ inline unsigned shared_address(const void* pointer) {
 using Barrier = uint64_t;
 inline void barrier_init(Barrier* barrier, unsigned arrivals) {
   for (const auto& [address, other] : emulation::counting_barriers) {
-    if (other.block != emulation::blocks_run && !other.copies.empty()) emulation::refuse("a block that ended before its copies had come");
+    if (other.block != emulation::blocks_run && !other.copies.empty())
+      emulation::refuse("a block that ended before its copies had come");
   }
   emulation::counting_barriers[barrier] = {emulation::blocks_run, arrivals, arrivals};
 }
@@ -182,7 +189,8 @@ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, b
   for (int row = 0; row < 2; ++row) std::copy_n(rows[g + 8 * row], 16, left[row].begin());
   const std::array<uint32_t, 4> given{a[0], a[1], a[2], a[3]};
   emulation::products[threadIdx.x].open.push_back([&c, &a, given, left, b, add] {
-    if (!std::equal(given.begin(), given.end(), a)) emulation::refuse("a left operand that changes before its products are done");
+    if (!std::equal(given.begin(), given.end(), a))
+      emulation::refuse("a left operand that changes before its products are done");
     add_products(c, b, add, left);
   });
 }

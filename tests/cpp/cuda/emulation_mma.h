@@ -1,5 +1,5 @@
-// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane. A copy happens at once, or when its group is
-// waited for, as it is drawn.
+// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane. A copy happens at
+// once, or when its group is waited for, as it is drawn.
 #pragma once
 
 #include <array>
@@ -24,7 +24,8 @@ struct Bfloat16 {
   explicit Bfloat16(double value) {
     const auto whole = static_cast<float>(value);
     const auto all = static_cast<uint32_t>(__float_as_int(whole));
-    bits = static_cast<uint16_t>((std::isnan(whole) ? all | 0x400000u : all + 0x7fffu + (all >> 16 & 1)) >> 16);
+    bits =
+        static_cast<uint16_t>((std::isnan(whole) ? all | 0x400000u : all + 0x7fffu + (all >> 16 & 1)) >> 16);
   }
   operator float() const { return __int_as_float(static_cast<int>(uint32_t{bits} << 16)); }
 };
@@ -93,8 +94,9 @@ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
   __syncwarp();  // all have read what the addresses point to
 }
 
-// a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}; b: {rows 2t.., column g}, {rows 2t + 8.., g};
-// c: {row g, columns 2t, 2t + 1}, {row g + 8, the same}; g = lane / 4, t = lane % 4.
+// a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}; b: {rows 2t..,
+// column g}, {rows 2t + 8.., g}; c: {row g, columns 2t, 2t + 1}, {row g + 8, the same}; g = lane / 4, t =
+// lane % 4.
 inline float half_of(uint64_t bits, int i) { return from_half(static_cast<uint16_t>(bits >> 16 * i)); }
 template <class Put>
 void gather(uint64_t value, const Put& put) {

@@ -1,4 +1,5 @@
-// Memory of many gigabytes, of which those pages are there that somebody has touched: for offsets that 32 bits do not hold.
+// Memory of many gigabytes, of which those pages are there that somebody has touched: for offsets that 32
+// bits do not hold.
 #pragma once
 
 #include <sys/mman.h>
@@ -11,7 +12,8 @@ template <class T>
 class Far {
  public:
   explicit Far(int64_t count) : bytes_(count > 0 ? count * sizeof(T) : 1) {
-    void* found = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* found =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) throw std::bad_alloc();
     data_ = static_cast<T*>(found);
   }

@@ -37,14 +37,17 @@ struct Codebook {
     namespace cuda = uefl::cuda;
     const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
     halves.resize(shape.books * shape.padded_k * width / 8);
-    packed.exact = exact.data(), packed.bounds = bounds.data(), packed.counts = counts.data(), packed.centre = centre.data();
-    packed.half_norms = reinterpret_cast<float*>(norms.data()), packed.halves = reinterpret_cast<uint16_t*>(halves.data());
+    packed.exact = exact.data(), packed.bounds = bounds.data(), packed.counts = counts.data(),
+    packed.centre = centre.data();
+    packed.half_norms = reinterpret_cast<float*>(norms.data()),
+    packed.halves = reinterpret_cast<uint16_t*>(halves.data());
     packed.starts = reinterpret_cast<float*>(starts.data());
     packed.codes = codes.data(), packed.listed = listed.data(), packed.limits = limits.data();
     packed.longest = longest.data(), packed.sampled = sampled.data();
     for (const bool for_tensor_cores : {false, true}) {
-      emulation::launch_cooperative(blocks, cuda::kThreads, cuda::pack_codebook<T, Row>, codebook.data(), x, shape, packed,
-                                    cuda::Spans{{ones.data()}, {static_cast<int64_t>(ones.size())}}, for_tensor_cores);
+      emulation::launch_cooperative(
+          blocks, cuda::kThreads, cuda::pack_codebook<T, Row>, codebook.data(), x, shape, packed,
+          cuda::Spans{{ones.data()}, {static_cast<int64_t>(ones.size())}}, for_tensor_cores);
     }
   }
   Codebook(const Codebook&) = delete;  // packed points into it

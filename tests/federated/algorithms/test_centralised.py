@@ -17,18 +17,23 @@ def one_client():
     return replace(fed, silos=(replace(fed.silos[0], name="server"),))
 
 
-@pytest.mark.parametrize("keys", [{"dropout": 0.3}, {"optimizer": "sgd", "momentum": 0.9, "local_steps": 4}], ids=["adam", "sgd"])
+@pytest.mark.parametrize(
+    "keys", [{"dropout": 0.3}, {"optimizer": "sgd", "momentum": 0.9, "local_steps": 4}], ids=["adam", "sgd"]
+)
 def test_of_one_client_it_is_fedavg_bit_for_bit(keys):
     own = arm(settings("centralised", keep_optimizer=False, **keys), one_client())[0]
     average = arm(settings("fedavg", **keys), one_client(), algorithm=Uniform())[0]
     measured = ("accuracy", "nll", "entropy", "holdout_entropy")
-    assert [[r[k] for k in measured] for r in finish(own)] == [[r[k] for k in measured] for r in finish(average)]
+    assert [[r[k] for k in measured] for r in finish(own)] == [
+        [r[k] for k in measured] for r in finish(average)
+    ]
     assert torch.equal(values(own), values(average))
 
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adam", "momentum"])
 def test_rounds_with_the_optimizer_kept_are_one_long_training(keys):
-    """Three rounds of one pass are three passes: the order of the batches is another one, so there is one batch in a pass."""
+    """Three rounds of one pass are three passes: the order of the batches is another one, so there is one
+    batch in a pass."""
     keys |= {"batch_size": 1000, "dropout": 0.0}
     rounds = arm(settings("centralised", rounds=[3], **keys))[0]
     once = arm(settings("centralised", rounds=[1], local_epochs=3, **keys))[0]

@@ -1,4 +1,5 @@
-"""DisTrans: the mixtures are those of the formulas, and without the offset the twin network trains as the single one."""
+"""DisTrans: the mixtures are those of the formulas, and without the offset the twin network trains as the
+single one."""
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ def test_the_mixtures_mirror_each_other():
 
 
 class Halves(DisTrans):
-    """Its last layer is [A, A] / 2, of the network of FedAvg, and its gradient is halved: the sum of the halves is trained as A is."""
+    """Its last layer is [A, A] / 2, of the network of FedAvg, and its gradient is halved: the sum of the
+    halves is trained as A is."""
 
     def build_model(self, spec):
         single, twin = Net(spec.settings, spec.image_shape, spec.classes), super().build_model(spec)
@@ -36,9 +38,13 @@ class Halves(DisTrans):
 
 
 def test_without_offset_it_trains_as_fedavg():
-    """The sums have another order, so not bit for bit; 30 steps by gradient descent, and the server's averages between them."""
+    """The sums have another order, so not bit for bit; 30 steps by gradient descent, and the server's
+    averages between them."""
     keys = {"optimizer": "sgd", "lr": 0.05, "dropout": 0.0, "rounds": [5], "local_epochs": 2}
-    twin, single = arm(settings("distrans", alpha=0.0, **keys), algorithm=Halves(alpha=0.0)), arm(settings("fedavg", **keys))
+    twin, single = (
+        arm(settings("distrans", alpha=0.0, **keys), algorithm=Halves(alpha=0.0)),
+        arm(settings("fedavg", **keys)),
+    )
     finish(twin[0]), finish(single[0])
     models = [room.named(one.states[0].tensors, one.private[0]["silo-0"]) for one, room, _ in (twin, single)]
     ours, theirs = models
@@ -119,7 +125,9 @@ def test_an_offset_moves_by_its_own_learning_rate():
         one.turn()
         moved.append(offsets(one)[0] - offsets(start)[0])
     assert moved[0].abs().max() > 0
-    assert one.last["silo-0"]["offset_moved"] == pytest.approx(float(moved[1].norm() / offsets(start)[0].norm()), rel=1e-3)
+    assert one.last["silo-0"]["offset_moved"] == pytest.approx(
+        float(moved[1].norm() / offsets(start)[0].norm()), rel=1e-3
+    )
     assert start.last["silo-0"]["offset_moved"] == 0
     assert torch.allclose(2 * moved[0], moved[1], atol=1e-6)
 
@@ -132,7 +140,8 @@ def test_averaged_offsets_are_the_servers():
     mean = room.net.offset.clone()
     local = arm(settings("distrans"))[0]
     local.turn()
-    assert torch.allclose(mean.flatten(), torch.stack(offsets(local)).mean(0), atol=1e-6)  # clients of one size
+    # clients of one size
+    assert torch.allclose(mean.flatten(), torch.stack(offsets(local)).mean(0), atol=1e-6)
     one.turn()
     assert 0.3 < float(mean.std()) < float(offsets(local)[0].std())
 
@@ -151,7 +160,9 @@ def test_clients_that_never_trained_take_the_mean_of_the_offsets():
     one, _, _ = arm(settings("distrans"))
     one.turn()
     assert torch.allclose(
-        one.private[0].reference(one.members[0], one.have_trained)["net.buffers"], torch.stack(offsets(one)).mean(0), atol=1e-6
+        one.private[0].reference(one.members[0], one.have_trained)["net.buffers"],
+        torch.stack(offsets(one)).mean(0),
+        atol=1e-6,
     )
     assert len(state(one).tensors["buffers"]) > 0
     assert len(values(one)) > 0

@@ -1,4 +1,5 @@
-"""What the report of a run with codebooks says of their extensions, and that a run without codebooks says nothing of them."""
+"""What the report of a run with codebooks says of their extensions, and that a run without codebooks says
+nothing of them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def decided(threshold, values, criterion="entropy"):
     lines = run_folder.records()
     for line in lines:
         if line["arm"] == "uefl" and line["round"] in (1, 3):
-            line |= dict(zip(findings.RECORDED[criterion], (threshold, values[int(line["client"][-1])]), strict=True))
+            line |= dict(
+                zip(findings.RECORDED[criterion], (threshold, values[int(line["client"][-1])]), strict=True)
+            )
     return lines
 
 
@@ -32,13 +35,26 @@ def decided(threshold, values, criterion="entropy"):
         (
             0.9,
             (0.5, 0.7, 0.6),
-            "the highest entropy, 0.700 nats of silo-1, is not above the threshold of 0.900 (at most it could be ln 4 = 1.386)",
+            (
+                "the highest entropy, 0.700 nats of silo-1, is not above the threshold of 0.900 (at most it"
+                " could be ln 4 = 1.386)"
+            ),
         ),
-        (1.5, (0.5, 0.7, 0.6), "is not above the threshold of 1.500; no entropy over 4 classes can exceed ln 4 = 1.386; lower gamma"),
+        (
+            1.5,
+            (0.5, 0.7, 0.6),
+            (
+                "is not above the threshold of 1.500; no entropy over 4 classes can exceed ln 4 = 1.386;"
+                " lower gamma"
+            ),
+        ),
         (
             0.55,
             (0.5, 0.5, 0.6),
-            "after round 2, entropy above the threshold of 0.550 nats: silo-2 (0.600); extended before the next round.",
+            (
+                "after round 2, entropy above the threshold of 0.550 nats: silo-2 (0.600); extended before"
+                " the next round."
+            ),
         ),
     ],
     ids=["certain", "out-of-reach", "extended"],
@@ -72,7 +88,10 @@ def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
 def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
     write_report(run_folder.write(tmp_path, decided(1.5, (0.5, 0.7, 0.6), "loss"), criterion="loss"))
     text = (tmp_path / "report.md").read_text()
-    said = "no client was extended, because the highest loss, 0.700 nats of silo-1, is not above the threshold of 1.500."
+    said = (
+        "no client was extended, because the highest loss, 0.700 nats of silo-1, is not above the threshold"
+        " of 1.500."
+    )
     assert said in text
     assert "| uefl | 2 | loss | 1.500 | 0.500 silo-0 | 0.700 silo-1 | 0 | 1 |" in text
     assert "cannot be reached" not in text
@@ -80,11 +99,16 @@ def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
 
 def test_clients_that_were_drawn_are_not_those_above_the_threshold(tmp_path):
     write_report(run_folder.write(tmp_path, decided(0.55, (0.6, 0.5, 0.5)), extend="random"))
-    said = "above the threshold of 0.550 nats: silo-0 (0.600); as many were drawn, and extended before the next round: silo-2."
+    said = (
+        "above the threshold of 0.550 nats: silo-0 (0.600); as many were drawn, and extended before the next"
+        " round: silo-2."
+    )
     assert said in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.parametrize("keys", [{"criterion": "loss"}, {"extend": "random"}, {"extend": "random", "criterion": "loss"}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{"criterion": "loss"}, {"extend": "random"}, {"extend": "random", "criterion": "loss"}], ids=str
+)
 def test_a_decision_is_recorded_however_it_is_made(keys):
     records = finish(arm(settings("uefl", gamma=0.0, rounds=[1, 1], **keys))[0])
     made, last = findings.decisions(History(records, {}, 3, True))
@@ -128,7 +152,10 @@ def test_the_algorithms_say_what_a_report_shows_of_codebooks(tmp_path):
 
 def test_codewords_of_the_start_are_told_from_extensions_where_all_clients_have_some(tmp_path):
     """Of the picture of their use: the white line, and the words below it."""
-    lines = [line | ({"usage": list(range(8))} if "usage" in line else {}) for line in run_folder.records(("uefl",))]
+    lines = [
+        line | ({"usage": list(range(8))} if "usage" in line else {})
+        for line in run_folder.records(("uefl",))
+    ]
     shares = read_run(run_folder.write(tmp_path, lines)).findings["uefl"].shares
     assert {len(counts) for counts in shares.counts.values()} == {8}
     assert shares.group == 4
@@ -139,7 +166,13 @@ def test_codewords_of_the_start_are_told_from_extensions_where_all_clients_have_
 
 def test_the_frame_has_no_word_for_codebooks():
     root = Path(uefl.__file__).parent
-    files = [path for folder in ("report", "server", "client", "engines") for path in (root / folder).rglob("*.py")]
-    files += [root / f"{name}.py" for name in ("run", "aggregation", "uncertainty", "findings", "progress", "checkpoint", "cli")]
+    files = [
+        path for folder in ("report", "server", "client", "engines") for path in (root / folder).rglob("*.py")
+    ]
+    files += [
+        root / f"{name}.py"
+        for name in ("run", "aggregation", "uncertainty", "findings", "progress", "checkpoint", "cli")
+    ]
     for path in files:
-        assert not re.search(r"[Cc]odeword|[Pp]erplexity|[Ee]xtended|[Tt]hreshold", path.read_text()), path  # malloc has a THRESHOLD
+        # malloc has a THRESHOLD
+        assert not re.search(r"[Cc]odeword|[Pp]erplexity|[Ee]xtended|[Tt]hreshold", path.read_text()), path

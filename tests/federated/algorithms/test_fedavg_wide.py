@@ -28,5 +28,7 @@ def test_it_trains_and_goes_on_bit_for_bit():
 
 
 def test_a_network_without_that_head_is_refused():
-    with pytest.raises(UserError, match=r"^the wider head of fedavg-wide needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'"):
+    with pytest.raises(
+        UserError, match=r"^the wider head of fedavg-wide needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'"
+    ):
         arm(settings("fedavg-wide", KEYS | {"model": {"encoder": "resnet18_nopool"}}, more_parameters=1))

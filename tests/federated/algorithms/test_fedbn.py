@@ -52,13 +52,26 @@ def test_batch_norm_differs_between_clients_and_all_else_is_shared():
 
 def test_the_server_sends_and_keeps_no_batch_norm():
     one, room, _ = arm(settings("fedbn"))
-    sent = sum(p.numel() for m in room.net.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters(recurse=False))
+    sent = sum(
+        p.numel()
+        for m in room.net.modules()
+        if isinstance(m, nn.BatchNorm2d)
+        for p in m.parameters(recurse=False)
+    )
     whole = sum(p.numel() for p in room.net.parameters())
     assert len(values(one)) == whole - sent
     assert len(one.states[0].tensors["buffers"]) == 0
-    message = one._messages(list(one._each(False, True, ("silo-0",))), frozenset(), frozenset(["silo-0"]))["silo-0"]
-    assert {name: len(tensor) for name, tensor in message.tensors.items()} == {"values": whole - sent, "buffers": 0}
-    assert {name: expected.shape for name, expected in message.expects.items()} == {"values": (whole - sent,), "buffers": (0,)}
+    message = one._messages(list(one._each(False, True, ("silo-0",))), frozenset(), frozenset(["silo-0"]))[
+        "silo-0"
+    ]
+    assert {name: len(tensor) for name, tensor in message.tensors.items()} == {
+        "values": whole - sent,
+        "buffers": 0,
+    }
+    assert {name: expected.shape for name, expected in message.expects.items()} == {
+        "values": (whole - sent,),
+        "buffers": (0,),
+    }
     assert one.engine._clients["silo-0"](message).tensors.keys() == {"values", "buffers"}
 
 
@@ -83,7 +96,9 @@ def test_unseen_clients_and_the_global_model_take_the_mean_of_the_layers():
 def test_global_and_personalised_accuracy_stand_side_by_side_and_a_resumed_run_has_the_same():
     cfg = settings("fedbn", personalised=True)
     records = finish(arm(cfg)[0])
-    assert all(0 <= r[key] <= 1 for r in records for key in ("accuracy", "global_accuracy", "personalised_accuracy"))
+    assert all(
+        0 <= r[key] <= 1 for r in records for key in ("accuracy", "global_accuracy", "personalised_accuracy")
+    )
     assert again(cfg) == records
 
 

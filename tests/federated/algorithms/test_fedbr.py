@@ -22,7 +22,9 @@ def test_without_its_terms_it_is_fedavg_bit_for_bit(keys):
     assert torch.equal(values(own), values(average))
 
 
-@pytest.mark.parametrize(("received", "own", "expected"), [(1, -1, 0.0181499), (0.5, 0.5, 0.6931472), (0, 1, 2.1269280)])
+@pytest.mark.parametrize(
+    ("received", "own", "expected"), [(1, -1, 0.0181499), (0.5, 0.5, 0.6931472), (0, 1, 2.1269280)]
+)
 def test_the_contrast_at_given_similarities(received, own, expected):
     """``received`` and ``own`` are the cosines with the features of the pseudo-images."""
     pseudo = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
@@ -32,7 +34,9 @@ def test_the_contrast_at_given_similarities(received, own, expected):
 
 def test_the_contrast_is_differentiable():
     generator = torch.Generator().manual_seed(0)
-    features = [torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    features = [
+        torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    ]
     assert torch.autograd.gradcheck(lambda *x: contrast(*x, pull=2.0, push=0.5), features)
 
 
@@ -52,10 +56,13 @@ def watched(monkeypatch, name):
 
 
 def test_the_loss_is_that_of_the_formula():
-    """Of a model that has moved since it was sent; each weight and each similarity has a number of its own."""
+    """Of a model that has moved since it was sent; each weight and each similarity has a number of its
+    own."""
     keys = {"contrast": 0.3, "uniform": 0.2, "pull": 3.0, "push": 0.5, "projection_lr": 1e-30, "dropout": 0.0}
     work = first_turn(settings("fedbr", pseudo=8, **keys), MANY)
-    received = work.memory["received"] = work.memory["received"] + torch.randn(8, 16, generator=torch.Generator().manual_seed(7))
+    received = work.memory["received"] = work.memory["received"] + torch.randn(
+        8, 16, generator=torch.Generator().manual_seed(7)
+    )
     batch = work.batch(torch.arange(12))
     found = work.workspace.algorithm.loss(work, batch)
     pseudo, said = work.workspace.algorithm.of_pseudo(work)
@@ -81,12 +88,15 @@ def test_the_step_of_the_projection_head_leaves_the_network_alone_and_climbs(mon
         worth = []
         for at in (before, after):
             torch.nn.utils.vector_to_parameters(at["projection"], projector.parameters())
-            worth.append(float(contrast(*map(projector, (each.detach() for each in features)), pull=2.0, push=2.0)))
+            worth.append(
+                float(contrast(*map(projector, (each.detach() for each in features)), pull=2.0, push=2.0))
+            )
         assert worth[1] > worth[0]
 
 
 def test_the_network_does_not_move_the_projection_head():
-    """Between two of its own steps it stays: with a learning rate of next to nothing it comes back as it went."""
+    """Between two of its own steps it stays: with a learning rate of next to nothing it comes back as it
+    went."""
     one = arm(settings("fedbr", projection_lr=1e-30))[0]
     before = state(one).tensors["projection"].clone()
     one.turn()
@@ -112,7 +122,8 @@ def test_pseudo_images_leave_the_running_statistics_alone():
 
 
 def test_running_statistics_say_nothing_of_pseudo_images():
-    """Else the network could tell them by these, be unsure where they are in use, and so predict nothing when it is measured."""
+    """Else the network could tell them by these, be unsure where they are in use, and so predict nothing when
+    it is measured."""
     work = first_turn(settings("fedbr", pseudo=8), MANY)
     found = []
     for scale in (1.0, 50.0):
@@ -171,7 +182,10 @@ def test_a_client_that_makes_none_ends_the_run():
 
 def test_the_projection_heads_have_the_sizes_of_paper_and_code():
     net = arm(settings("fedbr", hidden=512))[1].net
-    sizes = {kind: sum(p.numel() for p in FedBR(projection=kind).projector(net).parameters()) for kind in ("paper", "code")}
+    sizes = {
+        kind: sum(p.numel() for p in FedBR(projection=kind).projector(net).parameters())
+        for kind in ("paper", "code")
+    }
     assert sizes == {"paper": 230_016, "code": 2_099_712}
 
 
@@ -193,5 +207,6 @@ def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    """Killed while pseudo-images are made, which no checkpoint has yet, in the first round, and in a later one."""
+    """Killed while pseudo-images are made, which no checkpoint has yet, in the first round, and in a later
+    one."""
     killed_and_resumed(tmp_path, {"fedbr": {"pseudo": 8}}, (2, 4, 6))

@@ -1,4 +1,5 @@
-"""FedCR: its divergence and its product of experts have the values of their formulas; without them and without draws there is FedPer."""
+"""FedCR: its divergence and its product of experts have the values of their formulas; without them and
+without draws there is FedPer."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,9 +29,13 @@ class SameLayers(FedPer):
         return super().build_model(replace(spec, given=lambda: GaussianNet(spec.network(), 8, hidden=True)))
 
 
-@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}], ids=["adam", "sgd bf16"])
+@pytest.mark.parametrize(
+    "keys", [{}, {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}], ids=["adam", "sgd bf16"]
+)
 def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
-    own = arm(settings("fedcr", dim=8, beta=0.0, stochastic=False, gradient_bound=0.0, head_epochs=0, **keys))[0]
+    own = arm(
+        settings("fedcr", dim=8, beta=0.0, stochastic=False, gradient_bound=0.0, head_epochs=0, **keys)
+    )[0]
     per = arm(settings("fedper", personal="last", **keys), algorithm=SameLayers())[0]
     assert finish(own) == finish(per)
     assert torch.equal(values(own), values(per))
@@ -46,7 +51,9 @@ def test_the_divergence_begins_with_the_class():
     of_class = Gaussian(torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
     value = divergence(of_class, Gaussian(mean, std))
     value.backward()
-    assert [x.item() for x in (value, mean.grad, std.grad)] == pytest.approx([0.4431472, 0.25, 0.25], abs=1e-6)
+    assert [x.item() for x in (value, mean.grad, std.grad)] == pytest.approx(
+        [0.4431472, 0.25, 0.25], abs=1e-6
+    )
 
 
 def test_the_divergence_is_that_of_torch():
@@ -91,7 +98,8 @@ def test_the_product_does_not_depend_on_the_order_of_images_or_clients():
 
 
 def test_training_counts_the_last_pass_alone():
-    """Of a client without class 2: the Gaussian of that class stays N(0, 1); precisions are those of as many images as there are."""
+    """Of a client without class 2: the Gaussian of that class stays N(0, 1); precisions are those of as many
+    images as there are."""
     images = split(48, 0, 0.1)
     train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
     fed = federation()
@@ -119,27 +127,42 @@ def test_the_divergence_changes_the_encoder_and_the_gaussians_of_the_classes_tra
 
 def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
     """Also the client that had no part in the last round."""
-    keys = {"rounds": [2], "participation": 0.6, "samples": 2, "optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}
+    keys = {
+        "rounds": [2],
+        "participation": 0.6,
+        "samples": 2,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "weight_decay": 0.1,
+    }
     tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
     for one in (tuned, plain):
         one.turn(), one.turn()
     assert all(
-        torch.equal(a["net.values"], b["net.values"]) for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+        torch.equal(a["net.values"], b["net.values"])
+        for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
     )
     ours, theirs = tuned.turn(), plain.turn()
     assert tuned.finished
     assert torch.equal(values(tuned), values(plain))
     assert torch.equal(state(tuned).tensors["buffers"], state(plain).tensors["buffers"])
     assert not any(
-        torch.equal(a["net.values"], b["net.values"]) for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+        torch.equal(a["net.values"], b["net.values"])
+        for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
     )
     assert all(mine["nll"] != other["nll"] for mine, other in zip(ours, theirs, strict=True))
 
 
 def test_a_schedule_leaves_the_heads_the_rate_of_the_last_round():
-    heads = [arm(settings("fedcr", dim=8, rounds=[2], lr_schedule="cosine", head_epochs=epochs, samples=2))[0] for epochs in (2, 0)]
+    heads = [
+        arm(settings("fedcr", dim=8, rounds=[2], lr_schedule="cosine", head_epochs=epochs, samples=2))[0]
+        for epochs in (2, 0)
+    ]
     finish(heads[0]), finish(heads[1])
-    assert not any(torch.equal(*(one.private[0][name]["net.values"] for one in heads)) for name in heads[0].context.clients)
+    assert not any(
+        torch.equal(*(one.private[0][name]["net.values"] for one in heads))
+        for name in heads[0].context.clients
+    )
 
 
 def test_a_client_that_trains_its_head_alone_is_measured_with_it():
@@ -169,7 +192,8 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
     steps = {}
     for bound in (0.0, 1e-3, 1e6):
         one, room, _ = arm(
-            settings("fedcr", dim=8, gradient_bound=bound, optimizer="sgd", lr=1.0, local_steps=1, samples=2), alone(federation(), 0)
+            settings("fedcr", dim=8, gradient_bound=bound, optimizer="sgd", lr=1.0, local_steps=1, samples=2),
+            alone(federation(), 0),
         )
         before = room.named(state(one).tensors, one.private[0]["silo-0"])
         one.turn()
@@ -188,16 +212,23 @@ def test_negative_precisions_are_refused():
 
 
 def test_the_loss_is_that_of_the_formula():
-    """Cross-entropy over the samples, and the divergence that begins with the Gaussian of each image's class."""
+    """Cross-entropy over the samples, and the divergence that begins with the Gaussian of each image's
+    class."""
     work = first_turn(settings("fedcr", dim=8, beta=0.2, samples=2, precision="fp32"))
-    classes = work.message.tensors["classes"] = torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(7)) + 0.5
+    classes = work.message.tensors["classes"] = (
+        torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(7)) + 0.5
+    )
     batch = work.batch(torch.arange(6))
     work.memory["noise"] = torch.Generator().manual_seed(8)
     found = work.workspace.algorithm.loss(work, batch)
     mean, std = work.net.distribution(batch.images)
     samples = mean + std * torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(8))
-    expected = torch.stack([cross_entropy(work.net.head(features), batch.labels) for features in samples]).mean()
-    expected = expected + 0.2 * kl_divergence(Normal(*classes[:, batch.labels]), Normal(mean, std)).sum(1).mean()
+    expected = torch.stack(
+        [cross_entropy(work.net.head(features), batch.labels) for features in samples]
+    ).mean()
+    expected = (
+        expected + 0.2 * kl_divergence(Normal(*classes[:, batch.labels]), Normal(mean, std)).sum(1).mean()
+    )
     assert torch.allclose(found, expected)
 
 
@@ -209,12 +240,17 @@ def test_a_head_alone_learns_from_the_encoder_as_it_is_measured():
     work.workspace.algorithm._head_loss(work, work.batch(torch.arange(6))).backward()
     assert before
     assert all(torch.equal(buffer, before[name]) for name, buffer in work.net.named_buffers())
-    with_gradient = {name.partition(".")[0] for name, p in work.net.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    with_gradient = {
+        name.partition(".")[0]
+        for name, p in work.net.named_parameters()
+        if p.grad is not None and p.grad.abs().max() > 0
+    }
     assert with_gradient == {"head"}
 
 
 def test_the_mean_of_the_logits_predicts():
-    """Of samples of great spread it comes near the logits of the mean; the mean of the probabilities does not."""
+    """Of samples of great spread it comes near the logits of the mean; the mean of the probabilities does
+    not."""
     _, room, _ = arm(settings("fedcr", dim=8, precision="fp32"))
     net = room.net.eval()
     net.gaussian.bias.data[8:], net.head.bias.data[0] = 10.0, 2.0

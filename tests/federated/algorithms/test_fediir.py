@@ -1,4 +1,5 @@
-"""FedIIR: its term and the gradients of it have the values of the closed form, and without it there is FedAvg."""
+"""FedIIR: its term and the gradients of it have the values of the closed form, and without it there is
+FedAvg."""
 
 from types import SimpleNamespace
 
@@ -39,10 +40,14 @@ def test_the_values_of_two_features():
     assert plain.item() == pytest.approx(0.6931472)
     gradient = FedIIR(part="last")._gradient(work, plain, create_graph=False)
     assert gradient.tolist() == pytest.approx([0.25, -0.25, 0.0, 0.0])
-    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(head(features), labels)
+    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(
+        head(features), labels
+    )
     assert term.item() == pytest.approx(0.125)
     found = torch.autograd.grad(term, [head.weight, head.bias, features])
-    assert [x for part in found for x in part.flatten().tolist()] == pytest.approx([0.625, -0.625, 0.375, -0.375, -0.25, 0.25])
+    assert [x for part in found for x in part.flatten().tolist()] == pytest.approx(
+        [0.625, -0.625, 0.375, -0.375, -0.25, 0.25]
+    )
 
 
 def test_the_gradients_are_those_of_the_closed_form():
@@ -51,10 +56,15 @@ def test_the_gradients_are_those_of_the_closed_form():
     images, inputs, classes = 6, 4, 3
     head = nn.Linear(inputs, classes).double()
     h = torch.randn(images, inputs, dtype=torch.float64, requires_grad=True)
-    labels, average = torch.arange(images) % classes, torch.randn(classes * inputs + classes, dtype=torch.float64)
+    labels, average = (
+        torch.arange(images) % classes,
+        torch.randn(classes * inputs + classes, dtype=torch.float64),
+    )
     batch = Batch(h, torch.arange(images), labels)
     work = turn(head, average)
-    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(head(h), labels)
+    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(
+        head(h), labels
+    )
     found = torch.autograd.grad(term, [head.weight, head.bias, h])
 
     with torch.no_grad():
@@ -64,13 +74,18 @@ def test_the_gradients_are_those_of_the_closed_form():
         a_weight, a_bias = p.T @ h / images - g_weight, p.mean(0) - g_bias
         v = h @ a_weight.T + a_bias
         u = probs * v - probs * (probs * v).sum(1, keepdim=True)
-        expected = [2 / images * u.T @ h, 2 / images * u.sum(0), 2 / images * (u @ head.weight + p @ a_weight)]
+        expected = [
+            2 / images * u.T @ h,
+            2 / images * u.sum(0),
+            2 / images * (u @ head.weight + p @ a_weight),
+        ]
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-14)
 
 
 def test_the_term_of_one_full_batch_at_the_model_that_was_sent_is_zero():
-    """One client, one batch, no memory of older gradients, no dropout: the average is the gradient of the first step."""
+    """One client, one batch, no memory of older gradients, no dropout: the average is the gradient of the
+    first step."""
     fed = federation(sizes=(48,), noise=(0.1,))
     keys = {"batch_size": 48, "local_steps": 1, "dropout": 0.0, "optimizer": "sgd", "lr": 1.0}
     for part in ("last", "head"):
@@ -78,7 +93,9 @@ def test_the_term_of_one_full_batch_at_the_model_that_was_sent_is_zero():
         average = arm(settings("fedavg", **keys), fed)[0]
         own.turn(), average.turn()
         assert torch.allclose(values(own), values(average), atol=1e-5)
-        assert own.last["silo-0"]["train_loss"] == pytest.approx(average.last["silo-0"]["train_loss"], abs=1e-6)
+        assert own.last["silo-0"]["train_loss"] == pytest.approx(
+            average.last["silo-0"]["train_loss"], abs=1e-6
+        )
         assert state(own).tensors["gradient"].norm() > 1e-3
 
 
@@ -90,12 +107,17 @@ def test_the_average_forgets():
     whole.turn()
     for T in range(1, 4):
         one.turn()
-        assert torch.allclose(state(one).tensors["gradient"], (1 - 0.95**T) * state(whole).tensors["gradient"], atol=1e-5)
+        assert torch.allclose(
+            state(one).tensors["gradient"], (1 - 0.95**T) * state(whole).tensors["gradient"], atol=1e-5
+        )
 
 
 def test_clients_count_by_their_batches():
     """The mean over all batches: a client of two batches counts twice as much as one of one."""
-    cfg, fed = settings("fediir", batch_size=24, dropout=0.0, decay=0.0), federation(sizes=(48, 24), noise=(0.1, 0.5))
+    cfg, fed = (
+        settings("fediir", batch_size=24, dropout=0.0, decay=0.0),
+        federation(sizes=(48, 24), noise=(0.1, 0.5)),
+    )
     gradients = []
     for clients in (fed, alone(fed, 0), alone(fed, 1)):
         one = arm(cfg, clients)[0]
@@ -111,7 +133,8 @@ def test_the_exchange_is_counted_and_the_term_changes_the_model():
     assert not torch.equal(values(own), values(average))
     mine, theirs = (one.turn()[0] for one in (own, average))
     floats = 16 * 3 + 3
-    assert mine["bytes_received"] - theirs["bytes_received"] == 4 * floats + 8  # the sum of the gradients, and the number of batches
+    # the sum of the gradients, and the number of batches
+    assert mine["bytes_received"] - theirs["bytes_received"] == 4 * floats + 8
     assert mine["bytes_sent"] == 2 * theirs["bytes_sent"] + 4 * floats  # the model twice, and the average
 
 

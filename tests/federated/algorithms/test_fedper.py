@@ -1,4 +1,5 @@
-"""FedPer: the head stays with the client; with nothing private it is FedAvg, with all of it local training."""
+"""FedPer: the head stays with the client; with nothing private it is FedAvg, with all of it local
+training."""
 
 import copy
 from collections import OrderedDict
@@ -15,7 +16,11 @@ from uefl.errors import UserError
 
 def strip(records):
     return [
-        {key: value for key, value in record.items() if key not in ("global_accuracy", "bytes_sent", "bytes_received")}
+        {
+            key: value
+            for key, value in record.items()
+            if key not in ("global_accuracy", "bytes_sent", "bytes_received")
+        }
         for record in records
     ]
 
@@ -81,7 +86,9 @@ def own(net, **keys):
 
 
 def sequential():
-    return nn.Sequential(OrderedDict(body=nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU()), head=nn.Linear(5, 3)))
+    return nn.Sequential(
+        OrderedDict(body=nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU()), head=nn.Linear(5, 3))
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,9 @@ def test_the_last_linear_layer_of_any_network_is_personal(net, names):
 
 def test_a_network_that_would_leave_nothing_with_the_clients_is_refused():
     convolutions = nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten())
-    with pytest.raises(UserError, match="key 'personal': the network has no linear layer, so 'last' names nothing"):
+    with pytest.raises(
+        UserError, match="key 'personal': the network has no linear layer, so 'last' names nothing"
+    ):
         arm(settings("fedper"), algorithm=own(convolutions))
     with pytest.raises(UserError, match="no part called 'head'"):
         arm(settings("fedper"), algorithm=own(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), personal="head"))

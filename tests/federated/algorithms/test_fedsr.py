@@ -1,4 +1,5 @@
-"""FedSR: its two terms have the values of their formulas, and without them and without draws there is FedAvg."""
+"""FedSR: its two terms have the values of their formulas, and without them and without draws there is
+FedAvg."""
 
 import pytest
 import torch
@@ -23,7 +24,11 @@ class SameLayers(FedAvg):
         return GaussianNet(super().build_model(spec), 8, hidden=False)
 
 
-KEYS = {"adam": {}, "sgd bf16": {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"}, "pooled": {"pooled": True}}
+KEYS = {
+    "adam": {},
+    "sgd bf16": {"optimizer": "sgd", "participation": 0.5, "precision": "bf16"},
+    "pooled": {"pooled": True},
+}
 
 
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
@@ -52,7 +57,9 @@ def test_the_divergence_at_the_start():
     """Of mu = 0 and sigma = softplus(0)."""
     zero, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     softplus = nn.functional.softplus
-    assert float(divergence(Gaussian(zero, softplus(zero)), zero, softplus(one), one)) == pytest.approx(0.2783163, abs=1e-6)
+    assert float(divergence(Gaussian(zero, softplus(zero)), zero, softplus(one), one)) == pytest.approx(
+        0.2783163, abs=1e-6
+    )
 
 
 def test_the_divergence_is_that_of_torch_and_zero_between_equals():
@@ -71,7 +78,9 @@ def test_the_divergence_is_that_of_torch_and_zero_between_equals():
 
 
 def gaussians(one):
-    return [{name: own[name] for name in ("class_mean", "class_std", "scale")} for own in one.private[0].values()]
+    return [
+        {name: own[name] for name in ("class_mean", "class_std", "scale")} for own in one.private[0].values()
+    ]
 
 
 def test_local_gaussians_differ_between_clients_and_shared_ones_are_the_servers():
@@ -89,14 +98,20 @@ def test_local_gaussians_differ_between_clients_and_shared_ones_are_the_servers(
 
 
 def test_the_terms_do_what_they_are_for():
-    """A large weight of the norm makes features short; one of the divergence brings the classes' Gaussians and the features together."""
-    plain, short = (arm(settings("fedsr", dim=8, local_epochs=10, norm_weight=weight, divergence_weight=0.0))[0] for weight in (0.0, 1.0))
+    """A large weight of the norm makes features short; one of the divergence brings the classes' Gaussians
+    and the features together."""
+    plain, short = (
+        arm(settings("fedsr", dim=8, local_epochs=10, norm_weight=weight, divergence_weight=0.0))[0]
+        for weight in (0.0, 1.0)
+    )
     lengths = []
     for one in (plain, short):
         one.turn()
         client = one.engine._clients["silo-0"]
         room = client._workspace
-        room.load(one._messages(list(one._each(True, False, ())), frozenset(["silo-0"]), frozenset())["silo-0"])
+        room.load(
+            one._messages(list(one._each(True, False, ())), frozenset(["silo-0"]), frozenset())["silo-0"]
+        )
         images = room.normalize(client._data().train.images)
         lengths.append(room.net.eval().distribution(images).mean.norm(dim=1).mean().item())
     assert lengths[1] < 0.5 * lengths[0]
@@ -104,8 +119,11 @@ def test_the_terms_do_what_they_are_for():
 
 @pytest.mark.parametrize(("norm", "power"), [("l2", 1), ("l2sq", 2)])
 def test_the_loss_is_that_of_the_formula(norm, power):
-    """Cross-entropy of one draw, its norm or the square of it, and the divergence of each image from the Gaussian of its class."""
-    work = first_turn(settings("fedsr", dim=8, norm=norm, norm_weight=0.3, divergence_weight=0.2, precision="fp32"))
+    """Cross-entropy of one draw, its norm or the square of it, and the divergence of each image from the
+    Gaussian of its class."""
+    work = first_turn(
+        settings("fedsr", dim=8, norm=norm, norm_weight=0.3, divergence_weight=0.2, precision="fp32")
+    )
     draws = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for tensor in work.trained.values():
@@ -146,7 +164,9 @@ def test_other_heads_are_refused(encoder):
 
 
 def test_an_infinite_divergence_is_refused():
-    with pytest.raises(UserError, match=r"divergence_weight: it is infinite without draws; set 0 \(the variant FedL2R\)"):
+    with pytest.raises(
+        UserError, match=r"divergence_weight: it is infinite without draws; set 0 \(the variant FedL2R\)"
+    ):
         FedSR(stochastic=False)
 
 

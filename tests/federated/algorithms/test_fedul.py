@@ -57,9 +57,11 @@ def accuracy(records):
     return np.mean([r["accuracy"] for r in records if r["round"] == last])
 
 
-# --- the transition ------------------------------------------------------------------------------------------------
+# --- the transition ---------------------------------------------------------------------------------------
 
-PRIORS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.2, 0.5, 0.3]], dtype=torch.float64)
+PRIORS = torch.tensor(
+    [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.2, 0.5, 0.3]], dtype=torch.float64
+)
 LOGITS = torch.tensor([[2, -1, 0.5], [0, 0, 0], [-3, 4, 1]], dtype=torch.float64)
 TARGETS = torch.tensor([0, 2, 3])
 
@@ -75,16 +77,31 @@ def test_golden_vectors():
     matrix = golden(test_prior=(0.5, 0.3, 0.2))
     torch.testing.assert_close(matrix.exp().sum(0), torch.tensor([0.76, 1.2, 1.3]))
     loss = uefl_kernels.transition_nll(LOGITS, TARGETS, matrix)
-    torch.testing.assert_close(loss, torch.tensor([0.5856166203, 1.4474303611, 1.9831176379], dtype=torch.float64), atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        loss, torch.tensor([0.5856166203, 1.4474303611, 1.9831176379], dtype=torch.float64), atol=1e-7, rtol=0
+    )
     uniform = uefl_kernels.transition_nll(LOGITS, TARGETS, golden())
-    torch.testing.assert_close(uniform, torch.tensor([0.4424958973, 1.6094379124, 1.9805468137], dtype=torch.float64), atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        uniform,
+        torch.tensor([0.4424958973, 1.6094379124, 1.9805468137], dtype=torch.float64),
+        atol=1e-7,
+        rtol=0,
+    )
     legacy = uefl_kernels.transition_double_softmax(LOGITS, TARGETS, golden())
-    torch.testing.assert_close(legacy, torch.tensor([1.0222038047, 1.4425355295, 1.5092377050], dtype=torch.float64), atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        legacy,
+        torch.tensor([1.0222038047, 1.4425355295, 1.5092377050], dtype=torch.float64),
+        atol=1e-7,
+        rtol=0,
+    )
 
 
 def test_full_rank_priors_can_be_inverted():
     """p = normalise(D_pi Pi^+ D_pibar^-1 g): what makes the surrogate task determine the classifier."""
-    pi, shares = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    pi, shares = (
+        torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64),
+        torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64),
+    )
     g = uefl_kernels.log_transition_probs(LOGITS, golden(test_prior=tuple(pi.tolist()))).exp()
     torch.testing.assert_close(g.sum(1), torch.ones(3, dtype=torch.float64))
     p = (pi[:, None] * torch.linalg.pinv(PRIORS) / shares) @ g.T
@@ -99,18 +116,31 @@ def test_the_order_of_the_sets_does_not_matter():
 
 def test_sets_that_are_the_classes_give_logit_adjusted_cross_entropy():
     sets = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
-    data = SetData(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), sets, torch.eye(3, dtype=torch.float64), None, None, split(3, 0, 0.1))
+    data = SetData(
+        torch.zeros(10, 1, 8, 8, dtype=torch.uint8),
+        sets,
+        torch.eye(3, dtype=torch.float64),
+        None,
+        None,
+        split(3, 0, 0.1),
+    )
     loss = uefl_kernels.transition_nll(LOGITS, TARGETS.clamp(max=2), log_transition(data))
     adjusted = LOGITS + torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(adjusted, TARGETS.clamp(max=2), reduction="none"), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        loss,
+        torch.nn.functional.cross_entropy(adjusted, TARGETS.clamp(max=2), reduction="none"),
+        atol=1e-6,
+        rtol=0,
+    )
 
 
-# --- learning ------------------------------------------------------------------------------------------------------
+# --- learning ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_learns_what_can_be_learnt(name):
-    few_steps = name in ("fedllp", "fedllp-vat", "fedavg-labeled-10")  # one per set, or of a tenth of the images
+    # one per set, or of a tenth of the images
+    few_steps = name in ("fedllp", "fedllp-vat", "fedavg-labeled-10")
     rounds = 4 if name == "fedllp-vat" else 8  # whose step costs three of the others'
     algorithm, records, _ = trained(name, rounds=[rounds], local_epochs=8 if few_steps else 1)
     assert len(records) == 2 * rounds
@@ -137,7 +167,9 @@ def test_the_surrogate_loss_reaches_its_floor(loss):
 
 def test_the_supervised_losses_reach_theirs():
     proper = trained("supervised", rounds=[12], server_epochs=4)[1][-1]["server_loss"]
-    published = trained("supervised", rounds=[12], server_epochs=4, loss="legacy_double_softmax")[1][-1]["server_loss"]
+    published = trained("supervised", rounds=[12], server_epochs=4, loss="legacy_double_softmax")[1][-1][
+        "server_loss"
+    ]
     assert proper < 0.1
     assert abs(published - (math.log(math.e + 2) - 1)) < 0.01  # with ten classes: 1.4612
 
@@ -166,7 +198,7 @@ def test_the_same_seed_gives_the_same_bits():
     assert trained("fedul-m2", seed=1)[1] != one
 
 
-# --- M1 and M2 -----------------------------------------------------------------------------------------------------
+# --- M1 and M2 --------------------------------------------------------------------------------------------
 
 
 def test_h_0_is_fedul_and_h_1_the_supervised_model_exactly():
@@ -207,14 +239,19 @@ def test_h_rises_to_its_value_or_falls_from_it():
             (_, _, turn) = next(one._each(False, True, ()))
             found.append(one.members[0].share(turn))
             one.turn()
-    assert shares == {"constant": [0.6] * 3, "rise": pytest.approx([0.2, 0.4, 0.6]), "fall": pytest.approx([0.6, 0.4, 0.2])}
+    assert shares == {
+        "constant": [0.6] * 3,
+        "rise": pytest.approx([0.2, 0.4, 0.6]),
+        "fall": pytest.approx([0.6, 0.4, 0.2]),
+    }
     one_round = {kind: trained("fedul-m2", h_schedule=kind, rounds=[1])[0] for kind in shares}
     assert torch.equal(values(one_round["constant"]), values(one_round["rise"]))
     assert torch.equal(values(one_round["constant"]), values(one_round["fall"]))
 
 
 def test_recalibrated_statistics_are_those_of_the_labeled_images():
-    """Two batches of 15: mean and variance of the first batch norm are the means of theirs; the parameters are those of the blend."""
+    """Two batches of 15: mean and variance of the first batch norm are the means of theirs; the parameters
+    are those of the blend."""
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
     algorithm, _, room = trained("fedul-m2", fed, recalibrate=True, **keys)
     plain = trained("fedul-m2", fed, **keys)[0]
@@ -242,7 +279,10 @@ def test_the_optimizer_of_f_prime_goes_on_where_it_was():
     start = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
     finish(algorithm)
     room.load(start)
-    optimizer, labeled = torch.optim.Adam([room.flat.values], lr=cfg.training.lr, fused=True), fed.server.labeled
+    optimizer, labeled = (
+        torch.optim.Adam([room.flat.values], lr=cfg.training.lr, fused=True),
+        fed.server.labeled,
+    )
     room.net.train()
     for round in range(2):
         with torch.random.fork_rng():
@@ -250,7 +290,9 @@ def test_the_optimizer_of_f_prime_goes_on_where_it_was():
             order = torch.randperm(30)
         for batch in order.split(16):
             optimizer.zero_grad(set_to_none=False)
-            torch.nn.functional.cross_entropy(room.net(room.normalize(labeled.images[batch])), labeled.labels[batch]).backward()
+            torch.nn.functional.cross_entropy(
+                room.net(room.normalize(labeled.images[batch])), labeled.labels[batch]
+            ).backward()
             optimizer.step()
     assert torch.equal(room.flat.values.detach(), values(algorithm))
     assert torch.equal(room.flat.buffers, buffers(algorithm))
@@ -269,7 +311,7 @@ def test_the_state_between_two_turns_is_all_there_is(name):
     assert again(cfg, federation(), arm) == finish(arm(cfg)[0])
 
 
-# --- averages ------------------------------------------------------------------------------------------------------
+# --- averages ---------------------------------------------------------------------------------------------
 
 
 def averaged(algorithm, replies):
@@ -285,7 +327,13 @@ def test_clients_count_alike_or_by_their_images():
         algorithm = arm(configured("fedul", client_weights=weights))[0]
         like = {name: state(algorithm).tensors[name] for name in ("values", "buffers")}
         sent = (("client-0", 1.0, 10), ("client-1", 3.0, 30))
-        averaged(algorithm, [Reply(name, n, {k: torch.full_like(v, value) for k, v in like.items()}) for name, value, n in sent])
+        averaged(
+            algorithm,
+            [
+                Reply(name, n, {k: torch.full_like(v, value) for k, v in like.items()})
+                for name, value, n in sent
+            ],
+        )
         assert float(values(algorithm)[0]) == float(buffers(algorithm)[0]) == expected
 
 

@@ -23,7 +23,11 @@ def alone(fed: Federation, i: int) -> Federation:
 
 def of(records, client):
     names = ("global_accuracy", "bytes_sent", "bytes_received")
-    return [{k: v for k, v in record.items() if k not in names} for record in records if record["client"] == client]
+    return [
+        {k: v for k, v in record.items() if k not in names}
+        for record in records
+        if record["client"] == client
+    ]
 
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "lr": 0.1, "local_steps": 4}], ids=["adam", "sgd"])
@@ -43,7 +47,8 @@ def test_nothing_leaves_a_client_and_nothing_is_sent_to_train_from():
     records = finish(one)
     model = 4 * (room.flat.values.numel() + room.flat.buffers.numel())
     assert {r["bytes_received"] for r in records} == {0}
-    assert sum(r["bytes_sent"] for r in records if r["client"] == "silo-0") == 3 * model  # the mean, to measure it in each of three rounds
+    # the mean, to measure it in each of three rounds
+    assert sum(r["bytes_sent"] for r in records if r["client"] == "silo-0") == 3 * model
 
 
 def test_it_resumes_with_few_participants():

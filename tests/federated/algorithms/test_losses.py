@@ -11,7 +11,8 @@ IMAGES = 12
 
 
 def turn(name, fed=None, **keys):
-    """A turn without dropout, away from the model that was sent, its loss of a batch, and the generator of its draws as it was before."""
+    """A turn without dropout, away from the model that was sent, its loss of a batch, and the generator of
+    its draws as it was before."""
     work = first_turn(settings(name, dropout=0.0, **keys), fed)
     torch.manual_seed(1)
     work.workspace.flat.values.data.add_(0.05 * torch.randn_like(work.values))
@@ -44,7 +45,9 @@ def gaussian_samples(work, images, state, samples):
     """Gaussians of the features, and the samples that the loss has drawn."""
     work.generator.set_state(state)
     noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=work.generator)))
-    mean, before = work.net.gaussian(work.net.hidden(work.net.encoder(images).permute(0, 2, 3, 1).flatten(1))).chunk(2, 1)
+    mean, before = work.net.gaussian(
+        work.net.hidden(work.net.encoder(images).permute(0, 2, 3, 1).flatten(1))
+    ).chunk(2, 1)
     deviation = (1 + before.exp()).log()
     return mean, deviation, mean + deviation * torch.randn(samples, *mean.shape, generator=noise)
 
@@ -57,7 +60,9 @@ def test_fedsr(norm):
     mean, deviation, (sample,) = gaussian_samples(work, batch.images, state, 1)
     lengths = sample.square().sum(1) if norm == "l2sq" else sample.square().sum(1).sqrt()
     divergence = kl_divergence(Normal(mean, deviation), Normal(0.0, 1.3132617)).sum(1).mean()
-    torch.testing.assert_close(found, cross_entropy(work.net.head(sample), batch.labels) + 0.3 * lengths.mean() + 0.2 * divergence)
+    torch.testing.assert_close(
+        found, cross_entropy(work.net.head(sample), batch.labels) + 0.3 * lengths.mean() + 0.2 * divergence
+    )
 
 
 def test_fedcr():
@@ -84,7 +89,15 @@ def supervised_contrast(z, labels, temperature):
 
 @pytest.mark.parametrize("epoch", [4, 5])
 def test_vhl(epoch):
-    work, batch, state = turn("vhl", virtual_batch=5, virtual_weight=0.7, pull=0.6, virtual_contrast=0.4, temperature=0.2, local_epochs=6)
+    work, batch, state = turn(
+        "vhl",
+        virtual_batch=5,
+        virtual_weight=0.7,
+        pull=0.6,
+        virtual_contrast=0.4,
+        temperature=0.2,
+        local_epochs=6,
+    )
     work.epoch = epoch
     found = loss(work, batch)
     work.generator.set_state(state)
@@ -102,7 +115,9 @@ def test_vhl(epoch):
 
 def test_fedbr():
     """Pseudo-images pass batch norm by themselves."""
-    work, batch, _ = turn("fedbr", federation((148, 148, 148)), contrast=0.7, uniform=0.6, pseudo=8, pull=1.5, push=0.5)
+    work, batch, _ = turn(
+        "fedbr", federation((148, 148, 148)), contrast=0.7, uniform=0.6, pseudo=8, pull=1.5, push=0.5
+    )
     with torch.no_grad():
         before = work.workspace.flat.buffers.clone()
         pseudo = features(work, work.memory["pseudo"])
@@ -110,11 +125,15 @@ def test_fedbr():
         work.workspace.flat.buffers.copy_(before)
     found = loss(work, batch)  # the projection head has taken its step
     own, project = features(work, batch.images), work.memory["projector"]
-    to_sent, to_own = (cosine_similarity(project(pseudo), project(other)) for other in (work.memory["received"], own[:8]))
+    to_sent, to_own = (
+        cosine_similarity(project(pseudo), project(other)) for other in (work.memory["received"], own[:8])
+    )
     contrast = (1 + (0.5 * to_own - 1.5 * to_sent).exp()).log().mean()
     uniform = -said.log_softmax(1).mean(1).mean()
     assert (1 - to_sent).max() > 1e-6  # the model is another one than that which was sent
-    torch.testing.assert_close(found, cross_entropy(work.net.head.fc2(own), batch.labels) + 0.7 * contrast + 0.6 * uniform)
+    torch.testing.assert_close(
+        found, cross_entropy(work.net.head.fc2(own), batch.labels) + 0.7 * contrast + 0.6 * uniform
+    )
 
 
 def test_an_offset_of_distrans_goes_down_the_slope_of_the_loss():

@@ -66,7 +66,10 @@ class NoNumber(Algorithm):
     [
         (TwoMeans, "TwoMeans.averages: no update has 'extra'; let broadcast expect it and update return it"),
         (NoTensor, "NoTensor.client_state: 'turns' is of type float; expected a tensor"),
-        (NoJson, "state.plain: Object of type Tensor is not JSON serializable; it holds values of JSON alone"),
+        (
+            NoJson,
+            "state.plain: Object of type Tensor is not JSON serializable; it holds values of JSON alone",
+        ),
         (NotTrained, "work.trained: 'offset' is no leaf with a gradient"),
         (NoMean, r"NoMean.loss: expected the mean over the batch, a scalar tensor; got \[16\]"),
         (NoReturn, "NoReturn.loss: expected the mean over the batch, a scalar tensor; got NoneType"),
@@ -84,7 +87,9 @@ def test_the_method_is_named(kind, message):
 @pytest.mark.parametrize("name", ["accuracy", "round"])
 def test_what_the_frame_measures_cannot_be_replaced(method, name):
     algorithm = type("Better", (Algorithm,), {method: lambda *arguments: {name: 1.0}})()
-    with pytest.raises(ValueError, match=rf"Better\.{method}: the frame itself records '{name}'; choose another name"):
+    with pytest.raises(
+        ValueError, match=rf"Better\.{method}: the frame itself records '{name}'; choose another name"
+    ):
         turns(algorithm)
 
 
@@ -93,7 +98,10 @@ def test_the_traceback_of_the_packages_own_algorithms_is_shown_at_the_level_debu
         raise RuntimeError("shapes cannot be multiplied")
 
     monkeypatch.setattr(FedAvg, "loss", loss)
-    with pytest.raises(RunError, match="silo-0: shapes cannot be multiplied"), caplog.at_level(logging.DEBUG, "uefl"):
+    with (
+        pytest.raises(RunError, match="silo-0: shapes cannot be multiplied"),
+        caplog.at_level(logging.DEBUG, "uefl"),
+    ):
         arm(settings("fedavg"))[0].turn()
     said = next(record for record in caplog.records if record.exc_info)
     assert (said.levelname, said.getMessage()) == ("DEBUG", "client silo-0: FedAvg.loss raised RuntimeError")
@@ -102,4 +110,6 @@ def test_the_traceback_of_the_packages_own_algorithms_is_shown_at_the_level_debu
 def test_an_error_outside_of_its_methods_names_none(caplog):
     with pytest.raises(TypeError), caplog.at_level(logging.ERROR, "uefl"):
         turns(NotTrained())
-    assert [record.getMessage() for record in caplog.records] == ["client silo-0: NotTrained raised TypeError"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "client silo-0: NotTrained raised TypeError"
+    ]

@@ -12,7 +12,9 @@ SGD = {"optimizer": "sgd", "lr": 1e-2}
 
 def model(records):
     """Without what was moved: the control variates travel too."""
-    return [{key: value for key, value in record.items() if not key.startswith("bytes")} for record in records]
+    return [
+        {key: value for key, value in record.items() if not key.startswith("bytes")} for record in records
+    ]
 
 
 @pytest.mark.parametrize("keys", [SGD, {"optimizer": "adam", "participation": 0.5}], ids=["sgd", "adam"])
@@ -36,7 +38,9 @@ def replies(one):
 
         def spy(message, original=original, name=name):
             reply = original(message)
-            tensors, private = ({n: t.clone() for n, t in part.items()} for part in (reply.tensors, reply.private))
+            tensors, private = (
+                {n: t.clone() for n, t in part.items()} for part in (reply.tensors, reply.private)
+            )
             found[name] = (message, tensors, private, reply.training["steps"])
             return reply
 

@@ -28,7 +28,9 @@ def turn(name: str, round: int = 0, data: Any = None, **keys: Any) -> Work:
     """The turn of the only client, before its first step."""
     fed = federation(clients=1)
     one, room, _ = arm(settings(name, **keys), fed)
-    message = Message({k: one.states[0].tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round})
+    message = Message(
+        {k: one.states[0].tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round}
+    )
     work = Client("client-0", lambda: data or fed.silos[0].load(), room, b"")._work(message)
     room.load(message)
     work.epochs = room.context.training.local_epochs
@@ -64,13 +66,25 @@ def test_a_tenth_of_the_labels_is_the_same_in_every_round():
 def test_pseudo_labels_begin_with_the_likeliest_class_of_the_set():
     work = turn("fedpl", round=4)
     batch = work.batch(torch.arange(12))
-    expected = torch.nn.functional.cross_entropy(work.logits(batch.images), work.sets.priors[work.sets.sets[:12]].argmax(1))
+    expected = torch.nn.functional.cross_entropy(
+        work.logits(batch.images), work.sets.priors[work.sets.sets[:12]].argmax(1)
+    )
     torch.testing.assert_close(loss(work, batch), expected)
 
 
 def dealt(**keys):
-    small = ["clients=5", "train_per_client=200", "test_per_client=20", "labeled=0", "validation=0", "sets=10", "split=noniid"]
-    cfg = config.load("fedul-demo", ["arms=fedpl", *small, *(f"{key}={value}" for key, value in keys.items())])
+    small = [
+        "clients=5",
+        "train_per_client=200",
+        "test_per_client=20",
+        "labeled=0",
+        "validation=0",
+        "sets=10",
+        "split=noniid",
+    ]
+    cfg = config.load(
+        "fedul-demo", ["arms=fedpl", *small, *(f"{key}={value}" for key, value in keys.items())]
+    )
     return build(cfg.data, kind="sets", seed=0).silos[0].load()
 
 
@@ -81,7 +95,8 @@ def guess(data):
 def test_pseudo_labels_follow_the_priors_that_were_drawn():
     data = dealt()
     assert data.drawn.argmax(1).tolist() == list(range(10))
-    assert data.priors.argmax(1).tolist() != list(range(10))  # nearly all that this client has is of two classes
+    # nearly all that this client has is of two classes
+    assert data.priors.argmax(1).tolist() != list(range(10))
     assert torch.equal(guess(data), data.sets)
     smooth = dealt(prior_smoothing=0.9)  # which keeps the order of a row
     assert not torch.equal(smooth.priors, data.priors)
@@ -89,14 +104,16 @@ def test_pseudo_labels_follow_the_priors_that_were_drawn():
     for plain, smoothed in ((data, smooth), (own, own_smooth)):
         assert torch.equal(guess(plain), guess(smoothed))
     few = {"clients": 1, "sets": 2, "split": "iid"}
-    for blurred in ({"prior_noise": 0.1}, {"priors": "estimated", "labeled": 120}):  # labels know no more than the priors
+    # labels know no more than the priors
+    for blurred in ({"prior_noise": 0.1}, {"priors": "estimated", "labeled": 120}):
         assert dealt(**few | blurred).drawn is None
 
 
 @pytest.mark.parametrize(("round", "own"), [(4, False), (5, True)])
 def test_from_the_sixth_round_on_a_network_learns_from_its_own_predictions(round, own, monkeypatch):
     work = turn("fedpl", round=round)
-    monkeypatch.setattr(work, "logits", lambda images: 20 * torch.eye(3)[torch.arange(len(images)) % 3])  # which is sure of each
+    # which is sure of each
+    monkeypatch.setattr(work, "logits", lambda images: 20 * torch.eye(3)[torch.arange(len(images)) % 3])
     found = float(work.workspace.algorithm.loss(work, work.batch(torch.arange(6))))
     assert (found < 1e-6) is own
 
@@ -108,10 +125,14 @@ def test_pseudo_labels_mix_sure_with_unsure_predictions():
     ce = torch.nn.functional.cross_entropy
     mixed = share * sure[:3] + (1 - share) * unsure
     labels = sure.argmax(1)
-    expected = ce(sure, labels) + 0.3 * (share * ce(mixed, labels[:3]) + (1 - share) * ce(mixed, unsure.argmax(1)))
+    expected = ce(sure, labels) + 0.3 * (
+        share * ce(mixed, labels[:3]) + (1 - share) * ce(mixed, unsure.argmax(1))
+    )
     torch.testing.assert_close(self_labeled(logits, np.random.default_rng(3)), expected)
     confident = 9 * torch.eye(3).repeat(4, 1)  # where the published code would stop to learn
-    torch.testing.assert_close(self_labeled(confident, np.random.default_rng(0)), ce(confident, confident.argmax(1)))
+    torch.testing.assert_close(
+        self_labeled(confident, np.random.default_rng(0)), ce(confident, confident.argmax(1))
+    )
 
 
 @pytest.mark.parametrize(("confidence", "sure"), [(0.41, True), (0.39, False)])
@@ -184,7 +205,8 @@ def test_smoothness_leaves_the_running_statistics_and_has_a_gradient():
     noise = torch.randn_like(x)
     noise = 2.0 * noise / noise.flatten(1).norm(dim=1)[:, None, None, None]
     at_random = torch.nn.functional.kl_div(work.logits(x + noise).log_softmax(1), p, reduction="batchmean")
-    assert float(algorithm.smoothness(work, x).detach()) > float(at_random.detach())  # the direction is adversarial
+    # the direction is adversarial
+    assert float(algorithm.smoothness(work, x).detach()) > float(at_random.detach())
 
 
 def test_smoothness_is_the_divergence_after_one_power_step():
@@ -243,7 +265,9 @@ def test_the_penalty_is_that_of_autograd(name):
         total = total + 1e-2 * sum(w.abs().sum() for w in room.net.parameters())
     total.backward()
     optimizer.step()
-    torch.testing.assert_close(algorithm.states[0].tensors["values"], room.flat.values.detach(), atol=1e-7, rtol=1e-5)
+    torch.testing.assert_close(
+        algorithm.states[0].tensors["values"], room.flat.values.detach(), atol=1e-7, rtol=1e-5
+    )
 
 
 def test_smoothness_without_weight_is_fedllp_bit_for_bit():
@@ -259,7 +283,11 @@ def test_what_an_algorithm_draws_changes_neither_the_order_nor_the_dropout():
         one, _, _ = arm(settings(name))
         seen, batch = [], Work.batch
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Work, "batch", lambda self, p, seen=seen, batch=batch: (seen.append(p.tolist()), batch(self, p))[1])
+            patch.setattr(
+                Work,
+                "batch",
+                lambda self, p, seen=seen, batch=batch: (seen.append(p.tolist()), batch(self, p))[1],
+            )
             one.turn()
         orders.append(seen)
     assert orders[0] == orders[1]

@@ -1,4 +1,5 @@
-"""An algorithm of a third party: a model, server state and client state of its own, in one class outside of the package."""
+"""An algorithm of a third party: a model, server state and client state of its own, in one class outside of
+the package."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from uefl.errors import UserError
 
 @uefl.register("toy")
 class Toy(Algorithm):
-    """Server momentum; every client adds an offset of its own to its images, which is trained with the model."""
+    """Server momentum; every client adds an offset of its own to its images, which is trained with the
+    model."""
 
     columns: ClassVar = {"speed": "length of the server's last step"}
     private_predicts = ("offset",)
@@ -36,7 +38,9 @@ class Toy(Algorithm):
 
     def build_model(self, spec):
         size = spec.image_shape[0] * spec.image_shape[1] * spec.image_shape[2]
-        return nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, spec.classes))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(size, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, spec.classes)
+        )
 
     def server_state(self, values, buffers, net):
         state = super().server_state(values, buffers, net)
@@ -47,7 +51,9 @@ class Toy(Algorithm):
     def aggregate(self, state, averages):
         before = state.tensors["values"]
         super().aggregate(state, averages)
-        state.tensors["velocity"] = self.parameters.beta * state.tensors["velocity"] + state.tensors["values"] - before
+        state.tensors["velocity"] = (
+            self.parameters.beta * state.tensors["velocity"] + state.tensors["values"] - before
+        )
         state.tensors["values"] = before + state.tensors["velocity"]
         state.plain["rounds"] += 1
 
@@ -103,7 +109,9 @@ def test_it_trains_and_is_reported(finished):
     assert "- arm toy: toy, beta 0.3" in report
     assert "| toy |" in report
     assert "`speed`: length of the server's last step." in report
-    header, _, toy, fedavg = (line.split(" | ") for line in report[report.index("| arm |") :].splitlines()[:4])
+    header, _, toy, fedavg = (
+        line.split(" | ") for line in report[report.index("| arm |") :].splitlines()[:4]
+    )
     at = next(i for i, name in enumerate(header) if name.strip(" |") == "speed")
     last = metrics[(metrics.arm == "toy") & (metrics["round"] == metrics["round"].max())]
     assert toy[at].strip(" |") == f"{last.speed.mean():.4g}"
@@ -119,10 +127,13 @@ def test_its_saved_model_predicts_as_it_was_measured(finished):
 
     test = build(run.config.data, kind="labeled", seed=0).silos[1].load().test
     hits = (model.predict(test.images, "silo-1").argmax(1) == test.labels).double().mean()
-    assert float(hits) == pytest.approx(run.summary["toy"]["clients"]["silo-1"]["accuracy"], abs=0.2)  # dropout off here
+    # dropout off here
+    assert float(hits) == pytest.approx(run.summary["toy"]["clients"]["silo-1"]["accuracy"], abs=0.2)
 
 
-@pytest.mark.parametrize("when", [("toy", 1, "silo-1"), ("toy", 3, "silo-2"), ("fedavg", 1, "silo-0")], ids=str)
+@pytest.mark.parametrize(
+    "when", [("toy", 1, "silo-1"), ("toy", 3, "silo-2"), ("fedavg", 1, "silo-0")], ids=str
+)
 def test_it_resumes_bit_for_bit(finished, tmp_path, when):
     with pytest.raises(KeyboardInterrupt):
         uefl.train(KEYS, out=tmp_path / "run", observer=Killer(when))
@@ -133,8 +144,13 @@ def test_it_resumes_bit_for_bit(finished, tmp_path, when):
 @pytest.mark.slow
 def test_it_resumes_after_a_kill(finished, tmp_path):
     out, when = str(tmp_path / "run"), ("toy", 2, "silo-1")
-    code = f"import uefl; from {__name__} import KEYS, Killer; uefl.train(KEYS, out={out!r}, observer=Killer({when!r}, True))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    code = (
+        f"import uefl; from {__name__} import KEYS, Killer; uefl.train(KEYS, out={out!r},"
+        f" observer=Killer({when!r}, True))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     uefl.resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(finished)
@@ -153,7 +169,9 @@ def test_client_state_is_private_and_counts_its_own_turns():
 
 
 def test_an_instance_may_be_given_for_an_arm(tmp_path):
-    run = uefl.train(KEYS, out=tmp_path / "run", arms={"mine": Toy(beta=0.1), "other": {"algorithm": "toy", "beta": 0.2}})
+    run = uefl.train(
+        KEYS, out=tmp_path / "run", arms={"mine": Toy(beta=0.1), "other": {"algorithm": "toy", "beta": 0.2}}
+    )
     assert {name: (arm.algorithm, arm.parameters.beta) for name, arm in run.config.arms.items()} == {
         "mine": ("toy", 0.1),
         "other": ("toy", 0.2),
@@ -166,7 +184,9 @@ def test_names_are_taken_once_and_found_by_likeness():
         uefl.register("fedavg", Toy)
     with pytest.raises(TypeError, match=r"expected a subclass of uefl\.Algorithm"):
         uefl.register("other", object)
-    with pytest.raises(UserError, match=r"^unknown key 'betta' in \[Toy\] \(did you mean 'beta'\?\); it has beta$"):
+    with pytest.raises(
+        UserError, match=r"^unknown key 'betta' in \[Toy\] \(did you mean 'beta'\?\); it has beta$"
+    ):
         Toy(betta=0.1)
     with pytest.raises(UserError, match=r"no algorithm 'toyy' \(did you mean 'toy'\?\)"):
         find("toyy")
@@ -181,7 +201,9 @@ def test_an_installed_package_names_its_algorithms_in_an_entry_point(monkeypatch
 
     monkeypatch.setattr(base, "_complete", [])
     monkeypatch.setattr(base, "_registered", dict(base._registered))
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()] if group == "uefl.algorithms" else [])
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [Entry()] if group == "uefl.algorithms" else []
+    )
     assert "of-a-package" in registry()
 
 
@@ -219,17 +241,25 @@ def test_no_algorithm_is_named_outside_of_its_file():
         if path.is_relative_to(root / "algorithms"):
             continue
         text = path.read_text()
-        found = [name for name in names if f'"{name}"' in text.replace("import uefl", "") or f"'{name}'" in text]
+        found = [
+            name for name in names if f'"{name}"' in text.replace("import uefl", "") or f"'{name}'" in text
+        ]
         assert [name for name in found if path.name not in ALLOWED.get(name, ())] == [], path
 
 
 def test_the_frame_does_not_speak_of_an_algorithm():
-    """Nor in a sentence, however it is written; names that are words of the language, and that of the package, cannot be told apart.
+    """Nor in a sentence, however it is written; names that are words of the language, and that of the
+    package, cannot be told apart.
 
-    Data sets, partitions and networks name the papers that they come from, and the command line what the package is for.
+    Data sets, partitions and networks name the papers that they come from, and the command line what the
+    package is for.
     """
     root = Path(base.__file__).parents[1]
-    names = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")} - {"local", "centralised", "supervised"}
+    names = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")} - {
+        "local",
+        "centralised",
+        "supervised",
+    }
     pattern = re.compile(rf"\b({'|'.join(sorted(names, key=len, reverse=True))})\b", re.IGNORECASE)
     for path in root.rglob("*.py"):
         if path.relative_to(root).parts[0] not in ("algorithms", "data", "models", "cli.py"):
@@ -239,11 +269,27 @@ def test_the_frame_does_not_speak_of_an_algorithm():
 ALLOWED = {
     "uefl": {
         *("api.py", "cli.py", "load.py", "doctor.py", "isolation.py", "__init__.py"),
-        *("runner.py", "suite.py", "deployment.py", "command.py", "stage.py", "scenarios.py", "setting.py", "link.py", "node.py"),
+        *(
+            "runner.py",
+            "suite.py",
+            "deployment.py",
+            "command.py",
+            "stage.py",
+            "scenarios.py",
+            "setting.py",
+            "link.py",
+            "node.py",
+        ),
     },
-    "local": {"api.py", "cli.py", "stage.py", *("client.py", "config.py", "floor.py", "privacy.py", "sections.py")},
+    "local": {
+        "api.py",
+        "cli.py",
+        "stage.py",
+        *("client.py", "config.py", "floor.py", "privacy.py", "sections.py"),
+    },
 }
-"""names of algorithms that are also those of something else (the package, an engine, a kind of privacy), and the files that name that"""
+"""names of algorithms that are also those of something else (the package, an engine, a kind of privacy), and
+the files that name that"""
 
 
 def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
@@ -260,6 +306,9 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
 def test_a_name_of_the_package_is_taken_from_the_first_call():
     code = "import uefl; uefl.register('fedprox', type('Mine', (uefl.Algorithm,), {}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "register('fedprox'): uefl.algorithms.fedprox.FedProx has that name; choose another one" in done.stderr
+    assert (
+        "register('fedprox'): uefl.algorithms.fedprox.FedProx has that name; choose another one"
+        in done.stderr
+    )
     with pytest.raises(TypeError, match=r"register\(3\): expected a name"):
         uefl.register(3, Algorithm)

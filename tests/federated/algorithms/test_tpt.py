@@ -38,7 +38,10 @@ def test_it_ends_as_many_times_later_as_extra_says(extra, rounds):
 
 
 def test_the_phase_begins_with_the_training_accuracy():
-    one, _, notices = arm(settings("tpt", rounds=[1], max_iterations=40, threshold=1.0, batch_size=16), federation(noise=(0.1, 0.1, 0.1)))
+    one, _, notices = arm(
+        settings("tpt", rounds=[1], max_iterations=40, threshold=1.0, batch_size=16),
+        federation(noise=(0.1, 0.1, 0.1)),
+    )
     records = finish(one, 200)
     start = one.states[0].plain["start"]
     assert f"after iteration {start}, the terminal phase begins: training accuracy 1.0000" in notices
@@ -67,7 +70,10 @@ def test_the_metrics_are_those_of_all_training_images_together_and_of_each_clien
         weights = (layer.weight, layer.bias)
         alone = [neural_collapse(f, split.labels, *weights) for f, split in zip(features, data, strict=True)]
         together = neural_collapse(torch.cat(features), torch.cat([split.labels for split in data]), *weights)
-        right = [float((layer(f).argmax(1) == split.labels).double().mean()) for f, split in zip(features, data, strict=True)]
+        right = [
+            float((layer(f).argmax(1) == split.labels).double().mean())
+            for f, split in zip(features, data, strict=True)
+        ]
     assert len(records) == 3
     for record, own, accuracy in zip(records, alone, right, strict=True):
         assert [record[name] for name in together._fields] == pytest.approx(together, rel=1e-4, abs=1e-6)
@@ -115,5 +121,6 @@ def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    """Killed while training images are measured at the end of the first iteration, in either exchange, and after it."""
+    """Killed while training images are measured at the end of the first iteration, in either exchange, and
+    after it."""
     killed_and_resumed(tmp_path, {"tpt": {"threshold": 1e-9, "extra": 1.0}}, (8, 10, 12))

@@ -40,7 +40,9 @@ def test_the_client_that_is_known_least_decides_whether_extensions_are_partly_ch
     records = [{"client": "a", "holdout_entropy_se": 0.1}, {"client": "b", "holdout_entropy_se": 0.3}]
     entropy = {"a": 1.0, "b": 1.5}
     assert unsure(1.3, entropy, records) is None
-    assert unsure(1.2, entropy, records).startswith("the entropy of b has a standard error of 0.300 nats, and the threshold is 0.200 above")
+    assert unsure(1.2, entropy, records).startswith(
+        "the entropy of b has a standard error of 0.300 nats, and the threshold is 0.200 above"
+    )
 
 
 def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_it():
@@ -59,7 +61,11 @@ def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_i
     assert "new_codewords" not in sent[0].options
     assert sent[1].options["new_at"] == 4
     last = turns(algorithm, 2)[1]
-    assert [(r["client"], r["codewords"], r["extended"]) for r in last] == [("silo-0", 4, False), ("silo-1", 4, False), ("silo-2", 8, True)]
+    assert [(r["client"], r["codewords"], r["extended"]) for r in last] == [
+        ("silo-0", 4, False),
+        ("silo-1", 4, False),
+        ("silo-2", 8, True),
+    ]
 
 
 def test_new_codewords_are_k_means_centroids_of_the_client_s_own_features():
@@ -82,7 +88,8 @@ def test_new_codewords_are_k_means_centroids_of_the_client_s_own_features():
     with torch.no_grad():
         features = room.net.tokens(room.normalize(data.train.images)).reshape(-1, 4)
     expected, _ = kmeans(features, 4, options["kmeans_seed"])
-    torch.testing.assert_close(visible(algorithm, client)[4:], expected, atol=1e-6, rtol=1e-5)  # lr 1e-12: training moved nothing
+    # lr 1e-12: training moved nothing
+    torch.testing.assert_close(visible(algorithm, client)[4:], expected, atol=1e-6, rtol=1e-5)
 
 
 def test_extensions_accumulate_and_older_ones_stay_visible():
@@ -92,7 +99,8 @@ def test_extensions_accumulate_and_older_ones_stay_visible():
     older = visible(algorithm, name).clone()
     turns(algorithm, 1)
     assert len(visible(algorithm, name)) == 12
-    torch.testing.assert_close(visible(algorithm, name)[:8], older, atol=1e-6, rtol=0)  # lr 1e-12: training moved nothing
+    # lr 1e-12: training moved nothing
+    torch.testing.assert_close(visible(algorithm, name)[:8], older, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("reference", ["min", "mean"])
@@ -100,7 +108,9 @@ def test_threshold_reference(reference):
     algorithm, _, _ = arm(settings(reference=reference, gamma=0.25))
     records = [r for turn in turns(algorithm, 3) for r in turn][-3:]
     values = [r["holdout_entropy"] for r in records]
-    assert state(algorithm).plain["threshold"] == pytest.approx(1.25 * (min(values) if reference == "min" else sum(values) / 3))
+    assert state(algorithm).plain["threshold"] == pytest.approx(
+        1.25 * (min(values) if reference == "min" else sum(values) / 3)
+    )
 
 
 @pytest.mark.parametrize(("rule", "same"), [("fixed", True), ("current", False)])
@@ -122,7 +132,9 @@ def test_a_threshold_that_no_client_can_exceed_is_said(name):
     for gamma, said in ((1e6, True), (0.0, False)):
         algorithm, _, notices = arm(settings(name, gamma=gamma, rounds=[1], max_iterations=1))
         finish(algorithm)
-        assert (r"nats (no entropy over 3 classes can exceed ln 3 = 1.099; lower gamma): no client" in notices[-1]) is said
+        assert (
+            r"nats (no entropy over 3 classes can exceed ln 3 = 1.099; lower gamma): no client" in notices[-1]
+        ) is said
 
 
 def test_or_goes_on_without_extension_when_arms_must_take_equal_steps():
@@ -140,9 +152,13 @@ def test_the_cap_on_iterations_repeats_the_last_number_of_rounds():
 def test_new_codewords_may_begin_at_noise_with_the_schedule_of_k_means(share):
     books = {}
     for start in ("kmeans", "normal"):
-        algorithm, _, _ = arm(settings(extend="all", rounds=[1, 1, 1], lr=1e-12, new_codewords=start, ext_share=share))
+        algorithm, _, _ = arm(
+            settings(extend="all", rounds=[1, 1, 1], lr=1e-12, new_codewords=start, ext_share=share)
+        )
         records = finish(algorithm)
-        assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [(12, True)] * 3
+        assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [
+            (12, True)
+        ] * 3
         books[start] = visible(algorithm, "silo-0")
     assert torch.equal(books["kmeans"][:4], books["normal"][:4])
     drawn_ones = books["normal"][4:]
@@ -223,7 +239,9 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
     """Codewords that cannot move, and images whose features have to come to them."""
     distance = {}
     for weight in (0.0, 0.25):
-        algorithm, room, _ = arm(settings(extend="none", commitment=weight, codebook_lr=1e-12, rounds=[4], local_epochs=3))
+        algorithm, room, _ = arm(
+            settings(extend="none", commitment=weight, codebook_lr=1e-12, rounds=[4], local_epochs=3)
+        )
         turns(algorithm, 4)
         own = state(algorithm).tensors
         room.flat.set(own["values"], own["buffers"])
@@ -231,7 +249,9 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
         images = federation().silos[0].load().train.images
         with torch.no_grad():
             tokens = room.net.tokens(room.normalize(images))
-        distance[weight] = float((tokens - Quantizer()(tokens, visible(algorithm, "silo-0")).values).square().mean())
+        distance[weight] = float(
+            (tokens - Quantizer()(tokens, visible(algorithm, "silo-0")).values).square().mean()
+        )
     assert distance[0.25] < 0.7 * distance[0.0]
 
 
@@ -240,8 +260,20 @@ def test_without_quantiser_it_is_fedavg_bit_for_bit(keys):
     """The codebook is made after the last round, for the last measurement alone."""
     own = arm(settings(extend="none", rounds=[3], codebook_after=3, **keys))[0]
     average = arm(settings("fedavg", rounds=[3], **keys))[0]
-    columns = ("round", "client", "accuracy", "nll", "entropy", "holdout_entropy", "train_loss", "train_accuracy")
-    mine, theirs = ([{key: r.get(key) for key in columns} for r in finish(one) if r["round"] < 2] for one in (own, average))
+    columns = (
+        "round",
+        "client",
+        "accuracy",
+        "nll",
+        "entropy",
+        "holdout_entropy",
+        "train_loss",
+        "train_accuracy",
+    )
+    mine, theirs = (
+        [{key: r.get(key) for key in columns} for r in finish(one) if r["round"] < 2]
+        for one in (own, average)
+    )
     assert mine == theirs
     for name in ("values", "buffers"):
         assert torch.equal(state(own).tensors[name], state(average).tensors[name])
@@ -314,22 +346,32 @@ def test_the_arm_without_extension_never_grows():
 def test_every_codebook_grows_after_every_iteration_where_all_are_extended():
     algorithm, _, notices = arm(settings(extend="all", rounds=[1, 1, 1], gamma=1e6, stop_when_certain=True))
     records = finish(algorithm)
-    assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [(12, True)] * 3
+    assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [
+        (12, True)
+    ] * 3
     assert notices == []
 
 
 def test_at_random_as_many_clients_are_extended_as_are_uncertain_and_the_same_in_every_member():
     chosen = set()
     for seed in range(3):
-        algorithm, _, notices = arm(settings(extend="random", rounds=[2, 1], local_epochs=2, seed=seed, uncertainty="ensemble", members=2))
+        algorithm, _, notices = arm(
+            settings(
+                extend="random", rounds=[2, 1], local_epochs=2, seed=seed, uncertainty="ensemble", members=2
+            )
+        )
         turns(algorithm, 3)
         first, second = (list(state.plain["pending"]) for state in algorithm.states)
         assert first == second
         assert len(first) == len(state(algorithm).plain["uncertain"]) >= 1
         chosen.add(tuple(first))
-        assert ("extended in their place: " + ", ".join(first) in notices[-1]) is (first != state(algorithm).plain["uncertain"])
+        assert ("extended in their place: " + ", ".join(first) in notices[-1]) is (
+            first != state(algorithm).plain["uncertain"]
+        )
         turns(algorithm, 2)
-        assert [len(visible(algorithm, f"silo-{k}")) for k in range(3)] == [4 + 4 * (f"silo-{k}" in first) for k in range(3)]
+        assert [len(visible(algorithm, f"silo-{k}")) for k in range(3)] == [
+            4 + 4 * (f"silo-{k}" in first) for k in range(3)
+        ]
     assert len(chosen) > 1
 
 
@@ -355,7 +397,10 @@ def test_a_refused_client_keeps_its_codebook():
     algorithm, _, _ = arm(settings(quorum=0.5, gamma=0.0), wrap=lambda e: Meddler(e, meddle))
     finish(algorithm)
     assert len(algorithm.left_out) == 3
-    assert all(bool(torch.isfinite(codewords).all()) for codewords in (visible(algorithm, f"silo-{i}") for i in range(3)))
+    assert all(
+        bool(torch.isfinite(codewords).all())
+        for codewords in (visible(algorithm, f"silo-{i}") for i in range(3))
+    )
 
 
 def test_usage_is_reported_on_the_last_round_of_an_iteration_and_adds_up():

@@ -65,11 +65,12 @@ def test_every_option_changes_the_run_and_goes_on_bit_for_bit(keys):
     cfg = settings(rounds=[2, 2], extend=extend, **keys)
     records = finish(arm(cfg)[0])
     assert records == again(cfg)
-    assert records != without_options(extend) or keys == {"criterion": "loss"}  # which may flag the same clients
+    # which may flag the same clients
+    assert records != without_options(extend) or keys == {"criterion": "loss"}
     assert max(r["codewords"] for r in records) > min(r["codewords"] for r in records)
 
 
-# --- learning ------------------------------------------------------------------------------------------------------
+# --- learning ---------------------------------------------------------------------------------------------
 
 
 def test_codewords_learn_where_features_are():
@@ -89,7 +90,10 @@ def test_an_extension_lowers_the_quantisation_error():
         turns(algorithm, 4)
         tokens, book = features(room, algorithm, "silo-1"), visible(algorithm, "silo-1")
         quantize = algorithm.members[0].quantizer
-        errors = [float((tokens - quantize(tokens, part).values).square().mean()) for part in (book[..., :4, :], book)]
+        errors = [
+            float((tokens - quantize(tokens, part).values).square().mean())
+            for part in (book[..., :4, :], book)
+        ]
         assert errors[1] < 0.5 * errors[0]
 
 
@@ -111,7 +115,9 @@ def test_the_learning_rate_of_the_codebook_is_a_multiple_of_the_network_s():
     """Adam's first step is the learning rate itself, in every entry that has a gradient."""
     moves = {}
     for factor in (1.0, 30.0):
-        algorithm, _, _ = arm(settings(extend="none", rounds=[1], local_steps=1, lr=1e-3, codebook_lr=factor, usage_aware=False))
+        algorithm, _, _ = arm(
+            settings(extend="none", rounds=[1], local_steps=1, lr=1e-3, codebook_lr=factor, usage_aware=False)
+        )
         before = {name: tensor.clone() for name, tensor in state(algorithm).tensors.items()}
         algorithm.turn()
         after = state(algorithm).tensors
@@ -131,7 +137,8 @@ def test_moving_averages_are_those_of_the_definition():
     torch.testing.assert_close(found, torch.tensor([[2.75 / 1.25, 0.25 / 1.25], [0.0, 1.0]]))
     unused = torch.zeros(2, 3)
     assert torch.equal(quantizer.codewords(unused, book), book)
-    assert float(out.loss) == pytest.approx(0.25 * float((tokens - out.values).square().mean()))  # the commitment alone
+    # the commitment alone
+    assert float(out.loss) == pytest.approx(0.25 * float((tokens - out.values).square().mean()))
 
 
 def test_the_server_averages_sums_and_counts_of_moving_averages_not_codewords():
@@ -157,7 +164,9 @@ def test_dead_codewords_go_beside_those_most_used_and_the_others_stay():
     assert not torch.equal(new[0], book[1])
     assert float((new[3] - book[2]).abs().max()) < 0.05 * float(book[2].abs().max())
     assert torch.equal(quantizer.revived(book, torch.tensor([5, 5, 5, 5]), 0.1), book)
-    of_segments = quantizer.revived(torch.stack([book, book]), torch.tensor([[5, 5, 5, 5], [0, 90, 9, 1]]), 0.1)
+    of_segments = quantizer.revived(
+        torch.stack([book, book]), torch.tensor([[5, 5, 5, 5], [0, 90, 9, 1]]), 0.1
+    )
     assert torch.equal(of_segments[0], book)
     assert not torch.equal(of_segments[1], book)
 
@@ -170,27 +179,35 @@ def test_the_averages_of_a_revived_codeword_begin_anew():
     one.members[0].revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
     assert not torch.equal(tensors["block.0"][0], book[0])
     assert torch.equal(tensors["block.0"][1:], book[1:])
-    assert torch.equal(tensors["moving.0"][0], torch.cat([tensors["block.0"][0], torch.ones(1)]))  # as of one segment, equal to it
+    # as of one segment, equal to it
+    assert torch.equal(tensors["moving.0"][0], torch.cat([tensors["block.0"][0], torch.ones(1)]))
     assert torch.equal(tensors["moving.0"][1:], averages[1:])
 
 
 def test_revival_puts_more_codewords_to_use():
     used = {}
     for below in (0.0, 0.1):
-        algorithm, _, _ = arm(settings(extend="none", codewords=16, rounds=[6], revive_below=below, codebook_lr=10.0))
+        algorithm, _, _ = arm(
+            settings(extend="none", codewords=16, rounds=[6], revive_below=below, codebook_lr=10.0)
+        )
         used[below] = sum(r["perplexity_full"] for r in finish(algorithm)[-3:])
     assert used[0.1] > 1.2 * used[0.0]
 
 
 def test_a_cosine_schedule_falls_from_lr_to_nearly_nothing_over_the_rounds():
-    constant, cosine = (settings(lr_schedule=kind, rounds=[3, 1], lr=0.2).training for kind in ("constant", "cosine"))
+    constant, cosine = (
+        settings(lr_schedule=kind, rounds=[3, 1], lr=0.2).training for kind in ("constant", "cosine")
+    )
     assert [constant.lr_in(round) for round in range(4)] == [0.2] * 4
-    assert [cosine.lr_in(round) for round in range(4)] == pytest.approx([0.2, 0.2 * 0.853553, 0.1, 0.2 * 0.146447], rel=1e-5)
+    assert [cosine.lr_in(round) for round in range(4)] == pytest.approx(
+        [0.2, 0.2 * 0.853553, 0.1, 0.2 * 0.146447], rel=1e-5
+    )
     assert cosine.lr_in(4) == cosine.lr_in(3)
     moves = []
     for kind in ("constant", "cosine"):  # Adam's first step is the learning rate itself
         algorithm, _, _ = arm(
-            settings("fedavg", lr_schedule=kind, rounds=[2], local_steps=1, lr=1e-3), federation(sizes=(48,), noise=(0.1,))
+            settings("fedavg", lr_schedule=kind, rounds=[2], local_steps=1, lr=1e-3),
+            federation(sizes=(48,), noise=(0.1,)),
         )
         algorithm.turn()
         before = state(algorithm).tensors["values"].clone()
@@ -199,7 +216,7 @@ def test_a_cosine_schedule_falls_from_lr_to_nearly_nothing_over_the_rounds():
     assert moves == pytest.approx([1e-3, 0.5e-3], rel=0.01)
 
 
-# --- searching -----------------------------------------------------------------------------------------------------
+# --- searching --------------------------------------------------------------------------------------------
 
 
 def test_cosine_search_takes_the_codeword_of_the_least_angle():
@@ -220,7 +237,8 @@ def test_segments_with_codebooks_of_their_own_take_codewords_of_their_own():
 def test_the_use_of_shared_codewords_stands_before_that_of_extensions_for_every_segment():
     """The picture of it is cut behind the shared ones; here each segment has two, and two more."""
     algorithm = workspace(settings(segment_codebooks=True, segments=2)).algorithm
-    codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])  # 0, 1 are shared of the first segment, 4, 5 of the second
+    # 0, 1 are shared of the first segment, 4, 5 of the second
+    codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])
     work = SimpleNamespace(message=Message({"codebook": torch.zeros(2, 4, 8)}))
     record = algorithm.measure(work, [{"codes": codes}], last=True)
     assert record["usage"] == [1, 1, 1, 1, 2, 1, 0, 1]
@@ -245,22 +263,39 @@ def test_residual_stages_quantise_what_is_left_and_the_gradient_passes_once():
     assert float(tokens.grad) == 1.0
 
 
-# --- making --------------------------------------------------------------------------------------------------------
+# --- making -----------------------------------------------------------------------------------------------
 
 
 def test_the_first_rounds_are_without_quantiser_and_the_codebook_is_then_made_of_all_clients_features():
     asked = []
-    algorithm, _, _ = arm(settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=lambda e: Spy(e, asked))
+    algorithm, _, _ = arm(
+        settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=lambda e: Spy(e, asked)
+    )
     records = finish(algorithm)
-    kinds = [{("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()} for messages in asked]
-    assert kinds == [{(False, False)}, {(False, False)}, {(False, True)}, {(True, False)}, {(True, False)}, {(True, False)}]
+    kinds = [
+        {("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()}
+        for messages in asked
+    ]
+    assert kinds == [
+        {(False, False)},
+        {(False, False)},
+        {(False, True)},
+        {(True, False)},
+        {(True, False)},
+        {(True, False)},
+    ]
     assert [r.get("perplexity") is None for r in records] == [True] * 3 + [False] * 6
 
 
 @pytest.mark.parametrize(("extension", "has"), [("residual", {True}), ("append", {False})])
 def test_a_group_s_extension_is_of_what_its_codewords_leave_where_it_is_residual(extension, has):
     asked = []
-    finish(arm(settings(extend="all", ext_share="group", extension=extension, rounds=[1, 1]), wrap=lambda e: Spy(e, asked))[0])
+    finish(
+        arm(
+            settings(extend="all", ext_share="group", extension=extension, rounds=[1, 1]),
+            wrap=lambda e: Spy(e, asked),
+        )[0]
+    )
     found = [m for messages in asked for m in messages.values() if "ask" in m.options]
     assert {"codebook" in m.tensors for m in found} == has
 
@@ -268,7 +303,10 @@ def test_a_group_s_extension_is_of_what_its_codewords_leave_where_it_is_residual
 def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
     cfg, fed = settings(codebook_after=3, rounds=[2, 2]), federation()
     algorithm, room, _ = arm(cfg, fed)
-    with pytest.raises(UserError, match=r"^key 'arms.arm.codebook_after': expected at most the 2 rounds of the first iteration; got 3$"):
+    with pytest.raises(
+        UserError,
+        match=r"^key 'arms.arm.codebook_after': expected at most the 2 rounds of the first iteration; got 3$",
+    ):
         algorithm.members[0].check(fed, "arm", room.net)
 
 
@@ -276,7 +314,8 @@ def test_a_codebook_made_anew_between_iterations_is_the_same_for_all_and_extensi
     algorithm, _, _ = arm(settings(extend="all", reinit=True, rounds=[1, 1, 1], lr=1e-12))
     start = visible(algorithm, "silo-0").clone()
     turns(algorithm, 2)
-    torch.testing.assert_close(visible(algorithm, "silo-0"), start, atol=1e-6, rtol=0)  # the first iteration has what it began with
+    # the first iteration has what it began with
+    torch.testing.assert_close(visible(algorithm, "silo-0"), start, atol=1e-6, rtol=0)
     turns(algorithm, 2)
     before = [visible(algorithm, name).clone() for name in NAMES]
     algorithm.turn()
@@ -329,11 +368,13 @@ def test_groups_are_in_the_file_of_a_run():
 )
 def test_groups_have_every_client_once(groups, said):
     room = workspace(settings(personal=groups))
-    with pytest.raises(UserError, match=f"^key 'arms.arm.personal': expected every client in one list; {said}$"):
+    with pytest.raises(
+        UserError, match=f"^key 'arms.arm.personal': expected every client in one list; {said}$"
+    ):
         room.algorithm.check(federation(), "arm", room.net)
 
 
-# --- deciding ------------------------------------------------------------------------------------------------------
+# --- deciding ---------------------------------------------------------------------------------------------
 
 
 def test_extension_by_loss_compares_the_cross_entropy_of_held_out_images():
@@ -341,7 +382,9 @@ def test_extension_by_loss_compares_the_cross_entropy_of_held_out_images():
     records = turns(algorithm, 3)[-1]
     loss = {r["client"]: r["holdout_nll"] for r in records}
     assert state(algorithm).plain["threshold"] == pytest.approx(1.1 * min(loss.values()))
-    assert state(algorithm).plain["uncertain"] == [name for name in NAMES if loss[name] > 1.1 * min(loss.values())]
+    assert state(algorithm).plain["uncertain"] == [
+        name for name in NAMES if loss[name] > 1.1 * min(loss.values())
+    ]
     assert "loss above" in notices[-1]
 
 
@@ -356,5 +399,7 @@ def test_a_holdout_too_small_for_its_threshold_is_said_once():
 
 
 def test_moving_averages_have_no_learning_rate():
-    with pytest.raises(UserError, match=r"^key 'arms.arm': codebook_lr is for codewords that learn by gradient"):
+    with pytest.raises(
+        UserError, match=r"^key 'arms.arm': codebook_lr is for codewords that learn by gradient"
+    ):
         settings(ema_decay=0.9, codebook_lr=2.0)

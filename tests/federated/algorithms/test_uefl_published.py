@@ -50,7 +50,8 @@ def test_no_codeword_is_averaged_and_the_silos_drift_apart_from_the_first_round(
     assert not torch.equal(first["silo-0"], first["silo-1"])
     assert not torch.equal(first["silo-1"], first["silo-2"])
     assert not torch.equal(first["silo-0"], common[0])
-    assert all(torch.equal(own(algorithm, n)[1], common[1]) for n in NAMES)  # the spare is not visible, so not trained
+    # the spare is not visible, so not trained
+    assert all(torch.equal(own(algorithm, n)[1], common[1]) for n in NAMES)
 
 
 def test_a_new_iteration_starts_in_every_silo_from_the_last_silo_s_copy():
@@ -99,8 +100,11 @@ def test_a_silo_sees_at_most_two_blocks_and_each_extension_leaves_a_spare():
     records = finish(algorithm)
     assert {r["codewords"] for r in records} <= {4, 8}
     assert max(state(algorithm).plain["book"].values()) == 3
-    assert len(state(algorithm).tensors["main"]) == 2 + 2  # shared and spare, one more spare after each of two extensions
-    assert all(len(blocks) == len(state(algorithm).tensors["main"]) for blocks in (own(algorithm, n) for n in NAMES))
+    # shared and spare, one more spare after each of two extensions
+    assert len(state(algorithm).tensors["main"]) == 2 + 2
+    assert all(
+        len(blocks) == len(state(algorithm).tensors["main"]) for blocks in (own(algorithm, n) for n in NAMES)
+    )
 
 
 def test_an_older_extension_is_no_longer_seen():
@@ -120,7 +124,9 @@ def test_silos_weigh_the_same_whatever_their_size():
             reply.tensors["values"] = torch.full_like(reply.tensors["values"], float(reply.client[-1]))
         return reply
 
-    algorithm, _, _ = start(legacy(), fed=federation(sizes=(9, 30, 48), test_is_holdout=True), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = start(
+        legacy(), fed=federation(sizes=(9, 30, 48), test_is_holdout=True), wrap=lambda e: Meddler(e, meddle)
+    )
     algorithm.turn()
     torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), 1.0))
 
@@ -128,7 +134,9 @@ def test_silos_weigh_the_same_whatever_their_size():
 def test_the_threshold_is_the_mean_s_and_set_once_on_the_test_split():
     algorithm, _, _ = start(legacy(gamma=0.5))
     records = turns(algorithm, 3)[-1]
-    assert state(algorithm).plain["threshold"] == pytest.approx(1.5 * sum(r["entropy_deterministic"] for r in records) / 3)
+    assert state(algorithm).plain["threshold"] == pytest.approx(
+        1.5 * sum(r["entropy_deterministic"] for r in records) / 3
+    )
     first = state(algorithm).plain["threshold"]
     algorithm.finished = False
     turns(algorithm, 3)

@@ -14,7 +14,9 @@ from uefl.models.net import Head
 from uefl.report import summarize
 
 
-@pytest.mark.parametrize("keys", [{}, {"personal": True}, {"ext_share": "group"}], ids=["private", "personal", "group"])
+@pytest.mark.parametrize(
+    "keys", [{}, {"personal": True}, {"ext_share": "group"}], ids=["private", "personal", "group"]
+)
 def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
     algorithm, _, _ = arm(settings(extend="all", rounds=[3, 2], **keys), federation(unseen=1))
     records = finish(algorithm)
@@ -35,15 +37,21 @@ def test_the_best_codebook_is_that_of_the_least_quantisation_error():
     torch.manual_seed(0)
     net = torch.nn.Module()
     net.head = Head(1, 4, 2, 0.0, False)
-    blocks, books = torch.tensor([[9.0], [0.0], [2.9]]), torch.tensor([[True, True, False], [True, False, True]])
+    blocks, books = (
+        torch.tensor([[9.0], [0.0], [2.9]]),
+        torch.tensor([[True, True, False], [True, False, True]]),
+    )
     found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "books": books}))
     torch.testing.assert_close(found["error"], torch.tensor([[1.0, 3.61], [9.0, 0.01]]))
     of_union = net.head.stochastic(net.head.prefix(torch.tensor([[0.0], [2.9]]))).softmax(-1)
     torch.testing.assert_close(found["probs.union"], of_union)
-    by_class = found | {"probs.books": torch.eye(2).expand(2, 2, 2)}  # the first codebook says class 0, the second class 1
+    # the first codebook says class 0, the second class 1
+    by_class = found | {"probs.books": torch.eye(2).expand(2, 2, 2)}
     work = SimpleNamespace(test=SimpleNamespace(labels=torch.tensor([1, 1])))
     assert unseen.measured(work, [by_class])["accuracy_best"] == 1
-    assert "probs.union" not in unseen.choices(Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "books": books}))
+    assert "probs.union" not in unseen.choices(
+        Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "books": books})
+    )
 
 
 class Overheard:
@@ -84,7 +92,9 @@ def test_an_unseen_client_is_sent_every_block_and_the_codebook_of_every_trained_
     every = [state(algorithm).tensors[f"block.{i}"] for i in range(blocks)]
     assert torch.equal(sent["blocks"], torch.cat(every))
     assert f"block.{blocks}" not in state(algorithm).tensors
-    assert len({tuple(block.flatten().tolist()) for block in every}) == blocks, "no block stands for another one"
+    assert len({tuple(block.flatten().tolist()) for block in every}) == blocks, (
+        "no block stands for another one"
+    )
     seen = [sent["blocks"][chosen] for chosen in sent["books"]]
     assert len(seen) == books
     for silo in fed.silos:

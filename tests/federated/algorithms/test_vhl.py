@@ -1,4 +1,5 @@
-"""VHL: its images are separable noise, its pull is the supervised contrastive loss, and without virtual images there is FedAvg."""
+"""VHL: its images are separable noise, its pull is the supervised contrastive loss, and without virtual
+images there is FedAvg."""
 
 import hashlib
 from types import SimpleNamespace
@@ -15,12 +16,18 @@ from uefl.errors import UserError
 
 def model(records):
     """Without what was moved: the layer of the virtual classes travels too."""
-    return [{key: value for key, value in record.items() if not key.startswith("bytes")} for record in records]
+    return [
+        {key: value for key, value in record.items() if not key.startswith("bytes")} for record in records
+    ]
 
 
 def test_without_virtual_images_it_is_fedavg_bit_for_bit():
-    # The extra classes make the flat tensor longer. Torch's fused Adam rounds its last elements in another way on some CPUs; SGD does not.
-    (own, room, _), average = arm(settings("vhl", virtual_batch=0, optimizer="sgd")), arm(settings("fedavg", optimizer="sgd"))[0]
+    # The extra classes make the flat tensor longer. Torch's fused Adam rounds its last elements in another
+    # way on some CPUs; SGD does not.
+    (own, room, _), average = (
+        arm(settings("vhl", virtual_batch=0, optimizer="sgd")),
+        arm(settings("fedavg", optimizer="sgd"))[0],
+    )
     assert model(finish(own)) == model(finish(average))
     extra = sum(p.numel() for p in room.net.head.virtual.parameters())
     assert torch.equal(values(own)[:-extra], values(average))
@@ -29,7 +36,11 @@ def test_without_virtual_images_it_is_fedavg_bit_for_bit():
 E = torch.eye(4)
 
 
-@pytest.mark.parametrize(("labels", "expected"), [((0, 1, 0, 1), 1.2497e-6), ((0, 1, 1, 0), 14.2857155)], ids=["matched", "swapped"])
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [((0, 1, 0, 1), 1.2497e-6), ((0, 1, 1, 0), 14.2857155)],
+    ids=["matched", "swapped"],
+)
 def test_the_pull_of_two_real_features_and_the_same_two_virtual_ones(labels, expected):
     features = torch.stack([E[0], E[1], E[0], E[1]])
     assert float(contrast(features.double(), torch.tensor(labels), 0.07)) == pytest.approx(expected, rel=1e-4)
@@ -38,14 +49,20 @@ def test_the_pull_of_two_real_features_and_the_same_two_virtual_ones(labels, exp
 def test_an_anchor_without_its_like_counts_as_zero():
     assert float(contrast(E[:3], torch.tensor([0, 1, 2]), 0.07)) == 0
     pair = torch.stack([E[0], E[0], E[1]])
-    assert float(contrast(pair, torch.tensor([0, 0, 1]), 1.0)) == pytest.approx(2 / 3 * float(torch.tensor([1.0, 0.0]).logsumexp(0) - 1))
+    assert float(contrast(pair, torch.tensor([0, 0, 1]), 1.0)) == pytest.approx(
+        2 / 3 * float(torch.tensor([1.0, 0.0]).logsumexp(0) - 1)
+    )
 
 
 def test_features_at_any_scale_pull_alike_and_with_finite_gradients():
-    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    features = torch.randn(
+        6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
+    )
     labels = torch.tensor([0, 0, 1, 1, 2, 0])
     assert torch.autograd.gradcheck(lambda x: contrast(x, labels, 0.07), features)
-    assert contrast(5 * features, labels, 0.07).item() == pytest.approx(contrast(features, labels, 0.07).item())
+    assert contrast(5 * features, labels, 0.07).item() == pytest.approx(
+        contrast(features, labels, 0.07).item()
+    )
 
 
 def work_of(net, epoch=0):
@@ -65,7 +82,8 @@ def work_of(net, epoch=0):
 
 @pytest.mark.parametrize("epoch", [0, 4, 5])
 def test_the_loss_is_that_of_the_formula(epoch):
-    """Real and virtual classes are told apart, and matched in the pull; the terms of the features are on in the first five passes."""
+    """Real and virtual classes are told apart, and matched in the pull; the terms of the features are on in
+    the first five passes."""
     room = arm(settings("vhl"))[1]
     net, (work, batch) = room.net, work_of(room.net, epoch)
     found = VHL(virtual_weight=0.5, pull=0.25, virtual_contrast=0.125).bound(room.context).loss(work, batch)
@@ -85,7 +103,9 @@ def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
     """The gradient of the pull goes to real images alone."""
     room, inputs = arm(settings("vhl"))[1], []
     tokens = room.net.tokens
-    monkeypatch.setattr(room.net, "tokens", lambda images: inputs.append(images.requires_grad_()) or tokens(images))
+    monkeypatch.setattr(
+        room.net, "tokens", lambda images: inputs.append(images.requires_grad_()) or tokens(images)
+    )
     algorithm = VHL(virtual_weight=0.0, virtual_contrast=0.0).bound(room.context)
     (slope,) = torch.autograd.grad(algorithm.loss(*work_of(room.net)), inputs[0])
     assert all(slope[:4].flatten(1).norm(dim=1) > 0)
@@ -99,7 +119,9 @@ def test_every_client_has_the_same_virtual_images():
     seen = algorithm.after_batch
 
     def spy(self, work, batch):
-        found.setdefault(work.client, set()).add(hashlib.sha256(work.memory["virtual"].images.numpy().tobytes()).hexdigest())
+        found.setdefault(work.client, set()).add(
+            hashlib.sha256(work.memory["virtual"].images.numpy().tobytes()).hexdigest()
+        )
 
     algorithm.after_batch = spy
     try:

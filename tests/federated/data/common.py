@@ -13,17 +13,30 @@ from uefl.data import Data, Federation, Split, build
 def labeled(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
     """A data set dealt to two clients or one per angle, or the user's own silos."""
     if keys.get("angles") is not None:
-        keys["partition"] = {"scheme": "rotations", "angles": keys.pop("angles"), "legacy_center": keys.pop("legacy_center", False)}
+        keys["partition"] = {
+            "scheme": "rotations",
+            "angles": keys.pop("angles"),
+            "legacy_center": keys.pop("legacy_center", False),
+        }
     small = {"train_per_client": 20, "test_per_client": 10}
-    return build(Data.model_validate({"source": str(source), **small, **keys}), kind="labeled", seed=seed, data_root=data_root)
+    return build(
+        Data.model_validate({"source": str(source), **small, **keys}),
+        kind="labeled",
+        seed=seed,
+        data_root=data_root,
+    )
 
 
 def sets(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
     """Unlabeled sets; keys of the partition and of the section stand side by side."""
-    of_partition = {key: keys.pop(key) for key in ("split", "sets", "overlap", "legacy_column_norm") if key in keys}
+    of_partition = {
+        key: keys.pop(key) for key in ("split", "sets", "overlap", "legacy_column_norm") if key in keys
+    }
     if of_partition:
         keys["partition"] = {"scheme": "unlabeled", **of_partition}
-    return build(Data.model_validate({"source": str(source), **keys}), kind="sets", seed=seed, data_root=data_root)
+    return build(
+        Data.model_validate({"source": str(source), **keys}), kind="sets", seed=seed, data_root=data_root
+    )
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,9 @@ def load(federation: Federation) -> list[Loaded]:
 def pairs(*splits: Split):
     """Images with their labels, sorted: what the splits hold, whatever the order."""
     return sorted(
-        (image.numpy().tobytes(), int(label)) for split in splits for image, label in zip(split.images, split.labels, strict=True)
+        (image.numpy().tobytes(), int(label))
+        for split in splits
+        for image, label in zip(split.images, split.labels, strict=True)
     )
 
 

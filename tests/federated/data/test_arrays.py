@@ -58,12 +58,17 @@ def test_every_form_gives_the_same_federation(form):
         assert same(a.train, b.train)
         assert same(a.test, b.test)
     assert federation.digest == expected.digest
-    assert federation.notes == (("60 of 60 images are floats in [0, 1], rounded to 8 bits",) if "float" in form else ())
+    assert federation.notes == (
+        ("60 of 60 images are floats in [0, 1], rounded to 8 bits",) if "float" in form else ()
+    )
 
 
 def test_nothing_is_lost_and_the_test_part_is_kept():
     north, south = load(from_arrays(parts()))
-    given = [Split(torch.from_numpy(PIXELS[i:j]), torch.from_numpy(LABELS[: j - i])) for i, j in ((0, 20), (20, 30), (30, 50), (50, 60))]
+    given = [
+        Split(torch.from_numpy(PIXELS[i:j]), torch.from_numpy(LABELS[: j - i]))
+        for i, j in ((0, 20), (20, 30), (30, 50), (50, 60))
+    ]
     assert whole(north) == pairs(given[0], given[1])
     assert same(south.test, given[3])
 
@@ -73,7 +78,10 @@ def test_without_a_test_part_one_is_taken_out():
     federation = from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=3)
     for silo in federation.silos:
         assert (silo.sizes.train, silo.sizes.holdout, silo.sizes.test) == (12, 3, 5)
-    assert federation.digest != from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=4).digest
+    assert (
+        federation.digest
+        != from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=4).digest
+    )
 
 
 def test_grey_images_and_images_of_different_sizes():
@@ -127,22 +135,46 @@ GOOD = (PIXELS[:20], LABELS[:20])
             {"a": ((PIXELS[:20] * 1.0, LABELS[:20]), None)},
             r"floats must lie in \[0, 1\], found 0 to 255; do not normalize",
         ),
-        ({"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)}, r"must lie in \[0, 1\], found nan to nan"),
-        ({"a": ((PIXELS[:20, :2], LABELS[:20]), None)}, r"a/train: cannot tell the channels of images \[20, 2, 6, 5\]"),
-        ({"a": ((PIXELS[:20, :, :, :3], LABELS[:20]), None)}, r"cannot tell the channels of images \[20, 3, 6, 3\]"),
+        (
+            {"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)},
+            r"must lie in \[0, 1\], found nan to nan",
+        ),
+        (
+            {"a": ((PIXELS[:20, :2], LABELS[:20]), None)},
+            r"a/train: cannot tell the channels of images \[20, 2, 6, 5\]",
+        ),
+        (
+            {"a": ((PIXELS[:20, :, :, :3], LABELS[:20]), None)},
+            r"cannot tell the channels of images \[20, 3, 6, 3\]",
+        ),
         ({"a": ((PIXELS[0], LABELS[:3]), None)}, "a silo needs two classes or more|holdout"),
         ({"a": ((PIXELS[0, 0], LABELS[:6]), None)}, r"expected images \[N, H, W\], .*, got \[6, 5\]"),
-        ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: expected labels as 20 integers, got torch.int64 \[19\]"),
+        (
+            {"a": ((PIXELS[:20], LABELS[:19]), None)},
+            r"a/train: expected labels as 20 integers, got torch.int64 \[19\]",
+        ),
         ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, "expected labels as 20 integers, got float64"),
         ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, "a/train: expected labels of 0 or more, got -1"),
-        ({"a": ((PIXELS[:20], np.array(["cat", "dog"] * 10)), None)}, "a/train: expected labels as 20 integers, got <U3"),
+        (
+            {"a": ((PIXELS[:20], np.array(["cat", "dog"] * 10)), None)},
+            "a/train: expected labels as 20 integers, got <U3",
+        ),
         ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: there is no image"),
         ({"a": ([], None)}, "a/train has no image"),
-        ({"a": ("images", None)}, "a/train: expected a pair of images and labels, or a torch Dataset with a length; got str"),
+        (
+            {"a": ("images", None)},
+            "a/train: expected a pair of images and labels, or a torch Dataset with a length; got str",
+        ),
         ({"a": ([1, 2, 3], None)}, "a/train: item 0 is int; expected a pair of an image and an integer"),
         ({"a": ([("x", 1)], None)}, "a/train: image 0 is str; expected a tensor, an array or a PIL image"),
-        ({"a": ([(PIXELS[0], "cat")], None)}, "a/train: item 0: expected an integer label, got 'cat' of type str"),
-        ({"a": ([(PIXELS[0, :2], 1)], None)}, r"a/train: image 0: expected \[C, H, W\] with C = 1 or 3, got \[2, 6, 5\]"),
+        (
+            {"a": ([(PIXELS[0], "cat")], None)},
+            "a/train: item 0: expected an integer label, got 'cat' of type str",
+        ),
+        (
+            {"a": ([(PIXELS[0, :2], 1)], None)},
+            r"a/train: image 0: expected \[C, H, W\] with C = 1 or 3, got \[2, 6, 5\]",
+        ),
         ({"a\nb": (GOOD, GOOD)}, r"silo 'a\\nb': expected printable characters"),
     ],
 )
@@ -161,4 +193,6 @@ def test_an_unseen_client_that_is_trained_on_is_refused():
 
 def test_the_same_image_in_train_and_test_is_noted():
     note = from_arrays({"a": (GOOD, GOOD), "b": parts()["south"]}).notes[0]
-    assert note.startswith("a/test/0 (a/test) is the same image as a/train/0 (a/train), and 19 more such pairs")
+    assert note.startswith(
+        "a/test/0 (a/test) is the same image as a/train/0 (a/train), and 19 more such pairs"
+    )

@@ -1,4 +1,5 @@
-"""Federations of labeled images: data sets dealt in order, the user's own silos, splits, and the mean and deviation."""
+"""Federations of labeled images: data sets dealt in order, the user's own silos, splits, and the mean and
+deviation."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ def test_demo_is_nine_silos_of_rotated_digits():
     table = digits()
     for i, (silo, angle) in enumerate(zip(load(federation), NINE, strict=True)):
         assert (len(silo.train), len(silo.holdout), len(silo.test)) == (360, 40, 100)
-        train, test = (split_of(table, table.train[500 * i + a : 500 * i + b]) for a, b in ((0, 400), (400, 500)))
+        train, test = (
+            split_of(table, table.train[500 * i + a : 500 * i + b]) for a, b in ((0, 400), (400, 500))
+        )
         assert pairs(silo.train, silo.holdout) == pairs(Split(rotate(train.images, angle), train.labels))
         assert same(silo.test, Split(rotate(test.images, angle), test.labels))
 
@@ -34,7 +37,9 @@ def test_sizes_are_known_before_a_pixel_is_read():
     for silo in labeled(clients=3).silos:
         data = silo.load()
         assert (
-            (silo.sizes.train, silo.sizes.holdout, silo.sizes.test) == (len(data.train), len(data.holdout), len(data.test)) == (18, 2, 10)
+            (silo.sizes.train, silo.sizes.holdout, silo.sizes.test)
+            == (len(data.train), len(data.holdout), len(data.test))
+            == (18, 2, 10)
         )
         assert same(silo.load().train, data.train)
 
@@ -48,7 +53,8 @@ def test_fewer_angles_than_clients_are_those_of_consecutive_ones():
 
 def test_imbalanced_rotations_turn_one_silo_each():
     plain, turned = load(labeled(clients=5)), load(labeled(angles=[0, 0, 0, -50, 120]))
-    named = load(labeled(partition={"scheme": "imbalanced"}))  # the paper's angles and numbers are the defaults
+    # the paper's angles and numbers are the defaults
+    named = load(labeled(partition={"scheme": "imbalanced"}))
     for i, angle in enumerate((0, 0, 0, -50, 120)):
         assert torch.equal(turned[i].train.images, rotate(plain[i].train.images, angle))
         assert torch.equal(turned[i].train.labels, plain[i].train.labels)
@@ -73,20 +79,29 @@ def test_seed_changes_the_holdout_and_not_the_silo():
     assert first.std == other.std
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.1, 2), (0.5, 10), (0.001, 1)], ids=["tenth", "half", "at-least-one"])
+@pytest.mark.parametrize(
+    ("share", "count"), [(0.1, 2), (0.5, 10), (0.001, 1)], ids=["tenth", "half", "at-least-one"]
+)
 def test_holdout_share(share, count):
     silo = load(labeled(clients=2, holdout=share))[0]
     assert (len(silo.train), len(silo.holdout)) == (20 - count, count)
 
 
 def test_holdout_that_takes_everything_is_refused():
-    with pytest.raises(UserError, match=r"silo 'silo-0': holdout = 0.99 leaves fewer than two classes of 20 training images"):
+    with pytest.raises(
+        UserError, match=r"silo 'silo-0': holdout = 0.99 leaves fewer than two classes of 20 training images"
+    ):
         labeled(clients=2, holdout=0.99)
 
 
 def test_mean_and_deviation_over_the_training_images():
     federation = labeled(angles=[0, 120])
-    images = torch.cat([split.images for silo in load(federation) for split in (silo.train, silo.holdout)]).double() / 255
+    images = (
+        torch.cat(
+            [split.images for silo in load(federation) for split in (silo.train, silo.holdout)]
+        ).double()
+        / 255
+    )
     assert federation.mean == pytest.approx([images.mean().item()], rel=1e-12)
     assert federation.std == pytest.approx([images.std(correction=0).item()], rel=1e-12)
 
@@ -135,19 +150,30 @@ def test_first_classes_leave_the_others_out():
     assert federation.classes == ("0", "1", "2")
     for silo in load(federation):
         assert silo.train.labels.unique().tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match="key 'first_classes': expected at most 10, the classes of digits; got 11"):
+    with pytest.raises(
+        UserError, match="key 'first_classes': expected at most 10, the classes of digits; got 11"
+    ):
         labeled(clients=2, first_classes=11)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"clients": 200}, "200 clients with train_per_client = 20 and test_per_client = 10 need 6000 images, digits has 5000"),
+        (
+            {"clients": 200},
+            (
+                "200 clients with train_per_client = 20 and test_per_client = 10 need 6000 images, digits has"
+                " 5000"
+            ),
+        ),
         ({"source": "mnist", "clients": 3}, "need 60 training images, mnist has 40"),
         ({"source": "mnist", "test_per_client": 11, "clients": 2}, "need 22 test images, mnist has 20"),
         (
             {"source": "minst"},
-            r"'minst' is none of .*digits, emnist_letters, .*\(did you mean 'mnist'\?\), and no folder or .npz of that name is there",
+            (
+                r"'minst' is none of .*digits, emnist_letters, .*\(did you mean 'mnist'\?\), and no folder or"
+                r" .npz of that name is there"
+            ),
         ),
         ({"source": " "}, "key 'source': is empty"),
         ({}, "key 'clients': give the number of clients that digits is dealt to"),
@@ -183,7 +209,9 @@ def test_own_silos_are_as_many_and_as_large_as_they_are_and_not_turned(make_imag
     assert [len(s.train) + len(s.holdout) + len(s.test) for s in silos] == [12, 24, 60]
     assert [len(s.test) for s in silos] == [4, 8, 20]  # a third, as 10 of 20 + 10
     table = read_folder(tmp_path / "silos")
-    assert [whole(silo) for silo in silos] == [pairs(split_of(table, table.of_group(name)[0])) for name in "abc"]
+    assert [whole(silo) for silo in silos] == [
+        pairs(split_of(table, table.of_group(name)[0])) for name in "abc"
+    ]
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "npz"])
@@ -191,15 +219,22 @@ def test_keys_of_silos_that_are_dealt_are_refused(make_images, make_npz, tmp_pat
     for silo in ("a/cat", "a/dog", "b/cat", "b/dog"):
         make_images(f"silos/{silo}")
     path = tmp_path / "silos" if folder else make_npz()
-    with pytest.raises(UserError, match=r"key 'clients': .* brings 2 silos, which stay as they are; leave it out, got 5$"):
+    with pytest.raises(
+        UserError, match=r"key 'clients': .* brings 2 silos, which stay as they are; leave it out, got 5$"
+    ):
         labeled(path, clients=5)
     assert len(labeled(path, clients=2).silos) == 2
-    with pytest.raises(UserError, match=r"partition 'rotations' deals a data set; .* brings silos of its own: leave the partition out"):
+    with pytest.raises(
+        UserError,
+        match=r"partition 'rotations' deals a data set; .* brings silos of its own: leave the partition out",
+    ):
         labeled(path, angles=[90.0, 0.0])
 
 
 def test_a_data_set_has_no_silos_of_its_own():
-    with pytest.raises(UserError, match="partition 'natural' takes silos or domains as they are; digits has none"):
+    with pytest.raises(
+        UserError, match="partition 'natural' takes silos or domains as they are; digits has none"
+    ):
         labeled(clients=2, partition={"scheme": "natural"})
 
 
@@ -239,7 +274,9 @@ def test_image_size_resizes_every_source(make_npz):
 
 def test_images_that_do_not_fit_into_memory_are_refused_in_one_line(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 2**16 if name == "SC_PAGE_SIZE" else 2**10)
-    with pytest.raises(UserError, match=r"^900 images of 1 x 1000 x 1000 take 1 GB, this machine has 0 GB; lower image_size$"):
+    with pytest.raises(
+        UserError, match=r"^900 images of 1 x 1000 x 1000 take 1 GB, this machine has 0 GB; lower image_size$"
+    ):
         labeled(clients=30, image_size=1000)
 
 
@@ -256,21 +293,29 @@ def test_npz_pool_is_dealt_and_turned(make_npz):
     assert [len(silo.test) for silo in plain] == [10, 10]
     assert torch.equal(turned[1].test.images, torch.rot90(plain[1].test.images, 1, (-2, -1)))
     dealt = [pair for silo in plain for pair in pairs(silo.train, silo.holdout)]
-    assert sorted(dealt) == sorted((image.tobytes(), int(y)) for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True))
+    assert sorted(dealt) == sorted(
+        (image.tobytes(), int(y)) for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True)
+    )
 
 
 def test_silo_of_one_class_is_refused(make_images, tmp_path):
     make_images("silos/a/cat")
     make_images("silos/b/cat")
     make_images("silos/b/dog")
-    with pytest.raises(UserError, match="silo 'a': all 3 training images are of class 'cat'; a silo needs two classes or more"):
+    with pytest.raises(
+        UserError,
+        match="silo 'a': all 3 training images are of class 'cat'; a silo needs two classes or more",
+    ):
         labeled(tmp_path / "silos")
 
 
 @pytest.mark.parametrize("everything_is_test", [True, False], ids=["no-train", "no-test"])
 def test_silo_with_an_empty_split_is_refused(make_npz, everything_is_test):
     mask = np.full(40, everything_is_test)
-    with pytest.raises(UserError, match=r"silo 'north': (0 training and 20 test|20 training and 0 test) images; it needs some of both"):
+    with pytest.raises(
+        UserError,
+        match=r"silo 'north': (0 training and 20 test|20 training and 0 test) images; it needs some of both",
+    ):
         labeled(make_npz(test=mask))
 
 
@@ -291,7 +336,10 @@ def test_a_client_is_read_without_the_others(make_images, tmp_path):
     [
         (
             {"labeled": 5},
-            "key 'labeled': expected its default 0, so set it to that or leave it out: it is for clients with unlabeled sets; got 5",
+            (
+                "key 'labeled': expected its default 0, so set it to that or leave it out: it is for clients"
+                " with unlabeled sets; got 5"
+            ),
         ),
         ({"strict": True}, "key 'strict': expected its default False"),
         (
@@ -306,10 +354,18 @@ def test_keys_of_unlabeled_sets_are_refused(keys, message):
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("name", "shape"), [("gtsrb32_subset", (3, 32, 32)), ("cifar10_subset", (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("gtsrb32_subset", (3, 32, 32)), ("cifar10_subset", (3, 32, 32))]
+)
 def test_real_npz_is_dealt(data_root, name, shape):
-    federation = labeled(data_root / f"{name}.npz", angles=[0, 0, 15], train_per_client=800, test_per_client=200)
-    by_name = labeled(name.split("_")[0].rstrip("32") if "gtsrb" in name else "cifar10", angles=[0, 0, 15], data_root=data_root)
+    federation = labeled(
+        data_root / f"{name}.npz", angles=[0, 0, 15], train_per_client=800, test_per_client=200
+    )
+    by_name = labeled(
+        name.split("_")[0].rstrip("32") if "gtsrb" in name else "cifar10",
+        angles=[0, 0, 15],
+        data_root=data_root,
+    )
     assert federation.image_shape == by_name.image_shape == shape
     assert len(federation.classes) == (43 if "gtsrb" in name else 10)
     assert any(f"{name}.npz" in note for note in by_name.notes)

@@ -1,4 +1,5 @@
-"""The manifest: what it records, that it is the same for the same data wherever they lie, and that no image is in two places."""
+"""The manifest: what it records, that it is the same for the same data wherever they lie, and that no image
+is in two places."""
 
 import hashlib
 import json
@@ -26,7 +27,11 @@ def test_it_names_every_image_by_its_position_in_the_file():
     np.testing.assert_array_equal(table.labels[rows], silo.train.labels.numpy())
     assert entry["angle"] == 120.0
     assert entry["train"]["images_of_class"] == silo.train.labels.bincount(minlength=10).tolist()
-    assert federation.manifest["partition"] == {"scheme": "rotations", "angles": [0.0, 120.0], "legacy_center": False}
+    assert federation.manifest["partition"] == {
+        "scheme": "rotations",
+        "angles": [0.0, 120.0],
+        "legacy_center": False,
+    }
     assert federation.manifest["source"] == {"name": "digits", "path": "digits", "images": {"train": 5000}}
     assert json.loads(json.dumps(federation.manifest)) == federation.manifest
 
@@ -57,7 +62,9 @@ def test_files_are_named_below_the_source_wherever_it_lies(make_images, tmp_path
     assert there.digest != changed.digest
 
 
-@pytest.mark.parametrize("keys", [{"holdout": 0.2}, {"image_size": 14}, {"seed": 1}, {"angles": [0, 90]}, {"train_per_client": 21}])
+@pytest.mark.parametrize(
+    "keys", [{"holdout": 0.2}, {"image_size": 14}, {"seed": 1}, {"angles": [0, 90]}, {"train_per_client": 21}]
+)
 def test_the_digest_tells_federations_apart(keys):
     plain = {"clients": 2} if "angles" not in keys else {}
     assert labeled(**plain, **keys).digest != labeled(clients=2).digest == labeled(clients=2).digest
@@ -72,7 +79,13 @@ def test_the_digest_does_not_know_where_the_data_lie(make_npz, tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (("silo-1", "test"), "partition 'rotations': image {i} of digits is in silo-0/train and in silo-1/test; every image may be in one"),
+        (
+            ("silo-1", "test"),
+            (
+                "partition 'rotations': image {i} of digits is in silo-0/train and in silo-1/test; every"
+                " image may be in one"
+            ),
+        ),
         (("silo-0", "holdout"), "image {i} of digits is in silo-0/train and in silo-0/holdout"),
         (("silo-0", "train"), "image {i} of digits is in silo-0/train twice"),
     ],
@@ -90,9 +103,14 @@ def test_a_partition_that_shares_images_is_refused(monkeypatch):
     from uefl.data.partitions import rotations
 
     monkeypatch.setattr(
-        rotations, "slices", lambda table, data, clients: [(table.train[:30], table.train[20 + c : 40]) for c in range(clients)]
+        rotations,
+        "slices",
+        lambda table, data, clients: [(table.train[:30], table.train[20 + c : 40]) for c in range(clients)],
     )
-    with pytest.raises(UserError, match=r"partition 'rotations': image \d+ of digits is in silo-0/(train|holdout) and in silo-0/test"):
+    with pytest.raises(
+        UserError,
+        match=r"partition 'rotations': image \d+ of digits is in silo-0/(train|holdout) and in silo-0/test",
+    ):
         labeled(clients=2)
 
 
@@ -107,7 +125,9 @@ def test_sets_name_the_set_of_every_image_and_their_priors():
     silo, entry = load(federation)[1], federation.manifest["silos"]["client-1"]
     assert entry["train"]["sets"] == silo.sets.tolist()
     assert entry["train"]["priors"] == silo.priors.tolist()
-    np.testing.assert_array_equal(digits().images.read(np.array(entry["train"]["indices"]), 0).numpy(), silo.images.numpy())
+    np.testing.assert_array_equal(
+        digits().images.read(np.array(entry["train"]["indices"]), 0).numpy(), silo.images.numpy()
+    )
     assert set(federation.manifest["server"]) == {"labeled", "validation"}
     stolen = federation.manifest["server"]["labeled"]["indices"]
     stolen.append(entry["test"]["indices"][0])
@@ -145,12 +165,16 @@ def test_the_manifest_says_which_kind_it_is_of(kind, make):
 
 def test_it_needs_no_environment(monkeypatch):
     monkeypatch.delenv("UEFL_DATA", raising=False)
-    assert build(Data(clients=2), kind="labeled", seed=0).digest == build(Data(clients=2), kind="labeled", seed=0).digest
+    assert (
+        build(Data(clients=2), kind="labeled", seed=0).digest
+        == build(Data(clients=2), kind="labeled", seed=0).digest
+    )
 
 
-# --- the same bits -------------------------------------------------------------------------------------------------
+# --- the same bits ----------------------------------------------------------------------------------------
 
-# SHA-256 of the manifest's hashes and, for sets, of the set of every image, as the first version of this package dealt them
+# SHA-256 of the manifest's hashes and, for sets, of the set of every image, as the first version of this
+# package dealt them
 KNOWN = {
     "dealt": "306ba44a86e6bee6ddd70df1b18c8cdb33e51e7ec96588f2df36a27c1826698b",
     "own-silos": "b07521ed173d902dcacdeddd6e9c9fdbe2cdc2400080c43b95609df5dca24171",
@@ -163,13 +187,21 @@ KNOWN = {
 
 def fingerprint(federation):
     silos = federation.manifest["silos"]
-    return {name: {part: (e["sha256"], e.get("sets")) for part, e in silo.items() if isinstance(e, dict)} for name, silo in silos.items()}
+    return {
+        name: {part: (e["sha256"], e.get("sets")) for part, e in silo.items() if isinstance(e, dict)}
+        for name, silo in silos.items()
+    }
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_clients_have_the_images_that_they_always_had(name, tmp_path):
     images = np.arange(90 * 30, dtype=np.int64).reshape(90, 5, 6) % 251
-    np.savez(tmp_path / "own.npz", images=images.astype(np.uint8), labels=np.arange(90) % 4, silo=np.arange(90) * 7 % 3)
+    np.savez(
+        tmp_path / "own.npz",
+        images=images.astype(np.uint8),
+        labels=np.arange(90) % 4,
+        silo=np.arange(90) * 7 % 3,
+    )
     small = {"clients": 3, "train_per_client": 300, "test_per_client": 50}
     make = {
         "dealt": lambda seed: labeled(clients=9, train_per_client=400, test_per_client=100, seed=seed),

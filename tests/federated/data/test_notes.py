@@ -17,7 +17,9 @@ def silo(rng, labels, size=(6, 6)):
 def made(*clients, **keys):
     """A federation of (training labels, test labels) per client."""
     rng = np.random.default_rng(0)
-    return from_arrays({f"c{i}": (silo(rng, train), silo(rng, test)) for i, (train, test) in enumerate(clients)}, **keys)
+    return from_arrays(
+        {f"c{i}": (silo(rng, train), silo(rng, test)) for i, (train, test) in enumerate(clients)}, **keys
+    )
 
 
 EVERY = [0, 1, 2] * 10
@@ -53,11 +55,20 @@ def test_images_that_are_measured_and_trained_on(make_npz):
     images[20] = images[0]
     path = make_npz(images=images, silo=np.repeat(["a", "b"], 20), test=np.isin(np.arange(40), (5, 20)))
     (note,) = labeled(path).notes
-    assert note == "image 20 (b/test) is the same image as image 0 (a/holdout): what is measured on it says little"
+    assert (
+        note
+        == "image 20 (b/test) is the same image as image 0 (a/holdout): what is measured on it says little"
+    )
     images[20] = images[21]
     images[22] = images[23]
-    (note,) = labeled(make_npz(images=images, silo=np.repeat(["a", "b"], 20), test=np.isin(np.arange(40), (5, 20, 22)))).notes
-    assert note == "image 20 (b/test) is the same image as image 21 (b/train), and 1 more such pair: what is measured on it says little"
+    (note,) = labeled(
+        make_npz(images=images, silo=np.repeat(["a", "b"], 20), test=np.isin(np.arange(40), (5, 20, 22)))
+    ).notes
+    assert (
+        note
+        == "image 20 (b/test) is the same image as image 21 (b/train), and 1 more such pair: what is measured"
+        " on it says little"
+    )
 
 
 def test_images_that_resizing_distorts(make_images, tmp_path):
@@ -67,7 +78,10 @@ def test_images_that_resizing_distorts(make_images, tmp_path):
     Image.new("L", (40, 10), 3).save(tmp_path / "silos/b/dog/0.png")
     Image.new("L", (10, 20), 3).save(tmp_path / "silos/b/dog/1.png")
     (note,) = labeled(tmp_path / "silos", image_size=4).notes
-    assert note == f"2 of 20 images are not square: image_size = 4 distorts them, most of all {tmp_path}/silos/b/dog/0.png of 40x10"
+    assert (
+        note == "2 of 20 images are not square: image_size = 4 distorts them, most of all"
+        f" {tmp_path}/silos/b/dog/0.png of 40x10"
+    )
 
 
 def test_images_of_one_shape_that_resizing_distorts(make_npz):
@@ -85,15 +99,26 @@ def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
     (tmp_path / "silos/a/emu").mkdir()
     notes = labeled(tmp_path / "silos").notes
     assert notes[0] == f"passed over without an image: {tmp_path}/silos/a/emu"
-    assert notes[1] == "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere"
-    assert notes[2].startswith("silo 'a' has no training image of class 'Cat', and 1 more of 2 silos lack a class")
+    assert (
+        notes[1]
+        == "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere"
+    )
+    assert notes[2].startswith(
+        "silo 'a' has no training image of class 'Cat', and 1 more of 2 silos lack a class"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("clinic\nnorth", r"^silo 'clinic\\nnorth': expected printable characters, without blanks around them; rename it$"),
-        ("n" * 120, r"^silo 'nnnnnnnnnnnnnnnnnnnn\.\.\.' has 120 characters; expected at most 64, rename it$"),
+        (
+            "clinic\nnorth",
+            r"^silo 'clinic\\nnorth': expected printable characters, without blanks around them; rename it$",
+        ),
+        (
+            "n" * 120,
+            r"^silo 'nnnnnnnnnnnnnnnnnnnn\.\.\.' has 120 characters; expected at most 64, rename it$",
+        ),
         (" a", "expected printable characters, without blanks around them"),
         ("", "expected printable characters"),
         ("\x1b[31mred", "expected printable characters"),
@@ -113,7 +138,10 @@ def test_names_that_are_the_same_once_they_are_text(make_npz):
 
 
 def test_names_in_other_scripts_are_fine(make_npz):
-    assert [silo.name for silo in labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20))).silos] == ["Köln ☂", "東京"]
+    assert [silo.name for silo in labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20))).silos] == [
+        "Köln ☂",
+        "東京",
+    ]
 
 
 def test_a_client_of_sets_with_a_newline(tmp_path):

@@ -25,11 +25,19 @@ def test_classes_are_the_union_over_silos_and_names_are_the_folders(make_images,
     assert test is None
     assert train.images.shape == (10, 1, 6, 8)
     assert train.labels.tolist() == [1] * 5 + [2] * 5
-    np.testing.assert_array_equal(train.images[7, 0].numpy(), np.array(Image.open(tmp_path / "silos/south/dog/2.png")))
+    np.testing.assert_array_equal(
+        train.images[7, 0].numpy(), np.array(Image.open(tmp_path / "silos/south/dog/2.png"))
+    )
 
 
 def test_train_and_test_folders_are_the_splits(make_images, tmp_path):
-    for folder in ("silos/a/train/cat", "silos/a/train/dog", "silos/a/test/dog", "silos/b/cat", "silos/b/dog"):
+    for folder in (
+        "silos/a/train/cat",
+        "silos/a/train/dog",
+        "silos/a/test/dog",
+        "silos/b/cat",
+        "silos/b/dog",
+    ):
         make_images(folder, count=3)
     own = read(tmp_path / "silos")
     train, test = splits(own, "a")
@@ -62,7 +70,8 @@ def test_grey_images_join_color_ones_as_rgb(make_images, tmp_path):
     assert grey.shape == (10, 3, 6, 8)
     assert torch.equal(grey[:, 0], grey[:, 2])
     np.testing.assert_array_equal(
-        splits(own, "b")[0].images[5].numpy(), np.array(Image.open(tmp_path / "silos/b/dog/0.png")).transpose(2, 0, 1)
+        splits(own, "b")[0].images[5].numpy(),
+        np.array(Image.open(tmp_path / "silos/b/dog/0.png")).transpose(2, 0, 1),
     )
 
 
@@ -70,7 +79,9 @@ def test_grey_images_join_color_ones_as_rgb(make_images, tmp_path):
 def test_other_modes_of_eight_bits_are_converted(make_images, tmp_path, mode):
     make_images("silos/a/cat")
     make_images("silos/a/dog")
-    Image.new("L", (8, 6), 255).convert(mode).save(tmp_path / "silos/a/dog" / ("z.tif" if mode == "CMYK" else "z.png"))
+    Image.new("L", (8, 6), 255).convert(mode).save(
+        tmp_path / "silos/a/dog" / ("z.tif" if mode == "CMYK" else "z.png")
+    )
     images = splits(read(tmp_path / "silos"), "a")[0].images
     assert images.shape[1] == (1 if mode in ("1", "LA") else 3)
     assert images[-1].unique().tolist() == [255]
@@ -95,7 +106,9 @@ def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tm
     assert len(splits(own, "a")[0]) == 10
     assert own.notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'}",)
     (tmp_path / "silos/a/labels.csv").write_text("x")
-    assert read(tmp_path / "silos").notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",)
+    assert read(tmp_path / "silos").notes == (
+        f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",
+    )
 
 
 def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
@@ -112,14 +125,19 @@ def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
         make_images(folder)
     own = read(tmp_path / "silos")
     assert own.classes == ("Cat", "cat", "dog")
-    assert own.notes == ("classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere",)
+    assert own.notes == (
+        "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere",
+    )
 
 
 @pytest.mark.parametrize(("there", "other"), [("train", "test"), ("test", "train")])
 def test_one_part_of_a_split_names_the_other(make_images, tmp_path, there, other):
     for label in ("cat", "dog"):
         make_images(f"silos/a/{there}/{label}")
-    message = rf"silos/a/{there} has no {other} beside it; add .*silos/a/{other}, or put the class folders straight into .*silos/a,"
+    message = (
+        rf"silos/a/{there} has no {other} beside it; add .*silos/a/{other}, or put the class folders straight"
+        r" into .*silos/a,"
+    )
     with pytest.raises(UserError, match=message):
         read(tmp_path / "silos")
 
@@ -132,14 +150,23 @@ def truncate(path):
     ("spoil", "message"),
     [
         (lambda root: truncate(root / "a/cat/3.png"), "cannot read image .*a/cat/3.png"),
-        (lambda root: (root / "a/cat/labels.txt").write_text("no image"), "cannot read image .*labels.txt .of no known format."),
+        (
+            lambda root: (root / "a/cat/labels.txt").write_text("no image"),
+            "cannot read image .*labels.txt .of no known format.",
+        ),
         (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .its values are floats"),
-        (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png is not in a class folder; expected FOLDER/SILO/CLASS"),
+        (
+            lambda root: (root / "a/0.png").write_bytes(b""),
+            "a/0.png is not in a class folder; expected FOLDER/SILO/CLASS",
+        ),
         (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg is not in a class folder"),
         (lambda root: (root / "a/cat/more").mkdir(), "a/cat/more is a folder among the images of a class"),
         (lambda root: (root / "empty").mkdir(), "empty has no subfolders"),
         (lambda root: (root / "b/cat").mkdir(parents=True), "b holds no image"),
-        (lambda root: [(root / f"b/{part}/cat").mkdir(parents=True) for part in ("train", "test")], "b/(train|test) holds no image"),
+        (
+            lambda root: [(root / f"b/{part}/cat").mkdir(parents=True) for part in ("train", "test")],
+            "b/(train|test) holds no image",
+        ),
     ],
     ids=[
         "truncated",

@@ -42,10 +42,7 @@ def test_npz_with_test_mask_splits_by_it(make_npz):
 
 @pytest.mark.parametrize(
     ("silo", "names"),
-    [
-        (np.array([10, 9] * 20), ["9", "10"]),
-        (np.array([b"b", b"a"] * 20), ["a", "b"]),
-    ],
+    [(np.array([10, 9] * 20), ["9", "10"]), (np.array([b"b", b"a"] * 20), ["a", "b"])],
     ids=["integers-in-numeric-order", "bytes"],
 )
 def test_npz_silo_names(make_npz, silo, names):
@@ -79,7 +76,10 @@ def test_npz_pool_is_shuffled_the_same_way_every_time_and_keeps_its_pairs(make_n
     for split, name in ((train, "y_train"), (test, "y_test")):
         assert split.labels.tolist() != arrays[name].tolist()
         assert sorted(split.labels.tolist()) == sorted(arrays[name].tolist())
-    label_of = {image.transpose(2, 0, 1).tobytes(): int(y) for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True)}
+    label_of = {
+        image.transpose(2, 0, 1).tobytes(): int(y)
+        for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True)
+    }
     assert [label_of[image.numpy().tobytes()] for image in train.images] == train.labels.tolist()
     assert len(label_of) == len({image.numpy().tobytes() for image in train.images})
 
@@ -87,9 +87,18 @@ def test_npz_pool_is_shuffled_the_same_way_every_time_and_keeps_its_pairs(make_n
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"silo": None}, "holds images, labels; expected either images, labels, silo .and test., or x_train, y_train, x_test, y_test"),
+        (
+            {"silo": None},
+            (
+                "holds images, labels; expected either images, labels, silo .and test., or x_train, y_train,"
+                " x_test, y_test"
+            ),
+        ),
         ({"images": None, "labels": None, "silo": None}, "holds nothing; expected"),
-        ({"images": np.zeros((40, 6, 6), np.int32)}, r"images: expected images of uint8, uint16, or floats in .*got torch.int32"),
+        (
+            {"images": np.zeros((40, 6, 6), np.int32)},
+            r"images: expected images of uint8, uint16, or floats in .*got torch.int32",
+        ),
         ({"images": np.zeros((40, 6, 6, 4), np.uint8)}, "C = 1 or 3"),
         (
             {"images": np.zeros((0, 6, 6), np.uint8), "labels": np.zeros(0, int), "silo": np.zeros(0, int)},
@@ -99,7 +108,10 @@ def test_npz_pool_is_shuffled_the_same_way_every_time_and_keeps_its_pairs(make_n
         ({"labels": np.arange(39) % 4}, r"expected labels as 40 integers.*\[39\]"),
         ({"labels": np.arange(40) % 4 - 1}, "labels: expected labels of 0 or more, got -1"),
         ({"labels": np.arange(40) % 4 + 1}, "labels holds label 4; its 4 different"),
-        ({"labels": np.where(np.arange(40) == 7, 255, np.arange(40) % 4)}, "labels holds label 255; its 5 different"),
+        (
+            {"labels": np.where(np.arange(40) == 7, 255, np.arange(40) % 4)},
+            "labels holds label 255; its 5 different",
+        ),
         ({"silo": np.arange(40) / 2}, "expected silo as 40 names or integers, got float64"),
         ({"silo": np.arange(7)}, r"expected silo as 40 names or integers, got int64 \(7,\)"),
         ({"test": np.zeros(40, int)}, "expected test as 40 booleans, got int64"),
@@ -134,7 +146,9 @@ def test_npz_that_does_not_fit_is_refused_in_one_line(make_npz, changes, message
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [pickle.dumps([1]), b"", b"PK\x03\x04 and no more"], ids=["pickle", "empty", "truncated"])
+@pytest.mark.parametrize(
+    "content", [pickle.dumps([1]), b"", b"PK\x03\x04 and no more"], ids=["pickle", "empty", "truncated"]
+)
 def test_file_that_is_no_npz_is_refused(tmp_path, content):
     path = tmp_path / "data.npz"
     path.write_bytes(content)
@@ -150,7 +164,9 @@ def test_missing_npz_is_named(tmp_path):
 def test_an_array_that_claims_more_than_is_stored_is_a_line(tmp_path):
     """730 GB of images, of which 64 bytes are there."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 27, 27)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 27, 27)}
+    )
     path = tmp_path / "claims.npz"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("images.npy", header.getvalue() + bytes(64))

@@ -1,4 +1,5 @@
-"""The user's own unlabeled sets: folders and .npz files, tables in CSV and JSON, and what is wrong with them."""
+"""The user's own unlabeled sets: folders and .npz files, tables in CSV and JSON, and what is wrong with
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "va
     rng = np.random.default_rng(0)
 
     def pictures(cats, dogs):
-        return np.concatenate([rng.integers(150, 256, (cats, 12, 12)), rng.integers(0, 100, (dogs, 12, 12))]).astype(np.uint8)
+        return np.concatenate(
+            [rng.integers(150, 256, (cats, 12, 12)), rng.integers(0, 100, (dogs, 12, 12))]
+        ).astype(np.uint8)
 
     for name, (cat, dog) in ROWS["berlin"].items():
         folder = root / "clients" / "berlin" / name
@@ -34,7 +37,10 @@ def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "va
         lines = [f"{c},{s},{','.join(map(str, row))}" for c, sets in rows.items() for s, row in sets.items()]
         (root / "priors.csv").write_text("\n".join(["client,set,cat,dog", *lines]))
     elif table == "json":
-        named = {c: {s: dict(zip(("cat", "dog"), row, strict=True)) for s, row in sets.items()} for c, sets in rows.items()}
+        named = {
+            c: {s: dict(zip(("cat", "dog"), row, strict=True)) for s, row in sets.items()}
+            for c, sets in rows.items()
+        }
         (root / "priors.json").write_text(json.dumps(named))
     for part in server:
         if npz and part == "test":
@@ -103,20 +109,31 @@ def test_a_missing_table_is_estimated(tmp_path, npz):
     fed = build(root, priors="estimated")
     assert fed.classes == ("cat", "dog")
     np.testing.assert_allclose(load(fed)[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
-    with pytest.raises(UserError, match=r"no priors given; add priors.csv or priors.json, or set priors = 'estimated'"):
+    with pytest.raises(
+        UserError, match=r"no priors given; add priors.csv or priors.json, or set priors = 'estimated'"
+    ):
         build(root)
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        {"clients": 5}, {"train_per_client": 7}, {"test_per_client": 7}, {"partition": {"scheme": "unlabeled"}}, {"labeled": 50},
-        {"validation": 50}, {"first_classes": 2},
+        {"clients": 5},
+        {"train_per_client": 7},
+        {"test_per_client": 7},
+        {"partition": {"scheme": "unlabeled"}},
+        {"labeled": 50},
+        {"validation": 50},
+        {"first_classes": 2},
     ],
-)  # fmt: skip
+)
 def test_keys_of_sets_that_are_dealt_are_refused(tmp_path, keys):
     with pytest.raises(
-        UserError, match=f"key '{next(iter(keys))}': .*leave it out: a folder of sets brings its own; got (7|5|50|2|unlabeled)$"
+        UserError,
+        match=(
+            f"key '{next(iter(keys))}': .*leave it out: a folder of sets brings its own; got"
+            " (7|5|50|2|unlabeled)$"
+        ),
     ):
         build(write(tmp_path), **keys)
 
@@ -135,20 +152,35 @@ def edited(**sets):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (edited(berlin={"a": (0.75, 0.25)}), r"client 'berlin', set 1 \('b'\): no priors given; add its row to priors.csv"),
+        (
+            edited(berlin={"a": (0.75, 0.25)}),
+            r"client 'berlin', set 1 \('b'\): no priors given; add its row to priors.csv",
+        ),
         (
             edited(berlin=ROWS["berlin"] | {"c": (1, 0)}),
             r"client 'berlin': priors are given for set 'c' \(priors.csv, line 4\), which has no image",
         ),
-        (edited(paris={"a": (1, 0)}), r"client 'paris' \(priors.csv, line 6\) is not in .*clients, which holds berlin, madrid"),
+        (
+            edited(paris={"a": (1, 0)}),
+            r"client 'paris' \(priors.csv, line 6\) is not in .*clients, which holds berlin, madrid",
+        ),
         (
             edited(madrid={"9": (0.5, 0.4), "10": (1, 0)}),
-            r"client 'madrid', set 0 \('9', priors.csv, line 4\): priors do not sum to 1 within 0.0001; divide them by their sum",
+            (
+                r"client 'madrid', set 0 \('9', priors.csv, line 4\): priors do not sum to 1 within 0.0001;"
+                r" divide them by their sum"
+            ),
         ),
-        (edited(madrid={"9": (1, 0), "10": (1.5, -0.5)}), r"client 'madrid', set 1 \('10', priors.csv, line 5\): a prior is negative"),
+        (
+            edited(madrid={"9": (1, 0), "10": (1.5, -0.5)}),
+            r"client 'madrid', set 1 \('10', priors.csv, line 5\): a prior is negative",
+        ),
         (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x' is not a number"),
         (edited(madrid={"9": (0.5,), "10": (1, 0)}), "priors.csv, line 4: 3 cells, expected 4"),
-        (edited(madrid={"9": ("1" * 140_000, 0), "10": (1, 0)}), r"priors.csv, line 4: field larger than field limit .*; look for a"),
+        (
+            edited(madrid={"9": ("1" * 140_000, 0), "10": (1, 0)}),
+            r"priors.csv, line 4: field larger than field limit .*; look for a",
+        ),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, rows, message):
@@ -161,11 +193,17 @@ def test_tables_that_do_not_fit(tmp_path, rows, message):
     [
         ("", "expected the header client,set,CLASS,CLASS,...; got nothing"),
         ("a,b,c,d\n", "expected the header client,set,CLASS,CLASS,...; got a,b,c,d"),
-        ("client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n", "line 3: client 'berlin', set 'a' is there twice"),
+        (
+            "client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n",
+            "line 3: client 'berlin', set 'a' is there twice",
+        ),
         ('client,set,cat,dog\nberlin,"a\nb",1,0\n\nberlin,c,x,0\n', "line 5: 'x' is not a number"),
         ('client,set,"cat\n",dog\nberlin,"a\n\nb",1\n', "line 5: 3 cells, expected 4"),
         ("client,set,cat,cat\nberlin,a,1,0\n", "the header names a class twice: cat,cat"),
-        ("client;set;cat;dog\nberlin;a;1;0\n", "got client;set;cat;dog; separate the cells by commas, not semicolons"),
+        (
+            "client;set;cat;dog\nberlin;a;1;0\n",
+            "got client;set;cat;dog; separate the cells by commas, not semicolons",
+        ),
         ("client,set,cat,\nberlin,a,1,0\n", "column 4 of the header has no class name"),
     ],
 )
@@ -187,12 +225,24 @@ A = '"a": {"cat": 1, "dog": 0}'
         ("{}", ': expected {"CLIENT": .*; got nothing$'),
         ('{"berlin": 1}', ": expected .*; got 1 in client 'berlin'$"),
         ('{"berlin": {"a": [["cat", 1], ["dog", 0]]}}', ": expected .*; got .* in client 'berlin', set 'a'$"),
-        ('{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}', ": client 'berlin', set 'b' names dog; expected cat"),
+        (
+            '{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}',
+            ": client 'berlin', set 'b' names dog; expected cat",
+        ),
         (f'{{"berlin": {{{A}}}, "berlin": {{{A}}}}}', ": client 'berlin' is there twice$"),
         (f'{{"berlin": {{{A}, {A}}}}}', ": set 'a' is there twice in client 'berlin'$"),
-        ('{"berlin": {"a": {"cat": 1, "dog": 0, "cat": 0}}}', ": class 'cat' is there twice in client 'berlin', set 'a'$"),
-        (f'{{"berlin": {{"a": {{"cat": 1, "dog": {"1" * 400}}}}}}}', r", client 'berlin', set 'a': 1+...1+ is not a number in \[0, 1\]$"),
-        ('{"berlin": {"a": {"cat": null, "dog": 1}}}', r", client 'berlin', set 'a': None is not a number in \[0, 1\]$"),
+        (
+            '{"berlin": {"a": {"cat": 1, "dog": 0, "cat": 0}}}',
+            ": class 'cat' is there twice in client 'berlin', set 'a'$",
+        ),
+        (
+            f'{{"berlin": {{"a": {{"cat": 1, "dog": {"1" * 400}}}}}}}',
+            r", client 'berlin', set 'a': 1+...1+ is not a number in \[0, 1\]$",
+        ),
+        (
+            '{"berlin": {"a": {"cat": null, "dog": 1}}}',
+            r", client 'berlin', set 'a': None is not a number in \[0, 1\]$",
+        ),
     ],
 )
 def test_json_that_is_no_table(tmp_path, content, message):
@@ -205,18 +255,30 @@ def test_json_that_is_no_table(tmp_path, content, message):
     ("arrays", "message"),
     [
         ({"images": np.zeros((4, 12, 12), np.uint8)}, "madrid.npz holds images; expected images and set"),
-        ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)}, "client 'madrid': expected set as one name or integer per image"),
-        ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(3, int)}, "client 'madrid': 3 entries in set for 4 images"),
+        (
+            {"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)},
+            "client 'madrid': expected set as one name or integer per image",
+        ),
+        (
+            {"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(3, int)},
+            "client 'madrid': 3 entries in set for 4 images",
+        ),
         (
             {"images": np.zeros((4, 12, 12), int), "set": np.zeros(4, int)},
             "madrid.npz: images: expected images of uint8, uint16, or floats",
         ),
-        ({"images": np.uint8(0), "set": np.zeros(4, int)}, r"madrid.npz: images: expected images \[N, H, W\], .* got \[\]"),
+        (
+            {"images": np.uint8(0), "set": np.zeros(4, int)},
+            r"madrid.npz: images: expected images \[N, H, W\], .* got \[\]",
+        ),
         (
             {"images": np.zeros((2, 12, 12), np.uint8), "set": np.array([b"a", b"K\xf6ln"])},
             "client 'madrid': a name in set is not UTF-8 text .*; save the names as str",
         ),
-        ({"images": np.zeros((4, 9, 9), np.uint8), "set": np.array([9, 9, 10, 10])}, "set image_size to resize"),
+        (
+            {"images": np.zeros((4, 9, 9), np.uint8), "set": np.array([9, 9, 10, 10])},
+            "set image_size to resize",
+        ),
     ],
 )
 def test_files_of_a_client_that_are_refused(tmp_path, arrays, message):
@@ -247,7 +309,9 @@ def test_parts_that_are_missing_or_strange(tmp_path):
         build(tmp_path)
     write(tmp_path, server=())
     np.savez(tmp_path / "test.npz", images=np.zeros((4, 12, 12), np.uint8), labels=np.array([0, 1, 2, 0]))
-    with pytest.raises(UserError, match=r"labels must lie in \[0, 2\), the classes of the priors in their order"):
+    with pytest.raises(
+        UserError, match=r"labels must lie in \[0, 2\), the classes of the priors in their order"
+    ):
         build(tmp_path)
     np.savez(tmp_path / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
     with pytest.raises(UserError, match="has 1 test images for 2 clients"):
@@ -255,7 +319,10 @@ def test_parts_that_are_missing_or_strange(tmp_path):
     (tmp_path / "test.npz").unlink()
     (tmp_path / "test" / "bird").mkdir(parents=True)
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "test" / "bird" / "1.png")
-    message = r"class 'bird' of the folder .*test is not one of those of priors.csv \(cat, dog\); write it the same in both"
+    message = (
+        r"class 'bird' of the folder .*test is not one of those of priors.csv \(cat, dog\); write it the same"
+        r" in both"
+    )
     with pytest.raises(UserError, match=message):
         build(tmp_path)
 
@@ -276,11 +343,17 @@ def test_without_test_images_nothing_is_dealt(tmp_path):
 
 def test_doubts_name_sets_as_the_table_does(tmp_path):
     notes = build(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
-    assert any("set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5) have the same priors" in note for note in notes)
+    assert any(
+        "set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5) have the same priors" in note
+        for note in notes
+    )
 
 
 def test_a_path_that_is_not_there():
-    with pytest.raises(UserError, match=r"'sets' is none of .*digits.*give the path of your data, laid out as in docs/configuration.md"):
+    with pytest.raises(
+        UserError,
+        match=r"'sets' is none of .*digits.*give the path of your data, laid out as in docs/configuration.md",
+    ):
         build("sets")
 
 
@@ -303,7 +376,8 @@ def test_what_is_not_read_is_noted(tmp_path):
     assert not [note for note in build(root).notes if "passed over" in note]
     for name in ("priors.json", "clients/notes.txt", "clients/berlin/labels.csv", "test/readme.md"):
         (root / name).write_text("x")
-    np.savez(root / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))  # beside the folder test
+    # beside the folder test
+    np.savez(root / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
     (root / "labeled" / "emu").mkdir()
     notes = build(root).notes
     assert notes[:2] == (
@@ -322,7 +396,9 @@ def test_parts_that_are_misspelt_are_noted(tmp_path):
     assert load(fed)[0].test is None
     assert fed.server.validation is None
     paths = ", ".join(str(root / name) for name in ("Test", "test.old", "train.npz", "val"))
-    assert [note for note in fed.notes if "passed over" in note] == [f"passed over: {paths}; expected test, labeled or validation"]
+    assert [note for note in fed.notes if "passed over" in note] == [
+        f"passed over: {paths}; expected test, labeled or validation"
+    ]
 
 
 def test_one_class_is_no_task(tmp_path):
@@ -337,4 +413,6 @@ def test_classes_that_differ_in_case_only_are_noted(tmp_path):
     for part in ("labeled", "validation", "test"):
         (root / part / "dog").rename(root / part / "Cat")
     notes = build(root, priors="estimated").notes
-    assert "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere" in notes
+    assert (
+        "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere" in notes
+    )

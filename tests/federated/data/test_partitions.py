@@ -39,7 +39,10 @@ def dealt(made, scheme, seed=0, **keys):
 
 def matrix(made, deal):
     """Images ``[clients, classes]``, whatever the split."""
-    rows = [share.train if share.test is None else np.concatenate([share.train, share.test]) for share in deal.clients]
+    rows = [
+        share.train if share.test is None else np.concatenate([share.train, share.test])
+        for share in deal.clients
+    ]
     assert len(np.unique(np.concatenate(rows))) == sum(map(len, rows))  # nobody shares an image
     return np.array([np.bincount(made.labels[part], minlength=len(made.classes)) for part in rows])
 
@@ -67,7 +70,9 @@ def test_a_scheme_of_your_own(monkeypatch):
     assert [silo.name for silo in federation.silos] == ["half-0", "half-1"]
     assert federation.manifest["partition"] == {"scheme": "every-second"}
     assert labeled(clients=2, partition={"scheme": "every-second"}).digest == federation.digest
-    with pytest.raises(UserError, match=r"^key 'clients': partition 'every-second' makes 2; say so, or leave it out; got 5$"):
+    with pytest.raises(
+        UserError, match=r"^key 'clients': partition 'every-second' makes 2; say so, or leave it out; got 5$"
+    ):
         labeled(clients=5, partition={"scheme": "every-second"})
 
 
@@ -76,7 +81,10 @@ def test_the_example_of_contributing_deals(monkeypatch):
     text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     code = "@partition" + text.partition("```python\n@partition")[2].partition("```")[0]
     later = __future__.annotations.compiler_flag  # as in every file of the folder
-    exec(compile(code, "CONTRIBUTING.md", "exec", later), {**vars(classes), "__name__": "uefl.data.partitions.interleaved"})
+    exec(
+        compile(code, "CONTRIBUTING.md", "exec", later),
+        {**vars(classes), "__name__": "uefl.data.partitions.interleaved"},
+    )
     scheme = {"scheme": "interleaved", "skip": 100}
     for made, train, test in ((table(), 160, 40), (table(test=0), 200, None)):
         deal = dealt(made, scheme, clients=3)
@@ -90,7 +98,7 @@ def test_the_example_of_contributing_deals(monkeypatch):
     assert [len(silo.load().test) for silo in labeled(clients=2, partition=scheme).silos] == [10, 10]
 
 
-# --- Dirichlet -----------------------------------------------------------------------------------------------------
+# --- Dirichlet --------------------------------------------------------------------------------------------
 
 CONVENTIONS = ("over_clients", "over_classes", "over_classes_by_frequency")
 
@@ -117,7 +125,10 @@ def test_dirichlet_deals_everything_once_and_repeats_itself(convention, test):
 
 
 def test_over_clients_gives_unequal_sizes_and_every_client_an_image_per_class():
-    counts = matrix(table(), dealt(table(), {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}, clients=10))
+    counts = matrix(
+        table(),
+        dealt(table(), {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}, clients=10),
+    )
     sizes = counts.sum(1)
     assert sizes.min() >= 10
     assert sizes.max() > 1.3 * sizes.min()
@@ -134,7 +145,9 @@ def test_over_clients_gives_nothing_more_to_a_client_that_has_its_share():
 
 @pytest.mark.parametrize("convention", CONVENTIONS[1:])
 def test_over_classes_gives_equal_sizes(convention):
-    counts = matrix(table(), dealt(table(), {"scheme": "dirichlet", "convention": convention, "alpha": 0.3}, clients=10))
+    counts = matrix(
+        table(), dealt(table(), {"scheme": "dirichlet", "convention": convention, "alpha": 0.3}, clients=10)
+    )
     assert counts.sum(1).tolist() == [200] * 10
 
 
@@ -149,7 +162,9 @@ def test_frequency_makes_one_alpha_far_more_skewed():
 
     def skew(convention, alpha):
         scheme = {"scheme": "dirichlet", "convention": convention, "alpha": alpha}
-        return effective(matrix(made, dealt(made, scheme, clients=60, train_per_client=80, test_per_client=20)))
+        return effective(
+            matrix(made, dealt(made, scheme, clients=60, train_per_client=80, test_per_client=20))
+        )
 
     assert skew("over_classes", 100.0) > 9.0
     assert skew("over_classes", 0.1) < 0.6 * skew("over_classes", 1.0)
@@ -162,23 +177,38 @@ def test_frequency_makes_one_alpha_far_more_skewed():
 def test_shares_that_were_drawn_are_those_of_the_clients_where_no_class_runs_short():
     made = table(100_000, 0)
     counts = matrix(
-        made, dealt(made, {"scheme": "dirichlet", "convention": "over_classes", "alpha": 5.0}, clients=4, train_per_client=2000)
+        made,
+        dealt(
+            made,
+            {"scheme": "dirichlet", "convention": "over_classes", "alpha": 5.0},
+            clients=4,
+            train_per_client=2000,
+        ),
     )
     rng = p.generator(0)
     rng.permutation(made.train)
-    np.testing.assert_allclose(counts / counts.sum(1, keepdims=True), rng.dirichlet(np.full(10, 5.0), 4), atol=0.04)
+    np.testing.assert_allclose(
+        counts / counts.sum(1, keepdims=True), rng.dirichlet(np.full(10, 5.0), 4), atol=0.04
+    )
 
 
 def test_a_class_that_runs_short_is_replaced():
     made = table(1000, 0)
-    counts = matrix(made, dealt(made, {"scheme": "dirichlet", "convention": "over_classes", "alpha": 0.01}, clients=5))
+    counts = matrix(
+        made, dealt(made, {"scheme": "dirichlet", "convention": "over_classes", "alpha": 0.01}, clients=5)
+    )
     assert counts.sum(1).tolist() == [200] * 5
     np.testing.assert_array_equal(counts.sum(0), np.bincount(made.labels))
 
 
 def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
     monkeypatch.setattr(dirichlet, "_ATTEMPTS", 20)
-    with pytest.raises(UserError, match=r"key 'alpha': 20 draws with alpha = 0.001 left a client with fewer than 10 images; raise alpha"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"key 'alpha': 20 draws with alpha = 0.001 left a client with fewer than 10 images; raise alpha"
+        ),
+    ):
         dealt(
             table(),
             {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.001},
@@ -186,34 +216,58 @@ def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
             train_per_client=30,
             test_per_client=10,
         )
-    with pytest.raises(UserError, match="50 images are too few for 10 clients with 10 each, as many as there are classes"):
-        dealt(table(), {"scheme": "dirichlet", "convention": "over_clients"}, clients=10, train_per_client=4, test_per_client=1)
+    with pytest.raises(
+        UserError, match="50 images are too few for 10 clients with 10 each, as many as there are classes"
+    ):
+        dealt(
+            table(),
+            {"scheme": "dirichlet", "convention": "over_clients"},
+            clients=10,
+            train_per_client=4,
+            test_per_client=1,
+        )
     with pytest.raises(UserError, match="need 3000 images, made has 2500; lower one of the three"):
         dealt(table(), {"scheme": "dirichlet", "convention": "over_classes"}, clients=15)
 
 
 def test_dirichlet_is_turned_and_may_have_clients_of_one_class():
-    scheme = {"scheme": "dirichlet", "convention": "over_classes_by_frequency", "alpha": 0.1, "angles": [0, 15, 30]}
+    scheme = {
+        "scheme": "dirichlet",
+        "convention": "over_classes_by_frequency",
+        "alpha": 0.1,
+        "angles": [0, 15, 30],
+    }
     federation = labeled(partition=scheme, train_per_client=100, test_per_client=50)
     entries = federation.manifest["silos"]
     assert [entry.get("angle", 0.0) for entry in entries.values()] == [0.0, 15.0, 30.0]
-    counts = np.array([entry["train"]["images_of_class"] for entry in entries.values()])  # realised, for the reader
+    # realised, for the reader
+    counts = np.array([entry["train"]["images_of_class"] for entry in entries.values()])
     labels = [silo.train.labels.bincount(minlength=10).tolist() for silo in load(federation)]
     assert counts.tolist() == labels
     assert any("has no training image of class" in note for note in federation.notes)
     assert (counts > 0).sum(1).min() < 5
 
 
-# --- classes per client --------------------------------------------------------------------------------------------
+# --- classes per client -----------------------------------------------------------------------------------
 
 
 def test_classes_per_client_are_consecutive_and_in_equal_numbers():
     made = table(4000, 1000)
-    counts = matrix(made, dealt(made, {"scheme": "classes", "per_client": 2}, clients=5, train_per_client=150, test_per_client=51))
+    counts = matrix(
+        made,
+        dealt(
+            made, {"scheme": "classes", "per_client": 2}, clients=5, train_per_client=150, test_per_client=51
+        ),
+    )
     for c, row in enumerate(counts):
         assert np.flatnonzero(row).tolist() == [2 * c, 2 * c + 1]
         assert sorted(row[row > 0]) == [100, 101]
-    wide = matrix(made, dealt(made, {"scheme": "classes", "per_client": 5}, clients=20, train_per_client=80, test_per_client=20))
+    wide = matrix(
+        made,
+        dealt(
+            made, {"scheme": "classes", "per_client": 5}, clients=20, train_per_client=80, test_per_client=20
+        ),
+    )
     assert ((wide > 0).sum(1) == 5).all()
     assert ((wide > 0).sum(0) == 10).all()  # every class is with as many clients
 
@@ -221,8 +275,16 @@ def test_classes_per_client_are_consecutive_and_in_equal_numbers():
 def test_classes_per_client_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="key 'per_client': expected at most 10, the classes of made; got 11"):
         dealt(table(), {"scheme": "classes", "per_client": 11}, clients=2)
-    with pytest.raises(UserError, match=r"1 clients with 1 classes each need 400 images of class '0', made has \d+; lower"):
-        dealt(table(), {"scheme": "classes", "per_client": 1}, clients=1, train_per_client=390, test_per_client=10)
+    with pytest.raises(
+        UserError, match=r"1 clients with 1 classes each need 400 images of class '0', made has \d+; lower"
+    ):
+        dealt(
+            table(),
+            {"scheme": "classes", "per_client": 1},
+            clients=1,
+            train_per_client=390,
+            test_per_client=10,
+        )
 
 
 def test_one_class_per_client_trains():
@@ -232,7 +294,7 @@ def test_one_class_per_client_trains():
         assert silo.test.labels.unique().tolist() == [k]
 
 
-# --- domains -------------------------------------------------------------------------------------------------------
+# --- domains ----------------------------------------------------------------------------------------------
 
 
 def test_the_domain_left_out_is_measured_only():
@@ -267,13 +329,19 @@ def test_so_many_images_of_each_domain():
     (unseen,) = deal.unseen
     assert {len(share.train) + len(share.test) for share in deal.clients} == {len(unseen.test)} == {200}
     assert all(len(share.train) > len(share.test) > 0 for share in deal.clients)
-    rows = np.concatenate([unseen.test, *(part for share in deal.clients for part in (share.train, share.test))])
+    rows = np.concatenate(
+        [unseen.test, *(part for share in deal.clients for part in (share.train, share.test))]
+    )
     assert len(set(rows)) == 1200
     assert all((made.group_of[share.train] == int(share.name[-1])).all() for share in deal.clients)
-    assert all(set(share.train) <= set(made.train) and set(share.test) <= set(made.test) for share in deal.clients)
+    assert all(
+        set(share.train) <= set(made.train) and set(share.test) <= set(made.test) for share in deal.clients
+    )
     spread = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200}, clients=10)
     assert {len(share.train) + len(share.test) for share in spread.clients} <= set(range(98, 103))
-    whole = dealt(table(6000, 0, groups=6), {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200})
+    whole = dealt(
+        table(6000, 0, groups=6), {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200}
+    )
     assert [(len(share.train), share.test) for share in whole.clients] == 5 * [(200, None)]
     everything = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 9999})
     assert len(everything.unseen[0].test) == 1100
@@ -282,8 +350,16 @@ def test_so_many_images_of_each_domain():
 @pytest.mark.parametrize(
     ("scheme", "keys", "message"),
     [
-        ({"domain": "domain-9"}, {}, r"'domain-9' is no domain of made \(did you mean 'domain-\d'\?\); it has domain-0, domain-1"),
-        ({"domain": "domain-1"}, {"clients": 7}, "key 'clients': expected a multiple of the 5 domains that are trained on; got 7"),
+        (
+            {"domain": "domain-9"},
+            {},
+            r"'domain-9' is no domain of made \(did you mean 'domain-\d'\?\); it has domain-0, domain-1",
+        ),
+        (
+            {"domain": "domain-1"},
+            {"clients": 7},
+            "key 'clients': expected a multiple of the 5 domains that are trained on; got 7",
+        ),
     ],
 )
 def test_domains_that_are_refused(scheme, keys, message):
@@ -292,17 +368,27 @@ def test_domains_that_are_refused(scheme, keys, message):
 
 
 def test_a_single_domain_cannot_be_left_out():
-    with pytest.raises(UserError, match="made has one domain, 'domain-0'; leaving it out leaves nothing to train on"):
+    with pytest.raises(
+        UserError, match="made has one domain, 'domain-0'; leaving it out leaves nothing to train on"
+    ):
         dealt(table(groups=1, test=0), {"scheme": "leave_one_out", "domain": "domain-0"})
 
 
 def test_an_own_silo_is_left_out_with_its_own_test_split(make_npz):
     path = make_npz(test=np.arange(40) % 5 == 0)
-    federation = build(Data(source=str(path), partition={"scheme": "leave_one_out", "domain": "north"}), kind="labeled", seed=0)
+    federation = build(
+        Data(source=str(path), partition={"scheme": "leave_one_out", "domain": "north"}),
+        kind="labeled",
+        seed=0,
+    )
     assert [silo.name for silo in federation.silos] == ["south"]
     (north,) = federation.unseen
     data = north.load()
-    assert (north.sizes.train, north.sizes.holdout, north.sizes.test) == (len(data.train), len(data.holdout), len(data.test)) == (0, 0, 20)
+    assert (
+        (north.sizes.train, north.sizes.holdout, north.sizes.test)
+        == (len(data.train), len(data.holdout), len(data.test))
+        == (0, 0, 20)
+    )
     assert data.train.images.shape == (0, 1, 6, 6)
     assert list(federation.manifest["unseen"]) == ["north"]
     assert list(federation.manifest["unseen"]["north"]) == ["test"]
@@ -314,13 +400,21 @@ def test_an_own_silo_is_left_out_with_its_own_test_split(make_npz):
 @pytest.mark.data
 def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
     scheme = {"scheme": "leave_one_out", "domain": "rotated-75"}
-    federation = labeled("rotated_mnist", partition=scheme, clients=50, train_per_client=9, test_per_client=1, data_root=data_root)
+    federation = labeled(
+        "rotated_mnist",
+        partition=scheme,
+        clients=50,
+        train_per_client=9,
+        test_per_client=1,
+        data_root=data_root,
+    )
     assert len(federation.silos) == 50
     assert federation.unseen[0].sizes.test == 11666
-    assert all(abs(silo.sizes.train + silo.sizes.holdout - 1050) <= 1 for silo in federation.silos)  # as in the published protocol
+    # as in the published protocol
+    assert all(abs(silo.sizes.train + silo.sizes.holdout - 1050) <= 1 for silo in federation.silos)
 
 
-# --- what a partition returns ------------------------------------------------------------------------------------------
+# --- what a partition returns -----------------------------------------------------------------------------
 
 
 ROWS = np.arange(60)
@@ -336,10 +430,18 @@ ROWS = np.arange(60)
             ValueError,
             r"test images of 'a': positions -40 to -31; expected 0 to 59, there are 60",
         ),
-        (Deal((Share("a", ROWS[:20] + 50, ROWS[20:30]),)), ValueError, "training images of 'a': positions 50 to 69; expected 0 to 59"),
+        (
+            Deal((Share("a", ROWS[:20] + 50, ROWS[20:30]),)),
+            ValueError,
+            "training images of 'a': positions 50 to 69; expected 0 to 59",
+        ),
         (Deal((Share("a", [0, 1], ROWS[20:30]),)), TypeError, r"a NumPy array \[n\] of int64; got list"),
         (Deal((Share("a", ROWS < 20, ROWS[20:30]),)), TypeError, r"of int64; got bool \[60\]"),
-        (Deal((Share("a", ROWS[:20], ROWS[20:30]),), (Share("b", ROWS[40:], ROWS[30:40]),)), ValueError, "'b' is measured only"),
+        (
+            Deal((Share("a", ROWS[:20], ROWS[20:30]),), (Share("b", ROWS[40:], ROWS[30:40]),)),
+            ValueError,
+            "'b' is measured only",
+        ),
     ],
 )
 def test_a_deal_that_cannot_be_read_is_refused(deal, error, message):

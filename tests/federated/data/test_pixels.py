@@ -42,7 +42,8 @@ def transparent_palette():
     return image, {"transparency": 0}
 
 
-# name: an image, or an image and how to save it; the suffix; the pixels [H, W(, 3)] that are right; the kind that is noted
+# name: an image, or an image and how to save it; the suffix; the pixels [H, W(, 3)] that are right; the kind
+# that is noted
 CASES = {
     "grey": (Image.fromarray(GREY), "png", GREY, None),
     "color": (Image.fromarray(COLOR), "png", COLOR, None),
@@ -68,7 +69,12 @@ CASES = {
     "upside-down": (rotated(Image.fromarray(COLOR), 3), "png", COLOR[::-1, ::-1], "EXIF"),
     "mirrored": (rotated(Image.fromarray(COLOR), 2), "png", COLOR[:, ::-1], "EXIF"),
     "on-its-side": (rotated(Image.fromarray(COLOR.swapaxes(0, 1)), 5), "png", COLOR, "EXIF"),
-    "pages": ((Image.fromarray(COLOR), {"save_all": True, "append_images": [Image.fromarray(GREY)]}), "tiff", COLOR, "several frames"),
+    "pages": (
+        (Image.fromarray(COLOR), {"save_all": True, "append_images": [Image.fromarray(GREY)]}),
+        "tiff",
+        COLOR,
+        "several frames",
+    ),
 }
 
 
@@ -89,12 +95,18 @@ def folder(tmp_path, case):
 
 
 def everything(federation):
-    return torch.cat([split.images for silo in load(federation) for split in (silo.train, silo.holdout, silo.test)])
+    return torch.cat(
+        [split.images for silo in load(federation) for split in (silo.train, silo.holdout, silo.test)]
+    )
 
 
 def expected(pixels):
     pixels = np.asarray(pixels, np.uint8)
-    return torch.from_numpy(pixels.copy()).expand(3, -1, -1) if pixels.ndim == 2 else torch.from_numpy(pixels.copy()).movedim(2, 0)
+    return (
+        torch.from_numpy(pixels.copy()).expand(3, -1, -1)
+        if pixels.ndim == 2
+        else torch.from_numpy(pixels.copy()).movedim(2, 0)
+    )
 
 
 def has(images, pixels):
@@ -109,7 +121,11 @@ def test_a_file(tmp_path, case):
         federation = labeled(folder(tmp_path, case))
     assert has(everything(federation), pixels)
     notes = [note for note in federation.notes if "of 13 images" in note]
-    assert (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0]) if kind else not notes
+    assert (
+        (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0])
+        if kind
+        else not notes
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -117,10 +133,16 @@ def test_a_dataset_of_pil_images_gives_what_the_files_give(tmp_path, case):
     image, suffix, pixels, kind = CASES[case]
     write(tmp_path / f"special.{suffix}", image)
     plain = [(Image.fromarray(COLOR + i), i % 2) for i in range(12)]
-    federation = from_arrays({"a": ([*plain, (Image.open(tmp_path / f"special.{suffix}"), np.int64(1))], None)})
+    federation = from_arrays(
+        {"a": ([*plain, (Image.open(tmp_path / f"special.{suffix}"), np.int64(1))], None)}
+    )
     assert has(everything(federation), pixels)
     notes = [note for note in federation.notes if "of 13 images" in note]
-    assert (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0]) if kind else not notes
+    assert (
+        (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0])
+        if kind
+        else not notes
+    )
 
 
 IMAGES = RNG.integers(0, 256, (24, 8, 6, 3), dtype=np.uint8)
@@ -150,7 +172,9 @@ def test_arrays_of_every_form(tmp_path, form, way):
     if way == "arrays":
         federation = from_arrays({"a": ((images, LABELS), None)})
     elif way == "dataset":
-        federation = from_arrays({"a": ([(image, int(label)) for image, label in zip(images, LABELS, strict=True)], None)})
+        federation = from_arrays(
+            {"a": ([(image, int(label)) for image, label in zip(images, LABELS, strict=True)], None)}
+        )
     else:
         array = images.detach().numpy() if isinstance(images, torch.Tensor) else images
         np.savez(tmp_path / "silos.npz", images=array, labels=LABELS, silo=np.zeros(24, int))
@@ -158,7 +182,11 @@ def test_arrays_of_every_form(tmp_path, form, way):
     read, right = everything(federation), torch.from_numpy(IMAGES).movedim(3, 1)
     assert sorted(map(bytes, read.flatten(1).numpy())) == sorted(map(bytes, right.flatten(1).numpy()))
     notes = [note for note in federation.notes if "of 24 images" in note]
-    assert (len(notes) == 1 and notes[0].startswith("24 of 24 images") and kind in notes[0]) if kind else not notes
+    assert (
+        (len(notes) == 1 and notes[0].startswith("24 of 24 images") and kind in notes[0])
+        if kind
+        else not notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +211,19 @@ def test_labels_of_every_form(labels):
     assert sum(np.array(part["images_of_class"]) for part in entry.values()).tolist() == [8, 8, 8]
 
 
-NO_INTEGERS = [1.0, 1.5, True, np.float32(1), np.bool_(True), "1", None, [1], torch.tensor(1.0), torch.tensor(True), float("nan")]
+NO_INTEGERS = [
+    1.0,
+    1.5,
+    True,
+    np.float32(1),
+    np.bool_(True),
+    "1",
+    None,
+    [1],
+    torch.tensor(1.0),
+    torch.tensor(True),
+    float("nan"),
+]
 
 
 @pytest.mark.parametrize("label", NO_INTEGERS, ids=repr)
@@ -196,7 +236,15 @@ def test_a_label_that_is_no_integer_is_refused(label):
 
 
 @pytest.mark.parametrize(
-    "labels", [LABELS * 1.0, LABELS > 1, LABELS.astype(str), np.array(list("abc"))[LABELS], LABELS[:, None], LABELS.astype(object) / 2]
+    "labels",
+    [
+        LABELS * 1.0,
+        LABELS > 1,
+        LABELS.astype(str),
+        np.array(list("abc"))[LABELS],
+        LABELS[:, None],
+        LABELS.astype(object) / 2,
+    ],
 )
 def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
     with pytest.raises(UserError, match="a/train: expected labels as 24 integers"):
@@ -233,7 +281,9 @@ def test_halves_are_rounded_as_their_value_says():
 def test_hidden_colors_do_not_matter():
     """Images whose visible pixels are alike are alike."""
     hidden = np.dstack([np.where(ALPHA[..., None] > 0, COLOR, 240), ALPHA])
-    shown = [pixels_of(Image.fromarray(array.astype(np.uint8))) for array in (np.dstack([COLOR, ALPHA]), hidden)]
+    shown = [
+        pixels_of(Image.fromarray(array.astype(np.uint8))) for array in (np.dstack([COLOR, ALPHA]), hidden)
+    ]
     assert torch.equal(*shown)
 
 
@@ -254,7 +304,9 @@ def test_all_damaged_files_are_named(tmp_path):
     (root / "b/cat/gone.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(UserError, match="cannot read 4 images") as error:
         labeled(root)
-    assert all(str(path) in str(error.value) for path in [*cut, root / "b/cat/0.png", root / "b/cat/gone.png"])
+    assert all(
+        str(path) in str(error.value) for path in [*cut, root / "b/cat/0.png", root / "b/cat/gone.png"]
+    )
     assert "\n" not in str(error.value)
 
 

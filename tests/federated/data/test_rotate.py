@@ -12,7 +12,8 @@ def random_images(*shape):
 
 
 def by_definition(image, degrees, center):
-    """Bilinear sampling of one channel [H, W] at each pixel turned back about ``center`` (x, y), in float64."""
+    """Bilinear sampling of one channel [H, W] at each pixel turned back about ``center`` (x, y), in
+    float64."""
     height, width = image.shape
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     padded = torch.zeros(height + 2, width + 2, dtype=torch.float64)  # black outside
@@ -28,7 +29,9 @@ def by_definition(image, degrees, center):
             x0, y0 = math.floor(sx), math.floor(sy)
             fx, fy = sx - x0, sy - y0
             square = padded[y0 + 1 : y0 + 3, x0 + 1 : x0 + 3]
-            weight = torch.tensor([[(1 - fy) * (1 - fx), (1 - fy) * fx], [fy * (1 - fx), fy * fx]], dtype=torch.float64)
+            weight = torch.tensor(
+                [[(1 - fy) * (1 - fx), (1 - fy) * fx], [fy * (1 - fx), fy * fx]], dtype=torch.float64
+            )
             out[y, x] = (square * weight).sum()
     return out
 

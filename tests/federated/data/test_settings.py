@@ -13,7 +13,12 @@ def test_every_key_has_a_description_of_one_line():
 
 
 def test_a_table_goes_there_and_back():
-    table = {"source": "mnist", "clients": 5, "partition": {"scheme": "imbalanced", "clients_per_angle": [3, 1, 1]}, "image_size": 32}
+    table = {
+        "source": "mnist",
+        "clients": 5,
+        "partition": {"scheme": "imbalanced", "clients_per_angle": [3, 1, 1]},
+        "image_size": 32,
+    }
     data = Data.model_validate(table)
     assert Data.model_validate(data.table()) == data
     assert data.table()["partition"] == {
@@ -36,12 +41,21 @@ def test_a_table_goes_there_and_back():
         ({"source": ""}, "at least 1 character"),
         ({"sauce": "mnist"}, "Extra inputs are not permitted"),
         ({"normalize": "standart"}, "'standard', 'imagenet', 'centred' or 'raw'"),
-        ({"partition": {"scheme": "rotation"}}, r"'rotation' is no partition \(did you mean 'rotations'\?\); there are classes, dirichlet"),
-        ({"partition": {"angles": [1]}}, "give the name of a partition as scheme; there are classes, dirichlet"),
+        (
+            {"partition": {"scheme": "rotation"}},
+            r"'rotation' is no partition \(did you mean 'rotations'\?\); there are classes, dirichlet",
+        ),
+        (
+            {"partition": {"angles": [1]}},
+            "give the name of a partition as scheme; there are classes, dirichlet",
+        ),
         ({"partition": {"scheme": "rotations", "angels": [1]}}, "angels"),
         ({"partition": {"scheme": "rotations", "angles": [float("inf")]}}, "finite number"),
         ({"partition": {"scheme": "dirichlet"}}, "convention"),
-        ({"partition": {"scheme": "imbalanced", "angles": [0.0]}}, "expected one number of clients per angle: 1 angles, 3 numbers"),
+        (
+            {"partition": {"scheme": "imbalanced", "angles": [0.0]}},
+            "expected one number of clients per angle: 1 angles, 3 numbers",
+        ),
         ({"legacy_holdout": True, "holdout": 0.2}, "holdout: leave it out with legacy_holdout = true"),
     ],
 )

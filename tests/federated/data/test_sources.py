@@ -1,4 +1,5 @@
-"""Data sets by name: read from small files of the published formats, and from the real ones where they are."""
+"""Data sets by name: read from small files of the published formats, and from the real ones where they
+are."""
 
 import gzip
 from pathlib import Path
@@ -18,7 +19,11 @@ from .common import both, labeled, load, split_of
 
 def test_every_module_of_the_folder_is_found_by_its_name():
     folder = Path(__file__).parents[3] / "uefl" / "data" / "sources"
-    modules = {path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base") and not path.stem.startswith("own_")}
+    modules = {
+        path.stem
+        for path in folder.glob("*.py")
+        if path.stem not in ("__init__", "base") and not path.stem.startswith("own_")
+    }
     assert set(SOURCES) == modules
 
 
@@ -28,7 +33,9 @@ def test_a_source_of_your_own_is_registered_under_its_name(monkeypatch):
     assert labeled("mine", clients=2).digest == labeled("digits", clients=2).digest
     with pytest.raises(ValueError, match="the data set 'mine' is registered already; choose another name"):
         source("mine")(lambda root: SOURCES["digits"](root))
-    with pytest.raises(ValueError, match=r"'digit' is no data set \(did you mean 'digits'\?\); there are arrays, cifar10, "):
+    with pytest.raises(
+        ValueError, match=r"'digit' is no data set \(did you mean 'digits'\?\); there are arrays, cifar10, "
+    ):
         SOURCES["digit"]
 
 
@@ -37,14 +44,25 @@ PIXELS = torch.zeros(6, 1, 4, 4, dtype=torch.uint8)
 
 def made(pixels=PIXELS, labels=None, classes=("0", "1"), train=None, test=None):
     rows = np.arange(6)
-    return Table("mine", in_memory(pixels), rows % 2 if labels is None else labels, classes, rows if train is None else train, test)
+    return Table(
+        "mine",
+        in_memory(pixels),
+        rows % 2 if labels is None else labels,
+        classes,
+        rows if train is None else train,
+        test,
+    )
 
 
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
         (lambda: None, TypeError, "source 'mine': expected a Table, got NoneType"),
-        (lambda: made(PIXELS.numpy()), TypeError, r"expected pixels as a torch tensor \[N, C, H, W\] of uint8; got a NumPy array of uint8"),
+        (
+            lambda: made(PIXELS.numpy()),
+            TypeError,
+            r"expected pixels as a torch tensor \[N, C, H, W\] of uint8; got a NumPy array of uint8",
+        ),
         (lambda: made(PIXELS.float()), TypeError, r"of uint8; got torch.float32 \[6, 1, 4, 4\]"),
         (lambda: made(PIXELS[:, 0]), TypeError, r"of uint8; got torch.uint8 \[6, 4, 4\]"),
         (
@@ -57,7 +75,11 @@ def made(pixels=PIXELS, labels=None, classes=("0", "1"), train=None, test=None):
         (lambda: made(labels=np.arange(6) % 3), ValueError, "source 'mine': labels 0 to 2; expected 0 to 1"),
         (lambda: made(classes=(0, 1)), TypeError, "names of the classes as a tuple of texts"),
         (lambda: made(train=[0, 1, 2]), TypeError, "source 'mine': train: expected positions of images"),
-        (lambda: made(test=np.array([6])), ValueError, "source 'mine': test: positions 6 to 6; expected 0 to 5"),
+        (
+            lambda: made(test=np.array([6])),
+            ValueError,
+            "source 'mine': test: positions 6 to 6; expected 0 to 5",
+        ),
     ],
 )
 def test_a_source_that_returns_no_whole_table_is_told_what_is_wrong(monkeypatch, table, error, message):
@@ -82,7 +104,7 @@ def test_digits_are_the_embedded_ones_in_a_fixed_order():
     np.testing.assert_array_equal(table.labels, labels)  # rows are positions in the file
 
 
-# --- MNIST and its relatives ---------------------------------------------------------------------------------------
+# --- MNIST and its relatives ------------------------------------------------------------------------------
 
 
 def test_idx_files_are_read_in_file_order_from_a_folder_that_is_not_written_to(idx_root):
@@ -106,32 +128,77 @@ def test_unpacked_idx_files_are_read_too(idx_root):
 
 def test_a_file_that_is_absent_among_others_is_named(idx_root):
     (idx_root / "MNIST/raw/train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(UserError, match=r"no .*MNIST/raw/train-labels-idx1-ubyte.gz: run torchvision.datasets.MNIST\(ROOT, download=True"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"no .*MNIST/raw/train-labels-idx1-ubyte.gz: run torchvision.datasets.MNIST\(ROOT, download=True"
+        ),
+    ):
         SOURCES["mnist"](idx_root)
 
 
 @pytest.mark.parametrize(
     ("name", "there", "message"),
     [
-        ("mnist", False, r"MNIST needs a data root.*: run torchvision.datasets.MNIST\(ROOT, download=True\) and give that ROOT"),
-        ("fashion_mnist", True, r"no fashion_mnist in .*: run torchvision.datasets.FashionMNIST.* an .npz named fashion_mnist\*.npz with"),
-        ("rotated_mnist", True, r"no mnist in .*: run torchvision.datasets.MNIST.*, or put there an .npz named mnist\*.npz"),
+        (
+            "mnist",
+            False,
+            (
+                r"MNIST needs a data root.*: run torchvision.datasets.MNIST\(ROOT, download=True\) and give"
+                r" that ROOT"
+            ),
+        ),
+        (
+            "fashion_mnist",
+            True,
+            (
+                r"no fashion_mnist in .*: run torchvision.datasets.FashionMNIST.* an .npz named"
+                r" fashion_mnist\*.npz with"
+            ),
+        ),
+        (
+            "rotated_mnist",
+            True,
+            r"no mnist in .*: run torchvision.datasets.MNIST.*, or put there an .npz named mnist\*.npz",
+        ),
         ("emnist_letters", False, "EMNIST needs a data root"),
         (
             "emnist_letters",
             True,
-            r'no emnist_letters in .*: run torchvision.datasets.EMNIST\(ROOT, "letters", download=True.*emnist_letters\*.npz',
+            (
+                r'no emnist_letters in .*: run torchvision.datasets.EMNIST\(ROOT, "letters",'
+                r" download=True.*emnist_letters\*.npz"
+            ),
         ),
-        ("cifar10", False, r"CIFAR10 needs a data root.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)"),
+        (
+            "cifar10",
+            False,
+            r"CIFAR10 needs a data root.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)",
+        ),
         (
             "cifar10",
             True,
             r"no cifar10 in .*: run torchvision.datasets.CIFAR10.*, or put there an .npz named cifar10\*.npz",
         ),
-        ("cifar100", True, r"no cifar100 in .*: run torchvision.datasets.CIFAR100.*cifar100\*.npz with x_train, y_train, x_test, y_test"),
-        ("gtsrb", False, 'GTSRB needs a data root.*: run torchvision.datasets.GTSRB.* for the splits "train" and "test"'),
+        (
+            "cifar100",
+            True,
+            (
+                r"no cifar100 in .*: run torchvision.datasets.CIFAR100.*cifar100\*.npz with x_train, y_train,"
+                r" x_test, y_test"
+            ),
+        ),
+        (
+            "gtsrb",
+            False,
+            'GTSRB needs a data root.*: run torchvision.datasets.GTSRB.* for the splits "train" and "test"',
+        ),
         ("gtsrb", True, r"no gtsrb in .*gtsrb\*.npz"),
-        ("pacs", False, r"PACS needs a data root.*: expected ROOT/pacs\*/DOMAIN/CLASS/image.jpg or ROOT/pacs\*.tar"),
+        (
+            "pacs",
+            False,
+            r"PACS needs a data root.*: expected ROOT/pacs\*/DOMAIN/CLASS/image.jpg or ROOT/pacs\*.tar",
+        ),
         ("pacs", True, "holds no PACS: expected ROOT/pacs"),
     ],
 )
@@ -199,7 +266,10 @@ def test_emnist_letters_stand_upright_and_count_from_zero(tmp_path):
     for part, count in (("train", 52), ("test", 26)):
         images = stored[part] = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = np.sort(np.arange(count) % 26).astype(np.uint8) + 1
-        for what, magic, shape, array in (("images-idx3", 0x803, images.shape, images), ("labels-idx1", 0x801, labels.shape, labels)):
+        for what, magic, shape, array in (
+            ("images-idx3", 0x803, images.shape, images),
+            ("labels-idx1", 0x801, labels.shape, labels),
+        ):
             header = np.array([magic, *shape], ">i4").tobytes()
             (raw / f"emnist-letters-{part}-{what}-ubyte").write_bytes(header + array.tobytes())
     table = SOURCES["emnist_letters"](tmp_path)
@@ -215,12 +285,28 @@ def test_emnist_letters_stand_upright_and_count_from_zero(tmp_path):
 
 def test_rotated_mnist_is_six_domains_that_share_no_image(idx_root):
     table = SOURCES["rotated_mnist"](idx_root)
-    assert table.groups == ("rotated-00", "rotated-15", "rotated-30", "rotated-45", "rotated-60", "rotated-75")
+    assert table.groups == (
+        "rotated-00",
+        "rotated-15",
+        "rotated-30",
+        "rotated-45",
+        "rotated-60",
+        "rotated-75",
+    )
     parts = [table.of_group(group)[0] for group in table.groups]
     assert [len(part) for part in parts] == [10] * 6
     assert sorted(np.concatenate(parts)) == list(range(60))
-    federation = labeled("rotated_mnist", data_root=idx_root, train_per_client=9, test_per_client=1, holdout=0.2)
-    assert [entry.get("angle", 0.0) for entry in federation.manifest["silos"].values()] == [0.0, 15.0, 30.0, 45.0, 60.0, 75.0]
+    federation = labeled(
+        "rotated_mnist", data_root=idx_root, train_per_client=9, test_per_client=1, holdout=0.2
+    )
+    assert [entry.get("angle", 0.0) for entry in federation.manifest["silos"].values()] == [
+        0.0,
+        15.0,
+        30.0,
+        45.0,
+        60.0,
+        75.0,
+    ]
     from uefl.data.rotate import rotate
 
     upright = SOURCES["mnist"](idx_root).images
@@ -238,7 +324,8 @@ def test_real_idx_files_agree_with_torchvision(data_root, tmp_path, name):
         (tmp_path / name / "raw" / path.name).symlink_to(path)
     table = SOURCES[{"MNIST": "mnist", "FashionMNIST": "fashion_mnist"}[name]](data_root)
     for split, train in zip(both(table), (True, False), strict=True):
-        theirs = getattr(torchvision.datasets, name)(tmp_path, train=train, download=True)  # the files are there: unpacked, not downloaded
+        # the files are there: unpacked, not downloaded
+        theirs = getattr(torchvision.datasets, name)(tmp_path, train=train, download=True)
         assert torch.equal(split.images[:, 0], theirs.data)
         assert torch.equal(split.labels, theirs.targets)
     if name == "FashionMNIST":

@@ -1,4 +1,5 @@
-"""Data sets of colour images: CIFAR, GTSRB and PACS, read from small files of the published formats, or from one .npz."""
+"""Data sets of colour images: CIFAR, GTSRB and PACS, read from small files of the published formats, or from
+one .npz."""
 
 import io
 import pickle
@@ -22,8 +23,13 @@ def test_cifar10_is_read_in_file_order_with_its_channels_first(cifar_root):
     assert (train.images.shape, test.images.shape) == ((200, 3, 32, 32), (40, 3, 32, 32))
     assert (train.images.dtype, train.labels.dtype) == (torch.uint8, torch.int64)
     assert train.images.is_contiguous()
-    stored = [pickle.loads((cifar_root / "cifar-10-batches-py" / f"data_batch_{i}").read_bytes()) for i in range(1, 6)]
-    np.testing.assert_array_equal(train.images.flatten(1).numpy(), np.concatenate([part["data"] for part in stored]))
+    stored = [
+        pickle.loads((cifar_root / "cifar-10-batches-py" / f"data_batch_{i}").read_bytes())
+        for i in range(1, 6)
+    ]
+    np.testing.assert_array_equal(
+        train.images.flatten(1).numpy(), np.concatenate([part["data"] for part in stored])
+    )
     assert train.labels.tolist() == [label for part in stored for label in part["labels"]]
     assert test.labels.tolist() == [i % 10 for i in range(40)]
     assert table.classes[:4] == ("airplane", "automobile", "bird", "cat")
@@ -32,7 +38,10 @@ def test_cifar10_is_read_in_file_order_with_its_channels_first(cifar_root):
 def test_cifar10_that_is_not_the_published_one_is_not_unpickled(cifar_root, monkeypatch):
     (cifar_root / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps([1]))
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("unpickled"))
-    with pytest.raises(UserError, match=r"no cifar10 in .*corrupted.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)"):
+    with pytest.raises(
+        UserError,
+        match=r"no cifar10 in .*corrupted.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)",
+    ):
         SOURCES["cifar10"](cifar_root)
 
 
@@ -50,11 +59,17 @@ def test_cifar100_is_read_through_torchvision(tmp_path, monkeypatch):
         return hashlib.md5(data).hexdigest()
 
     names = [f"thing-{k}" for k in range(100)]
-    monkeypatch.setattr(CIFAR100, "meta", CIFAR100.meta | {"md5": store(CIFAR100.meta["filename"], {"fine_label_names": names})})
+    monkeypatch.setattr(
+        CIFAR100,
+        "meta",
+        CIFAR100.meta | {"md5": store(CIFAR100.meta["filename"], {"fine_label_names": names})},
+    )
     pixels = np.random.default_rng(0).integers(0, 256, (120, 3072), dtype=np.uint8)
     for part, rows in (("train", slice(0, 100)), ("test", slice(100, 120))):
         labels = list(range(100))[: len(pixels[rows])]
-        monkeypatch.setattr(CIFAR100, f"{part}_list", [[part, store(part, {"data": pixels[rows], "fine_labels": labels})]])
+        monkeypatch.setattr(
+            CIFAR100, f"{part}_list", [[part, store(part, {"data": pixels[rows], "fine_labels": labels})]]
+        )
     table = SOURCES["cifar100"](tmp_path)
     train, test = both(table)
     assert table.classes == tuple(names)
@@ -70,18 +85,33 @@ def npz_pool(path, classes, size=8, count=60):
 
 
 @pytest.mark.parametrize(
-    ("name", "classes"), [("cifar10", 10), ("cifar100", 20), ("gtsrb", 43), ("mnist", 10), ("fashion_mnist", 10), ("emnist_letters", 26)]
+    ("name", "classes"),
+    [
+        ("cifar10", 10),
+        ("cifar100", 20),
+        ("gtsrb", 43),
+        ("mnist", 10),
+        ("fashion_mnist", 10),
+        ("emnist_letters", 26),
+    ],
 )
 def test_an_npz_takes_the_place_of_the_published_files(tmp_path, name, classes):
     path = tmp_path / f"{name}_subset.npz"
     npz_pool(path, classes)
     by_name, by_path = (labeled(x, clients=2, data_root=tmp_path) for x in (name, path))
     assert by_name.notes[0] == f"{name} is read from {name}_subset.npz: 60 training and 30 test images"
-    assert by_name.classes[0] == {"cifar10": "airplane", "fashion_mnist": "T-shirt/top", "emnist_letters": "A"}.get(name, "0")
+    assert by_name.classes[0] == {
+        "cifar10": "airplane",
+        "fashion_mnist": "T-shirt/top",
+        "emnist_letters": "A",
+    }.get(name, "0")
     for a, b in zip(load(by_name), load(by_path), strict=True):
         assert torch.equal(a.train.images, b.train.images)
     npz_pool(tmp_path / f"{name}.npz", classes)
-    with pytest.raises(UserError, match=rf"holds {name}.npz, {name}_subset.npz; keep one of them, or give the path of one as source"):
+    with pytest.raises(
+        UserError,
+        match=rf"holds {name}.npz, {name}_subset.npz; keep one of them, or give the path of one as source",
+    ):
         SOURCES[name](tmp_path)
 
 
@@ -129,20 +159,28 @@ def test_gtsrb_is_read_as_torchvision_stores_it(tmp_path):
     table = SOURCES["gtsrb"](root)
     assert len(table.classes) == 43
     for rows, part in ((table.train, "train"), (table.test, "test")):
-        theirs = {Path(path).relative_to(root).as_posix(): label for path, label in GTSRB(str(root), part)._samples}
+        theirs = {
+            Path(path).relative_to(root).as_posix(): label for path, label in GTSRB(str(root), part)._samples
+        }
         assert {table.images.files[row]: int(table.labels[row]) for row in rows} == theirs
     assert table.train.tolist() != sorted(table.train)  # the files are sorted by class
-    federation = labeled("gtsrb", clients=2, train_per_client=6, test_per_client=3, image_size=16, data_root=root)
+    federation = labeled(
+        "gtsrb", clients=2, train_per_client=6, test_per_client=3, image_size=16, data_root=root
+    )
     assert federation.image_shape == (3, 16, 16)
     assert any("are not square: image_size = 16 distorts them" in note for note in federation.notes)
-    assert federation.manifest["silos"]["silo-0"]["test"]["files"][0].startswith("gtsrb/GTSRB/Final_Test/Images/")
+    assert federation.manifest["silos"]["silo-0"]["test"]["files"][0].startswith(
+        "gtsrb/GTSRB/Final_Test/Images/"
+    )
     with pytest.raises(UserError, match="set image_size to resize all images to one square"):
         labeled("gtsrb", clients=2, train_per_client=6, test_per_client=3, data_root=root)
 
 
 def test_gtsrb_without_its_table_of_test_images(tmp_path):
     (gtsrb_root(tmp_path) / "gtsrb" / "GT-final_test.csv").unlink()
-    with pytest.raises(UserError, match=r"cannot read .*GT-final_test.csv .*: run torchvision.datasets.GTSRB"):
+    with pytest.raises(
+        UserError, match=r"cannot read .*GT-final_test.csv .*: run torchvision.datasets.GTSRB"
+    ):
         SOURCES["gtsrb"](tmp_path)
 
 
@@ -178,7 +216,9 @@ def pacs_archive(root, count=3):
 
 
 def test_pacs_is_the_same_from_a_folder_and_from_an_archive(tmp_path):
-    federations = [labeled("pacs", data_root=make(tmp_path / make.__name__)) for make in (pacs_folder, pacs_archive)]
+    federations = [
+        labeled("pacs", data_root=make(tmp_path / make.__name__)) for make in (pacs_folder, pacs_archive)
+    ]
     for fed in federations:
         assert [silo.name for silo in fed.silos] == list(DOMAINS)
         assert fed.classes == ("dog", "house")

@@ -1,4 +1,5 @@
-"""Unlabeled sets: priors drawn, dealt, estimated and checked; every input that cannot be trained with is refused by name."""
+"""Unlabeled sets: priors drawn, dealt, estimated and checked; every input that cannot be trained with is
+refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def build(**keys):
     return build_sets(**KEYS | keys)
 
 
-# --- dealing -------------------------------------------------------------------------------------------------------
+# --- dealing ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", ["iid", "noniid"])
@@ -43,13 +44,16 @@ def test_every_image_is_in_one_set_of_one_client_and_priors_are_those_of_the_set
         histogram = np.zeros((sets, 10))
         np.add.at(histogram, (silo.sets.numpy(), silo.labels.numpy()), 1)
         np.testing.assert_array_equal(silo.sizes.numpy(), histogram.sum(1))
-        np.testing.assert_allclose(silo.priors.numpy(), histogram / histogram.sum(1, keepdims=True), rtol=1e-15)
+        np.testing.assert_allclose(
+            silo.priors.numpy(), histogram / histogram.sum(1, keepdims=True), rtol=1e-15
+        )
         assert silo.sizes.min() > 0
         np.testing.assert_allclose(silo.priors.sum(1), 1, rtol=1e-12)
 
 
 def test_no_client_loses_a_class_when_demand_exceeds_supply():
-    labels = np.repeat(np.arange(10), [300, 300, 300, 300, 300, 12, 300, 300, 300, 300])  # class 5 is scarce, client 2 wants most of it
+    # class 5 is scarce, client 2 wants most of it
+    labels = np.repeat(np.arange(10), [300, 300, 300, 300, 300, 12, 300, 300, 300, 300])
     parts = s.client_parts(labels, 5, "noniid", np.random.default_rng(0), 10)
     counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
     assert counts.sum() == len(labels)
@@ -98,7 +102,15 @@ def test_iid_clients_share_their_drawn_priors_and_noniid_ones_do_not():
 def tensors(fed):
     """All that a run depends on."""
     for silo in load(fed):
-        yield from (silo.images, silo.sets, silo.priors, silo.labels, silo.drawn, silo.test.images, silo.test.labels)
+        yield from (
+            silo.images,
+            silo.sets,
+            silo.priors,
+            silo.labels,
+            silo.drawn,
+            silo.test.images,
+            silo.test.labels,
+        )
 
 
 def test_a_seed_repeats_itself_and_another_does_not():
@@ -148,14 +160,24 @@ def test_later_clients_lack_classes_in_the_published_split_of_clients():
     cursor = np.zeros(10, int)
     for part, row in zip(parts, wanted, strict=True):  # the published code, one class at a time
         for k in range(10):
-            np.testing.assert_array_equal(part[labels[part] == k], np.flatnonzero(labels == k)[cursor[k] : cursor[k] + row[k]])
+            np.testing.assert_array_equal(
+                part[labels[part] == k], np.flatnonzero(labels == k)[cursor[k] : cursor[k] + row[k]]
+            )
         cursor += row
     fed = build(split="legacy_noniid", clients=5)
     assert fed.manifest["partition"]["split"] == "legacy_noniid"
 
 
 def test_sets_of_cifar10(cifar_root):
-    fed = build(source="cifar10", clients=2, train_per_client=60, sets=2, test_per_client=10, validation=10, data_root=cifar_root)
+    fed = build(
+        source="cifar10",
+        clients=2,
+        train_per_client=60,
+        sets=2,
+        test_per_client=10,
+        validation=10,
+        data_root=cifar_root,
+    )
     assert fed.image_shape == (3, 32, 32)
     assert fed.classes[3] == "cat"
     assert sum(silo.sizes.train for silo in fed.silos) == 120
@@ -173,11 +195,23 @@ def test_published_statistics_on_mnist(data_root):
         "validation": 12000,
     }
     fed = build(**keys, overlap=True, legacy_column_norm=True)
-    for silo in load(fed):  # the published code: 7146-7150 drawn, about 5023 unique, floor 2.123 to 2.143 over three seeds
+    # the published code: 7146-7150 drawn, about 5023 unique, floor 2.123 to 2.143 over three seeds
+    for silo in load(fed):
         assert 7100 <= len(silo.sets) <= 7200
         assert 4900 <= len(silo.images.flatten(1).unique(dim=0)) <= 5150
         assert 2.11 < p.surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=True) < 2.15
-    assert fed.server.labeled.labels.bincount().tolist() == [1195, 1357, 1220, 1199, 1148, 1094, 1181, 1247, 1181, 1178]
+    assert fed.server.labeled.labels.bincount().tolist() == [
+        1195,
+        1357,
+        1220,
+        1199,
+        1148,
+        1094,
+        1181,
+        1247,
+        1181,
+        1178,
+    ]
     together = sum(silo.labels.bincount(minlength=10) for silo in load(build(**keys)))
     assert together.tolist() == [3534, 4113, 3542, 3690, 3507, 3230, 3567, 3721, 3472, 3624]
 
@@ -187,13 +221,18 @@ def test_the_floor_is_the_loss_of_a_perfect_classifier():
 
     silo = load(build())[0]
     matrix = uefl_kernels.log_transition_matrix(silo.priors, silo.sizes.double() / silo.sizes.sum())
-    logits = torch.full((len(silo.sets), 10), -300.0, dtype=torch.float64).scatter_(1, silo.labels[:, None], 300.0)
-    for legacy, kernel in ((False, uefl_kernels.transition_nll), (True, uefl_kernels.transition_double_softmax)):
+    logits = torch.full((len(silo.sets), 10), -300.0, dtype=torch.float64).scatter_(
+        1, silo.labels[:, None], 300.0
+    )
+    for legacy, kernel in (
+        (False, uefl_kernels.transition_nll),
+        (True, uefl_kernels.transition_double_softmax),
+    ):
         floor = p.surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=legacy)
         assert float(kernel(logits, silo.sets, matrix).mean()) == pytest.approx(floor, rel=1e-12)
 
 
-# --- priors that are not exact -------------------------------------------------------------------------------------
+# --- priors that are not exact ----------------------------------------------------------------------------
 
 
 def test_noise_and_smoothing():
@@ -224,13 +263,18 @@ def test_estimated_priors_of_separable_classes_are_exact():
     sets = [images[labels == 0].numpy(), images[:90].numpy(), images[labels != 1].numpy()]
     rows = p.PriorEstimator(Split(images, labels), "abc")(sets)
     np.testing.assert_allclose(rows, [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0, 0.5]], atol=0.01)
-    with pytest.raises(InvalidPriors, match=r"client 'client-0', set \d+: the set is empty; lower sets or raise train_per_client"):
+    with pytest.raises(
+        InvalidPriors,
+        match=r"client 'client-0', set \d+: the set is empty; lower sets or raise train_per_client",
+    ):
         build(labeled=600, priors="estimated", sets=400)
-    with pytest.raises(UserError, match="need 5 labeled images of every class; class 'c' has 3: raise labeled, or add"):
+    with pytest.raises(
+        UserError, match="need 5 labeled images of every class; class 'c' has 3: raise labeled, or add"
+    ):
         p.PriorEstimator(Split(images[:11], labels[:11]), "abc")
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------
+# --- bad input --------------------------------------------------------------------------------------------
 
 
 def changed(row, column, value):
@@ -249,7 +293,11 @@ def changed(row, column, value):
         (changed(0, 1, -0.2), SIZES, "client 'north', set 0: a prior is negative"),
         (GOOD * [[1], [0], [1]], SIZES, "client 'north', set 1: all priors are zero"),
         (changed(2, 2, 0.5002), SIZES, "client 'north', set 2: priors do not sum to 1"),
-        (GOOD, [4, 0, 2], r"client 'north', set 1: the set is empty; lower sets or raise train_per_client \(0 images"),
+        (
+            GOOD,
+            [4, 0, 2],
+            r"client 'north', set 1: the set is empty; lower sets or raise train_per_client \(0 images",
+        ),
         (GOOD, [4, 3], "client 'north' has 2 sets and 3 rows of priors"),
         (GOOD[:1], [4], "client 'north' has 1 set; expected 2 or more"),
     ],
@@ -286,7 +334,10 @@ def test_targets_that_are_refused(sets, message):
         (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3, 0.3]]), "rank 2, less than the 3 classes"),
         (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3001, 0.2999]]), "ill-conditioned"),
         (np.array([[0.5, 0.5, 0], [0.2, 0.8, 0], [0.4, 0.6, 0]]), "no image of class c"),
-        (np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.1, 0.6, 0.3]]), "set 1 and set 3 have the same priors"),
+        (
+            np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.1, 0.6, 0.3]]),
+            "set 1 and set 3 have the same priors",
+        ),
     ],
 )
 def test_doubts(table, finding):
@@ -330,7 +381,9 @@ def test_a_class_that_nobody_has(monkeypatch, blur):
 
 def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
     exact, calls = p.realised, iter(range(100))
-    monkeypatch.setattr(p, "realised", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0))))
+    monkeypatch.setattr(
+        p, "realised", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0)))
+    )
     assert "client 'client-0' has no image of class 4" in build(prior_smoothing=0.1).notes
 
 
@@ -342,7 +395,9 @@ def test_labels_of_one_class_are_refused(tmp_path):
 
 
 def test_an_empty_set_says_what_to_do():
-    with pytest.raises(InvalidPriors, match=r"set \d+: the set is empty; lower sets or raise train_per_client \(0 images"):
+    with pytest.raises(
+        InvalidPriors, match=r"set \d+: the set is empty; lower sets or raise train_per_client \(0 images"
+    ):
         build(train_per_client=20, sets=40)
 
 
@@ -350,10 +405,16 @@ def test_an_empty_set_says_what_to_do():
     ("keys", "message"),
     [
         ({"train_per_client": 2000}, "need 6150 images, digits has 5000; lower one of them"),
-        ({"test_per_client": 300, "source": "mnist"}, "clients x test_per_client = 900, mnist has 20 test images; lower test_per_client"),
+        (
+            {"test_per_client": 300, "source": "mnist"},
+            "clients x test_per_client = 900, mnist has 20 test images; lower test_per_client",
+        ),
         (
             {"holdout": 0.2},
-            "key 'holdout': expected its default 0.1, so set it to that or leave it out: it is for clients with labeled images; got 0.2",
+            (
+                "key 'holdout': expected its default 0.1, so set it to that or leave it out: it is for"
+                " clients with labeled images; got 0.2"
+            ),
         ),
         ({"legacy_holdout": True}, "key 'legacy_holdout'"),
         ({"clients": None}, "key 'clients': give the number of clients that digits is dealt to"),
@@ -379,7 +440,10 @@ def test_own_silos_have_no_sets(make_npz):
     [
         ({"sets": 1}, "greater than or equal to 2"),
         ({"split": "iidd"}, "'iid', 'noniid' or 'legacy_noniid'"),
-        ({"legacy_column_norm": True}, "legacy_column_norm: expected false without overlap = true and split = 'iid'"),
+        (
+            {"legacy_column_norm": True},
+            "legacy_column_norm: expected false without overlap = true and split = 'iid'",
+        ),
         ({"prior_noise": 1.0}, "prior_noise"),
         ({"prior_smoothing": -0.1}, "prior_smoothing"),
     ],

@@ -1,4 +1,5 @@
-"""No process survives a module of these tests: whatever it started, and whatever that started, has ended with it."""
+"""No process survives a module of these tests: whatever it started, and whatever that started, has ended with
+it."""
 
 import os
 from pathlib import Path
@@ -20,4 +21,8 @@ def nothing_survives(request):
 
 
 def _marked(mark: str) -> list[Path]:
-    return [path for path in Path("/proc").glob("[0-9]*/environ") if f"UEFL_TEST={mark}\0".encode() in content(path)]
+    return [
+        path
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if f"UEFL_TEST={mark}\0".encode() in content(path)
+    ]

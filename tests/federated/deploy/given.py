@@ -17,4 +17,6 @@ class Given:
     def data(self, client, cfg, classes, channels):
         if self._fail is not None:
             raise self._fail
-        return next(silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == client).load()
+        return next(
+            silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == client
+        ).load()

@@ -1,4 +1,5 @@
-"""Network namespaces that stand for machines, each with a folder and with commands of its own, and folders of images."""
+"""Network namespaces that stand for machines, each with a folder and with commands of its own, and folders of
+images."""
 
 from __future__ import annotations
 
@@ -25,14 +26,17 @@ class Machines:
     """A server and silos, each in a namespace and in a folder of its own.
 
     Args:
-        folder: holds their folders, the output of their programs, and the commands ``uefl`` and those of Flower.
+        folder: holds their folders, the output of their programs, and the commands ``uefl`` and those of
+            Flower.
         names: of the silos.
         variables: of the environment of every program.
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], variables: dict[str, str]) -> None:
         self.folder, self.names = folder, names
-        self.environment = os.environ | ENVIRONMENT | variables | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        self.environment = (
+            os.environ | ENVIRONMENT | variables | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        )
         (folder / "bin").mkdir()
         for name, program in PROGRAMS.items():
             command = folder / "bin" / name
@@ -51,7 +55,20 @@ class Machines:
         self._ip("-n", server, "addr", "add", f"{HOST}/32", "dev", "lo")
         for i, name in enumerate(self.names, 1):
             space = self.spaces[name]
-            self._ip("-n", server, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "out", "netns", space)
+            self._ip(
+                "-n",
+                server,
+                "link",
+                "add",
+                f"to-{name}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "out",
+                "netns",
+                space,
+            )
             for where, link, number in ((server, f"to-{name}", 1), (space, "out", 2)):
                 self._ip("-n", where, "addr", "add", f"10.77.{i}.{number}/30", "dev", link)
                 self._ip("-n", where, "link", "set", link, "up")
@@ -73,10 +90,20 @@ class Machines:
 
     def start(self, machine: str, line: str) -> subprocess.Popen[str]:
         """Run a command on a machine, as it would be typed there."""
-        command = ["ip", "netns", "exec", self.spaces[machine], "bash", "-c", line if line.startswith("(") else f"exec {line}"]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.spaces[machine],
+            "bash",
+            "-c",
+            line if line.startswith("(") else f"exec {line}",
+        ]
         log, place = (self.folder / f"{machine}-{len(self.processes)}.log").open("w"), self.folder / machine
         environment = self.environment | {"FLWR_HOME": str(place / ".flwr")}
-        process = subprocess.Popen(command, cwd=place, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment)
+        process = subprocess.Popen(
+            command, cwd=place, stdout=log, stderr=subprocess.STDOUT, text=True, env=environment
+        )
         process.log = Path(log.name)  # type: ignore[attr-defined]
         self.processes.append(process)
         return process
@@ -103,8 +130,11 @@ def may_make_namespaces() -> bool:
     return made
 
 
-def images(folder: Path, classes: dict[str, int], *, size: int = 8, colour: bool = False, seed: int = 0) -> None:
-    """``folder/{train,test}/CLASS/*.png``, the classes told apart by the place of a bright bar; 12 to train and 4 to test."""
+def images(
+    folder: Path, classes: dict[str, int], *, size: int = 8, colour: bool = False, seed: int = 0
+) -> None:
+    """``folder/{train,test}/CLASS/*.png``, the classes told apart by the place of a bright bar; 12 to train
+    and 4 to test."""
     rng = np.random.default_rng(seed)
     for part, count in (("train", 12), ("test", 4)):
         for name, place in classes.items():

@@ -10,7 +10,8 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class WalkThrough:
-    """A section of the page: a line that sets variables, commands on the server, at a hospital and on the server again, and a file.
+    """A section of the page: a line that sets variables, commands on the server, at a hospital and on the
+    server again, and a file.
 
     Args:
         title: of the section.
@@ -23,7 +24,9 @@ class WalkThrough:
             assert old in section, old
             section = section.replace(old, new)
         blocks = _BLOCK.findall(section)
-        ((export,), self.first, self.hospital, self.last) = (text.splitlines() for kind, text in blocks if kind == "console")
+        ((export,), self.first, self.hospital, self.last) = (
+            text.splitlines() for kind, text in blocks if kind == "console"
+        )
         (self.file,) = (text for kind, text in blocks if kind == "toml")
         self.variables = dict(pair.split("=") for pair in export.removeprefix("export ").split())
 

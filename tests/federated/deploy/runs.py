@@ -1,4 +1,5 @@
-"""Runs as a user starts them, in processes of their own: small enough for a test, on the digits that come with the package."""
+"""Runs as a user starts them, in processes of their own: small enough for a test, on the digits that come
+with the package."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ def start(*arguments: object, cwd: Path, background: bool = False) -> subprocess
     pipe, environment = subprocess.PIPE, os.environ | ENVIRONMENT
     first = partial(signal.signal, signal.SIGINT, signal.SIG_IGN if background else signal.SIG_DFL)
     return subprocess.Popen(
-        command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True, preexec_fn=first
+        command,
+        cwd=cwd,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=first,
     )
 
 

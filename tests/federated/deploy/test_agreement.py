@@ -1,4 +1,5 @@
-"""What the server makes of the reports of silos: the federation that it would have read itself, or a line that names who differs."""
+"""What the server makes of the reports of silos: the federation that it would have read itself, or a line
+that names who differs."""
 
 import pytest
 import torch
@@ -29,7 +30,9 @@ def settings(folder, **keys):
 
 
 def report(cfg, path):
-    return unpack(sent(on_records(SiloProgram(OwnFolder(path, path.name), torch.device("cpu")))(pack(greeting(cfg)))))
+    return unpack(
+        sent(on_records(SiloProgram(OwnFolder(path, path.name), torch.device("cpu")))(pack(greeting(cfg))))
+    )
 
 
 def agreed(cfg, reports):
@@ -44,11 +47,16 @@ def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
     assert not found.here
     for field in ("classes", "image_shape", "mean", "std", "kind"):
         assert getattr(found, field) == getattr(whole, field), field
-    assert [(silo.name, silo.sizes) for silo in found.silos] == [(silo.name, silo.sizes) for silo in whole.silos]
+    assert [(silo.name, silo.sizes) for silo in found.silos] == [
+        (silo.name, silo.sizes) for silo in whole.silos
+    ]
     assert found.manifest["silos"]["a"]["test"]["images_of_class"] == [4, 4, 0]
     if legacy_holdout:  # no draw: the silos have the very images
         for silo in whole.silos:
-            data, mine = silo.load(), OwnFolder(folder / silo.name, silo.name).data(silo.name, cfg, found.classes, 3)
+            data, mine = (
+                silo.load(),
+                OwnFolder(folder / silo.name, silo.name).data(silo.name, cfg, found.classes, 3),
+            )
             assert torch.equal(data.train.images, mine.train.images)
             assert torch.equal(data.train.labels, mine.train.labels)
             assert mine.holdout is mine.test
@@ -57,7 +65,9 @@ def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
 def test_no_name_of_a_file_and_no_pixel_is_reported(folder):
     header, parts = report(settings(folder), folder / "a")
     assert "png" not in str(header)
-    assert {name: tuple(t.shape) for part in parts.values() for name, t in part.items()} == {"counts": (1, 256)}
+    assert {name: tuple(t.shape) for part in parts.values() for name, t in part.items()} == {
+        "counts": (1, 256)
+    }
 
 
 def test_the_images_cannot_be_read_at_the_server(folder):

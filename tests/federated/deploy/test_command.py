@@ -32,14 +32,23 @@ def said(*arguments):
         ((*JOIN, "--silos", "2"), "give the file of its secret with --secret"),
         ((*JOIN, "--silos", "2", "--secret", "nowhere"), "--secret: nowhere cannot be read"),
         ((*JOIN, "--silos", "2", "--insecure", "--root-certificates", "x"), "exclude each other"),
-        (("train", "demo", "--engine", "flower", "--superlink", "there", "--silos", "2"), "expected HOST:PORT, got 'there'"),
+        (
+            ("train", "demo", "--engine", "flower", "--superlink", "there", "--silos", "2"),
+            "expected HOST:PORT, got 'there'",
+        ),
         (
             ("train", "demo", "--engine", "flower", "--superlink", "https://there:1", "--silos", "2"),
             "expected HOST:PORT, got 'https://there:1'",
         ),
-        ((*JOIN, "--silos", "2", "--root-certificates", "key.pem"), "key.pem holds no certificate; expected PEM"),
+        (
+            (*JOIN, "--silos", "2", "--root-certificates", "key.pem"),
+            "key.pem holds no certificate; expected PEM",
+        ),
         (("silo", *AWAY, "--insecure", "--data", "empty"), "expected FOLDER/CLASS/image.png"),
-        (("silo", *AWAY, "--insecure", "--data", "empty", "--algorithms", "fedavg,fedavgg"), "--algorithms: no algorithm 'fedavgg'"),
+        (
+            ("silo", *AWAY, "--insecure", "--data", "empty", "--algorithms", "fedavg,fedavgg"),
+            "--algorithms: no algorithm 'fedavgg'",
+        ),
         (("silo", *AWAY), "give this silo's private key with --key"),
         (("silo", *AWAY, "--insecure"), "name the folder of this silo's images"),
         (("silo", *AWAY, "--insecure", "--key", "x"), "keys need TLS"),
@@ -66,11 +75,21 @@ def test_nobody_listens(tmp_path):
 
 def test_without_flower_the_answer_is_how_to_get_it(monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
-    assert said(*JOIN) == (2, "error: Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'\n")
+    assert said(*JOIN) == (
+        2,
+        "error: Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'\n",
+    )
 
 
 @pytest.mark.parametrize(
-    ("host", "loopback"), [("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("10.0.0.1", False), ("localhost.example", False)]
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("[::1]", True),
+        ("10.0.0.1", False),
+        ("localhost.example", False),
+    ],
 )
 def test_loopback(host, loopback):
     assert Address(f"{host}:8000").is_loopback == loopback
@@ -98,10 +117,29 @@ def test_keys_and_secrets_that_others_may_read(strict, tmp_path, caplog):
     node_key(tmp_path, "ulm")
     (tmp_path / "secret").write_bytes(64 * b"x")
     (tmp_path / "root.pem").write_text("-----BEGIN CERTIFICATE-----\n")
-    place = ("--superlink", f"127.0.0.1:{free_port()}", "--root-certificates", tmp_path / "root.pem", "--wait", 0, *["--strict"] * strict)
+    place = (
+        "--superlink",
+        f"127.0.0.1:{free_port()}",
+        "--root-certificates",
+        tmp_path / "root.pem",
+        "--wait",
+        0,
+        *["--strict"] * strict,
+    )
     starts = {
         "ulm.key": ("silo", "--data", tmp_path / "a", "--key", tmp_path / "ulm.key"),
-        "secret": ("train", "demo", "--out", tmp_path / "run", "--engine", "flower", "--silos", 2, "--secret", tmp_path / "secret"),
+        "secret": (
+            "train",
+            "demo",
+            "--out",
+            tmp_path / "run",
+            "--engine",
+            "flower",
+            "--silos",
+            2,
+            "--secret",
+            tmp_path / "secret",
+        ),
     }
     for name, arguments in starts.items():
         for mode in (0o600, 0o640):
@@ -111,4 +149,6 @@ def test_keys_and_secrets_that_others_may_read(strict, tmp_path, caplog):
             assert result.exit_code == 2
             line = f"other users of this machine may read {tmp_path / name}"
             assert (line in result.stderr + result.stdout + caplog.text) == (mode == 0o640)
-            assert (f"error: --{'key' if name != 'secret' else name}: {line}" in result.stderr) == (mode == 0o640 and strict)
+            assert (f"error: --{'key' if name != 'secret' else name}: {line}" in result.stderr) == (
+                mode == 0o640 and strict
+            )

@@ -1,4 +1,5 @@
-"""``uefl.train(engine=...)``: runs whose clients are elsewhere, from Python, with the words of the command line for what cannot be."""
+"""``uefl.train(engine=...)``: runs whose clients are elsewhere, from Python, with the words of the command
+line for what cannot be."""
 
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,7 +14,9 @@ from uefl.errors import RunError, UserError
 
 ARMS = {"fedavg": {}}
 ENGINES = ["distributed", "flower", "ray", uefl.Distributed(2), uefl.Flower(), uefl.Ray(2)]
-needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: make test-flower has it")
+needs_flower = pytest.mark.skipif(
+    find_spec("flwr") is None, reason="Flower is not installed: make test-flower has it"
+)
 
 
 class Mine(uefl.Algorithm):
@@ -31,8 +34,13 @@ def test_over_a_worker_the_numbers_are_those_of_one_process(tmp_path):
     assert outcome(tmp_path / "there") == outcome(tmp_path / "here")
 
 
-@pytest.mark.parametrize(("engine", "shown"), [("distributed", "'distributed'"), (uefl.Distributed(3), "uefl.Distributed(workers=3)")])
-def test_workers_are_as_many_as_were_asked_for_and_know_how_a_run_goes_on(tmp_path, monkeypatch, engine, shown):
+@pytest.mark.parametrize(
+    ("engine", "shown"),
+    [("distributed", "'distributed'"), (uefl.Distributed(3), "uefl.Distributed(workers=3)")],
+)
+def test_workers_are_as_many_as_were_asked_for_and_know_how_a_run_goes_on(
+    tmp_path, monkeypatch, engine, shown
+):
     asked = []
 
     @contextmanager
@@ -53,7 +61,10 @@ def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
     clients = {"a": ((np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2), None)}
     for keys, line in (
         ({"clients": clients}, "clients or federation: given in Python it stays in this process"),
-        ({"arms": {"stranger": Mine()}}, "arm 'stranger': stranger is known to this process alone; install it as a package"),
+        (
+            {"arms": {"stranger": Mine()}},
+            "arm 'stranger': stranger is known to this process alone; install it as a package",
+        ),
     ):
         with pytest.raises(UserError, match=line):
             train(tmp_path / "run", engine=engine, **keys)
@@ -65,16 +76,29 @@ def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
     [
         (
             "spark",
-            r"engine: expected 'local', 'distributed', 'flower', 'ray', or one of uefl.Distributed\(...\), uefl.Flower\(...\), "
+            r"engine: expected 'local', 'distributed', 'flower', 'ray', or one of uefl.Distributed\(...\),"
+            r" uefl.Flower\(...\), "
             r"uefl.Ray\(...\); got 'spark'",
         ),
         (uefl.Distributed(0), "workers: expected 1 or more, got 0"),
         pytest.param(
-            uefl.Flower(silos=2), "--silos, --root-certificates, --secret and --insecure are for a --superlink", marks=needs_flower
+            uefl.Flower(silos=2),
+            "--silos, --root-certificates, --secret and --insecure are for a --superlink",
+            marks=needs_flower,
         ),
-        pytest.param(uefl.Flower("10.77.9.9:8000"), "say with --silos how many silos take part", marks=needs_flower),
-        pytest.param(uefl.Flower("127.0.0.1:8000", silos=0, insecure=True), "expected 1 or more silos, got 0", marks=needs_flower),
-        pytest.param(uefl.Flower("10.77.9.9:8000", silos=2, secret="nowhere"), "--secret: nowhere cannot be read", marks=needs_flower),
+        pytest.param(
+            uefl.Flower("10.77.9.9:8000"), "say with --silos how many silos take part", marks=needs_flower
+        ),
+        pytest.param(
+            uefl.Flower("127.0.0.1:8000", silos=0, insecure=True),
+            "expected 1 or more silos, got 0",
+            marks=needs_flower,
+        ),
+        pytest.param(
+            uefl.Flower("10.77.9.9:8000", silos=2, secret="nowhere"),
+            "--secret: nowhere cannot be read",
+            marks=needs_flower,
+        ),
     ],
     ids=str,
 )
@@ -90,16 +114,26 @@ def test_a_folder_without_a_run_cannot_go_on(tmp_path):
         uefl.resume(tmp_path / "run", engine="flower")
 
 
-@pytest.mark.parametrize(("lacking", "engine", "extra"), [("flwr", "flower", "flower"), ("flwr", "ray", "flower"), ("ray", "ray", "ray")])
+@pytest.mark.parametrize(
+    ("lacking", "engine", "extra"),
+    [("flwr", "flower", "flower"), ("flwr", "ray", "flower"), ("ray", "ray", "ray")],
+)
 def test_without_its_package_the_answer_is_how_to_get_it(tmp_path, monkeypatch, lacking, engine, extra):
-    monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None if name == lacking else "there")
-    with pytest.raises(UserError, match=rf"{extra.capitalize()} is not installed; install it with: pip install 'uefl\[{extra}\]'"):
+    monkeypatch.setattr(
+        choices.importlib.util, "find_spec", lambda name: None if name == lacking else "there"
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"{extra.capitalize()} is not installed; install it with: pip install 'uefl\[{extra}\]'",
+    ):
         train(tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
 
 
 @needs_flower
-@pytest.mark.parametrize("engine", [uefl.Flower(), uefl.Flower("127.0.0.1:1", silos=1)], ids=["here", "elsewhere"])
+@pytest.mark.parametrize(
+    "engine", [uefl.Flower(), uefl.Flower("127.0.0.1:1", silos=1)], ids=["here", "elsewhere"]
+)
 def test_a_superlink_that_is_lost_is_a_line_that_says_how_to_go_on(engine):
     from uefl.engines.flower.address import Unreachable
 

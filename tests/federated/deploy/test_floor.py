@@ -1,4 +1,5 @@
-"""What a silo insists on: noise on its updates, whatever a server asks for, and a count of them that outlives the process."""
+"""What a silo insists on: noise on its updates, whatever a server asks for, and a count of them that outlives
+the process."""
 
 import json
 import math
@@ -62,14 +63,19 @@ def test_a_run_that_gives_enough_is_answered_and_counted_also_in_another_process
         assert reply.tensors
     assert reply_of(program(path)(asked(settings(noise_multiplier=4.0)))).error is None
     assert json.loads(path.read_text()) == {"schema": 1, "updates": {"2.0": 2, "4.0": 1}}
-    assert floor(path).describe() == f"3 updates sent, epsilon {spent_by({2.0: 2, 4.0: 1}, 1e-5):.3g} spent at delta 1e-05"
+    assert (
+        floor(path).describe()
+        == f"3 updates sent, epsilon {spent_by({2.0: 2, 4.0: 1}, 1e-5):.3g} spent at delta 1e-05"
+    )
     assert floor(path).describe() in caplog.text
 
 
 def test_updates_of_several_runs_add_up_and_one_noise_is_as_in_a_run():
     assert spent_by({}, 1e-5) == 0.0
     for noise, count in ((1.0, 7), (4.0, 3)):
-        assert spent_by({noise: count}, 1e-5) == Privacy(settings(noise_multiplier=noise).run, b"").epsilon(count)
+        assert spent_by({noise: count}, 1e-5) == Privacy(settings(noise_multiplier=noise).run, b"").epsilon(
+            count
+        )
     both = spent_by({1.0: 7, 4.0: 3}, 1e-5)
     assert spent_by({1.0: 7}, 1e-5) < both < spent_by({1.0: 8}, 1e-5)
 
@@ -122,7 +128,8 @@ def test_it_stops_at_its_own_bound(path, caplog):
     assert [error(one(asked(settings()))) for _ in range(4)] == [None, None, "budget", "budget"]
     assert "more than --max-epsilon" in caplog.text
     again = program(path, bound=spent_by({2.0: 2}, 1e-5))
-    assert error(again(Packet(greeting(settings()), {}))) is None  # a run that goes on may only have to measure
+    # a run that goes on may only have to measure
+    assert error(again(Packet(greeting(settings()), {}))) is None
     assert error(again(asked(settings(), train=False, evaluate=True))) is None
     assert error(again(asked(settings()))) == "budget"
     assert json.loads(path.read_text())["updates"] == {"2.0": 2}
@@ -130,7 +137,10 @@ def test_it_stops_at_its_own_bound(path, caplog):
 
 def test_a_bound_below_one_update_is_said_at_the_start(path):
     assert "0 updates sent" in floor(path, noise=1.0, bound=5.0).describe()
-    assert "would make it 10.7: only a run with more noise gets it" in floor(path, noise=1.0, bound=5.0).describe()
+    assert (
+        "would make it 10.7: only a run with more noise gets it"
+        in floor(path, noise=1.0, bound=5.0).describe()
+    )
     assert "would make" not in floor(path, noise=1.0, bound=20.0).describe()
 
 
@@ -149,7 +159,10 @@ def test_a_measurement_alone_is_no_update(path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": 2, "updates": {}}', '{"schema": 1, "updates": {"1.0": -1}}', '{"schema": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"schema": 2, "updates": {}}', '{"schema": 1, "updates": {"1.0": -1}}', '{"schema": 1}'],
+)
 def test_a_count_that_is_damaged_is_not_begun_anew(path, text):
     path.write_text(text)
     with pytest.raises(UserError, match="is no count of updates, or damaged; restore it"):
@@ -157,7 +170,11 @@ def test_a_count_that_is_damaged_is_not_begun_anew(path, text):
 
 
 def test_two_processes_do_not_count_in_one_file(path):
-    with floor(path).held(), pytest.raises(UserError, match=r"in use by another process.*--spent"), floor(path).held():
+    with (
+        floor(path).held(),
+        pytest.raises(UserError, match=r"in use by another process.*--spent"),
+        floor(path).held(),
+    ):
         pass
 
 
@@ -171,10 +188,14 @@ def test_what_a_process_has_counted_since_is_not_lost(path):
 
 
 def test_two_runs_that_differ_in_noise_alone_do_not_give_the_update_away(path):
-    """With one draw at two scales, twice the answer of the first less that of the second would be the update without noise."""
+    """With one draw at two scales, twice the answer of the first less that of the second would be the update
+    without noise."""
     one = program(path)
     packet = asked(settings(noise_multiplier=1.0))
-    first, second = (reply_of(one(asked(settings(noise_multiplier=noise)))).tensors["values"].double() for noise in (1.0, 2.0))
+    first, second = (
+        reply_of(one(asked(settings(noise_multiplier=noise)))).tensors["values"].double()
+        for noise in (1.0, 2.0)
+    )
     sent = packet.parts["broadcast"]["values"].double()
     assert float((2 * first - second - sent).norm()) > 1.5 * float((first - sent).norm())
 
@@ -192,6 +213,16 @@ def test_two_runs_that_differ_in_noise_alone_do_not_give_the_update_away(path):
 def test_options_that_do_not_go_together_are_a_line(path, keys, line):
     pytest.importorskip("flwr")
     options = {"noise_multiplier": None, "delta": 1e-5, "max_epsilon": 0.0, "spent": path} | keys
-    rest = dict.fromkeys(("data", "name", "root_certificates", "key", "algorithms", "state", "strict", "data_root", "parent"))
+    rest = dict.fromkeys(
+        ("data", "name", "root_certificates", "key", "algorithms", "state", "strict", "data_root", "parent")
+    )
     with pytest.raises(UserError, match=line):
-        serve(**options, **rest, simulate="silo-0", superlink="127.0.0.1:1", insecure=True, wait=0.0, device="cpu")
+        serve(
+            **options,
+            **rest,
+            simulate="silo-0",
+            superlink="127.0.0.1:1",
+            insecure=True,
+            wait=0.0,
+            device="cpu",
+        )

@@ -1,4 +1,5 @@
-"""A run over silos of their own, from the greeting on: who is let in, what is told to whom, and what the run folder knows of them."""
+"""A run over silos of their own, from the greeting on: who is let in, what is told to whom, and what the run
+folder knows of them."""
 
 from contextlib import contextmanager
 
@@ -32,8 +33,19 @@ def folder(tmp_path, monkeypatch):
 
 
 def settings(folder, **keys):
-    table = {"data": {"source": str(folder), "legacy_holdout": True}, "arms": {"arm": {"algorithm": "fedavg"}}}
-    small = {"passes": 2, "precision": "fp32", "width": 4, "hidden": 16, "rounds": [1], "local_epochs": 1, "batch_size": 8}
+    table = {
+        "data": {"source": str(folder), "legacy_holdout": True},
+        "arms": {"arm": {"algorithm": "fedavg"}},
+    }
+    small = {
+        "passes": 2,
+        "precision": "fp32",
+        "width": 4,
+        "hidden": 16,
+        "rounds": [1],
+        "local_epochs": 1,
+        "batch_size": 8,
+    }
     return config.load(table, **(small | keys))
 
 
@@ -43,7 +55,8 @@ def program(folder, name):
 
 @contextmanager
 def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
-    """A run that is about to begin over these programs; the lines that it has said; the messages that each of them has got."""
+    """A run that is about to begin over these programs; the lines that it has said; the messages that each of
+    them has got."""
     said, got = [], []
 
     def heard(one):
@@ -76,22 +89,32 @@ def test_no_name_of_a_file_of_the_server_goes_to_a_silo(folder, monkeypatch):
 def test_who_is_left_out_is_told_why_and_so_is_the_user(folder, monkeypatch, caplog):
     images(folder / "c", {"cat": 0})
     programs = [program(folder, name) for name in "abc"]
-    with joined(monkeypatch, programs, silos=3, wait=0.1) as (run, said, got), pytest.raises(UserError) as error:
+    with (
+        joined(monkeypatch, programs, silos=3, wait=0.1) as (run, said, got),
+        pytest.raises(UserError) as error,
+    ):
         run.federation(settings(folder), None, {})
     why = "silo 'c': its data cannot be used as the run asks (fault data; its own log says more)"
-    assert str(error.value) == f"a, b of 3 silos came to there:1 in 0.1 s; left out: {why}; mend that, or lower --silos"
+    assert (
+        str(error.value)
+        == f"a, b of 3 silos came to there:1 in 0.1 s; left out: {why}; mend that, or lower --silos"
+    )
     assert said.count(f"left out: {why}") == 1
     assert [one["why"] for one in got if one["ask"] == "refused"] == [why]
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "cannot answer: silo 'c': all 12 training images are of class 'cat'; a silo needs two classes or more",
+        (
+            "cannot answer: silo 'c': all 12 training images are of class 'cat'; a silo needs two classes or"
+            " more"
+        ),
         f"left out of a run: {why}",
     ]
 
 
 @pytest.mark.parametrize("order", ["abc", "cab"])
 def test_a_silo_with_other_images_keeps_nobody_from_beginning(folder, monkeypatch, order):
-    """The attack on the start: whoever comes with another image size, first or last, is left out, and the others go on."""
+    """The attack on the start: whoever comes with another image size, first or last, is left out, and the
+    others go on."""
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
     with joined(monkeypatch, [program(folder, name) for name in order]) as (run, _, got):
         federation = run.federation(settings(folder), None, {})
@@ -105,7 +128,10 @@ def test_a_silo_with_other_images_keeps_nobody_from_beginning(folder, monkeypatc
 
 def test_silos_that_do_not_fit_together_are_named(folder, monkeypatch):
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
-    with joined(monkeypatch, [program(folder, name) for name in "ac"], wait=0.1) as (run, said, _), pytest.raises(UserError) as error:
+    with (
+        joined(monkeypatch, [program(folder, name) for name in "ac"], wait=0.1) as (run, said, _),
+        pytest.raises(UserError) as error,
+    ):
         run.federation(settings(folder), None, {})
     assert "a of 2 silos came" in str(error.value)
     assert "silo 'c' has images of 10x10, silo 'a' of 8x8; set image_size" in str(error.value)
@@ -140,27 +166,41 @@ def test_a_report_that_cannot_be_read_is_told_too(folder, monkeypatch):
         told.append(packet.header["ask"])
         return Packet({"name": "a"}, {})
 
-    with joined(monkeypatch, [stranger], wait=0.1) as (run, _, _), pytest.raises(UserError, match="left out: its report cannot be read"):
+    with (
+        joined(monkeypatch, [stranger], wait=0.1) as (run, _, _),
+        pytest.raises(UserError, match="left out: its report cannot be read"),
+    ):
         run.federation(settings(folder), None, {})
     assert told == ["report", "refused"]
 
 
 def test_a_name_stays_with_its_key_when_the_run_goes_on(folder, monkeypatch):
-    """The run folder has the hash of the key, so a node with another number is the same silo, and one with another key is not."""
+    """The run folder has the hash of the key, so a node with another number is the same silo, and one with
+    another key is not."""
     programs = [program(folder, name) for name in "ab"]
     with joined(monkeypatch, programs, keys={10: b"key of a", 11: b"key of b"}) as (run, _, _):
         digest = run.federation(settings(folder), None, {}).digest
         known = run.silos
     assert sorted(known) == ["a", "b"]
     assert len({of["key"] for of in known.values()}) == 2
-    with joined(monkeypatch, [programs[1], programs[0]], keys={10: b"key of b", 11: b"key of a"}) as (run, _, _):
+    with joined(monkeypatch, [programs[1], programs[0]], keys={10: b"key of b", 11: b"key of a"}) as (
+        run,
+        _,
+        _,
+    ):
         assert run.federation(settings(folder), None, known).digest == digest
         assert run.silos == known
     programs.insert(0, program(folder, "a"))  # is heard first
-    with joined(monkeypatch, programs, keys={10: b"key of c", 11: b"key of a", 12: b"key of b"}) as (run, said, _):
+    with joined(monkeypatch, programs, keys={10: b"key of c", 11: b"key of a", 12: b"key of b"}) as (
+        run,
+        said,
+        _,
+    ):
         assert run.federation(settings(folder), None, known).digest == digest
         assert run.silos == known
-    assert any(line.startswith("left out: the name 'a' is that of another key; give another --name") for line in said)
+    assert any(
+        line.startswith("left out: the name 'a' is that of another key; give another --name") for line in said
+    )
 
 
 def test_the_run_folder_says_how_each_silo_computes_and_a_difference_is_noted(folder, monkeypatch):
@@ -171,7 +211,9 @@ def test_the_run_folder_says_how_each_silo_computes_and_a_difference_is_noted(fo
     with joined(monkeypatch, programs) as (run, _, _):
         federation = run.federation(cfg, None, {})
     assert {name: of["precision"] for name, of in run.silos.items()} == {"a": "fp32", "b": "bf16"}
-    assert any(note.startswith("'a' computes in float32, the others in bfloat16") for note in federation.notes)
+    assert any(
+        note.startswith("'a' computes in float32, the others in bfloat16") for note in federation.notes
+    )
     programs[1]._device = torch.device("cpu")
     with joined(monkeypatch, programs) as (again, said, _):
         federation = again.federation(cfg, None, run.silos)
@@ -190,14 +232,21 @@ def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeyp
         run._members.look()
     assert said[-2:] == [
         "silo b computes in bf16, before it came again in fp32: not bit for bit as without",
-        f"silo b computes with torch 9.9, before it came again with torch {before}: not bit for bit as without",
+        (
+            f"silo b computes with torch 9.9, before it came again with torch {before}: not bit for bit as"
+            " without"
+        ),
     ]
 
 
 def test_a_node_that_is_refused_twice_is_told_twice_and_once_let_in_is_not_left_out(folder, monkeypatch):
     """Each time that it is refused it is started again."""
     good = program(folder, "b")
-    answers = [lambda packet: Packet({}, {}), lambda packet: Packet(good(packet).header | {"error": "data"}, {}), good]
+    answers = [
+        lambda packet: Packet({}, {}),
+        lambda packet: Packet(good(packet).header | {"error": "data"}, {}),
+        good,
+    ]
 
     def unsteady(packet):
         if packet.header["ask"] == "report":
@@ -205,7 +254,10 @@ def test_a_node_that_is_refused_twice_is_told_twice_and_once_let_in_is_not_left_
         grid.activated[11] += "again"
         return Packet({}, {})
 
-    with joined(monkeypatch, [program(folder, "a"), unsteady]) as (run, said, _), deployment.connect(None, None) as grid:
+    with (
+        joined(monkeypatch, [program(folder, "a"), unsteady]) as (run, said, _),
+        deployment.connect(None, None) as grid,
+    ):
         run.federation(settings(folder), None, {})
         assert run._members.refused == {}
     first, second = (line for line in said if line.startswith("left out"))
@@ -230,7 +282,16 @@ class Quiet:
 def test_a_whole_run_writes_what_is_known_of_its_silos(folder, monkeypatch):
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, _, _):
         out = folder / "run"
-        train(settings(folder), preset="x", out=out, device="cpu", data_root=None, observer=Quiet(), deployment=run, pages=False)
+        train(
+            settings(folder),
+            preset="x",
+            out=out,
+            device="cpu",
+            data_root=None,
+            observer=Quiet(),
+            deployment=run,
+            pages=False,
+        )
     assert read_silos(out) == run.silos
     assert set(run.silos["a"]) == {"key", "precision", "torch"}
 
@@ -238,7 +299,9 @@ def test_a_whole_run_writes_what_is_known_of_its_silos(folder, monkeypatch):
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": {"key": 3}}'])
 def test_a_file_of_silos_that_is_damaged_is_a_line(tmp_path, text):
     (tmp_path / "silos.json").write_text(text)
-    with pytest.raises(UserError, match="which says whose the names of the silos are, is damaged; restore it"):
+    with pytest.raises(
+        UserError, match="which says whose the names of the silos are, is damaged; restore it"
+    ):
         read_silos(tmp_path)
 
 

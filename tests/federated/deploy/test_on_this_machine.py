@@ -1,4 +1,5 @@
-"""Runs over Flower on this machine, with real processes: the numbers of the local engine, and nothing left behind."""
+"""Runs over Flower on this machine, with real processes: the numbers of the local engine, and nothing left
+behind."""
 
 import os
 import signal
@@ -72,10 +73,23 @@ def undisturbed(tmp_path_factory):
     return (train(config(folder, UEFL), out=folder / "run", device="cpu").path / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "kill -9"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "kill -9"]
+)
 def test_an_interrupted_run_leaves_no_process_and_goes_on(tmp_path, how, undisturbed):
     cfg = config(tmp_path, UEFL)
-    run = start("train", cfg, "--engine", "flower", "--out", "run", "--device", "cpu", cwd=tmp_path, background=how == signal.SIGKILL)
+    run = start(
+        "train",
+        cfg,
+        "--engine",
+        "flower",
+        "--out",
+        "run",
+        "--device",
+        "cpu",
+        cwd=tmp_path,
+        background=how == signal.SIGKILL,
+    )
     until("a round", lambda: measured(tmp_path / "run"))
     begun = children(run.pid)
     assert len(begun) == 4
@@ -91,7 +105,10 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on(tmp_path, how, undistu
 
 
 def test_a_mistake_in_the_data_is_a_line_and_nothing_is_left(tmp_path):
-    result = CliRunner().invoke(app, ["train", str(config(tmp_path, clients=9000)), "--engine", "flower", "--out", str(tmp_path / "run")])
+    result = CliRunner().invoke(
+        app,
+        ["train", str(config(tmp_path, clients=9000)), "--engine", "flower", "--out", str(tmp_path / "run")],
+    )
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1

@@ -1,4 +1,5 @@
-"""Silos with data of their own beyond labeled folders: unlabeled sets, the server's images, and a silo that is only measured."""
+"""Silos with data of their own beyond labeled folders: unlabeled sets, the server's images, and a silo that
+is only measured."""
 
 import shutil
 
@@ -24,7 +25,10 @@ from uefl.errors import UserError
 
 
 def programs(*folders):
-    return {i: on_records(SiloProgram(own(folder, None), torch.device("cpu"))) for i, folder in enumerate(folders, 10)}
+    return {
+        i: on_records(SiloProgram(own(folder, None), torch.device("cpu")))
+        for i, folder in enumerate(folders, 10)
+    }
 
 
 def reports(cfg, nodes):
@@ -42,7 +46,9 @@ def check_same(cfg, whole, there, nodes):
     for field in ("classes", "image_shape", "mean", "std", "kind"):
         assert getattr(there, field) == getattr(whole, field), field
     for group in ("silos", "unseen"):
-        assert [(s.name, s.sizes) for s in getattr(there, group)] == [(s.name, s.sizes) for s in getattr(whole, group)]
+        assert [(s.name, s.sizes) for s in getattr(there, group)] == [
+            (s.name, s.sizes) for s in getattr(whole, group)
+        ]
     members = Members(MemoryGrid(nodes), greeting(cfg), refused)
     for _ in range(2):
         members._looked = 0.0
@@ -56,7 +62,7 @@ def check_same(cfg, whole, there, nodes):
         assert torch.equal(remote.state()[0][name], tensor), name
 
 
-# --- unlabeled sets ----------------------------------------------------------------------------------------------------
+# --- unlabeled sets ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -80,12 +86,17 @@ def _copy(file, target):
 
 def of_sets(folder, algorithm="fedul", **keys):
     own = {key: keys.pop(key) for key in ("server",) if key in keys}
-    table = {**tiny_sets.KEYS, "data": {"source": str(folder)}, "arms": {"arm": {"algorithm": algorithm, **own}}}
+    table = {
+        **tiny_sets.KEYS,
+        "data": {"source": str(folder)},
+        "arms": {"arm": {"algorithm": algorithm, **own}},
+    }
     return config.load(table, **keys)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "keys"), [("fedul", {"server": "finetune"}), ("fedllp-vat", {}), ("fedul", {"prior_smoothing": 0.2})]
+    ("algorithm", "keys"),
+    [("fedul", {"server": "finetune"}), ("fedllp-vat", {}), ("fedul", {"prior_smoothing": 0.2})],
 )
 def test_sets_and_images_of_the_server_give_what_one_process_gives(sets, algorithm, keys):
     whole = build(of_sets(sets / "whole", algorithm, **keys).data, kind="sets", seed=0)
@@ -128,7 +139,13 @@ def test_other_priors_or_other_images_of_the_server_are_another_federation(sets)
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ("classes", "silo 'madrid' has the classes dog, cat, silo 'berlin' cat, dog; write the columns of priors.csv alike"),
+        (
+            "classes",
+            (
+                "silo 'madrid' has the classes dog, cat, silo 'berlin' cat, dog; write the columns of"
+                " priors.csv alike"
+            ),
+        ),
         ("test", "silo 'berlin' has test images, silo 'madrid' has none; give them to all or to none"),
         ("unknown", "class 'emu' of the folder .* is not one of those of the silos"),
         ("absent", "class 'emu' is in no set of any client"),
@@ -164,7 +181,11 @@ def test_a_server_without_images_of_its_own_is_noted(sets):
     nodes = programs(sets / "berlin", sets / "madrid")
     for source in ("nowhere", "berlin"):  # which is not there, and which holds a client
         found = agreed(of_sets(sets / source), nodes)
-        assert found.notes[-1] == f"the server has no images of its own: {sets / source} holds neither labeled nor validation images"
+        assert (
+            found.notes[-1]
+            == f"the server has no images of its own: {sets / source} holds neither labeled nor validation"
+            " images"
+        )
         assert (found.server.labeled, found.server.validation) == (None, None)
 
 
@@ -190,7 +211,10 @@ def test_a_folder_of_sets_that_is_no_silo_is_a_line(sets, change, line):
         ({"priors": "estimated"}, "needs labeled images where the sets are"),
         ({"prior_noise": 0.1}, "is drawn over all clients in one process"),
         ({"labeled": 40}, "key 'labeled': the server's images are those of its data.source"),
-        ({"data": {"partition": {"scheme": "unlabeled", "split": "iid", "sets": 3}}}, "partition 'unlabeled' deals images"),
+        (
+            {"data": {"partition": {"scheme": "unlabeled", "split": "iid", "sets": 3}}},
+            "partition 'unlabeled' deals images",
+        ),
     ],
 )
 def test_what_no_silo_can_do_is_said_before_anybody_is_waited_for(sets, keys, line):
@@ -207,12 +231,19 @@ def test_images_where_sets_are_needed_are_a_code_and_a_line_in_the_log(sets, tmp
     assert "this silo has unlabeled sets; the arms need labeled images" in caplog.text
 
 
-# --- a silo that is only measured --------------------------------------------------------------------------------------
+# --- a silo that is only measured -------------------------------------------------------------------------
 
 
 def labeled(folder, **keys):
     table = {key: value for key, value in tiny.KEYS.items() if key != "data"}
-    return config.load({**table, "data": {"source": str(folder), "legacy_holdout": True}, "arms": {"arm": {"algorithm": "fedavg"}}}, **keys)
+    return config.load(
+        {
+            **table,
+            "data": {"source": str(folder), "legacy_holdout": True},
+            "arms": {"arm": {"algorithm": "fedavg"}},
+        },
+        **keys,
+    )
 
 
 @pytest.fixture
@@ -245,5 +276,7 @@ def test_it_is_one_of_several(folders, there, name):
 
 def test_silos_do_not_deal_some_of_their_images(folders):
     cfg = labeled(folders, data={"partition": {**apart("new")["partition"], "per_domain": 5}})
-    with pytest.raises(UserError, match="key 'per_domain': silos at a SuperLink take all of their images; leave it out"):
+    with pytest.raises(
+        UserError, match="key 'per_domain': silos at a SuperLink take all of their images; leave it out"
+    ):
         check_asked(cfg)

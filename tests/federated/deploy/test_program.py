@@ -23,17 +23,25 @@ def test_pretrained_weights_are_the_server_s_to_read(tmp_path):
     cfg = tiny.settings("fedavg", base=tiny.KEYS | {"model": asked | {"pretrained": str(weights)}})
     assert not weights.exists()
     tensors = room.initial(5)[0]
-    message = Message(tensors, {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False}, expected_like(tensors))
+    message = Message(
+        tensors,
+        {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False},
+        expected_like(tensors),
+    )
     program = SiloProgram(Given("silo-0", fed), torch.device("cpu"))
     replies = [
-        reply_of(program(packed_message(message, task(Setting.of(one, fed, 1), "arm") | {"client": "silo-0"}))) for one in (cfg, plain)
+        reply_of(
+            program(packed_message(message, task(Setting.of(one, fed, 1), "arm") | {"client": "silo-0"}))
+        )
+        for one in (cfg, plain)
     ]
     assert [reply.error for reply in replies] == [None, None]
     assert replies[0].metrics == replies[1].metrics
 
 
 @pytest.mark.parametrize(
-    ("line", "stays"), [("Traceback (most recent call last)", True), ("cannot answer: no images", True), ("hello", False)]
+    ("line", "stays"),
+    [("Traceback (most recent call last)", True), ("cannot answer: no images", True), ("hello", False)],
 )
 def test_the_logs_stay_where_one_tells_of_an_error(line, stays):
     processes = Processes("uefl-test-")
@@ -46,7 +54,8 @@ def test_the_logs_stay_where_one_tells_of_an_error(line, stays):
 
 
 def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
-    """Two runs share a silo: the network of the second cannot be made, and the first goes on with the split of its own seed."""
+    """Two runs share a silo: the network of the second cannot be made, and the first goes on with the split
+    of its own seed."""
     fed, read = tiny.federation(), []
 
     class Source(Given):
@@ -58,7 +67,13 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
     first, second = tiny.settings("fedavg"), tiny.settings("fedavg", seed=7)
 
     def ask(cfg):
-        return reply_of(program(packed_message(messages(first)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"})))
+        return reply_of(
+            program(
+                packed_message(
+                    messages(first)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"}
+                )
+            )
+        )
 
     assert ask(first).error is None
     with monkeypatch.context() as broken:

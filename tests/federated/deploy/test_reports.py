@@ -1,4 +1,5 @@
-"""A report of a silo is what a report may say, or it is refused: it goes into the manifest of a run and onto its screen."""
+"""A report of a silo is what a report may say, or it is refused: it goes into the manifest of a run and onto
+its screen."""
 
 import shutil
 
@@ -47,8 +48,12 @@ def test_one_of_sets(tmp_path):
     shutil.copytree(whole / "clients" / "berlin", tmp_path / "berlin" / "clients" / "berlin")
     rows = [f"berlin,{name},{','.join(map(str, shares))}" for name, shares in ROWS["berlin"].items()]
     (tmp_path / "berlin" / "priors.csv").write_text("\n".join(["client,set,cat,dog", *rows]))
-    cfg = config.load({**tiny_sets.KEYS, "data": {"source": str(whole)}, "arms": {"arm": {"algorithm": "fedul"}}})
-    found = decode(encode(SiloProgram(own(tmp_path / "berlin", None), torch.device("cpu"))(Packet(greeting(cfg), {}))))
+    cfg = config.load(
+        {**tiny_sets.KEYS, "data": {"source": str(whole)}, "arms": {"arm": {"algorithm": "fedul"}}}
+    )
+    found = decode(
+        encode(SiloProgram(own(tmp_path / "berlin", None), torch.device("cpu"))(Packet(greeting(cfg), {})))
+    )
     assert refused(found) is None
     found.header["sizes"]["sets"] = []
     assert refused(found) == "its report does not fit itself"

@@ -1,4 +1,5 @@
-"""The commands of docs/deploy.md, read from that page: a server and two silos, each a machine of its own as far as network and files go."""
+"""The commands of docs/deploy.md, read from that page: a server and two silos, each a machine of its own as
+far as network and files go."""
 
 import os
 import shutil
@@ -19,8 +20,14 @@ from uefl.folder import read_silos
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),  # seconds
-    pytest.mark.skipif(not may_make_namespaces() and "CI" not in os.environ, reason="network namespaces need the rights of root"),
-    pytest.mark.skipif(shutil.which("openssl") is None or shutil.which("ssh-keygen") is None, reason="needs openssl and ssh-keygen"),
+    pytest.mark.skipif(
+        not may_make_namespaces() and "CI" not in os.environ,
+        reason="network namespaces need the rights of root",
+    ),
+    pytest.mark.skipif(
+        shutil.which("openssl") is None or shutil.which("ssh-keygen") is None,
+        reason="needs openssl and ssh-keygen",
+    ),
 ]
 SILOS = ("ulm", "bonn")
 CONFIG = """
@@ -48,9 +55,17 @@ stop_when_certain = false
 
 @pytest.fixture(scope="module")
 def page():
-    """With an address for a name, as the page itself advises, a small configuration, and a place for a path."""
-    changes = {"DNS:server.example": f"IP:{HOST}", "server.example": HOST, "/path/of/server.pem": "server.pem"}
-    return WalkThrough("Two silos in ten commands", changes | {"uefl train own-silos": "uefl train mine.toml --out run --device cpu"})
+    """With an address for a name, as the page itself advises, a small configuration, and a place for a
+    path."""
+    changes = {
+        "DNS:server.example": f"IP:{HOST}",
+        "server.example": HOST,
+        "/path/of/server.pem": "server.pem",
+    }
+    return WalkThrough(
+        "Two silos in ten commands",
+        changes | {"uefl train own-silos": "uefl train mine.toml --out run --device cpu"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +80,21 @@ def machines(tmp_path_factory, page):
 
 
 def told(folder, secrets):
-    """Where a secret stands that should be in its own file alone: in a command line of any process here, a log, or a run folder."""
+    """Where a secret stands that should be in its own file alone: in a command line of any process here, a
+    log, or a run folder."""
     places = {path: content(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
-    places |= {path: path.read_bytes() for path in [*folder.glob("*.log"), *folder.glob("server/run/**/*")] if path.is_file()}
+    places |= {
+        path: path.read_bytes()
+        for path in [*folder.glob("*.log"), *folder.glob("server/run/**/*")]
+        if path.is_file()
+    }
     assert any(b"--secret" in text for text in places.values())
-    return [(str(path), name) for path, text in places.items() for name, secret in secrets.items() if secret in text]
+    return [
+        (str(path), name)
+        for path, text in places.items()
+        for name, secret in secrets.items()
+        if secret in text
+    ]
 
 
 def done(machines, machine, line):
@@ -89,7 +114,10 @@ def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
     for line in made:
         done(machines, "server", line)
     superlink = machines.start("server", start)
-    until("the SuperLink", lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None)
+    until(
+        "the SuperLink",
+        lambda: "Uvicorn running" in superlink.log.read_text() or superlink.poll() is not None,
+    )
     for name in SILOS:
         key, serve = page.at(name)
         copy(machines, "server.pem", "server", name)
@@ -99,13 +127,18 @@ def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
     node_key(folder / "ulm", "stranger")
     stranger = machines.start("ulm", page.at("ulm")[1].replace("ulm", "stranger") + " --device cpu --wait 5")
     (folder / "server" / ".flwr").mkdir(exist_ok=True)
-    (folder / "server" / ".flwr" / "config.toml").write_text(page.file.replace("server.pem", str(folder / "server" / "server.pem")))
+    (folder / "server" / ".flwr" / "config.toml").write_text(
+        page.file.replace("server.pem", str(folder / "server" / "server.pem"))
+    )
     *register, train = page.last
     for line in register:
         done(machines, "server", line)
     run = machines.start("server", train)
     until("a message", lambda: "arm 'fedavg'" in silos["ulm"].log.read_text() or run.poll() is not None, 300)
-    files = {name: (folder / place / name).read_bytes() for place, name in (("ulm", "ulm.key"), ("bonn", "bonn.key"))}
+    files = {
+        name: (folder / place / name).read_bytes()
+        for place, name in (("ulm", "ulm.key"), ("bonn", "bonn.key"))
+    }
     files |= {name: (folder / "server" / name).read_bytes() for name in ("secret", "server.key")}
     secrets = {name: text[:32] if name == "secret" else text.splitlines()[2] for name, text in files.items()}
     assert told(folder, secrets) == []
@@ -119,12 +152,16 @@ def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
     monkeypatch.chdir(folder)  # below which the silos' images lie
     uefl.train("server/mine.toml", out="local", device="cpu")
     assert (folder / "server/run/metrics.jsonl").read_bytes() == (folder / "local/metrics.jsonl").read_bytes()
-    logs = b"".join(path.read_bytes() for path in [*folder.glob("*.log"), *(folder / "server/run").rglob("*.*")])
+    logs = b"".join(
+        path.read_bytes() for path in [*folder.glob("*.log"), *(folder / "server/run").rglob("*.*")]
+    )
     assert not [name for name, secret in secrets.items() if secret in logs]
     assert not (folder / "server/run/samples.safetensors").exists()
     assert ".png" not in (folder / "server/run/manifest.json").read_text()
     known = read_silos(folder / "server/run")
-    assert [(name, set(of)) for name, of in known.items()] == [(name, {"key", "precision", "torch"}) for name in sorted(SILOS)]
+    assert [(name, set(of)) for name, of in known.items()] == [
+        (name, {"key", "precision", "torch"}) for name in sorted(SILOS)
+    ]
     assert len({of["key"] for of in known.values()}) == 2
 
 
@@ -134,7 +171,9 @@ def test_who_has_no_secret_or_trusts_another_gets_a_line(machines, page):
     copy(machines, "other.pem", "server", "ulm")
     train = page.last[-1].replace("--out run", "--out no")
     asked = {
-        f"the SuperLink at {HOST}:8000 refuses a run": machines.start("server", train.replace("--secret secret", "--secret mine.toml")),
+        f"the SuperLink at {HOST}:8000 refuses a run": machines.start(
+            "server", train.replace("--secret secret", "--secret mine.toml")
+        ),
         "cannot be trusted": machines.start("server", train.replace("server.pem", "other.pem")),
         "cannot be trusted: ": machines.start("ulm", page.at("ulm")[1].replace("server.pem", "other.pem")),
     }

@@ -37,12 +37,16 @@ def federation(cfg: Config) -> Federation:
     if cfg.kind == "sets":
         return tiny_sets.federation()
     (arm,) = cfg.arms.values()
-    return tiny.federation(test_is_holdout=arm.algorithm == "uefl-published", unseen=cfg.run.participation < 1)
+    return tiny.federation(
+        test_is_holdout=arm.algorithm == "uefl-published", unseen=cfg.run.participation < 1
+    )
 
 
 def check_same(cfg: Config, engine: object) -> None:
     """Over the end of the first iteration; nothing is asked of a run's end."""
-    local, other = (tiny.arm(cfg, federation(cfg), wrap)[0] for wrap in (lambda here: here, lambda here: engine))
+    local, other = (
+        tiny.arm(cfg, federation(cfg), wrap)[0] for wrap in (lambda here: here, lambda here: engine)
+    )
     for _ in range(5):
         if not local.finished:
             assert repr(other.turn()) == repr(local.turn())
@@ -54,7 +58,8 @@ def check_same(cfg: Config, engine: object) -> None:
 
 
 def check_raises(make: Callable[[Config], object]) -> None:
-    """Over an engine whose clients are those of ``tiny_worker``: one that raises is left out, with a code and without its text."""
+    """Over an engine whose clients are those of ``tiny_worker``: one that raises is left out, with a code and
+    without its text."""
     cfg = tiny.settings("fedavg", quorum=0.5, seed=RAISES)
     arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: make(cfg))
     arm.turn()

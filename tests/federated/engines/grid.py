@@ -9,7 +9,11 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
 from flwr.supercore.task_identity import TaskIdentity
 
 from uefl.engines.flower.limits import TRIES, _allowed, bounded, check_size
@@ -24,10 +28,11 @@ def sent(content: RecordDict) -> RecordDict:
 
 
 class MemoryGrid(Grid):
-    """Nodes by number, each with a key of its own where ``keys`` has none. A node that returns None does not answer; ``log`` has the node
-    of each message.
+    """Nodes by number, each with a key of its own where ``keys`` has none. A node that returns None does not
+    answer; ``log`` has the node of each message.
 
-    A message to a node in ``unregistered`` gets no number. Of so many answers of a node as ``torn`` says, a part does not come.
+    A message to a node in ``unregistered`` gets no number. Of so many answers of a node as ``torn`` says, a
+    part does not come.
     """
 
     def __init__(self, nodes):

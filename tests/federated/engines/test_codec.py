@@ -24,16 +24,27 @@ def same(a, b):
     for name in a:
         assert a[name].dtype == b[name].dtype
         assert a[name].shape == b[name].shape
-        assert torch.equal(a[name].contiguous().view(-1).view(torch.uint8), b[name].contiguous().view(-1).view(torch.uint8))
+        assert torch.equal(
+            a[name].contiguous().view(-1).view(torch.uint8), b[name].contiguous().view(-1).view(torch.uint8)
+        )
 
 
 def test_a_message_comes_back():
     tensors = {str(dtype): (torch.randn(3, 5) * 3).to(dtype) for dtype in DTYPES}
-    odd = {"empty": torch.empty(0, 4), "scalar": torch.tensor(2.5), "": torch.ones(2), "turned": torch.arange(6.0).view(2, 3).t()}
+    odd = {
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(2.5),
+        "": torch.ones(2),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+    }
     odd["special"] = torch.tensor([math.nan, math.inf, -0.0, 1e-45])
     options = {"seed": 2**62 + 1, "round": 0, "train": True, "ask": "1/2/3", "rate": 0.1, "nothing": math.nan}
     message = Message(
-        tensors, options, expected_like(tensors) | {"s": Expected((), torch.int64)}, odd, {"z": torch.ones(1), "a": torch.ones(1)}
+        tensors,
+        options,
+        expected_like(tensors) | {"s": Expected((), torch.int64)},
+        odd,
+        {"z": torch.ones(1), "a": torch.ones(1)},
     )
     header, parts = unpack(sent(pack_message(message, {"client": "silo-0"})))
     assert header["client"] == "silo-0"
@@ -63,7 +74,8 @@ def test_a_reply_comes_back():
     assert repr(found.metrics) == repr(reply.metrics)
     assert found.states == reply.states
     assert found.training == reply.training
-    assert all(getattr(found, field.name) or field.name == "error" for field in fields(Reply))  # none is forgotten
+    # none is forgotten
+    assert all(getattr(found, field.name) or field.name == "error" for field in fields(Reply))
 
 
 def test_what_arrives_may_be_written_to():
@@ -110,7 +122,13 @@ def test_what_is_no_message_is_refused():
             unpack(records)
     with pytest.raises(Unreadable):
         message_of(Packet({}, {}))
-    for field, value in {"examples": "7", "client": 3, "metrics": {"loss": "0.1"}, "training": {"loss": []}, "error": 5}.items():
+    for field, value in {
+        "examples": "7",
+        "client": 3,
+        "metrics": {"loss": "0.1"},
+        "training": {"loss": []},
+        "error": 5,
+    }.items():
         plain = {"client": "a", "examples": 1, "metrics": {}, "training": {}, "error": None} | {field: value}
         with pytest.raises(Unreadable):
             unpack_reply(pack(plain, update={}, private={}))

@@ -6,7 +6,16 @@ from contextlib import contextmanager
 import pytest
 
 from tests.federated import tiny
-from tests.federated.engines.conformance import DIES, LATE, check_raises, check_same, every_case, federation, messages, settings
+from tests.federated.engines.conformance import (
+    DIES,
+    LATE,
+    check_raises,
+    check_same,
+    every_case,
+    federation,
+    messages,
+    settings,
+)
 from uefl.deploy.workers import on_workers
 from uefl.errors import RunError
 from uefl.lazy import Lazy
@@ -41,7 +50,11 @@ def test_replies_come_by_name_and_the_model_goes_to_a_worker_once(workers, monke
     cfg, started, sent = tiny.settings("fedavg"), [], []
     one = engine(workers, cfg, started.append)
     ask = one._crew.ask
-    monkeypatch.setattr(one._crew, "ask", lambda rank, packet: sent.append((rank, list(packet.parts["broadcast"]))) or ask(rank, packet))
+    monkeypatch.setattr(
+        one._crew,
+        "ask",
+        lambda rank, packet: sent.append((rank, list(packet.parts["broadcast"]))) or ask(rank, packet),
+    )
     assert one.clients() == ["silo-0", "silo-1", "silo-2"]
     replies = [(reply.error, reply.client) for reply in one.round(messages(cfg))]
     assert replies == [(None, "silo-0"), (None, "silo-1"), (None, "silo-2")]
@@ -56,7 +69,12 @@ def test_a_tensor_that_was_changed_in_place_is_sent_again(workers):
     ways = [[], []]
     for changed, found in enumerate(ways):
         message = {"silo-0": asked["silo-0"], "silo-2": asked["silo-2"]}  # of one worker
-        broken = Lazy(message, lambda name, changed=changed, message=message: _halved(message[name], changed and name == "silo-2"))
+        broken = Lazy(
+            message,
+            lambda name, changed=changed, message=message: _halved(
+                message[name], changed and name == "silo-2"
+            ),
+        )
         found += [reply.training["train_loss"] for reply in one.round(broken)]
     assert values is asked["silo-2"].tensors["values"]
     assert ways[0][0] == ways[1][0]

@@ -1,4 +1,5 @@
-"""Flower's engine over a Grid in memory: the same numbers as the local engine, and what a client that fails costs."""
+"""Flower's engine over a Grid in memory: the same numbers as the local engine, and what a client that fails
+costs."""
 
 import pytest
 import torch
@@ -22,7 +23,10 @@ from uefl.engines.flower.members import Members
 
 def programs(federation, **fail):
     names = [silo.name for silo in (*federation.silos, *federation.unseen)]
-    return {i: on_records(SiloProgram(Given(name, federation, fail.get(name)), torch.device("cpu"))) for i, name in enumerate(names, 10)}
+    return {
+        i: on_records(SiloProgram(Given(name, federation, fail.get(name)), torch.device("cpu")))
+        for i, name in enumerate(names, 10)
+    }
 
 
 def engine(cfg, federation, nodes, started=lambda name: None):
@@ -56,7 +60,11 @@ def test_replies_come_by_name(run):
     assert [client for _, client in replies] == started == ["silo-0", "silo-2"]
 
 
-ERRORS = {"computation": RuntimeError("patient 7"), "memory": torch.OutOfMemoryError("patient 7"), "program": KeyError("patient 7")}
+ERRORS = {
+    "computation": RuntimeError("patient 7"),
+    "memory": torch.OutOfMemoryError("patient 7"),
+    "program": KeyError("patient 7"),
+}
 
 
 @pytest.mark.parametrize("code", ERRORS)
@@ -79,7 +87,9 @@ def test_replies_that_cannot_be_read_or_are_of_another_client_are_left_out(run):
     honest = dict(nodes)
 
     def instead(node, answer):
-        nodes[node] = lambda records: honest[node](records) if unpack(records)[0]["ask"] == "report" else answer
+        nodes[node] = lambda records: (
+            honest[node](records) if unpack(records)[0]["ask"] == "report" else answer
+        )
 
     instead(10, pack({"client": "silo-0"}))
     instead(11, pack_reply(Reply("silo-0", 48)))
@@ -209,7 +219,8 @@ def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_a_name_that_is_taken(run, bound):
-    """Nodes with keys stay the same node, so a name never moves; without, the newest node of a name is the client."""
+    """Nodes with keys stay the same node, so a name never moves; without, the newest node of a name is the
+    client."""
     cfg, federation = run
     grid = MemoryGrid(programs(federation))
     members = Members(grid, greeting(cfg), lambda report: None, bound={} if bound else None)
@@ -219,7 +230,10 @@ def test_a_name_that_is_taken(run, bound):
     assert members.look() == ([] if bound else ["silo-0"])
     assert members.nodes["silo-0"][0] == (10 if bound else 30)
     assert sorted(members.refused) == ([30] if bound else [])
-    assert all("the name 'silo-0' is that of another key; give another --name" in why for why in members.refused.values())
+    assert all(
+        "the name 'silo-0' is that of another key; give another --name" in why
+        for why in members.refused.values()
+    )
 
 
 def test_a_key_has_one_name(run):

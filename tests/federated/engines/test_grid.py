@@ -34,7 +34,8 @@ from uefl.engines.flower.members import Members
 
 
 class SuperLink:
-    """One that has two nodes, 7 and 8. Node 7 answers what ``reply`` makes of a message: head, tree and parts; node 8 is honest."""
+    """One that has two nodes, 7 and 8. Node 7 answers what ``reply`` makes of a message: head, tree and
+    parts; node 8 is honest."""
 
     def __init__(self, reply, content):
         self._replies = {7: reply, 8: honest}
@@ -42,7 +43,10 @@ class SuperLink:
 
     def GetNodes(self, request):  # these are Flower's names
         return SimpleNamespace(
-            nodes=[SimpleNamespace(node_id=node, last_activated_at="1", public_key=b"%d" % node) for node in self._replies]
+            nodes=[
+                SimpleNamespace(node_id=node, last_activated_at="1", public_key=b"%d" % node)
+                for node in self._replies
+            ]
         )
 
     def PushMessages(self, request):
@@ -64,7 +68,9 @@ class SuperLink:
         return SimpleNamespace(messages_list=heads, message_object_trees=trees)
 
     def PullObject(self, request):
-        return PullObjectResponse(object_found=True, object_available=True, object_content=self._parts[request.object_id])
+        return PullObjectResponse(
+            object_found=True, object_available=True, object_content=self._parts[request.object_id]
+        )
 
     def PushObject(self, request): ...
 
@@ -75,10 +81,14 @@ def honest(asked, content, instead=None):
     reply = Sent(content, reply_to=message_from_proto(asked))
     if instead is not None:
         reply.metadata.__dict__["_reply_to_message_id"] = instead
-    parts, tree = {name: one.deflate() for name, one in get_all_nested_objects(reply).items()}, get_object_tree(reply)
+    parts, tree = (
+        {name: one.deflate() for name, one in get_all_nested_objects(reply).items()},
+        get_object_tree(reply),
+    )
     reply.metadata.__dict__["_message_id"] = reply.object_id
     head = message_to_proto(remove_content_from_message(reply))
-    head.metadata.reply_to_message_id = asked.metadata.message_id  # without which the SuperLink does not take it
+    # without which the SuperLink does not take it
+    head.metadata.reply_to_message_id = asked.metadata.message_id
     return head, tree, parts
 
 
@@ -125,7 +135,10 @@ def test_a_malformed_reply_is_left_out_and_the_others_go_on(reply):
 
 
 def test_an_error_without_a_reason_is_left_out_too():
-    assert round_of(lambda asked, content: honest(asked, Error(ErrorCode.MESSAGE_UNAVAILABLE))) == ["its reply did not come whole", None]
+    assert round_of(lambda asked, content: honest(asked, Error(ErrorCode.MESSAGE_UNAVAILABLE))) == [
+        "its reply did not come whole",
+        None,
+    ]
 
 
 @malformed
@@ -138,7 +151,8 @@ def test_a_malformed_answer_to_a_greeting_is_a_stranger(reply):
 
 
 def swollen(array):
-    """A reply in which one array of a megabyte is ``array`` of it: parts that are few on the wire and many in memory."""
+    """A reply in which one array of a megabyte is ``array`` of it: parts that are few on the wire and many in
+    memory."""
 
     def reply(asked, content):
         content["update"] = ArrayRecord({"values": Array("uint8", (2**20,), "uefl.raw", bytes(2**20))})
@@ -184,7 +198,10 @@ def many_names(body):
     return json.dumps({f"{i}": name for i in range(300)}).encode()
 
 
-BOMBS = {"one part named many times": repeated("Array", many_chunks), "one array under many names": repeated("ArrayRecord", many_names)}
+BOMBS = {
+    "one part named many times": repeated("Array", many_chunks),
+    "one array under many names": repeated("ArrayRecord", many_names),
+}
 bombs = pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 
 
@@ -192,7 +209,9 @@ bombs = pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_a_reply_that_swells_in_memory_is_not_made(bomb, monkeypatch):
     """The attack on the bound of a reply: a megabyte on the wire, 300 in memory."""
     made, original = [], Array.inflate.__func__
-    monkeypatch.setattr(Array, "inflate", classmethod(lambda cls, *rest: made.append(original(cls, *rest)) or made[-1]))
+    monkeypatch.setattr(
+        Array, "inflate", classmethod(lambda cls, *rest: made.append(original(cls, *rest)) or made[-1])
+    )
     first, second = round_of(swollen(bomb))
     assert "bytes that a reply may have" in first
     assert second is None
@@ -211,7 +230,11 @@ def test_so_is_a_report(bomb):
 @bombs
 def test_so_is_a_message_to_a_silo(bomb, monkeypatch):
     monkeypatch.setattr(bounds, "MESSAGE", 2**25)
-    message = Sent(RecordDict({"a": ArrayRecord({"values": Array("uint8", (2**20,), "uefl.raw", bytes(2**20))})}), 7, "train")
+    message = Sent(
+        RecordDict({"a": ArrayRecord({"values": Array("uint8", (2**20,), "uefl.raw", bytes(2**20))})}),
+        7,
+        "train",
+    )
     parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
     tree, parts = bomb(None, get_object_tree(message), parts)
     with pytest.raises(TooLarge):

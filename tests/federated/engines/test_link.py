@@ -1,4 +1,5 @@
-"""The server's end of Flower: which failures of a SuperLink a run outlives, and what it says of the others."""
+"""The server's end of Flower: which failures of a SuperLink a run outlives, and what it says of the
+others."""
 
 import os
 import threading
@@ -23,11 +24,16 @@ ADDRESS = Address("127.0.0.1:1", insecure=True)
 
 
 def status(code, **headers):
-    return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://x"), response=httpx.Response(code, text="{}", headers=headers))
+    return httpx.HTTPStatusError(
+        "",
+        request=httpx.Request("POST", "http://x"),
+        response=httpx.Response(code, text="{}", headers=headers),
+    )
 
 
 class Client:
-    """Of a SuperLink that gives a run, and answers a heartbeat with ``beat``: an exception, or whether it is taken."""
+    """Of a SuperLink that gives a run, and answers a heartbeat with ``beat``: an exception, or whether it is
+    taken."""
 
     def __init__(self, beat=True):
         self._beat = beat
@@ -48,7 +54,10 @@ class Client:
 def superlink(monkeypatch):
     def grid(*arguments, **keys):
         return SimpleNamespace(
-            _retry_invoker=make_simple_http_retry_invoker(), _runtime_client=Client(), set_run=lambda run: None, close=lambda: None
+            _retry_invoker=make_simple_http_retry_invoker(),
+            _runtime_client=Client(),
+            set_run=lambda run: None,
+            close=lambda: None,
         )
 
     monkeypatch.setattr(link, "_start", lambda address: None)
@@ -56,7 +65,9 @@ def superlink(monkeypatch):
     monkeypatch.setattr(link, "CheckedGrid", grid)
 
 
-@pytest.mark.parametrize("beat", [status(401), status(500), status(502), httpx.ConnectError("away"), ValueError("a page"), False])
+@pytest.mark.parametrize(
+    "beat", [status(401), status(500), status(502), httpx.ConnectError("away"), ValueError("a page"), False]
+)
 def test_a_heartbeat_that_is_not_taken_is_tried_again(beat):
     """In its thread, which goes on, and without a signal to this process."""
     assert not link._heartbeat(Client(beat))()
@@ -71,7 +82,10 @@ def test_one_that_is_taken():
     assert link._heartbeat(Client())()
 
 
-LOST = r"lost the SuperLink at 127.0.0.1:1: {}; it has ended the run, or has forgotten it while it could not be reached$"
+LOST = (
+    r"lost the SuperLink at 127.0.0.1:1: {}; it has ended the run, or has forgotten it while it could not be"
+    r" reached$"
+)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,10 @@ LOST = r"lost the SuperLink at 127.0.0.1:1: {}; it has ended the run, or has for
         (status(403), LOST.format(403)),
         (status(500), "lost the SuperLink at 127.0.0.1:1: 500$"),
         (httpx.ConnectError("no way there"), "lost the SuperLink at 127.0.0.1:1: no way there$"),
-        (ObjectPushError("part", 1, "session"), "the SuperLink at 127.0.0.1:1 does not store a part of a message$"),
+        (
+            ObjectPushError("part", 1, "session"),
+            "the SuperLink at 127.0.0.1:1 does not store a part of a message$",
+        ),
     ],
 )
 def test_what_ends_a_run_is_a_line(superlink, error, line):
@@ -94,13 +111,19 @@ def test_a_run_that_is_refused_at_its_start_is_told_of_the_secret(superlink, mon
         raise status(401)
 
     monkeypatch.setattr(link, "_token", refused)
-    with pytest.raises(Unreachable, match="refuses a run: 401; give with --secret the file"), link.connect(ADDRESS):
+    with (
+        pytest.raises(Unreachable, match="refuses a run: 401; give with --secret the file"),
+        link.connect(ADDRESS),
+    ):
         pass
 
 
-@pytest.mark.parametrize(("skew", "line"), [(-60, "60 s behind that"), (60, "60 s ahead of that"), (0, "500$")])
+@pytest.mark.parametrize(
+    ("skew", "line"), [(-60, "60 s behind that"), (60, "60 s ahead of that"), (0, "500$")]
+)
 def test_a_clock_that_is_off_is_named(superlink, skew, line, monkeypatch):
-    """Messages of a server whose clock is behind have expired when they come to the SuperLink; it says 500, and its time."""
+    """Messages of a server whose clock is behind have expired when they come to the SuperLink; it says 500,
+    and its time."""
     error, now = status(500, date=formatdate(usegmt=True)), time.time()
     monkeypatch.setattr(link.time, "time", lambda: int(now) + skew)
     with pytest.raises(Unreachable, match=line), link.connect(ADDRESS):
@@ -125,6 +148,9 @@ def test_what_does_not_leave_the_machine_goes_to_no_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "example.org")
     with HTTPServer(("127.0.0.1", 0), Teapot) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        with pytest.raises(Unreachable, match="refuses a run: 418"), link.connect(Address(f"127.0.0.1:{server.server_port}", True)):
+        with (
+            pytest.raises(Unreachable, match="refuses a run: 418"),
+            link.connect(Address(f"127.0.0.1:{server.server_port}", True)),
+        ):
             pass
     assert os.environ["no_proxy"] == "example.org,127.0.0.1"

@@ -31,12 +31,15 @@ class Enough(Exception):
 
 
 def status(code):
-    return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://x"), response=httpx.Response(code, text="{}"))
+    return httpx.HTTPStatusError(
+        "", request=httpx.Request("POST", "http://x"), response=httpx.Response(code, text="{}")
+    )
 
 
 @pytest.fixture
 def superlink(monkeypatch):
-    """Plays what connections do, one after the other: an exception before there is one, or what is done over it."""
+    """Plays what connections do, one after the other: an exception before there is one, or what is done over
+    it."""
     acts = []
 
     @contextmanager
@@ -107,7 +110,9 @@ def test_a_refusal_is_final_where_there_is_no_key_to_wait_for(superlink):
         serve()
 
 
-@pytest.mark.parametrize("error", [status(500), RuntimeError("The SuperLink does not recognize this SuperNode.")])
+@pytest.mark.parametrize(
+    "error", [status(500), RuntimeError("The SuperLink does not recognize this SuperNode.")]
+)
 def test_a_heartbeat_that_is_not_taken_connects_again(superlink, error):
     superlink += [(lambda: None, failing(error)), (gone, healthy)]
     with pytest.raises(Enough):
@@ -182,4 +187,8 @@ def test_an_answer_lives_as_long_as_its_message_whatever_the_clock_of_the_silo_s
     reply = answered(answer, life=65.0)
     assert reply.metadata.ttl == 65.0
     assert abs(reply.metadata.created_at - now().timestamp()) < 30
-    assert not [error for error in validate_message(reply, is_reply_message=True) if "metadata.src_node_id" not in error]
+    assert not [
+        error
+        for error in validate_message(reply, is_reply_message=True)
+        if "metadata.src_node_id" not in error
+    ]

@@ -14,12 +14,19 @@ def same(a, b):
     assert list(a) == list(b)
     for name in a:
         assert (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape)
-        assert torch.equal(a[name].contiguous().view(-1).view(torch.uint8), b[name].contiguous().view(-1).view(torch.uint8))
+        assert torch.equal(
+            a[name].contiguous().view(-1).view(torch.uint8), b[name].contiguous().view(-1).view(torch.uint8)
+        )
 
 
 def test_a_packet_comes_back():
     tensors = {name: (torch.randn(3, 5) * 3).to(dtype) for name, dtype in DTYPES.items()}
-    odd = {"empty": torch.empty(0, 4), "scalar": torch.tensor(2.5), "": torch.ones(2, dtype=torch.bool), "turned": torch.randn(2, 3).t()}
+    odd = {
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(2.5),
+        "": torch.ones(2, dtype=torch.bool),
+        "turned": torch.randn(2, 3).t(),
+    }
     found = decode(encode(Packet(HEADER, {"z": tensors, "a": odd, "none": {}})))
     assert found.header == HEADER
     assert list(found.parts) == ["z", "a", "none"]
@@ -33,7 +40,9 @@ def test_what_arrives_shares_nothing_with_what_was_sent():
     assert torch.equal(x, torch.zeros(3))
 
 
-@pytest.mark.parametrize("damage", [lambda f: f[:-8], lambda f: f[:4], lambda f: f[8:], lambda f: torch.zeros_like(f)])
+@pytest.mark.parametrize(
+    "damage", [lambda f: f[:-8], lambda f: f[:4], lambda f: f[8:], lambda f: torch.zeros_like(f)]
+)
 def test_a_damaged_packet_is_refused(damage):
     with pytest.raises(Unreadable):
         decode(damage(encode(Packet(HEADER, {"p": {"x": torch.ones(4)}}))))

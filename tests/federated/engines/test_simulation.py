@@ -1,4 +1,5 @@
-"""Flower's simulation with Ray's actors: the numbers of the local engine, and what a client or an actor that fails costs."""
+"""Flower's simulation with Ray's actors: the numbers of the local engine, and what a client or an actor that
+fails costs."""
 
 import time
 from importlib.util import find_spec
@@ -13,7 +14,15 @@ if find_spec("ray") is None:  # its import has to wait for the one of uefl.engin
 from tests.federated import tiny
 from tests.federated.deploy.runs import config, uefl
 from tests.federated.engines import tiny_worker
-from tests.federated.engines.conformance import DIES, check_raises, check_same, every_case, federation, messages, settings
+from tests.federated.engines.conformance import (
+    DIES,
+    check_raises,
+    check_same,
+    every_case,
+    federation,
+    messages,
+    settings,
+)
 from uefl.deploy.chaos.stage import UEFL
 from uefl.deploy.setting import Setting, task
 from uefl.engines.flower import simulation
@@ -34,7 +43,9 @@ def engine(nodes, cfg):
     grid, placed = nodes
     fed = federation(cfg)
     here = {silo.name: placed.nodes[silo.name][0] for silo in (*fed.silos, *fed.unseen)}
-    return FlowerEngine(grid, Placed(here, placed.look), task(Setting.of(cfg, fed, torch.get_num_threads()), "arm"))
+    return FlowerEngine(
+        grid, Placed(here, placed.look), task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
+    )
 
 
 @every_case
@@ -69,7 +80,14 @@ def test_a_simulation_that_has_ended_is_said(monkeypatch):
 def test_a_whole_run_has_the_same_numbers_and_leaves_nothing(tmp_path):
     cfg = config(tmp_path, f"{UEFL}[arms.fedper]\n", clients=12, run="participation = 0.5")
     assert uefl("train", cfg, "--out", "local", "--device", "cpu", cwd=tmp_path)[0] == 0
-    code, _, err = uefl("train", cfg, "--engine", "ray", "--workers", 2, "--out", "ray", "--device", "cpu", cwd=tmp_path)
+    code, _, err = uefl(
+        "train", cfg, "--engine", "ray", "--workers", 2, "--out", "ray", "--device", "cpu", cwd=tmp_path
+    )
     assert (code, err) == (0, "")
-    for name in ("metrics.jsonl", "manifest.json", "config.toml", *(path.name for path in tmp_path.glob("local/model-*"))):
+    for name in (
+        "metrics.jsonl",
+        "manifest.json",
+        "config.toml",
+        *(path.name for path in tmp_path.glob("local/model-*")),
+    ):
         assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name

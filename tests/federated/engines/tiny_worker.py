@@ -1,4 +1,5 @@
-"""A worker, and an actor of Ray, with the clients of the tests. By the run's seed, silo-1 raises, is late, or kills its process."""
+"""A worker, and an actor of Ray, with the clients of the tests. By the run's seed, silo-1 raises, is late, or
+kills its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""f', a model that the server trains on its own labeled images alone, from the same start as the federated one."""
+"""f', a model that the server trains on its own labeled images alone, from the same start as the federated
+one."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def begin(state: State) -> None:
 
 def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, loss: str) -> None:
     """Train f' from where it is, with its own optimizer."""
-    found = server.train(state.tensors, "expert.", seed=seed, round=turn.round, epochs=epochs, loss=server_loss(loss))
+    found = server.train(
+        state.tensors, "expert.", seed=seed, round=turn.round, epochs=epochs, loss=server_loss(loss)
+    )
     state.plain["outcome"]["server_loss"] = found
 
 

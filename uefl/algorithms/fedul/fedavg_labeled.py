@@ -1,4 +1,5 @@
-"""FedAvg with the true labels of the clients' images, or of a share of them: what knowing only class shares costs."""
+"""FedAvg with the true labels of the clients' images, or of a share of them: what knowing only class shares
+costs."""
 
 from __future__ import annotations
 
@@ -24,14 +25,21 @@ class FedAvgLabeled(OnSets):
     class Parameters(Labeled):
         """Parameters of labeled clients."""
 
-        share: float = Field(1.0, gt=0, le=1, description="share of its images that a client trains on, the same in every round")
+        share: float = Field(
+            1.0,
+            gt=0,
+            le=1,
+            description="share of its images that a client trains on, the same in every round",
+        )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse sets whose labels are not known."""
         super().check(federation, arm, net)
         data = (silo.load() for silo in federation.silos)
         if any(isinstance(each, SetData) and each.labels is None for each in data):
-            raise UserError(f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm")
+            raise UserError(
+                f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm"
+            )
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:
         """Of all images, or of the first of them in an order of their own."""
@@ -39,7 +47,9 @@ class FedAvgLabeled(OnSets):
         if share == 1:
             yield from super().epoch(work)
             return
-        order = torch.randperm(work.examples, generator=torch.Generator().manual_seed(derive(work.seed, "labeled", work.client)))
+        order = torch.randperm(
+            work.examples, generator=torch.Generator().manual_seed(derive(work.seed, "labeled", work.client))
+        )
         chosen = order[: max(2, round(work.examples * share))]
         shuffled = chosen[torch.randperm(len(chosen))]
         yield from (batch for batch in shuffled.split(work.training.batch_size) if len(batch) > 1)

@@ -19,7 +19,8 @@ _DROPOUT = 0.2
 
 @register("fedllp")
 class FedLLP(OnSets):
-    """Cross-entropy between a set's class shares and the mean of the predictions of its images; every dropout but the logits' is at 0.2."""
+    """Cross-entropy between a set's class shares and the mean of the predictions of its images; every dropout
+    but the logits' is at 0.2."""
 
     ops = ("set_proportion_loss",)
 
@@ -29,7 +30,8 @@ class FedLLP(OnSets):
         small = min(federation.silos, key=lambda silo: max(silo.sizes.sets))
         if max(small.sizes.sets) < 2:
             raise UserError(
-                f"client {small.name!r} has sets of one image only; arm {arm!r} takes a set per step, and batch norm needs two or more"
+                f"client {small.name!r} has sets of one image only; arm {arm!r} takes a set per step, and"
+                " batch norm needs two or more"
             )
 
     def before_round(self, work: Work) -> None:
@@ -55,5 +57,7 @@ class FedLLP(OnSets):
         """The loss of one set."""
         offsets = torch.tensor([0, len(batch.positions)], device=batch.images.device)
         target = work.sets.priors[batch.labels[:1]].float().clamp(1e-7, 1 - 1e-7)
-        loss: torch.Tensor = uefl_kernels.set_proportion_loss(work.logits(batch.images), offsets, target).mean()
+        loss: torch.Tensor = uefl_kernels.set_proportion_loss(
+            work.logits(batch.images), offsets, target
+        ).mean()
         return loss

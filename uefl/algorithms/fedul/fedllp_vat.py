@@ -1,6 +1,7 @@
 """FedLLP-VAT: label proportions, and predictions that are smooth around every image.
 
-Source: Miyato et al. 2018, "Virtual Adversarial Training"; Tsai & Lin 2020, "Learning from Label Proportions with Consistency".
+Source: Miyato et al. 2018, "Virtual Adversarial Training"; Tsai & Lin 2020, "Learning from Label Proportions
+with Consistency".
 """
 
 from __future__ import annotations
@@ -26,17 +27,25 @@ class FedLLPVAT(FedLLP):
     class Parameters(SetParameters):
         """Parameters of virtual adversarial training."""
 
-        vat_weight: float = Field(5e-4, ge=0, description="final weight of the smoothness term, reached within 20 epochs")
+        vat_weight: float = Field(
+            5e-4, ge=0, description="final weight of the smoothness term, reached within 20 epochs"
+        )
         vat_xi: float = Field(1.0, gt=0, description="length of the probing step")
         vat_epsilon: float = Field(1e-2, gt=0, description="length of the adversarial step")
-        vat_legacy_ramp: bool = Field(False, description="the weight starts anew every epoch, as in the published code")
+        vat_legacy_ramp: bool = Field(
+            False, description="the weight starts anew every epoch, as in the published code"
+        )
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """The loss of one set, plus the weighted smoothness of the predictions around its images."""
         if self.parameters.vat_weight == 0:  # FedLLP bit for bit
             return super().loss(work, batch)
         sets = len(work.sets.priors)
-        step = work.epoch_step if self.parameters.vat_legacy_ramp else work.round * work.epochs * sets + work.step
+        step = (
+            work.epoch_step
+            if self.parameters.vat_legacy_ramp
+            else work.round * work.epochs * sets + work.step
+        )
         progress = min(1.0, step / (_RAMP * sets))
         weight = self.parameters.vat_weight * math.exp(-5 * (1 - progress) ** 2)
         total: torch.Tensor = super().loss(work, batch) + weight * self.smoothness(work, batch.images)
@@ -45,8 +54,9 @@ class FedLLPVAT(FedLLP):
     def smoothness(self, work: Work, x: torch.Tensor) -> torch.Tensor:
         """KL(p(x) || p(x + r)), a scalar in nats, for images x ``[b, C, H, W]``.
 
-        r is the direction of length ``vat_epsilon`` in which it grows fastest, found by one power step. It is evaluated in float32, since
-        the probing step is far below bfloat16's resolution; the running statistics are left as they are.
+        r is the direction of length ``vat_epsilon`` in which it grows fastest, found by one power step. It is
+        evaluated in float32, since the probing step is far below bfloat16's resolution; the running
+        statistics are left as they are.
         """
         net, p = work.net, self.parameters
         with torch.autocast(x.device.type, enabled=False), FrozenStatistics(net):

@@ -18,11 +18,13 @@ _BETA = 0.75
 
 @register("fedpl")
 class FedPL(OnSets):
-    """First the likeliest class of each set as the label of all its images, then the network's own predictions.
+    """First the likeliest class of each set as the label of all its images, then the network's own
+    predictions.
 
-    The likeliest is that of the priors that were drawn for the set, as published; of the priors in use where ``data.drawn`` is None.
-    Of the latter, sure ones (probability 0.4 or more) are labels; each is also mixed with an unsure one, in the logits.
-    Where there are no unsure ones the mixed term is left out (the published code then leaves out the batch).
+    The likeliest is that of the priors that were drawn for the set, as published; of the priors in use where
+    ``data.drawn`` is None. Of the latter, sure ones (probability 0.4 or more) are labels; each is also mixed
+    with an unsure one, in the logits. Where there are no unsure ones the mixed term is left out (the
+    published code then leaves out the batch).
     """
 
     def weight_decay(self, work: Work) -> float:
@@ -49,7 +51,8 @@ class FedPL(OnSets):
 
 
 def self_labeled(logits: torch.Tensor, draws: np.random.Generator) -> torch.Tensor:
-    """Cross-entropy of logits ``[b, K]`` with their own sure predictions, and of these mixed with unsure ones, in shares from Beta."""
+    """Cross-entropy of logits ``[b, K]`` with their own sure predictions, and of these mixed with unsure
+    ones, in shares from Beta."""
     confidence, label = logits.detach().softmax(1).max(1)
     sure, unsure = (logits[mask] for mask in (confidence >= _SURE, confidence < _SURE))
     sure_label, unsure_label = label[confidence >= _SURE], label[confidence < _SURE]
@@ -61,5 +64,7 @@ def self_labeled(logits: torch.Tensor, draws: np.random.Generator) -> torch.Tens
         return loss
     share = float(draws.beta(_BETA, _BETA))
     mixed = share * sure[:pairs] + (1 - share) * unsure[:pairs]
-    both = share * cross_entropy(mixed, sure_label[:pairs]) + (1 - share) * cross_entropy(mixed, unsure_label[:pairs])
+    both = share * cross_entropy(mixed, sure_label[:pairs]) + (1 - share) * cross_entropy(
+        mixed, unsure_label[:pairs]
+    )
     return loss + _MIXED * both

@@ -31,19 +31,33 @@ class FedUL(OnSets):
 
         server: Literal["none", "finetune", "blend"] = Field(
             "none",
-            description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model f' (M2)",
+            description=(
+                "the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a"
+                " model f' (M2)"
+            ),
         )
         server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
         h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
         h_schedule: Literal["constant", "rise", "fall"] = Field(
-            "constant", description="of h over the rounds: `constant`; `rise`: linearly, up to h in the last round; `fall`: down from h"
+            "constant",
+            description=(
+                "of h over the rounds: `constant`; `rise`: linearly, up to h in the last round; `fall`: down"
+                " from h"
+            ),
         )
         recalibrate: bool = Field(
-            False, description="with `blend`: the running statistics of batch norm are those of (1 - h) f + h f' on the labeled images"
+            False,
+            description=(
+                "with `blend`: the running statistics of batch norm are those of (1 - h) f + h f' on the"
+                " labeled images"
+            ),
         )
         resync: bool = Field(
             False,
-            description="with `blend`: f' starts every round from the broadcast model with a fresh optimizer, instead of going its own way",
+            description=(
+                "with `blend`: f' starts every round from the broadcast model with a fresh optimizer, instead"
+                " of going its own way"
+            ),
         )
         test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(
             (), description="class shares under which the model's output is a posterior; `[]`: uniform"
@@ -52,19 +66,24 @@ class FedUL(OnSets):
         @model_validator(mode="after")
         def _sums_to_one(self) -> Any:
             if self.test_prior and abs(sum(self.test_prior) - 1) > 1e-4:
-                raise ValueError(f"test_prior: expected numbers that sum to 1, they sum to {sum(self.test_prior):g}")
+                raise ValueError(
+                    f"test_prior: expected numbers that sum to 1, they sum to {sum(self.test_prior):g}"
+                )
             return self
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse M1 and M2 where the server has no labeled images, and a prior of another number of classes."""
+        """Refuse M1 and M2 where the server has no labeled images, and a prior of another number of
+        classes."""
         super().check(federation, arm, net)
         if self.parameters.server != "none":
             needs_labeled(federation, arm)
         prior, classes = self.parameters.test_prior, len(federation.classes)
         if prior and len(prior) != classes:
-            raise InvalidPriors(f"key 'arms.{arm}.test_prior': expected {classes} numbers, one per class, got {len(prior)}")
+            raise InvalidPriors(
+                f"key 'arms.{arm}.test_prior': expected {classes} numbers, one per class, got {len(prior)}"
+            )
 
-    # --- the client ------------------------------------------------------------------------------------------------
+    # --- the client ----------------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
         """What turns class probabilities into those of the client's sets."""
@@ -76,11 +95,14 @@ class FedUL(OnSets):
         legacy = self.parameters.loss == "legacy_double_softmax"
         kernel = uefl_kernels.transition_double_softmax if legacy else uefl_kernels.transition_nll
         loss: torch.Tensor = kernel(
-            work.logits(batch.images), batch.labels, work.memory["matrix"], log_marginal=work.memory["marginal"]
+            work.logits(batch.images),
+            batch.labels,
+            work.memory["matrix"],
+            log_marginal=work.memory["marginal"],
         ).mean()
         return loss
 
-    # --- the server ------------------------------------------------------------------------------------------------
+    # --- the server ----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """The state of FedAvg; M2 also has f'."""
@@ -97,13 +119,20 @@ class FedUL(OnSets):
         assert server is not None
         if p.server == "finetune":
             state.plain["outcome"]["server_loss"] = server.train(
-                state.tensors, seed=self.context.seed, round=turn.round, epochs=p.server_epochs, loss=server_loss(p.loss), keep=False
+                state.tensors,
+                seed=self.context.seed,
+                round=turn.round,
+                epochs=p.server_epochs,
+                loss=server_loss(p.loss),
+                keep=False,
             )
         else:
             expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
             expert.blend(state, self.share(turn))
             if p.recalibrate:
-                state.tensors["buffers"] = server.recalibrated({name: state.tensors[name] for name in ("values", "buffers")})
+                state.tensors["buffers"] = server.recalibrated(
+                    {name: state.tensors[name] for name in ("values", "buffers")}
+                )
             if p.resync:
                 expert.synchronise(state)
         return True
@@ -116,7 +145,8 @@ class FedUL(OnSets):
 
 
 def log_transition(data: SetData, test_prior: tuple[float, ...] = ()) -> torch.Tensor:
-    """log of pi_m Pi[m, k] / pi_k, ``[M, K]`` float32: what turns class probabilities into those of a client's sets."""
+    """log of pi_m Pi[m, k] / pi_k, ``[M, K]`` float32: what turns class probabilities into those of a
+    client's sets."""
     sizes = data.sizes.double()
     target = data.priors.new_tensor(test_prior) if test_prior else None
     return uefl_kernels.log_transition_matrix(data.priors, sizes / sizes.sum(), target).float()

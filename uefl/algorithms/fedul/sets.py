@@ -22,10 +22,21 @@ from ..base import Algorithm, Record, State
 class SetParameters(base.Parameters):
     """Parameters of every algorithm on unlabeled sets."""
 
-    client_weights: Literal["uniform", "examples"] = Field("uniform", description="weights of the clients in the average")
-    global_step: float = Field(1.0, gt=0, description="the server's step size: the share of the way to the clients' mean that it goes")
+    client_weights: Literal["uniform", "examples"] = Field(
+        "uniform", description="weights of the clients in the average"
+    )
+    global_step: float = Field(
+        1.0,
+        gt=0,
+        description="the server's step size: the share of the way to the clients' mean that it goes",
+    )
     penalty: float = Field(
-        0.0, ge=0, description="weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as published"
+        0.0,
+        ge=0,
+        description=(
+            "weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as"
+            " published"
+        ),
     )
 
 
@@ -33,7 +44,11 @@ class Labeled(SetParameters):
     """Of those that learn from labels as the published code does, or properly."""
 
     loss: Literal["nll", "legacy_double_softmax"] = Field(
-        "nll", description="`nll`: the proper loss; `legacy_double_softmax`: the published one, which takes the softmax twice"
+        "nll",
+        description=(
+            "`nll`: the proper loss; `legacy_double_softmax`: the published one, which takes the softmax"
+            " twice"
+        ),
     )
 
 
@@ -48,12 +63,15 @@ class OnSets(Algorithm):
         """Refuse a client with a single image, since a step needs two."""
         smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
         if smallest.sizes.train < 2:
-            raise UserError(f"client {smallest.name!r} has {smallest.sizes.train} image; batch norm needs two or more in a step")
+            raise UserError(
+                f"client {smallest.name!r} has {smallest.sizes.train} image; batch norm needs two or more in"
+                " a step"
+            )
         server = federation.server
         if self.context.run.select == "validation" and (server is None or server.validation is None):
             raise UserError(
-                "run.select = 'validation' needs validation images of the server; add the folder validation (or set data.validation), "
-                "or set select = 'last'"
+                "run.select = 'validation' needs validation images of the server; add the folder validation"
+                " (or set data.validation), or set select = 'last'"
             )
 
     @property
@@ -76,7 +94,7 @@ class OnSets(Algorithm):
         """One pass with dropout off."""
         return without_spread(work.logits(images).softmax(1))
 
-    # --- the server ------------------------------------------------------------------------------------------------
+    # --- the server ----------------------------------------------------------------------------------------
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """f + step (mean - f); running statistics are their mean, whatever the step."""
@@ -98,7 +116,11 @@ class OnSets(Algorithm):
         if self.serve(state, turn, server):
             outcome["validation_accuracy"] = _validated(state, server)
         accuracy = outcome["validation_accuracy"]
-        if self.context.run.select == "validation" and accuracy is not None and accuracy > state.plain["best_accuracy"]:
+        if (
+            self.context.run.select == "validation"
+            and accuracy is not None
+            and accuracy > state.plain["best_accuracy"]
+        ):
             state.plain["best_accuracy"] = accuracy
             state.tensors |= {f"best.{name}": state.tensors[name] for name in ("values", "buffers")}
 
@@ -118,12 +140,15 @@ class OnSets(Algorithm):
 
 
 def labels_loss(work: Work, images: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
-    """A scalar: the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, which labeled clients and the server have.
+    """A scalar: the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, which labeled
+    clients and the server have.
 
     With ``kind = "legacy_double_softmax"`` the softmax is taken twice, as in the published code.
     """
     logits = work.logits(images)
-    return torch.nn.functional.cross_entropy(logits.softmax(1) if kind == "legacy_double_softmax" else logits, labels)
+    return torch.nn.functional.cross_entropy(
+        logits.softmax(1) if kind == "legacy_double_softmax" else logits, labels
+    )
 
 
 def needs_labeled(federation: Federation, arm: str) -> None:
@@ -135,10 +160,13 @@ def needs_labeled(federation: Federation, arm: str) -> None:
     labeled = federation.server.labeled if federation.server is not None else None
     if labeled is None or len(labeled) == 0:
         raise UserError(
-            f"arm {arm!r} needs labeled images of the server; set data.labeled, or add the folder labeled, or leave out the arm"
+            f"arm {arm!r} needs labeled images of the server; set data.labeled, or add the folder labeled, or"
+            " leave out the arm"
         )
     if len(labeled) < 2:
-        raise UserError(f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step")
+        raise UserError(
+            f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step"
+        )
 
 
 def server_loss(kind: str) -> Any:
@@ -151,4 +179,8 @@ def server_loss(kind: str) -> Any:
 
 
 def _validated(state: State, server: Teacher | None) -> float | None:
-    return None if server is None else server.accuracy({name: state.tensors[name] for name in ("values", "buffers")})
+    return (
+        None
+        if server is None
+        else server.accuracy({name: state.tensors[name] for name in ("values", "buffers")})
+    )

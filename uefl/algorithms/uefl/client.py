@@ -1,9 +1,10 @@
 """The client half of algorithms with a codebook between encoder and head.
 
-A message of a quantised round has ``codebook [..., V, d]``, what its client sees; with ``moving [..., V, d + 1]`` beside it codewords are
-moving averages. With the option ``new_codewords`` the client first finds that many by k-means on its own features, and writes them into the
-codebook from row ``new_at`` on. It sends back the ``codebook``, or what the averages have become in its place, and ``usage [..., V]``, how
-often training assigned each codeword. An answer has ``block [..., v, d]`` and ``mass [..., v]``, k-means alone.
+A message of a quantised round has ``codebook [..., V, d]``, what its client sees; with ``moving [..., V, d +
+1]`` beside it codewords are moving averages. With the option ``new_codewords`` the client first finds that
+many by k-means on its own features, and writes them into the codebook from row ``new_at`` on. It sends back
+the ``codebook``, or what the averages have become in its place, and ``usage [..., V]``, how often training
+assigned each codeword. An answer has ``block [..., v, d]`` and ``mass [..., v]``, k-means alone.
 """
 
 from __future__ import annotations
@@ -41,9 +42,15 @@ class Quantised(Algorithm):
     columns: ClassVar = {
         "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
         "codewords": "size of the codebook that a client sees",
-        "vq_loss": "loss of the quantiser, both terms, mean over the images of the round as they were trained on",
+        "vq_loss": (
+            "loss of the quantiser, both terms, mean over the images of the round as they were trained on"
+        ),
     }
-    marks: ClassVar = {"extended": "codewords added to the client (decided on held-out training images; shown here: the test split)"}
+    marks: ClassVar = {
+        "extended": (
+            "codewords added to the client (decided on held-out training images; shown here: the test split)"
+        )
+    }
     levels: ClassVar = {"threshold": ("entropy", "the threshold of each decision about extensions")}
 
     @property
@@ -54,7 +61,9 @@ class Quantised(Algorithm):
     @property
     def block(self) -> int:
         """How many codewords there are from the start, those of all segments together."""
-        return int(self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1))
+        return int(
+            self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1)
+        )
 
     @property
     def static_step(self) -> bool:
@@ -73,19 +82,25 @@ class Quantised(Algorithm):
             raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
         segments = self.parameters.segments
         if net.dim % segments:
-            raise UserError(f"key 'arms.{arm}.segments': expected a divisor of the {net.dim} channels of the encoder; got {segments}")
+            raise UserError(
+                f"key 'arms.{arm}.segments': expected a divisor of the {net.dim} channels of the encoder; got"
+                f" {segments}"
+            )
         few = min(federation.silos, key=lambda silo: silo.sizes.train)
         per_image = net.positions * (1 if self.quantizer.segment_codebooks else segments)
         if few.sizes.train * per_image < self.most_new():
             rows = f"{few.sizes.train} training images of {per_image} feature vectors"
-            raise UserError(f"silo {few.name!r} has {rows}, too few for {self.most_new()} new codewords; lower codewords")
+            raise UserError(
+                f"silo {few.name!r} has {rows}, too few for {self.most_new()} new codewords; lower codewords"
+            )
 
     def most_new(self) -> int:
         """Return the largest number of codewords that k-means makes at once."""
         return int(self.parameters.codewords)
 
     def start(self, length: int, *place: int | str, count: int = 0) -> torch.Tensor:
-        """Draw codewords ``[..., v, length]`` from N(0, 1), ``count`` of them, or as many as the codebook begins with."""
+        """Draw codewords ``[..., v, length]`` from N(0, 1), ``count`` of them, or as many as the codebook
+        begins with."""
         generator = torch.Generator().manual_seed(derive(self.context.seed, "codebook", *place))
         shape = [self.parameters.segments] if self.quantizer.segment_codebooks else []
         return torch.randn(*shape, count or self.parameters.codewords, length, generator=generator)
@@ -97,10 +112,12 @@ class Quantised(Algorithm):
 
     def codebook(self, work: Work) -> torch.Tensor | None:
         """What the client sees at this moment of its turn; None: no quantiser."""
-        known: torch.Tensor | None = work.trained.get("codebook", work.memory.get("codebook", work.message.tensors.get("codebook")))
+        known: torch.Tensor | None = work.trained.get(
+            "codebook", work.memory.get("codebook", work.message.tensors.get("codebook"))
+        )
         return known
 
-    # --- training --------------------------------------------------------------------------------------------------
+    # --- training ------------------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
         """Find new codewords where they are asked for; the codebook is trained with the network."""
@@ -128,7 +145,8 @@ class Quantised(Algorithm):
 
     @torch.no_grad()
     def new_codewords(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """k-means on the features of the training images, or on what the codebook leaves of them: ``[..., v, d]``, masses ``[..., v]``."""
+        """k-means on the features of the training images, or on what the codebook leaves of them: ``[..., v,
+        d]``, masses ``[..., v]``."""
         net, options = _net(work), work.message.options
         codebook = work.message.tensors.get("codebook") if self.quantizer.stage else None
         net.eval()
@@ -168,7 +186,7 @@ class Quantised(Algorithm):
             sent["codebook"] = work.trained["codebook"].detach()
         return sent | ({"usage": work.memory["usage"]} if "usage" in work.memory else {})
 
-    # --- measuring -------------------------------------------------------------------------------------------------
+    # --- measuring -----------------------------------------------------------------------------------------
 
     def passes(self, work: Work) -> int:
         """As many passes as the run takes, with dropout on."""
@@ -187,11 +205,14 @@ class Quantised(Algorithm):
         return prediction._replace(extra={"codes": out.codes, **choices})
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
-        """Perplexity of the codewords in use, in batches of 100 images and over all; at the end of an iteration also their counts."""
+        """Perplexity of the codewords in use, in batches of 100 images and over all; at the end of an
+        iteration also their counts."""
         codebook = work.message.tensors.get("codebook")
         if codebook is None:
             return {}
-        counts = torch.stack([counts_per_batch(extra["codes"], codebook.shape[:-1].numel()) for extra in extras])
+        counts = torch.stack(
+            [counts_per_batch(extra["codes"], codebook.shape[:-1].numel()) for extra in extras]
+        )
         record: Record = {
             "perplexity": float(perplexity(counts).mean()),
             "perplexity_full": float(perplexity(counts.sum(1)).mean()),
@@ -204,16 +225,22 @@ class Quantised(Algorithm):
         """A section on the extensions of codebooks."""
         return findings.findings(history, self.block)
 
-    def infer(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def infer(
+        self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         """Logits ``[B, classes]`` of features that the client's codebook has quantised."""
         assert isinstance(net, TokenNet)
         return net.classify(self.quantizer(net.tokens(images), tensors["codebook"]).values)
 
-    def misfit(self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def misfit(
+        self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         """The mean squared quantization error ``[B]``."""
         assert isinstance(net, TokenNet)
         tokens = net.tokens(images)
-        return (tokens - self.quantizer(tokens, tensors["codebook"]).values).float().square().flatten(1).mean(1)
+        return (
+            (tokens - self.quantizer(tokens, tensors["codebook"]).values).float().square().flatten(1).mean(1)
+        )
 
 
 def negative_usage(reply: Reply) -> str | None:

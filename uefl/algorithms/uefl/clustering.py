@@ -9,23 +9,33 @@ import uefl_kernels
 from ...errors import RunError
 
 
-def kmeans(features: torch.Tensor, k: int, seed: int, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cluster ``features`` [N, d] by :func:`uefl_kernels.kmeans`, as float32; the same bits for any number of threads.
+def kmeans(
+    features: torch.Tensor, k: int, seed: int, weights: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cluster ``features`` [N, d] by :func:`uefl_kernels.kmeans`, as float32; the same bits for any number of
+    threads.
 
     Several lots [S, N, d], with weights [S, N], are clustered one by one.
 
     Returns:
-        centroids [k, d] float32 and how many rows (or how much weight) each one stands for, [k] float32, on the CPU; of lots, [S, ...].
+        centroids [k, d] float32 and how many rows (or how much weight) each one stands for, [k] float32, on
+        the CPU; of lots, [S, ...].
 
     Raises:
         RunError: fewer rows than clusters, or features that are not finite.
     """
     if features.dim() == 3:
-        lots = [kmeans(part, k, seed + i, None if weights is None else weights[i]) for i, part in enumerate(features)]
+        lots = [
+            kmeans(part, k, seed + i, None if weights is None else weights[i])
+            for i, part in enumerate(features)
+        ]
         return torch.stack([centroids for centroids, _ in lots]), torch.stack([mass for _, mass in lots])
     rows = features.float()
     if len(rows) < k:
-        raise RunError(f"k-means needs at least {k} feature vectors for {k} codewords, there are {len(rows)}; use fewer codewords")
+        raise RunError(
+            f"k-means needs at least {k} feature vectors for {k} codewords, there are {len(rows)}; use fewer"
+            " codewords"
+        )
     if not bool(torch.isfinite(rows).all()):
         raise RunError("the encoder's features are not finite: the model has diverged; lower lr")
     weights = None if weights is None else weights.to(rows.device)

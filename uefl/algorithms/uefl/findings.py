@@ -1,4 +1,5 @@
-"""What a report says of extensible codebooks: which clients were given further codewords, and why the others were not."""
+"""What a report says of extensible codebooks: which clients were given further codewords, and why the others
+were not."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import NamedTuple
 from ...findings import Findings, History, Shares
 
 RECORDED = {"entropy": ("threshold", "deciding_entropy"), "loss": ("loss_threshold", "deciding_loss")}
-"""by the criterion, the entries of a client's record that tell of a decision: the threshold, and what was compared with it, in nats"""
+"""by the criterion, the entries of a client's record that tell of a decision: the threshold, and what was
+compared with it, in nats"""
 
 
 class Decision(NamedTuple):
@@ -66,7 +68,14 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
             ]
             for d in decided
         ],
-        [] if beyond is None else [f"the threshold of {_number(beyond)} nats cannot be reached: {beyond_reach(beyond, history.classes)}"],
+        (
+            []
+            if beyond is None
+            else [
+                f"the threshold of {_number(beyond)} nats cannot be reached:"
+                f" {beyond_reach(beyond, history.classes)}"
+            ]
+        ),
         _usage(history, shared),
     )
 
@@ -78,7 +87,9 @@ def decisions(history: History) -> Iterator[Decision]:
         decided = [r for r in lines if r.get(threshold) is not None and r.get(value) is not None]
         for round in sorted({r["round"] for r in decided}):
             here = [r for r in decided if r["round"] == round]
-            after = (r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r["extended"])
+            after = (
+                r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r["extended"]
+            )
             measured = {r["client"]: r[value] for r in here}
             yield Decision(round + 1, criterion, here[0][threshold], measured, tuple(dict.fromkeys(after)))
 
@@ -86,11 +97,16 @@ def decisions(history: History) -> Iterator[Decision]:
 def beyond_reach(threshold: float, classes: int) -> str:
     """Why no entropy can exceed a threshold; empty where one can."""
     most = math.log(classes)
-    return "" if threshold < most else f"no entropy over {classes} classes can exceed ln {classes} = {most:.3f}; lower gamma"
+    return (
+        ""
+        if threshold < most
+        else f"no entropy over {classes} classes can exceed ln {classes} = {most:.3f}; lower gamma"
+    )
 
 
 def nats(threshold: float, classes: int) -> str:
-    """A threshold with its unit, and why no entropy over so many classes exceeds it where that is so; 0 classes: it is of no entropy."""
+    """A threshold with its unit, and why no entropy over so many classes exceeds it where that is so; 0
+    classes: it is of no entropy."""
     reason = beyond_reach(threshold, classes) if classes else ""
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"
 
@@ -107,13 +123,19 @@ def _sentence(history: History, d: Decision, drawn: bool) -> str:
             end = "the arm ended there, so that none was extended"
         if drawn and d.extended:
             end = f"as many were drawn, and {end}: {', '.join(history.labels[name] for name in d.extended)}"
-        return f"after round {d.round}, {d.criterion} above the threshold of {_number(d.threshold)} nats: {names}; {end}."
+        return (
+            f"after round {d.round}, {d.criterion} above the threshold of {_number(d.threshold)} nats:"
+            f" {names}; {end}."
+        )
     highest = f"the highest {d.criterion}, {_number(d.measured[d.most])} nats of {history.labels[d.most]}"
     most, limit = history.classes if d.criterion == "entropy" else 0, ""
     if most:
         reason = _beyond_reach(history, d)
         limit = f"; {reason}" if reason else f" (at most it could be ln {most} = {math.log(most):.3f})"
-    return f"after round {d.round}, no client was extended, because {highest}, is not above the threshold of {_number(d.threshold)}{limit}."
+    return (
+        f"after round {d.round}, no client was extended, because {highest}, is not above the threshold of"
+        f" {_number(d.threshold)}{limit}."
+    )
 
 
 def _undecided(history: History) -> str:

@@ -14,13 +14,29 @@ class Codebook(base.Parameters):
 
     codewords: int = Field(32, ge=1, le=2**20, description="size of the shared codebook, and of an extension")
     segments: int = Field(
-        1, ge=1, le=4096, description="equal parts that each feature vector is cut into before it is quantised; a divisor of its channels"
+        1,
+        ge=1,
+        le=4096,
+        description=(
+            "equal parts that each feature vector is cut into before it is quantised; a divisor of its"
+            " channels"
+        ),
     )
-    commitment: float = Field(0.25, ge=0, description="weight of the term that draws features to their codewords")
-    gamma: float = Field(0.3, ge=0, description="a client is extended when its entropy exceeds (1 + gamma) times the reference")
-    reference: Literal["min", "mean"] = Field("min", description="of the clients' entropies: the least, or their mean")
+    commitment: float = Field(
+        0.25, ge=0, description="weight of the term that draws features to their codewords"
+    )
+    gamma: float = Field(
+        0.3, ge=0, description="a client is extended when its entropy exceeds (1 + gamma) times the reference"
+    )
+    reference: Literal["min", "mean"] = Field(
+        "min", description="of the clients' entropies: the least, or their mean"
+    )
     stop_when_certain: bool = Field(
-        True, description="end the arm when no client is above the threshold; `false`: go on, so that all arms take equally many steps"
+        True,
+        description=(
+            "end the arm when no client is above the threshold; `false`: go on, so that all arms take equally"
+            " many steps"
+        ),
     )
 
 
@@ -30,75 +46,124 @@ class Parameters(Codebook):
     # who is extended, and with what
     extend: Literal["uncertain", "random", "all", "none"] = Field(
         "uncertain",
-        description="whose codebooks grow after an iteration: `uncertain`: of the clients above the threshold; `random`: of as many, "
-        "drawn; `all`: of every client; `none`: of nobody",
+        description=(
+            "whose codebooks grow after an iteration: `uncertain`: of the clients above the threshold;"
+            " `random`: of as many, drawn; `all`: of every client; `none`: of nobody"
+        ),
     )
     criterion: Literal["entropy", "loss"] = Field(
-        "entropy", description="what is compared with the threshold, on held-out images: the mean `entropy`, or the cross-entropy `loss`"
+        "entropy",
+        description=(
+            "what is compared with the threshold, on held-out images: the mean `entropy`, or the"
+            " cross-entropy `loss`"
+        ),
     )
     threshold: Literal["fixed", "current"] = Field(
-        "fixed", description="`fixed`: set after the first iteration; `current`: from the current entropies, each time"
+        "fixed",
+        description=(
+            "`fixed`: set after the first iteration; `current`: from the current entropies, each time"
+        ),
     )
     extension: Literal["append", "residual"] = Field(
         "append",
-        description="`append`: new codewords are searched with the others; `residual`: they quantise what the others leave of a feature",
+        description=(
+            "`append`: new codewords are searched with the others; `residual`: they quantise what the others"
+            " leave of a feature"
+        ),
     )
     new_codewords: Literal["kmeans", "normal"] = Field(
-        "kmeans", description="how those of an extension begin: `kmeans`: centroids of the client's features; `normal`: N(0, 1)"
+        "kmeans",
+        description=(
+            "how those of an extension begin: `kmeans`: centroids of the client's features; `normal`: N(0, 1)"
+        ),
     )
     growth: Literal["add", "double"] = Field(
         "add",
-        description="size of an extension: `add`: always `codewords`; `double`: as many codewords as the client has by then",
+        description=(
+            "size of an extension: `add`: always `codewords`; `double`: as many codewords as the client has"
+            " by then"
+        ),
     )
     ext_share: Literal["none", "group"] = Field(
-        "none", description="`none`: extensions are private to a client; `group`: one for all clients extended at the same time"
+        "none",
+        description=(
+            "`none`: extensions are private to a client; `group`: one for all clients extended at the same"
+            " time"
+        ),
     )
     # how the codebook is made
     personal: bool | tuple[tuple[str, ...], ...] = Field(
         False,
-        description="codebooks apart from the start: `true`: every client has one of its own, which is never averaged; lists of clients, "
-        "such as those of one domain: each list shares one; `false`: all share one",
+        description=(
+            "codebooks apart from the start: `true`: every client has one of its own, which is never"
+            " averaged; lists of clients, such as those of one domain: each list shares one; `false`: all"
+            " share one"
+        ),
     )
     codebook_after: int = Field(
         0,
         ge=0,
-        description="rounds without quantiser, after which the codebook is k-means of the features of all clients; 0: it is N(0, 1)",
+        description=(
+            "rounds without quantiser, after which the codebook is k-means of the features of all clients; 0:"
+            " it is N(0, 1)"
+        ),
     )
-    reinit: bool = Field(False, description="make the shared codebook anew before every iteration but the first, by k-means as well")
-    segment_codebooks: bool = Field(False, description="codewords of its own for each segment, in the place of one codebook for all")
+    reinit: bool = Field(
+        False,
+        description="make the shared codebook anew before every iteration but the first, by k-means as well",
+    )
+    segment_codebooks: bool = Field(
+        False, description="codewords of its own for each segment, in the place of one codebook for all"
+    )
     # how codewords learn
     usage_aware: bool | Literal["equal"] = Field(
         True,
-        description="average each codeword by how often each client used it; `equal`: over the clients that used it, which count alike; "
-        "`false`: by the number of examples",
+        description=(
+            "average each codeword by how often each client used it; `equal`: over the clients that used it,"
+            " which count alike; `false`: by the number of examples"
+        ),
     )
     codebook_lr: float = Field(1.0, gt=0, description="learning rate of the codewords, as a multiple of `lr`")
     ema_decay: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="codewords are moving averages of the features they replace, with this decay per step, and the server averages the "
-        "sums and the counts; 0: they learn by gradient",
+        description=(
+            "codewords are moving averages of the features they replace, with this decay per step, and the"
+            " server averages the sums and the counts; 0: they learn by gradient"
+        ),
     )
     revive_below: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="after a round, codewords used less than this share of the mean are put beside those used most; 0: never",
+        description=(
+            "after a round, codewords used less than this share of the mean are put beside those used most;"
+            " 0: never"
+        ),
     )
-    search: Literal["l2", "cosine"] = Field("l2", description="the nearest codeword is that of the least distance, or of the least angle")
+    search: Literal["l2", "cosine"] = Field(
+        "l2", description="the nearest codeword is that of the least distance, or of the least angle"
+    )
     estimator: Literal["straight_through", "rotation"] = Field(
-        "straight_through", description="how the gradient passes the quantiser: unchanged, or turned and scaled as the feature is"
+        "straight_through",
+        description=(
+            "how the gradient passes the quantiser: unchanged, or turned and scaled as the feature is"
+        ),
     )
 
     @model_validator(mode="after")
     def _one_way_to_learn(self) -> Parameters:
         if self.ema_decay and self.codebook_lr != 1:
             raise ValueError(
-                "codebook_lr is for codewords that learn by gradient, and with ema_decay they do not; leave one of the two out"
+                "codebook_lr is for codewords that learn by gradient, and with ema_decay they do not; leave"
+                " one of the two out"
             )
         if self.ema_decay and self.usage_aware == "equal":
-            raise ValueError("usage_aware = 'equal' is for codewords that learn by gradient; with ema_decay the counts weigh them")
+            raise ValueError(
+                "usage_aware = 'equal' is for codewords that learn by gradient; with ema_decay the counts"
+                " weigh them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -106,5 +171,8 @@ class Parameters(Codebook):
         if self.growth == "double":
             for key, value in (("extension", "residual"), ("ext_share", "group")):
                 if getattr(self, key) == value:
-                    raise ValueError(f"growth = 'double' makes extensions of several sizes, and {key} = {value!r} needs one; leave one out")
+                    raise ValueError(
+                        f"growth = 'double' makes extensions of several sizes, and {key} = {value!r} needs"
+                        " one; leave one out"
+                    )
         return self

@@ -1,9 +1,11 @@
 """From features to codewords, and how codewords learn.
 
-A codebook is ``[V, d]``, one for all segments of a feature vector, or ``[s, V, d]`` with codewords of its own for each segment.
+A codebook is ``[V, d]``, one for all segments of a feature vector, or ``[s, V, d]`` with codewords of its own
+for each segment.
 
-Codewords learn by the gradient of the loss (eq. 5), with the network. Or they are moving averages of the features that they replace: then
-``moving [..., V, d + 1]`` are the averaged sums, and in the last column the averaged counts; a codeword is the quotient.
+Codewords learn by the gradient of the loss (eq. 5), with the network. Or they are moving averages of the
+features that they replace: then ``moving [..., V, d + 1]`` are the averaged sums, and in the last column the
+averaged counts; a codeword is the quotient.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import torch
 import uefl_kernels
 
 _SEGMENT, _ROW = 0, -2
-_FEW = 1e-12  # of an averaged count: that of a codeword which nobody has used for long, so that the quotient says nothing
+# of an averaged count: that of a codeword which nobody has used for long, so that the quotient says nothing
+_FEW = 1e-12
 
 
 class Quantized(NamedTuple):
@@ -36,7 +39,8 @@ class Quantized(NamedTuple):
 class Quantizer(NamedTuple):
     """A way to search codewords, and to train around them; callable.
 
-    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning"; Lee et al. 2022, "Autoregressive Image Generation using
+    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning"; Lee et al. 2022,
+        "Autoregressive Image Generation using
     Residual Quantization" (stages); Fifty et al. 2024 (rotation).
     """
 
@@ -85,18 +89,21 @@ class Quantizer(NamedTuple):
 
 
 def joined(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """Codebooks ``[..., V_i, d]``, or their moving averages ``[..., V_i, d + 1]``, as one with sum V_i rows."""
+    """Codebooks ``[..., V_i, d]``, or their moving averages ``[..., V_i, d + 1]``, as one with sum V_i
+    rows."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, _ROW)
 
 
 def placed(codebook: torch.Tensor, block: torch.Tensor, at: int) -> torch.Tensor:
-    """A codebook ``[..., V, d]`` in which ``block`` ``[..., v, d]`` stands from row ``at`` on; what was there is gone."""
+    """A codebook ``[..., V, d]`` in which ``block`` ``[..., v, d]`` stands from row ``at`` on; what was there
+    is gone."""
     before, _, after = codebook.tensor_split([at, at + block.shape[_ROW]], _ROW)
     return torch.cat([before, block, after], _ROW)
 
 
 def moving_start(codebook: torch.Tensor) -> torch.Tensor:
-    """The moving averages ``[..., V, d + 1]`` of new codewords ``[..., V, d]``: as if each had replaced one segment, equal to it.
+    """The moving averages ``[..., V, d + 1]`` of new codewords ``[..., V, d]``: as if each had replaced one
+    segment, equal to it.
 
     The last column is the count of the segments, the others their sum.
     """
@@ -114,13 +121,15 @@ def moved(moving: torch.Tensor, batch: Quantized, decay: float) -> torch.Tensor:
 
 
 def codewords(moving: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """The codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``; one without counts stays as it was ``before``."""
+    """The codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``; one without counts stays as it
+    was ``before``."""
     counts = moving[..., -1:]
     return torch.where(counts > _FEW, moving[..., :-1] / counts.clamp_min(_FEW), before)
 
 
 def revived(codebook: torch.Tensor, usage: torch.Tensor, below: float) -> torch.Tensor:
-    """Codewords ``[..., V, d]``, those in little use moved beside those in the most, 1 % of their length away, to share their segments.
+    """Codewords ``[..., V, d]``, those in little use moved beside those in the most, 1 % of their length
+    away, to share their segments.
 
     Args:
         usage: ``[..., V]``, how often each was taken.

@@ -35,19 +35,30 @@ class UEFL(Quantised):
         """The quantiser that the parameters ask for."""
         p = self.parameters
         stage = p.codewords if p.extension == "residual" else 0
-        return Quantizer(p.commitment, p.search, p.estimator, stage, p.segment_codebooks, p.codebook_lr, p.ema_decay)
+        return Quantizer(
+            p.commitment, p.search, p.estimator, stage, p.segment_codebooks, p.codebook_lr, p.ema_decay
+        )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse also a codebook that is not there yet when the first iteration ends."""
         super().check(federation, arm, net)
         after, first = self.parameters.codebook_after, self.context.training.rounds[0]
         if after > first:
-            raise UserError(f"key 'arms.{arm}.codebook_after': expected at most the {first} rounds of the first iteration; got {after}")
+            raise UserError(
+                f"key 'arms.{arm}.codebook_after': expected at most the {first} rounds of the first"
+                f" iteration; got {after}"
+            )
         grouped = Counter(name for group in self.sharing for name in group)
         for name in sorted({*grouped, *self.context.clients}):
             if name not in self.context.clients or grouped[name] != 1:
-                what = "it is no client" if name not in self.context.clients else f"it is in {grouped[name]} of them"
-                raise UserError(f"key 'arms.{arm}.personal': expected every client in one list; {name!r}: {what}")
+                what = (
+                    "it is no client"
+                    if name not in self.context.clients
+                    else f"it is in {grouped[name]} of them"
+                )
+                raise UserError(
+                    f"key 'arms.{arm}.personal': expected every client in one list; {name!r}: {what}"
+                )
 
     @property
     def sharing(self) -> list[list[str]]:
@@ -57,12 +68,14 @@ class UEFL(Quantised):
             return [[name] for name in clients] if personal else [list(clients)]
         return [list(group) for group in personal]
 
-    # --- codebooks -------------------------------------------------------------------------------------------------
+    # --- codebooks -----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The state of FedAvg, the blocks of codewords, their members, and the clients that are to be extended.
+        """The state of FedAvg, the blocks of codewords, their members, and the clients that are to be
+        extended.
 
-        ``uncertain``: clients above the threshold after the iteration before this one; ``pending``: those that have yet to get new
+        ``uncertain``: clients above the threshold after the iteration before this one; ``pending``: those
+            that have yet to get new
         codewords; ``extended``: clients that got new codewords in the last round.
         """
         state = super().server_state(values, buffers, net)
@@ -72,7 +85,8 @@ class UEFL(Quantised):
         return state
 
     def most_new(self) -> int:
-        """Return the size of the last extension that a client can get; where codebooks double, it is the largest."""
+        """Return the size of the last extension that a client can get; where codebooks double, it is the
+        largest."""
         extensions = len(self.context.training.iterations()) - 1
         doubled = extensions if self.parameters.growth == "double" else 0
         return int(self.parameters.codewords * 2 ** max(doubled - 1, 0))
@@ -89,13 +103,17 @@ class UEFL(Quantised):
             state.tensors[f"moving.{i}"] = moving_start(block)
 
     def seen(self, state: State, client: str) -> list[int]:
-        """The blocks of one client, in the order of their coming; of an unseen client the shared ones, and every block where none is."""
+        """The blocks of one client, in the order of their coming; of an unseen client the shared ones, and
+        every block where none is."""
         members = state.plain["members"]
-        own = [i for i, names in enumerate(members) if client in names or len(names) == len(self.context.clients)]
+        own = [
+            i for i, names in enumerate(members) if client in names or len(names) == len(self.context.clients)
+        ]
         return own or list(range(len(members)))
 
     def visible(self, state: State, client: str, what: str = "block") -> torch.Tensor:
-        """The codebook of one client, ``[..., V, d]``, or its ``moving`` averages: shared codewords first, then its extensions."""
+        """The codebook of one client, ``[..., V, d]``, or its ``moving`` averages: shared codewords first,
+        then its extensions."""
         return joined([state.tensors[f"{what}.{i}"] for i in self.seen(state, client)])
 
     def quantized(self, round: int) -> bool:
@@ -103,15 +121,22 @@ class UEFL(Quantised):
         return bool(round >= self.parameters.codebook_after)
 
     def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
-        """One block for several clients, ``[..., v, d]``: k-means on each one's features, then on the weighted centroids of all."""
+        """One block for several clients, ``[..., v, d]``: k-means on each one's features, then on the
+        weighted centroids of all."""
         count, shape = self.parameters.codewords, tuple(state.tensors["block.0"].shape)
         centroids, masses, messages = [], [], {}
         for name in clients:
             message = super().broadcast(state, name, turn)
             if purpose == "extend" and self.quantizer.stage:
                 message.tensors["codebook"] = self.visible(state, name)
-            message.options |= {"new_codewords": count, "kmeans_seed": derive(self.context.seed, purpose, turn.iteration, name)}
-            message.expects = {"block": Expected(shape, torch.float32), "mass": Expected(shape[:-1], torch.float32)}
+            message.options |= {
+                "new_codewords": count,
+                "kmeans_seed": derive(self.context.seed, purpose, turn.iteration, name),
+            }
+            message.expects = {
+                "block": Expected(shape, torch.float32),
+                "mass": Expected(shape[:-1], torch.float32),
+            }
             messages[name] = message
         for reply in turn.need(messages, "find new codewords"):
             centroids.append(reply.tensors["block"])
@@ -120,7 +145,7 @@ class UEFL(Quantised):
         block, _ = clustering.kmeans(joined(centroids), count, seed, torch.cat(masses, -1))
         return block.to(state.tensors["values"].device)
 
-    # --- a turn ----------------------------------------------------------------------------------------------------
+    # --- a turn --------------------------------------------------------------------------------------------
 
     def prepare(self, state: State, turn: Turn) -> None:
         """The codebooks and extensions that need an exchange of their own."""
@@ -134,17 +159,35 @@ class UEFL(Quantised):
         if not turn.train or not pending or not (group or normal):
             return
         for names in [pending] if group else [[name] for name in pending]:
-            self.extend(state, names, self.drawn(state, names, turn) if normal else self.pooled_kmeans(state, names, "extend", turn))
+            self.extend(
+                state,
+                names,
+                (
+                    self.drawn(state, names, turn)
+                    if normal
+                    else self.pooled_kmeans(state, names, "extend", turn)
+                ),
+            )
         state.scratch["growing"], state.plain["pending"] = list(pending), []
 
     def size_of_extension(self, state: State, client: str) -> int:
         """Return how many codewords the next extension of a client has, in each segment."""
-        return int(self.visible(state, client).shape[-2] if self.parameters.growth == "double" else self.parameters.codewords)
+        return int(
+            self.visible(state, client).shape[-2]
+            if self.parameters.growth == "double"
+            else self.parameters.codewords
+        )
 
     def drawn(self, state: State, clients: list[str], turn: Turn) -> torch.Tensor:
         """Draw an extension ``[..., v, d]`` from N(0, 1), for clients that share it."""
         shared = state.tensors["block.0"]
-        block = self.start(shared.shape[-1], "extend", turn.iteration, clients[0], count=self.size_of_extension(state, clients[0]))
+        block = self.start(
+            shared.shape[-1],
+            "extend",
+            turn.iteration,
+            clients[0],
+            count=self.size_of_extension(state, clients[0]),
+        )
         return block.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
@@ -155,7 +198,10 @@ class UEFL(Quantised):
         codebook = message.tensors["codebook"] = self.visible(state, client)
         *segments, rows, length = codebook.shape
         if turn.train and client in state.plain["pending"]:
-            seed, count = derive(self.context.seed, "extend", turn.iteration, client), self.size_of_extension(state, client)
+            seed, count = (
+                derive(self.context.seed, "extend", turn.iteration, client),
+                self.size_of_extension(state, client),
+            )
             message.options |= {"new_codewords": count, "new_at": rows, "kmeans_seed": seed}
             rows += count
         message.expects["usage"] = Expected((*segments, rows), torch.int64)
@@ -169,7 +215,8 @@ class UEFL(Quantised):
         return message
 
     def all_blocks(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
-        """What an unseen client chooses from: every codeword, and the codebooks that trained clients see as rows of a mask."""
+        """What an unseen client chooses from: every codeword, and the codebooks that trained clients see as
+        rows of a mask."""
         blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["members"]))]
         books = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
         block_of = [i for i, block in enumerate(blocks) for _ in range(block.shape[-2])]
@@ -197,11 +244,16 @@ class UEFL(Quantised):
     def averages(self, state: State) -> dict[str, Mean]:
         """One average per block."""
         mean = CodewordMean if self.by_use else WeightedMean
-        blocks = {name: mean(tensor) for name, tensor in state.tensors.items() if name.startswith(f"{self.averaged}.")}
+        blocks = {
+            name: mean(tensor)
+            for name, tensor in state.tensors.items()
+            if name.startswith(f"{self.averaged}.")
+        }
         return super().averages(state) | blocks
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Each block's part of the client's codebook goes to that block's average; what is behind them is a new block."""
+        """Each block's part of the client's codebook goes to that block's average; what is behind them is a
+        new block."""
         for name in ("values", "buffers"):
             averages[name].add(update.tensors[name], self.weight(update))
         if "usage" not in update.tensors:
@@ -211,7 +263,9 @@ class UEFL(Quantised):
         sent = update.tensors["moving" if self.parameters.ema_decay else "codebook"].tensor_split(ends, -2)
         usage = update.tensors["usage"].tensor_split(ends, -1)
         for i, part, counts in zip(blocks, sent, usage, strict=False):
-            averages[f"{self.averaged}.{i}"].add(part, self.weights(counts) if self.by_use else self.weight(update))
+            averages[f"{self.averaged}.{i}"].add(
+                part, self.weights(counts) if self.by_use else self.weight(update)
+            )
             used[i] = used.get(i, 0) + counts
         if sent[-1].shape[-2]:
             state.scratch["new"][update.client] = sent[-1].clone()
@@ -220,7 +274,8 @@ class UEFL(Quantised):
 
     @property
     def plain_means(self) -> bool:
-        """Where every block is of all clients or of one, its codewords count alike, and no k-means pools what clients send."""
+        """Where every block is of all clients or of one, its codewords count alike, and no k-means pools what
+        clients send."""
         p = self.parameters
         pooled = p.codebook_after or p.reinit or p.ext_share == "group"
         return not (p.usage_aware or p.ema_decay or p.revive_below or pooled)
@@ -242,7 +297,8 @@ class UEFL(Quantised):
         state.plain["extended"] = state.scratch["growing"]
 
     def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
-        """Move the codewords of block ``i`` that are in little use to those in much use; their moving averages begin anew.
+        """Move the codewords of block ``i`` that are in little use to those in much use; their moving
+        averages begin anew.
 
         Args:
             state: of the server.
@@ -262,7 +318,8 @@ class UEFL(Quantised):
         return {"codewords": size, "extended": client in state.plain["extended"]}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out data (eq. 7).
+        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out
+        data (eq. 7).
 
         Raises:
             RunError: no client sent what decides.
@@ -275,10 +332,15 @@ class UEFL(Quantised):
         needed = ("holdout_entropy", "holdout_entropy_se") if by_entropy else ("holdout_nll",)
         lacking = [record["client"] for record in records if any(record.get(key) is None for key in needed)]
         if lacking:  # a client's metrics are its own word
-            turn.notice(f"after iteration {turn.iteration + 1}: {', '.join(lacking)} sent no {needed[0]}, and cannot be extended")
+            turn.notice(
+                f"after iteration {turn.iteration + 1}: {', '.join(lacking)} sent no {needed[0]}, and cannot"
+                " be extended"
+            )
             records = [record for record in records if record["client"] not in lacking]
         if not records:
-            raise RunError(f"no client sent its {needed[0]}, by which clients are extended; see what each of them logs")
+            raise RunError(
+                f"no client sent its {needed[0]}, by which clients are extended; see what each of them logs"
+            )
         measured = {record["client"]: record[needed[0]] for record in records}
         if state.plain["threshold"] is None or p.threshold == "current":
             state.plain["threshold"] = extension.threshold(measured, p)
@@ -289,7 +351,9 @@ class UEFL(Quantised):
         uncertain = [name for name, e in sorted(measured.items()) if e > limit]
         chosen = list(uncertain)
         if p.extend == "random":  # the same in every member of an ensemble
-            chosen = extension.drawn(self.context.clients, len(uncertain), self.context.run.seed, turn.iteration)
+            chosen = extension.drawn(
+                self.context.clients, len(uncertain), self.context.run.seed, turn.iteration
+            )
         state.plain |= {"uncertain": uncertain, "pending": chosen}
         said_threshold, said_value = findings.RECORDED[p.criterion]
         for record in records:

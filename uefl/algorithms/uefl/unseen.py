@@ -1,10 +1,12 @@
 """Which codebook a client is measured with that has none of its own, because it is never trained on.
 
-Its accuracy and all other metrics are those with the codewords that every trained client sees. Beside them stand the accuracies with two
-other choices, from one pass with dropout off: ``accuracy_union`` with all codewords of all clients, and ``accuracy_best`` with the codebook
-of the trained client that fits the images best, by the mean squared quantisation error; no label is used.
+Its accuracy and all other metrics are those with the codewords that every trained client sees. Beside them
+stand the accuracies with two other choices, from one pass with dropout off: ``accuracy_union`` with all
+codewords of all clients, and ``accuracy_best`` with the codebook of the trained client that fits the images
+best, by the mean squared quantisation error; no label is used.
 
-A message to such a client has all codewords, ``blocks [..., V, d]``, and in ``books [K, V]`` which of them clients see.
+A message to such a client has all codewords, ``blocks [..., V, d]``, and in ``books [K, V]`` which of them
+clients see.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ from .quantizer import Quantizer
 
 COLUMNS = {
     "accuracy_union": "accuracy of an unseen client with all codewords of all clients, dropout off",
-    "accuracy_best": "accuracy of an unseen client with the codebook of the client that fits its images best, dropout off",
+    "accuracy_best": (
+        "accuracy of an unseen client with the codebook of the client that fits its images best, dropout off"
+    ),
 }
 
 
-def choices(quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: Message) -> dict[str, torch.Tensor]:
-    """Of B images and K books: ``error [B, K]``, ``probs.books [B, K, C]`` and ``probs.union [B, C]``; empty for a trained client."""
+def choices(
+    quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: Message
+) -> dict[str, torch.Tensor]:
+    """Of B images and K books: ``error [B, K]``, ``probs.books [B, K, C]`` and ``probs.union [B, C]``; empty
+    for a trained client."""
     if "books" not in message.tensors:
         return {}
     errors, probs = [], []
@@ -44,11 +51,15 @@ def choices(quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: 
 
 
 def measured(work: Work, extras: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """The accuracies, of the mean over the members of an ensemble; empty for a trained client, and for one without labels."""
+    """The accuracies, of the mean over the members of an ensemble; empty for a trained client, and for one
+    without labels."""
     if "error" not in extras[0] or work.test is None:
         return {}
     best = [extra["probs.books"][:, int(extra["error"].double().mean(0).argmin())] for extra in extras]
     said = {"accuracy_best": best}
     if "probs.union" in extras[0]:
         said["accuracy_union"] = [extra["probs.union"] for extra in extras]
-    return {name: float(metrics.accuracy(torch.stack(probs).mean(0), work.test.labels)) for name, probs in said.items()}
+    return {
+        name: float(metrics.accuracy(torch.stack(probs).mean(0), work.test.labels))
+        for name, probs in said.items()
+    }

@@ -34,6 +34,7 @@ class CodewordMean:
 
 
 def perplexity(counts: torch.Tensor) -> torch.Tensor:
-    """exp of the entropy of codeword usage: how many codewords are in effective use; ``[..., V]`` counts -> ``[...]``."""
+    """exp of the entropy of codeword usage: how many codewords are in effective use; ``[..., V]`` counts ->
+    ``[...]``."""
     usage = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
     return entropy(usage).exp()

@@ -58,7 +58,8 @@ class SetShare:
 
 @dataclass(frozen=True)
 class SetDeal:
-    """The clients of a federation with unlabeled sets, the images of the server, and the test images of all."""
+    """The clients of a federation with unlabeled sets, the images of the server, and the test images of
+    all."""
 
     clients: tuple[SetShare, ...]
     labeled: Rows
@@ -67,7 +68,8 @@ class SetDeal:
 
 
 class Scheme(BaseModel):
-    """A way to deal the images of a source to clients; its fields are the keys of ``[data.partition]`` beside ``scheme``."""
+    """A way to deal the images of a source to clients; its fields are the keys of ``[data.partition]`` beside
+    ``scheme``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -103,7 +105,8 @@ def checked(deal: object, scheme: str, count: int) -> Deal:
 
     Raises:
         TypeError: no deal, or rows that are no int64 arrays of NumPy.
-        ValueError: no clients; a row that is no image; an unseen client with training images or without test images.
+        ValueError: no clients; a row that is no image; an unseen client with training images or without test
+            images.
     """
     from ..images import check_rows  # which imports torch
 
@@ -142,7 +145,8 @@ def from_table(value: Any) -> Any:
     """The scheme that a table names, for pydantic; what is no table goes on as it is.
 
     Raises:
-        ValueError: the table has no ``scheme``, or names one that does not exist; a name alone, without a table.
+        ValueError: the table has no ``scheme``, or names one that does not exist; a name alone, without a
+            table.
     """
     if isinstance(value, str):
         raise ValueError(f"is a table; name its scheme, data.partition.scheme={value}")
@@ -155,7 +159,7 @@ def from_table(value: Any) -> Any:
     return PARTITIONS[name].model_validate(table)
 
 
-# --- what schemes have in common -----------------------------------------------------------------------------------
+# --- what schemes have in common --------------------------------------------------------------------------
 
 
 def generator(seed: int, purpose: str = "partition") -> np.random.Generator:
@@ -192,7 +196,10 @@ def slices(table: Table, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
     s, t = data.train_per_client, data.test_per_client
     if table.test is None:
         check_enough(table, data, clients, "", clients * (s + t), table.train)
-        return [(table.train[i : i + s], table.train[i + s : i + s + t]) for i in range(0, clients * (s + t), s + t)]
+        return [
+            (table.train[i : i + s], table.train[i + s : i + s + t])
+            for i in range(0, clients * (s + t), s + t)
+        ]
     check_enough(table, data, clients, "training ", clients * s, table.train)
     check_enough(table, data, clients, "test ", clients * t, table.test)
     return [(table.train[i * s : (i + 1) * s], table.test[i * t : (i + 1) * t]) for i in range(clients)]
@@ -206,8 +213,9 @@ def check_enough(table: Table, data: Data, clients: int, kind: str, needed: int,
     """
     if needed > len(rows):
         raise UserError(
-            f"{clients} clients with train_per_client = {data.train_per_client} and test_per_client = {data.test_per_client} "
-            f"need {needed} {kind}images, {table.name} has {len(rows)}; lower one of the three"
+            f"{clients} clients with train_per_client = {data.train_per_client} and test_per_client ="
+            f" {data.test_per_client} need {needed} {kind}images, {table.name} has {len(rows)}; lower one of"
+            " the three"
         )
 
 
@@ -221,7 +229,7 @@ def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
         return (0.0,) * clients
     if clients % len(angles):
         raise UserError(
-            f"key 'data.partition.angles': expected as many as clients ({clients}), a divisor of that, or an empty list; "
-            f"got {len(angles)}: {list(angles)}"
+            f"key 'data.partition.angles': expected as many as clients ({clients}), a divisor of that, or an"
+            f" empty list; got {len(angles)}: {list(angles)}"
         )
     return tuple(angle for angle in angles for _ in range(clients // len(angles)))

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 @partition("classes")
 class ClassesPerClient(Scheme):
-    """Client c of n has ``per_client`` consecutive classes, from class floor(c K / n) on and round again, in equal numbers.
+    """Client c of n has ``per_client`` consecutive classes, from class floor(c K / n) on and round again, in
+    equal numbers.
 
-    Training and test images are dealt together at random, and cut inside the client, from each class its share. Source of
+    Training and test images are dealt together at random, and cut inside the client, from each class its
+    share. Source of
     five consecutive classes per client: FedCR (Zhang et al., ICML 2023).
     """
 
@@ -32,7 +34,10 @@ class ClassesPerClient(Scheme):
         """Deal by label, at random by the seed."""
         classes, clients = len(table.classes), wanted_clients(data)
         if self.per_client > classes:
-            raise UserError(f"key 'per_client': expected at most {classes}, the classes of {table.name}; got {self.per_client}")
+            raise UserError(
+                f"key 'per_client': expected at most {classes}, the classes of {table.name}; got"
+                f" {self.per_client}"
+            )
         everything = table.train if table.test is None else np.concatenate([table.train, table.test])
         each = data.train_per_client + data.test_per_client
         check_enough(table, data, clients, "", clients * each, everything)
@@ -46,12 +51,23 @@ class ClassesPerClient(Scheme):
         if short:
             k = short[0]
             raise UserError(
-                f"{clients} clients with {self.per_client} classes each need {wanted[:, k].sum()} images of class {table.classes[k]!r}, "
-                f"{table.name} has {len(supply[k])}; lower clients, train_per_client or test_per_client"
+                f"{clients} clients with {self.per_client} classes each need {wanted[:, k].sum()} images of"
+                f" class {table.classes[k]!r}, {table.name} has {len(supply[k])}; lower clients,"
+                " train_per_client or test_per_client"
             )
         ends = wanted.cumsum(0)
         parts = [
-            np.concatenate([supply[k][end - count : end] for k, (end, count) in enumerate(zip(ends[c], wanted[c], strict=True))])
+            np.concatenate(
+                [
+                    supply[k][end - count : end]
+                    for k, (end, count) in enumerate(zip(ends[c], wanted[c], strict=True))
+                ]
+            )
             for c in range(clients)
         ]
-        return Deal(tuple(Share(name, part, None) for name, part in zip(client_names("silo", clients), parts, strict=True)))
+        return Deal(
+            tuple(
+                Share(name, part, None)
+                for name, part in zip(client_names("silo", clients), parts, strict=True)
+            )
+        )

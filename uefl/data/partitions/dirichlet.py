@@ -8,7 +8,17 @@ import numpy as np
 from pydantic import Field
 
 from ...errors import UserError
-from .base import Deal, Scheme, Share, angle_of_each, check_enough, client_names, generator, partition, wanted_clients
+from .base import (
+    Deal,
+    Scheme,
+    Share,
+    angle_of_each,
+    check_enough,
+    client_names,
+    generator,
+    partition,
+    wanted_clients,
+)
 
 if TYPE_CHECKING:
     from ..images import Rows
@@ -21,16 +31,21 @@ _ATTEMPTS = 10_000
 
 @partition("dirichlet")
 class Dirichlet(Scheme):
-    """Clients whose classes are drawn from Dir(alpha), in one of three conventions that give very different skew for one alpha.
+    """Clients whose classes are drawn from Dir(alpha), in one of three conventions that give very different
+    skew for one alpha.
 
-    ``over_clients``: the images of each class are divided among the clients by a draw over the clients; a client that has its share of
-    all images already gets none, and all is drawn anew until every client has as many images as there are classes. Sizes differ.
+    ``over_clients``: the images of each class are divided among the clients by a draw over the clients; a
+        client that has its share of
+    all images already gets none, and all is drawn anew until every client has as many images as there are
+    classes. Sizes differ.
     Source: VHL (Tang et al., ICML 2022), after Li et al. 2022.
 
-    ``over_classes``: each client draws its shares of the classes, and gets as many images as any other. Source: FedCR (Zhang et al.,
+    ``over_classes``: each client draws its shares of the classes, and gets as many images as any other.
+        Source: FedCR (Zhang et al.,
     ICML 2023).
 
-    ``over_classes_by_frequency``: as ``over_classes``, but alpha is divided among the classes by their frequency: of ten classes alike,
+    ``over_classes_by_frequency``: as ``over_classes``, but alpha is divided among the classes by their
+        frequency: of ten classes alike,
     alpha = 0.1 is 0.01 for each. Source: FedBR (Guo et al., ICML 2023).
 
     A class that is used up is replaced by others of the client, or by any that is left.
@@ -44,9 +59,14 @@ class Dirichlet(Scheme):
     alpha: float = Field(default=0.1, gt=0, description="concentration; less is more skewed")
     test: Literal["own", "even"] = Field(
         default="own",
-        description="own: training and test images are dealt together, then cut; even: equal random parts of the test images",
+        description=(
+            "own: training and test images are dealt together, then cut; even: equal random parts of the test"
+            " images"
+        ),
     )
-    angles: tuple[float, ...] = Field(default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none")
+    angles: tuple[float, ...] = Field(
+        default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none"
+    )
 
     def deal(self, table: Table, data: Data, seed: int) -> Deal:
         """Deal by label, at random by the seed."""
@@ -59,14 +79,19 @@ class Dirichlet(Scheme):
             parts = _over_clients(table.labels[supply], clients, self.alpha, classes, rng)
         else:
             frequency = np.bincount(table.labels[supply], minlength=classes) / len(supply)
-            concentration = self.alpha * (frequency if self.convention == "over_classes_by_frequency" else np.ones(classes))
+            concentration = self.alpha * (
+                frequency if self.convention == "over_classes_by_frequency" else np.ones(classes)
+            )
             parts = _over_classes(table.labels[supply], clients, wanted, concentration, rng)
         shares = zip(client_names("silo", clients), parts, tests, angles, strict=True)
         return Deal(tuple(Share(name, supply[part], test, angle) for name, part, test, angle in shares))
 
 
-def _supply(table: Table, data: Data, clients: int, *, own: bool, rng: np.random.Generator) -> tuple[Rows, int, list[Rows | None]]:
-    """The images that may be dealt by label, how many are wanted, and the test images of each client that are dealt evenly."""
+def _supply(
+    table: Table, data: Data, clients: int, *, own: bool, rng: np.random.Generator
+) -> tuple[Rows, int, list[Rows | None]]:
+    """The images that may be dealt by label, how many are wanted, and the test images of each client that are
+    dealt evenly."""
     s, t = clients * data.train_per_client, clients * data.test_per_client
     if own:
         everything = table.train if table.test is None else np.concatenate([table.train, table.test])
@@ -82,7 +107,9 @@ def _supply(table: Table, data: Data, clients: int, *, own: bool, rng: np.random
     return supply, s, list(np.array_split(rng.permutation(tests), clients))
 
 
-def _over_clients(labels: Rows, clients: int, alpha: float, classes: int, rng: np.random.Generator) -> list[Rows]:
+def _over_clients(
+    labels: Rows, clients: int, alpha: float, classes: int, rng: np.random.Generator
+) -> list[Rows]:
     """Positions of the images of each client."""
     if clients * classes > len(labels):
         few = f"{len(labels)} images are too few for {clients} clients with {classes} each"
@@ -102,13 +129,16 @@ def _over_clients(labels: Rows, clients: int, alpha: float, classes: int, rng: n
         if sizes.min() >= classes:
             return [np.concatenate(part) for part in parts]
     raise UserError(
-        f"key 'alpha': {_ATTEMPTS} draws with alpha = {alpha:g} left a client with fewer than {classes} images; raise alpha or "
-        "train_per_client, or lower clients"
+        f"key 'alpha': {_ATTEMPTS} draws with alpha = {alpha:g} left a client with fewer than {classes}"
+        " images; raise alpha or train_per_client, or lower clients"
     )
 
 
-def _over_classes(labels: Rows, clients: int, wanted: int, concentration: Matrix, rng: np.random.Generator) -> list[Rows]:
-    """Positions of the images of each client, all of one number: ``wanted`` in all, one at a time to a client at random."""
+def _over_classes(
+    labels: Rows, clients: int, wanted: int, concentration: Matrix, rng: np.random.Generator
+) -> list[Rows]:
+    """Positions of the images of each client, all of one number: ``wanted`` in all, one at a time to a client
+    at random."""
     classes = len(concentration)
     shares = rng.dirichlet(np.maximum(concentration, 1e-12), clients)
     supply = [list(rng.permutation(np.flatnonzero(labels == k))) for k in range(classes)]

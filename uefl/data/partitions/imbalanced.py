@@ -17,22 +17,39 @@ if TYPE_CHECKING:
 
 @partition("imbalanced")
 class Imbalanced(Scheme):
-    """As ``rotations``, with a number of clients for each angle: 3, 1, 1 are three clients of the first and one each of the others."""
+    """As ``rotations``, with a number of clients for each angle: 3, 1, 1 are three clients of the first and
+    one each of the others."""
 
-    angles: tuple[float, ...] = Field(default=(0.0, -50.0, 120.0), min_length=1, description="degrees, counter-clockwise, one per domain")
-    clients_per_angle: tuple[PositiveInt, ...] = Field(default=(3, 1, 1), description="clients of each domain")
-    legacy_center: bool = Field(default=False, description="turn about pixel (W/2, H/2), as the published code does")
+    angles: tuple[float, ...] = Field(
+        default=(0.0, -50.0, 120.0), min_length=1, description="degrees, counter-clockwise, one per domain"
+    )
+    clients_per_angle: tuple[PositiveInt, ...] = Field(
+        default=(3, 1, 1), description="clients of each domain"
+    )
+    legacy_center: bool = Field(
+        default=False, description="turn about pixel (W/2, H/2), as the published code does"
+    )
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:
         if len(self.angles) != len(self.clients_per_angle):
-            raise ValueError(f"expected one number of clients per angle: {len(self.angles)} angles, {len(self.clients_per_angle)} numbers")
+            raise ValueError(
+                f"expected one number of clients per angle: {len(self.angles)} angles,"
+                f" {len(self.clients_per_angle)} numbers"
+            )
         return self
 
     def deal(self, table: Table, data: Data, seed: int) -> Deal:
         """Deal in order."""
         clients = sum(self.clients_per_angle)
         if data.clients not in (None, clients):
-            raise UserError(f"key 'clients': expected {clients}, the sum of clients_per_angle, or nothing; got {data.clients}")
-        each = tuple(angle for angle, count in zip(self.angles, self.clients_per_angle, strict=True) for _ in range(count))
+            raise UserError(
+                f"key 'clients': expected {clients}, the sum of clients_per_angle, or nothing; got"
+                f" {data.clients}"
+            )
+        each = tuple(
+            angle
+            for angle, count in zip(self.angles, self.clients_per_angle, strict=True)
+            for _ in range(count)
+        )
         return Rotations(angles=each, legacy_center=self.legacy_center).deal(table, data, seed)

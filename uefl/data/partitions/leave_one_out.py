@@ -19,28 +19,40 @@ if TYPE_CHECKING:
 
 @partition("leave_one_out")
 class LeaveOneOut(Scheme):
-    """The domains of a source but one are clients; the images of the one left out are the test images of an unseen client.
+    """The domains of a source but one are clients; the images of the one left out are the test images of an
+    unseen client.
 
-    With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal parts, to as many clients.
+    With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal
+    parts, to as many clients.
     """
 
     of_groups: ClassVar[bool] = True
 
     domain: str = Field(min_length=1, description="name of the silo or domain that is left out")
-    per_domain: int = Field(default=0, ge=0, description="at most so many images of each domain, drawn at random; 0: all of them")
+    per_domain: int = Field(
+        default=0, ge=0, description="at most so many images of each domain, drawn at random; 0: all of them"
+    )
 
     def deal(self, table: Table, data: Data, seed: int) -> Deal:
         """One or several clients per domain."""
         if self.domain not in table.groups:
             close = difflib.get_close_matches(self.domain, table.groups, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise UserError(f"key 'domain': {self.domain!r} is no domain of {table.name}{hint}; it has {', '.join(table.groups)}")
+            raise UserError(
+                f"key 'domain': {self.domain!r} is no domain of {table.name}{hint}; it has"
+                f" {', '.join(table.groups)}"
+            )
         sources = [group for group in table.groups if group != self.domain]
         if not sources:
-            raise UserError(f"{table.name} has one domain, {self.domain!r}; leaving it out leaves nothing to train on")
+            raise UserError(
+                f"{table.name} has one domain, {self.domain!r}; leaving it out leaves nothing to train on"
+            )
         each, rest = divmod(data.clients or len(sources), len(sources))
         if rest:
-            raise UserError(f"key 'clients': expected a multiple of the {len(sources)} domains that are trained on; got {data.clients}")
+            raise UserError(
+                f"key 'clients': expected a multiple of the {len(sources)} domains that are trained on; got"
+                f" {data.clients}"
+            )
         rng, drawn = generator(seed), generator(seed, "per_domain")
         rows = {group: self._drawn(drawn, *table.of_group(group)) for group in table.groups}
         shares = []
@@ -52,11 +64,15 @@ class LeaveOneOut(Scheme):
                 tests = [None] * each if test is None else np.array_split(rng.permutation(test), each)
                 parts = list(zip(trains, tests, strict=True))
             names = client_names(group, each) if each > 1 else [group]
-            shares += [Share(name, *part, table.angles.get(group, 0.0)) for name, part in zip(names, parts, strict=True)]
+            shares += [
+                Share(name, *part, table.angles.get(group, 0.0))
+                for name, part in zip(names, parts, strict=True)
+            ]
         return Deal(tuple(shares), (measured_only(table, self.domain, *rows[self.domain]),))
 
     def _drawn(self, rng: np.random.Generator, train: Rows, test: Rows | None) -> tuple[Rows, Rows | None]:
-        """As many images of a domain as are wanted, the splits in their order; each split keeps its share in the mean."""
+        """As many images of a domain as are wanted, the splits in their order; each split keeps its share in
+        the mean."""
         images = len(train) + (0 if test is None else len(test))
         if not self.per_domain or self.per_domain >= images:
             return train, test

@@ -22,6 +22,9 @@ class Natural(Scheme):
         """One client per group."""
         if data.clients not in (None, len(table.groups)):
             raise UserError(
-                f"key 'clients': {table.name} brings {len(table.groups)} silos, which stay as they are; leave it out, got {data.clients}"
+                f"key 'clients': {table.name} brings {len(table.groups)} silos, which stay as they are; leave"
+                f" it out, got {data.clients}"
             )
-        return Deal(tuple(Share(name, *table.of_group(name), table.angles.get(name, 0.0)) for name in table.groups))
+        return Deal(
+            tuple(Share(name, *table.of_group(name), table.angles.get(name, 0.0)) for name in table.groups)
+        )

@@ -15,17 +15,25 @@ if TYPE_CHECKING:
 
 @partition("rotations")
 class Rotations(Scheme):
-    """Clients get disjoint slices of the data set in its order, the same for every seed; the images of each are turned by an angle.
+    """Clients get disjoint slices of the data set in its order, the same for every seed; the images of each
+    are turned by an angle.
 
-    With fewer angles than clients each angle is that of as many consecutive clients: two angles and four clients are a, a, b, b.
+    With fewer angles than clients each angle is that of as many consecutive clients: two angles and four
+    clients are a, a, b, b.
     """
 
-    angles: tuple[float, ...] = Field(default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none")
-    legacy_center: bool = Field(default=False, description="turn about pixel (W/2, H/2), as the published code does")
+    angles: tuple[float, ...] = Field(
+        default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none"
+    )
+    legacy_center: bool = Field(
+        default=False, description="turn about pixel (W/2, H/2), as the published code does"
+    )
 
     def deal(self, table: Table, data: Data, seed: int) -> Deal:
         """Deal in order."""
         clients = wanted_clients(data, len(self.angles) or None)
         angles = angle_of_each(self.angles, clients)
         parts = zip(client_names("silo", clients), slices(table, data, clients), angles, strict=True)
-        return Deal(tuple(Share(name, train, test, angle, self.legacy_center) for name, (train, test), angle in parts))
+        return Deal(
+            tuple(Share(name, train, test, angle, self.legacy_center) for name, (train, test), angle in parts)
+        )

@@ -25,20 +25,29 @@ if TYPE_CHECKING:
 class Unlabeled(Scheme):
     """Clients get unlabeled images in sets, each with its class shares.
 
-    A data set is cut in its order into the unlabeled images (``clients`` x ``train_per_client``), the server's ``labeled`` and its
-    ``validation`` images, and the test images (from its test part, where it has one). Unlabeled images go to the clients
-    (:func:`client_parts`), then to the sets of each client (:func:`client_sets`). All draws depend on the seed.
+    A data set is cut in its order into the unlabeled images (``clients`` x ``train_per_client``), the
+    server's ``labeled`` and its ``validation`` images, and the test images (from its test part, where it has
+    one). Unlabeled images go to the clients (:func:`client_parts`), then to the sets of each client
+    (:func:`client_sets`). All draws depend on the seed.
     """
 
     kind: ClassVar[Kind] = "sets"
 
     split: Literal["iid", "noniid", "legacy_noniid"] = Field(
         default="iid",
-        description="a random part for each client, or two classes dominate each; legacy: later clients may lack a class",
+        description=(
+            "a random part for each client, or two classes dominate each; legacy: later clients may lack a"
+            " class"
+        ),
     )
     sets: int = Field(default=10, ge=2, description="sets of each client")
-    overlap: bool = Field(default=False, description="as the published code draws them: one image may be in several sets of its client")
-    legacy_column_norm: bool = Field(default=False, description="with overlap and iid: class weights divided by column sums, as published")
+    overlap: bool = Field(
+        default=False,
+        description="as the published code draws them: one image may be in several sets of its client",
+    )
+    legacy_column_norm: bool = Field(
+        default=False, description="with overlap and iid: class weights divided by column sums, as published"
+    )
 
     @model_validator(mode="after")
     def _norm_needs_overlap(self) -> Self:
@@ -68,31 +77,45 @@ class Unlabeled(Scheme):
 
 def _pieces(table: Table, data: Data, clients: int) -> list[Rows]:
     """Unlabeled, labeled, validation and test images."""
-    wanted = {"clients x train_per_client": clients * data.train_per_client, "labeled": data.labeled, "validation": data.validation}
+    wanted = {
+        "clients x train_per_client": clients * data.train_per_client,
+        "labeled": data.labeled,
+        "validation": data.validation,
+    }
     tests = clients * data.test_per_client
     if table.test is None:
         wanted["clients x test_per_client"] = tests
     elif tests > len(table.test):
-        raise UserError(f"clients x test_per_client = {tests}, {table.name} has {len(table.test)} test images; lower test_per_client")
+        raise UserError(
+            f"clients x test_per_client = {tests}, {table.name} has {len(table.test)} test images; lower"
+            " test_per_client"
+        )
     if sum(wanted.values()) > len(table.train):
         parts = " + ".join(f"{what} ({n})" for what, n in wanted.items())
-        raise UserError(f"{parts} need {sum(wanted.values())} images, {table.name} has {len(table.train)}; lower one of them")
+        raise UserError(
+            f"{parts} need {sum(wanted.values())} images, {table.name} has {len(table.train)}; lower one of"
+            " them"
+        )
     ends = np.cumsum([0, *wanted.values()])
     pieces = [table.train[int(a) : int(b)] for a, b in pairwise(ends)]
     return pieces if table.test is None else [*pieces, table.test[:tests]]
 
 
-def client_parts(labels: Rows, clients: int, split: str, rng: np.random.Generator, classes: int) -> list[Rows]:
+def client_parts(
+    labels: Rows, clients: int, split: str, rng: np.random.Generator, classes: int
+) -> list[Rows]:
     """Return the images that each client gets; every image goes to exactly one client.
 
-    ``iid``: random parts of equal size. ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much at client c as the
-    others, whose weights are U(0.45, 0.55); the images of a class are dealt in proportion to what the clients weigh it, so that
-    a class in demand runs short for all alike. A client that would get none of a class then gets one image of whoever has most,
-    as long as that leaves one.
+    ``iid``: random parts of equal size. ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much
+        at client c as the
+    others, whose weights are U(0.45, 0.55); the images of a class are dealt in proportion to what the clients
+    weigh it, so that a class in demand runs short for all alike. A client that would get none of a class then
+    gets one image of whoever has most, as long as that leaves one.
 
-    ``legacy_noniid``: with the same weights client c takes int(share x n / clients) images of each class in their order, after those that
-    the clients before it took. A class that runs short is cut without a word, so that later clients get less of it, or none, and some
-    images go to nobody, as in the published code.
+    ``legacy_noniid``: with the same weights client c takes int(share x n / clients) images of each class in
+        their order, after those that
+    the clients before it took. A class that runs short is cut without a word, so that later clients get less
+    of it, or none, and some images go to nobody, as in the published code.
     """
     if split == "iid":
         return list(np.array_split(rng.permutation(len(labels)), clients))
@@ -103,24 +126,31 @@ def client_parts(labels: Rows, clients: int, split: str, rng: np.random.Generato
         counts = (normalized(weights) * len(labels) / clients).astype(np.int64)
         ends = counts.cumsum(0)
         of_class = [np.flatnonzero(labels == k) for k in range(classes)]
-        return [np.concatenate([of_class[k][ends[c, k] - counts[c, k] : ends[c, k]] for k in range(classes)]) for c in range(clients)]
+        return [
+            np.concatenate([of_class[k][ends[c, k] - counts[c, k] : ends[c, k]] for k in range(classes)])
+            for c in range(clients)
+        ]
     return _deal_by_class(labels, normalized(weights), rng, shares_of_all)
 
 
 def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Positions of images and the sets that they are in, ``[n]`` each: every image of the client is in exactly one set.
+    """Positions of images and the sets that they are in, ``[n]`` each: every image of the client is in
+    exactly one set.
 
-    The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. With as many images of every
-    class these are the priors of the sets, up to the sums of their columns; a rare class is rare in all sets.
+    The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. With as
+    many images of every class these are the priors of the sets, up to the sums of their columns; a rare class
+    is rare in all sets.
     """
     parts = _deal_by_class(labels, theta, rng, shares)
     return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
 def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Draw the sets as the published code does: set m takes the first int(floor(n / M) theta[m, k]) images of class k, shuffled anew.
+    """Draw the sets as the published code does: set m takes the first int(floor(n / M) theta[m, k]) images of
+    class k, shuffled anew.
 
-    An image can be in several sets, and a class that runs short is cut silently; the realised priors are exact all the same.
+    An image can be in several sets, and a class that runs short is cut silently; the realised priors are
+    exact all the same.
     """
     nominal, positions, sets = len(labels) // len(theta), [], []
     for m, row in enumerate(theta):
@@ -131,11 +161,16 @@ def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> t
     return np.concatenate(positions), np.concatenate(sets)
 
 
-def _deal_by_class(labels: Rows, weights: Matrix, rng: np.random.Generator, counts: Callable[[int, Matrix], Rows]) -> list[Rows]:
-    """Deal the positions of the images of each class k to len(weights) parts in the shares of ``weights[:, k]``."""
+def _deal_by_class(
+    labels: Rows, weights: Matrix, rng: np.random.Generator, counts: Callable[[int, Matrix], Rows]
+) -> list[Rows]:
+    """Deal the positions of the images of each class k to len(weights) parts in the shares of ``weights[:,
+    k]``."""
     parts: list[list[Rows]] = [[] for _ in weights]
     for k in range(weights.shape[1]):
         of_class = rng.permutation(np.flatnonzero(labels == k))
-        for part, piece in zip(parts, np.split(of_class, np.cumsum(counts(len(of_class), weights[:, k]))[:-1]), strict=True):
+        for part, piece in zip(
+            parts, np.split(of_class, np.cumsum(counts(len(of_class), weights[:, k]))[:-1]), strict=True
+        ):
             part.append(piece)
     return [np.concatenate(part) for part in parts]

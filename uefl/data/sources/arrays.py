@@ -1,4 +1,5 @@
-"""The source ``arrays``: the clients were given in Python. A run folder records this name, and does not hold their images."""
+"""The source ``arrays``: the clients were given in Python. A run folder records this name, and does not hold
+their images."""
 
 from __future__ import annotations
 
@@ -17,6 +18,6 @@ def arrays(root: Path | None = None) -> Table:
         UserError: always; it says how to give the clients.
     """
     raise UserError(
-        "the clients of source 'arrays' are given in Python: uefl.train(clients={name: (train, test), ...}, out=...); "
-        "to go on with such a run, give them again: uefl.resume(out, clients=...)"
+        "the clients of source 'arrays' are given in Python: uefl.train(clients={name: (train, test), ...},"
+        " out=...); to go on with such a run, give them again: uefl.resume(out, clients=...)"
     )

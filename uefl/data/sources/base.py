@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from ..table import Table
 
 Reader = Callable[[Path | None], "Table"]
-"""reads a data set from the data root, which may be missing; raises UserError where its files are absent or damaged"""
+"""reads a data set from the data root, which may be missing; raises UserError where its files are absent or
+damaged"""
 
 SOURCES: Registry[Reader] = Registry(__package__, "data set")
 
@@ -40,5 +41,9 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
 
 
 def torchvision_advice(name: str, files: str, arguments: str = "ROOT, download=True") -> str:
-    """Return the advice on how to get the files that torchvision stores, and where below the root they are expected."""
-    return f"run torchvision.datasets.{name}({arguments}) and give that ROOT as --data-root or in UEFL_DATA; expected ROOT/{files}"
+    """Return the advice on how to get the files that torchvision stores, and where below the root they are
+    expected."""
+    return (
+        f"run torchvision.datasets.{name}({arguments}) and give that ROOT as --data-root or in UEFL_DATA;"
+        f" expected ROOT/{files}"
+    )

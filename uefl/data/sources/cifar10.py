@@ -13,5 +13,6 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @source("cifar10")
 def cifar10(root: Path | None) -> Table:
-    """CIFAR-10 from ``ROOT/cifar-10-batches-py`` as torchvision stores it, in file order, or ``ROOT/cifar10*.npz``, shuffled."""
+    """CIFAR-10 from ``ROOT/cifar-10-batches-py`` as torchvision stores it, in file order, or
+    ``ROOT/cifar10*.npz``, shuffled."""
     return cifar.read("cifar10", root, CLASSES)

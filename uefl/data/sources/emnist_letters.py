@@ -14,15 +14,19 @@ from ..table import Table
 from .base import need_root, source, torchvision_advice
 
 _ADVICE = torchvision_advice(
-    "EMNIST", "EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte.gz", 'ROOT, "letters", download=True'
+    "EMNIST",
+    "EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte.gz",
+    'ROOT, "letters", download=True',
 )
 
 
 @source("emnist_letters")
 def emnist_letters(root: Path | None) -> Table:
-    """EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from ``ROOT/emnist_letters*.npz``, upright and from 0 on.
+    """EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from ``ROOT/emnist_letters*.npz``,
+    upright and from 0 on.
 
-    The published files hold the letters transposed and the test letters sorted; here they stand upright, dealt in a fixed random order.
+    The published files hold the letters transposed and the test letters sorted; here they stand upright,
+    dealt in a fixed random order.
     """
     root, letters = need_root(root, "EMNIST", _ADVICE), tuple(string.ascii_uppercase)
     raw = root / "EMNIST" / "raw"

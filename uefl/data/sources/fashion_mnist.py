@@ -8,13 +8,27 @@ from .. import idx, npz
 from ..table import Table
 from .base import need_root, source, torchvision_advice
 
-CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 
 
 @source("fashion_mnist")
 def fashion_mnist(root: Path | None) -> Table:
-    """FashionMNIST from ``ROOT/FashionMNIST/raw`` as torchvision stores it, in file order, or ``ROOT/fashion_mnist*.npz``, shuffled."""
-    advice = torchvision_advice("FashionMNIST", "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz")
+    """FashionMNIST from ``ROOT/FashionMNIST/raw`` as torchvision stores it, in file order, or
+    ``ROOT/fashion_mnist*.npz``, shuffled."""
+    advice = torchvision_advice(
+        "FashionMNIST", "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
+    )
     root = need_root(root, "FashionMNIST", advice)
     raw = root / "FashionMNIST" / "raw"
     if not raw.exists():

@@ -12,7 +12,9 @@ from .base import source
 
 @source(NAME)
 def generated(root: Path | None) -> Table:
-    """1x8x8 images of ten classes, made when a client is read: for runs with thousands of clients; no data root, no partition."""
+    """1x8x8 images of ten classes, made when a client is read: for runs with thousands of clients; no data
+    root, no partition."""
     raise UserError(
-        f"key 'source': {NAME!r} makes the images of each client and has no list of images to be dealt; leave out the partition"
+        f"key 'source': {NAME!r} makes the images of each client and has no list of images to be dealt; leave"
+        " out the partition"
     )

@@ -15,32 +15,42 @@ from ..table import Table, numbers, two_parts
 from .base import need_root, source
 
 _ADVICE = (
-    'run torchvision.datasets.GTSRB(ROOT, split, download=True) for the splits "train" and "test", and give that ROOT as --data-root or '
-    "in UEFL_DATA; expected ROOT/gtsrb/GTSRB/Training/CLASS/*.ppm, ROOT/gtsrb/GTSRB/Final_Test/Images/*.ppm and "
-    "ROOT/gtsrb/GT-final_test.csv"
+    'run torchvision.datasets.GTSRB(ROOT, split, download=True) for the splits "train" and "test", and give'
+    " that ROOT as --data-root or in UEFL_DATA; expected ROOT/gtsrb/GTSRB/Training/CLASS/*.ppm,"
+    " ROOT/gtsrb/GTSRB/Final_Test/Images/*.ppm and ROOT/gtsrb/GT-final_test.csv"
 )
 
 
 @source("gtsrb")
 def gtsrb(root: Path | None) -> Table:
-    """GTSRB from ``ROOT/gtsrb/GTSRB`` as torchvision stores it, or from ``ROOT/gtsrb*.npz``, dealt in a fixed random order.
+    """GTSRB from ``ROOT/gtsrb/GTSRB`` as torchvision stores it, or from ``ROOT/gtsrb*.npz``, dealt in a fixed
+    random order.
 
-    The published images differ in size, so that they need ``image_size``; whole images are resized, without a cut to the sign.
+    The published images differ in size, so that they need ``image_size``; whole images are resized, without a
+    cut to the sign.
     """
     root = need_root(root, "GTSRB", _ADVICE)
     folder = root / "gtsrb" / "GTSRB"
     if not folder.exists():
         return npz.find_pool("gtsrb", root, "gtsrb*.npz", numbers(43), _ADVICE)
     of_classes = [path for path in subfolders(folder / "Training", _ADVICE) if path.name.isdecimal()]
-    train = [(path, int(of_class.name)) for of_class in of_classes for path in visible(of_class) if path.suffix.lower() == ".ppm"]
+    train = [
+        (path, int(of_class.name))
+        for of_class in of_classes
+        for path in visible(of_class)
+        if path.suffix.lower() == ".ppm"
+    ]
     table = root / "gtsrb" / "GT-final_test.csv"
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:  # a spreadsheet may have added a byte order mark
+        # a spreadsheet may have added a byte order mark
+        with table.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.DictReader(file, delimiter=";", skipinitialspace=True)
             lacking = {"Filename", "ClassId"} - set(lines.fieldnames or ())
             if lacking:
                 raise ValueError(f"its first line has no column {min(lacking)}")
-            test = [(folder / "Final_Test" / "Images" / line["Filename"], int(line["ClassId"])) for line in lines]
+            test = [
+                (folder / "Final_Test" / "Images" / line["Filename"], int(line["ClassId"])) for line in lines
+            ]
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise UserError(f"cannot read {table} ({error}): {_ADVICE}") from None
     if not train or not test:

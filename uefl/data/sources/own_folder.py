@@ -16,11 +16,13 @@ _OF_ONE = "expected FOLDER/CLASS/image.png or FOLDER/train|test/CLASS/image.png 
 
 
 def read(root: Path) -> Table:
-    """Look through ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over all silos, sorted by name.
+    """Look through ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over
+    all silos, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders and a class folder without
-    an image are passed over with a note, what is hidden without. So are classes noted that differ in case only. Images are RGB if any
-    of them is in color, else grey, by the rules of :mod:`uefl.data.pixels`.
+    Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders
+    and a class folder without an image are passed over with a note, what is hidden without. So are classes
+    noted that differ in case only. Images are RGB if any of them is in color, else grey, by the rules of
+    :mod:`uefl.data.pixels`.
 
     Args:
         root: the folder; its subfolders give the silos their names.
@@ -41,7 +43,12 @@ def read_one(silo: Path, name: str) -> Table:
 
 
 def _table(root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]) -> Table:
-    files = [(path, label, name, part) for name, parts in silos.items() for part, inside in parts.items() for path, label in inside]
+    files = [
+        (path, label, name, part)
+        for name, parts in silos.items()
+        for part, inside in parts.items()
+        for path, label in inside
+    ]
     classes = tuple(sorted({label for _, label, _, _ in files}))
     groups = tuple(silos)
     is_test = np.array([part == "test" for *_, part in files])
@@ -70,10 +77,12 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
         (there,) = names
         other = "test" if there == "train" else "train"
         raise UserError(
-            f"{silo / there} has no {other} beside it; add {silo / other}, or put the class folders straight into {silo}, from which a "
-            "test split is then taken"
+            f"{silo / there} has no {other} beside it; add {silo / other}, or put the class folders straight"
+            f" into {silo}, from which a test split is then taken"
         )
-    parts = {part.name: labelled(part, layout) for part in inside} if split else {"train": labelled(silo, layout)}
+    parts = (
+        {part.name: labelled(part, layout) for part in inside} if split else {"train": labelled(silo, layout)}
+    )
     for name, part in parts.items():
         if not part:
             raise UserError(f"{silo / name if split else silo} holds no image; {layout}")
@@ -82,5 +91,10 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
 
 def _strays(silos: list[Path], *above: Path) -> tuple[str, ...]:
     """Return notes on files and folders, also in those ``above``, that hold no image of any silo."""
-    parts = [f for silo in silos for f in visible(silo) if f.is_dir() and any(inside.is_dir() for inside in visible(f))]
+    parts = [
+        f
+        for silo in silos
+        for f in visible(silo)
+        if f.is_dir() and any(inside.is_dir() for inside in visible(f))
+    ]
     return passed_over((*above, *silos, *parts))

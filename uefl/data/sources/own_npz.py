@@ -14,10 +14,12 @@ _OWN = ("images", "labels", "silo")
 
 
 def read(path: Path) -> Table:
-    """Images from an .npz, by the rules of :func:`uefl.data.pixels.as_images`, and integer labels ``[N]`` counting from 0.
+    """Images from an .npz, by the rules of :func:`uefl.data.pixels.as_images`, and integer labels ``[N]``
+    counting from 0.
 
-    Either the user's own silos, as arrays ``images``, ``labels``, ``silo`` (``[N]``, names or integers) and optionally ``test``
-    (``[N]`` bool); or a data set to be dealt, as ``x_train``, ``y_train``, ``x_test``, ``y_test``: see :func:`uefl.data.npz.pool`.
+    Either the user's own silos, as arrays ``images``, ``labels``, ``silo`` (``[N]``, names or integers) and
+    optionally ``test`` (``[N]`` bool); or a data set to be dealt, as ``x_train``, ``y_train``, ``x_test``,
+    ``y_test``: see :func:`uefl.data.npz.pool`.
 
     Raises:
         UserError: not an .npz, arrays missing, or of another type or length than said above.
@@ -26,7 +28,10 @@ def read(path: Path) -> Table:
     if set(_OWN) <= set(arrays):
         return _silos(path, arrays)
     if not set(npz.POOL) <= set(arrays):
-        raise UserError(f"{path} holds {npz.held(path)}; expected either {', '.join(_OWN)} (and test), or {', '.join(npz.POOL)}")
+        raise UserError(
+            f"{path} holds {npz.held(path)}; expected either {', '.join(_OWN)} (and test), or"
+            f" {', '.join(npz.POOL)}"
+        )
     return npz.pool(str(path), path, arrays)
 
 

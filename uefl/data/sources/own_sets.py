@@ -1,4 +1,5 @@
-"""The user's own unlabeled sets: a folder with the images of every client by set, a table of priors, and labeled images, if any.
+"""The user's own unlabeled sets: a folder with the images of every client by set, a table of priors, and
+labeled images, if any.
 
 ::
 
@@ -29,16 +30,19 @@ from ..priors import Matrix
 from ..unlabeled import ClientSets, LabeledRows, Material
 
 LAYOUT = (
-    "expected clients/NAME/SET/*.png or clients/NAME.npz, and priors.csv or priors.json; with test images, test/CLASS/*.png or test.npz"
+    "expected clients/NAME/SET/*.png or clients/NAME.npz, and priors.csv or priors.json; with test images,"
+    " test/CLASS/*.png or test.npz"
 )
 _PARTS = ("labeled", "validation", "test")
 
 
 def read(root: Path) -> Material:
-    """Look through a folder laid out as the module's docstring says. What lies in it and is not read is noted.
+    """Look through a folder laid out as the module's docstring says. What lies in it and is not read is
+    noted.
 
     Raises:
-        UserError: files missing, misplaced or unreadable. InvalidPriors: a set without a row of priors, or a row without a set.
+        UserError: files missing, misplaced or unreadable. InvalidPriors: a set without a row of priors, or a
+            row without a set.
     """
     if not (root / "clients").is_dir():
         raise UserError(f"{root} has no folder clients; {LAYOUT}")
@@ -51,7 +55,9 @@ def read(root: Path) -> Material:
     for path in entries:
         name = path.stem if path.suffix.lower() == ".npz" else path.name
         if name in read_in:
-            raise UserError(f"client {name!r} is there twice, as {root / 'clients' / name} and as {name}.npz; remove one")
+            raise UserError(
+                f"client {name!r} is there twice, as {root / 'clients' / name} and as {name}.npz; remove one"
+            )
         read_in[name] = _client(root, path)
     parts: dict[str, LabeledRows | None] = {}
     for part in _PARTS:  # without a table the first of them names the classes of the others
@@ -61,18 +67,23 @@ def read(root: Path) -> Material:
             classes, named_by = found[1], f"the folder {part}"
     for who in table.rows.keys() - read_in.keys():
         place = next(iter(table.rows[who].values())).place
-        raise InvalidPriors(f"{root}: client {who!r} ({place}) is not in {root / 'clients'}, which holds {', '.join(read_in)}")
+        raise InvalidPriors(
+            f"{root}: client {who!r} ({place}) is not in {root / 'clients'}, which holds {', '.join(read_in)}"
+        )
     clients = []
     for name, (images, sets, names) in sorted(read_in.items()):
         priors, places = _rows(name, names, table)
         clients.append(ClientSets(name, images, np.arange(len(sets)), sets, priors, None, places))
     notes = (*_strays(root, entries, table.file), *look_alikes(classes))
     source = {"name": str(root), "path": str(root)}
-    return Material(str(root), clients, classes, parts["test"], parts["labeled"], parts["validation"], source, notes)
+    return Material(
+        str(root), clients, classes, parts["test"], parts["labeled"], parts["validation"], source, notes
+    )
 
 
 def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
-    """What ``labeled`` and ``validation`` hold, each where it is there; clients and test images are elsewhere.
+    """What ``labeled`` and ``validation`` hold, each where it is there; clients and test images are
+    elsewhere.
 
     Raises:
         UserError: files are misplaced or unreadable.
@@ -94,21 +105,29 @@ def _client(root: Path, path: Path) -> tuple[Images, Rows, list[str]]:
             raise UserError(f"{path} holds {npz.held(path)}; expected images and set")
         images, ids = _read_again(root, path, npz.images(path, arrays, "images")), arrays["set"]
         if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
-            raise InvalidPriors(f"client {path.stem!r}: expected set as one name or integer per image, got {ids.dtype} {list(ids.shape)}")
+            raise InvalidPriors(
+                f"client {path.stem!r}: expected set as one name or integer per image, got {ids.dtype}"
+                f" {list(ids.shape)}"
+            )
         if len(ids) != images.count:
             raise InvalidPriors(f"client {path.stem!r}: {len(ids)} entries in set for {images.count} images")
         try:
             ids = np.char.decode(ids.astype(np.bytes_), "utf-8") if ids.dtype.kind == "S" else ids
         except UnicodeDecodeError as error:
-            raise InvalidPriors(f"client {path.stem!r}: a name in set is not UTF-8 text ({error}); save the names as str") from None
+            raise InvalidPriors(
+                f"client {path.stem!r}: a name in set is not UTF-8 text ({error}); save the names as str"
+            ) from None
     found, inverse = np.unique(ids, return_inverse=True)
     names = [str(name) for name in found.tolist()]
-    order = sorted(names, key=int if ids.dtype.kind in "iu" or all(name.isdecimal() for name in names) else None)
+    order = sorted(
+        names, key=int if ids.dtype.kind in "iu" or all(name.isdecimal() for name in names) else None
+    )
     return images, np.array([order.index(name) for name in names])[inverse], order
 
 
 def _read_again(root: Path, path: Path, first: Images) -> Images:
-    """The images of an .npz that one client has for itself: they are read when they are asked for, and not kept."""
+    """The images of an .npz that one client has for itself: they are read when they are asked for, and not
+    kept."""
 
     def there() -> Images:
         return npz.images(path, npz.read(path, ("images",)), "images")
@@ -122,22 +141,33 @@ def _read_again(root: Path, path: Path, first: Images) -> Images:
     return replace(first, read=images, content=content, inside=str(path.relative_to(root)))
 
 
-def _rows(client: str, sets: list[str], table: prior_table.PriorTable) -> tuple[Matrix | None, tuple[str, ...]]:
+def _rows(
+    client: str, sets: list[str], table: prior_table.PriorTable
+) -> tuple[Matrix | None, tuple[str, ...]]:
     """A client's priors, and what to call its sets in a message."""
     if not table.rows:
         return None, tuple(map(repr, sets))
     rows = table.rows.get(client, {})
     for m, name in enumerate(sets):
         if name not in rows:
-            raise InvalidPriors(f"client {client!r}, set {m} ({name!r}): no priors given; add its row to {table.file}")
+            raise InvalidPriors(
+                f"client {client!r}, set {m} ({name!r}): no priors given; add its row to {table.file}"
+            )
     for name, row in rows.items():
         if name not in sets:
-            raise InvalidPriors(f"client {client!r}: priors are given for set {name!r} ({row.place}), which has no image")
-    return np.array([rows[name].shares for name in sets]), tuple(f"{name!r}, {rows[name].place}" for name in sets)
+            raise InvalidPriors(
+                f"client {client!r}: priors are given for set {name!r} ({row.place}), which has no image"
+            )
+    return np.array([rows[name].shares for name in sets]), tuple(
+        f"{name!r}, {rows[name].place}" for name in sets
+    )
 
 
-def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str) -> tuple[LabeledRows, tuple[str, ...]] | None:
-    """Images and labels of test, labeled or validation, and the classes that they are numbered by; None where there are none."""
+def _labelled(
+    root: Path, part: str, classes: tuple[str, ...], named_by: str
+) -> tuple[LabeledRows, tuple[str, ...]] | None:
+    """Images and labels of test, labeled or validation, and the classes that they are numbered by; None where
+    there are none."""
     if (root / part).is_dir():
         files = labelled(root / part, LAYOUT)
         if not files:
@@ -146,10 +176,13 @@ def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str) ->
         for _, name in files:
             if name not in names:
                 raise UserError(
-                    f"class {name!r} of the folder {root / part} is not one of those of {named_by} ({', '.join(names)}); "
-                    "write it the same in both"
+                    f"class {name!r} of the folder {root / part} is not one of those of {named_by}"
+                    f" ({', '.join(names)}); write it the same in both"
                 )
-        images, labels = on_disk(root, [file for file, _ in files]), np.array([names.index(name) for _, name in files])
+        images, labels = (
+            on_disk(root, [file for file, _ in files]),
+            np.array([names.index(name) for _, name in files]),
+        )
         return LabeledRows(images, np.arange(len(files)), labels), names
     path = root / f"{part}.npz"
     if not path.is_file():
@@ -161,7 +194,9 @@ def _labelled(root: Path, part: str, classes: tuple[str, ...], named_by: str) ->
     labels = npz.labels(path, arrays, "labels", images.count)
     names = classes or tuple(str(k) for k in range(int(labels.max()) + 1))
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
-        raise UserError(f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order")
+        raise UserError(
+            f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order"
+        )
     return LabeledRows(replace(images, inside=path.name), np.arange(len(labels)), labels), names
 
 
@@ -169,7 +204,13 @@ def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
     """Return notes on files and folders that hold neither images nor priors of the federation."""
     parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in _PARTS]
     known = {root / "clients", *(root / name for part in _PARTS for name in (part, f"{part}.npz"))}
-    others = [path for path in visible(root) if path not in known and (path.is_dir() or path.suffix == ".npz")]
-    misnamed = (f"passed over: {', '.join(map(str, others))}; expected test, labeled or validation",) if others else ()
+    others = [
+        path for path in visible(root) if path not in known and (path.is_dir() or path.suffix == ".npz")
+    ]
+    misnamed = (
+        (f"passed over: {', '.join(map(str, others))}; expected test, labeled or validation",)
+        if others
+        else ()
+    )
     folders = (root, root / "clients", *(path for path in clients + parts if path.is_dir()))
     return *misnamed, *passed_over(folders, {root / table, *clients, *parts, *others})

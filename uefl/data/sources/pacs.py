@@ -19,19 +19,22 @@ from .base import need_root, source
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
 _ADVICE = (
-    f"expected ROOT/pacs*/DOMAIN/CLASS/image.jpg or ROOT/pacs*.tar with the same inside; domains are {', '.join(DOMAINS)}; "
-    "ROOT is given as --data-root or in UEFL_DATA"
+    "expected ROOT/pacs*/DOMAIN/CLASS/image.jpg or ROOT/pacs*.tar with the same inside; domains are"
+    f" {', '.join(DOMAINS)}; ROOT is given as --data-root or in UEFL_DATA"
 )
 
 
 @source("pacs")
 def pacs(root: Path | None) -> Table:
-    """PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case; each domain is a silo.
+    """PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case; each
+    domain is a silo.
 
     An archive is read in place: its index now, an image when it is asked for.
     """
     root = need_root(root, "PACS", _ADVICE)
-    found = sorted(path for path in root.glob("[pP][aA][cC][sS]*") if path.is_dir() or path.suffix.lower() == ".tar")
+    found = sorted(
+        path for path in root.glob("[pP][aA][cC][sS]*") if path.is_dir() or path.suffix.lower() == ".tar"
+    )
     if len(found) != 1:
         raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {_ADVICE}")
     images = _archive(found[0]) if found[0].suffix.lower() == ".tar" else _folder(found[0])
@@ -43,11 +46,24 @@ def pacs(root: Path | None) -> Table:
         raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {_ADVICE}")
     labels = np.array([classes.index(place[-2]) for place in places])
     rows = np.arange(len(places))
-    return Table("pacs", images, labels, classes, rows, None, DOMAINS, group_of, frozenset(DOMAINS), parts={"files": len(places)})
+    return Table(
+        "pacs",
+        images,
+        labels,
+        classes,
+        rows,
+        None,
+        DOMAINS,
+        group_of,
+        frozenset(DOMAINS),
+        parts={"files": len(places)},
+    )
 
 
 def _folder(root: Path) -> Images:
-    paths = [path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labelled(root / domain, _ADVICE)]
+    paths = [
+        path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labelled(root / domain, _ADVICE)
+    ]
     if not paths:
         raise UserError(f"{root} holds none of the domains: {_ADVICE}")
     return on_disk(root, paths)

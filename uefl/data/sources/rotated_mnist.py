@@ -16,7 +16,8 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 @source("rotated_mnist")
 def rotated_mnist(root: Path | None) -> Table:
-    """All images of MNIST, training and test, shuffled once and for all and dealt in turn to the six domains; files as of ``mnist``.
+    """All images of MNIST, training and test, shuffled once and for all and dealt in turn to the six domains;
+    files as of ``mnist``.
 
     Source: the protocol of FedIIR (Guo et al., ICML 2023), whose domains share no image.
     """

@@ -1,4 +1,5 @@
-"""``uefl`` in a process whose clock is off: ``python -m uefl.deploy.chaos.clock HOURSh ARGUMENTS OF uefl...``.
+"""``uefl`` in a process whose clock is off: ``python -m uefl.deploy.chaos.clock HOURSh ARGUMENTS OF
+uefl...``.
 
 Python's clocks of the day are shifted before anything else is imported, so Flower sees the shifted time too.
 """

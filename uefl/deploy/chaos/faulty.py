@@ -1,7 +1,9 @@
-"""Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FILE silo OPTIONS...``, or ``... FAULT train OPTIONS...``.
+"""Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FILE silo OPTIONS...``, or ``...
+FAULT train OPTIONS...``.
 
-A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any silo. A server with the fault
-``checkpoint`` dies between the tensors and the index of its second checkpoint, one with ``sending`` in the middle of a message.
+A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any
+silo. A server with the fault ``checkpoint`` dies between the tensors and the index of its second checkpoint,
+one with ``sending`` in the middle of a message.
 """
 
 from __future__ import annotations
@@ -87,7 +89,11 @@ class Faulty(SiloProgram):
         return packed_reply(reply)
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
-        return _raises if self.file.read_text() == "raises" and header["options"]["round"] == 1 else super()._client(header)
+        return (
+            _raises
+            if self.file.read_text() == "raises" and header["options"]["round"] == 1
+            else super()._client(header)
+        )
 
 
 def _die_in_a_checkpoint() -> None:
@@ -103,7 +109,8 @@ def _die_in_a_checkpoint() -> None:
 
 
 def _die_sending() -> None:
-    """Have this process die in the middle of its eighth message: three silos are greeted, and asked in the first round."""
+    """Have this process die in the middle of its eighth message: three silos are greeted, and asked in the
+    first round."""
     push, messages = http_grid.push_objects, count(1)
 
     def push_or_die(*arguments: Any, **keys: Any) -> None:

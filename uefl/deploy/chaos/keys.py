@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def certificate(folder: Path, host: str, stem: str = "server") -> None:
-    """Write ``STEM.pem``, a certificate that vouches for itself, and ``STEM.key``, as docs/deploy.md makes them."""
+    """Write ``STEM.pem``, a certificate that vouches for itself, and ``STEM.key``, as docs/deploy.md makes
+    them."""
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365")
     asked = ("-subj", f"/CN={host}", "-addext", f"subjectAltName=IP:{host}")
     command = ("openssl", "req", "-x509", *curve, *asked, "-keyout", f"{stem}.key", "-out", f"{stem}.pem")
@@ -16,4 +17,8 @@ def certificate(folder: Path, host: str, stem: str = "server") -> None:
 
 def node_key(folder: Path, name: str) -> None:
     """Write ``NAME.key`` and ``NAME.key.pub``."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"{name}.key"], cwd=folder, check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"{name}.key"],
+        cwd=folder,
+        check=True,
+    )

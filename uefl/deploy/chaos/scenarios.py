@@ -1,7 +1,8 @@
-"""What goes wrong in a deployed federation, done on purpose with real processes on this machine, and what a run makes of it.
+"""What goes wrong in a deployed federation, done on purpose with real processes on this machine, and what a
+run makes of it.
 
-Each scenario starts a SuperLink, three silos and a run of three rounds, breaks something, and checks that the run goes on or
-stops with a clear line, and that nothing but the round in flight is lost.
+Each scenario starts a SuperLink, three silos and a run of three rounds, breaks something, and checks that the
+run goes on or stops with a clear line, and that nothing but the round in flight is lost.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ def _server_killed(folder: Path, cast: Cast) -> str:
 def _server_killed_sending(folder: Path, cast: Cast) -> str:
     with staged(folder, cast) as stage:
         cast.all()
-        check(stage.end(stage.faulty_train("sending")).code == -signal.SIGKILL, "the server did not die in a message")
+        check(
+            stage.end(stage.faulty_train("sending")).code == -signal.SIGKILL,
+            "the server did not die in a message",
+        )
         return _resumed(stage)
 
 
@@ -127,11 +131,16 @@ def _checkpoint(folder: Path, cast: Cast) -> str:
         until("a checkpoint", stage.measured(3))
         run.send_signal(signal.SIGINT)
         stage.end(run)
-        for path in (stage.folder / "run").glob("checkpoint-*.safetensors"):  # two, where the signal came as one took another's place
+        # two, where the signal came as one took another's place
+        for path in (stage.folder / "run").glob("checkpoint-*.safetensors"):
             os.truncate(path, path.stat().st_size // 2)
         before = stage.metrics()
         ended = stage.end(stage.train())
-        check(ended.code == 2 and "truncated or altered" in ended.said, "expected a line on the checkpoint", ended)
+        check(
+            ended.code == 2 and "truncated or altered" in ended.said,
+            "expected a line on the checkpoint",
+            ended,
+        )
         check(stage.metrics() == before, "it touched the metrics")
         return "refused: truncated or altered; exit code 2"
 
@@ -159,23 +168,37 @@ def _two_runs(folder: Path, cast: Cast) -> str:
 
 
 def _disk_full(file: str) -> Callable[[Path, Cast], str]:
-    """No file of the server grows beyond a limit, as on a full disk; the system sets it from outside, so the program is the real one."""
+    """No file of the server grows beyond a limit, as on a full disk; the system sets it from outside, so the
+    program is the real one."""
 
     def play(folder: Path, cast: Cast) -> str:
         with staged(folder, cast) as stage:
             cast.all()
             run, out = stage.train(), stage.folder / "run"
-            until("a checkpoint with metrics", lambda: stage.measured(3)() and any(out.glob("checkpoint-*.safetensors")))
-            (tensors, *_) = (path.stat().st_size for path in out.glob("checkpoint-*.safetensors"))
+            until(
+                "a checkpoint with metrics",
+                lambda: stage.measured(3)() and any(out.glob("checkpoint-*.safetensors")),
+            )
+            tensors, *_ = (path.stat().st_size for path in out.glob("checkpoint-*.safetensors"))
             limit = len(stage.metrics()) + 100 if file == "metrics" else tensors - 1
-            check(file == "metrics" or limit > 3 * len(stage.metrics()), "the checkpoint is too small for this scenario")
+            check(
+                file == "metrics" or limit > 3 * len(stage.metrics()),
+                "the checkpoint is too small for this scenario",
+            )
             resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             ended = stage.end(run)
-            check(ended.code == 1 and "go on with: uefl train --resume" in ended.said, "expected a line that says how to go on", ended)
+            check(
+                ended.code == 1 and "go on with: uefl train --resume" in ended.said,
+                "expected a line that says how to go on",
+                ended,
+            )
             check("Traceback" not in ended.said, "expected a line and no traceback", ended)
             ended = stage.end(stage.train())
             stage.check_same(ended)
-            return "stops with exit code 1 and says how to go on; with space again --resume ends with the same metrics, bit for bit"
+            return (
+                "stops with exit code 1 and says how to go on; with space again --resume ends with the same"
+                " metrics, bit for bit"
+            )
 
     return play
 
@@ -185,7 +208,10 @@ def _mid_checkpoint(folder: Path, cast: Cast) -> str:
         cast.all()
         run = stage.faulty_train("checkpoint")
         check(stage.end(run).code == -signal.SIGKILL, "the server did not die in its checkpoint")
-        check(len(list((stage.folder / "run").glob("checkpoint-*.safetensors"))) == 2, "expected the tensors of two checkpoints")
+        check(
+            len(list((stage.folder / "run").glob("checkpoint-*.safetensors"))) == 2,
+            "expected the tensors of two checkpoints",
+        )
         ended = stage.end(stage.train())
         stage.check_same(ended)
         return "--resume goes on from the checkpoint before; same metrics, bit for bit"
@@ -195,28 +221,56 @@ def _clock(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
         stage.cast.superlink()
         wrong = {
-            name: stage.cast.silo(name, program=("uefl.deploy.chaos.clock", hours)) for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))
+            name: stage.cast.silo(name, program=("uefl.deploy.chaos.clock", hours))
+            for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))
         }
         stage.cast.silo("silo-2")
-        run = stage.train("run", "--engine", "flower", "--superlink", stage.cast.place, "--silos", 3, "--device", "cpu", "--wait", 40)
+        run = stage.train(
+            "run",
+            "--engine",
+            "flower",
+            "--superlink",
+            stage.cast.place,
+            "--silos",
+            3,
+            "--device",
+            "cpu",
+            "--wait",
+            40,
+        )
         for name, silo in wrong.items():
             said = stage.folder / f"{name}.log"
-            check(silo.wait(120) == 2 and "check the clock" in said.read_text(), f"expected that {name} is told of its clock")
+            check(
+                silo.wait(120) == 2 and "check the clock" in said.read_text(),
+                f"expected that {name} is told of its clock",
+            )
         ended = stage.end(run)
-        check(ended.code == 2 and "silo-2 of 3 silos came" in ended.said, "expected a line that says who came", ended)
+        check(
+            ended.code == 2 and "silo-2 of 3 silos came" in ended.said,
+            "expected a line that says who came",
+            ended,
+        )
         check(not (stage.folder / "run").exists(), "something was written")
-        return "both are not let in, are told to check the clock, and end with exit code 2; the run says who came, exit code 2"
+        return (
+            "both are not let in, are told to check the clock, and end with exit code 2; the run says who"
+            " came, exit code 2"
+        )
 
 
 def _certificate(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
         certificate(stage.folder, "127.0.0.1")
         certificate(stage.folder, "127.0.0.1", "other")
-        stage.cast.superlink("--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        stage.cast.superlink(
+            "--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"
+        )
         other = ("--root-certificates", "other.pem", "--wait", 60)
         silo = stage.cast.silo("silo-0", *other)
         run = stage.train("run", "--engine", "flower", "--superlink", stage.cast.place, "--silos", 1, *other)
-        check(silo.wait(120) == 2 and "cannot be trusted" in (stage.folder / "silo-0.log").read_text(), "expected that the silo refuses")
+        check(
+            silo.wait(120) == 2 and "cannot be trusted" in (stage.folder / "silo-0.log").read_text(),
+            "expected that the silo refuses",
+        )
         ended = stage.end(run)
         check(ended.code == 2 and "cannot be trusted" in ended.said, "expected that the run refuses", ended)
         check(not (stage.folder / "run").exists(), "something was written")
@@ -227,11 +281,23 @@ def _key(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
         certificate(stage.folder, "127.0.0.1")
         node_key(stage.folder, "stranger")
-        tls = ("--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        tls = (
+            "--ssl-ca-certfile",
+            "server.pem",
+            "--ssl-certfile",
+            "server.pem",
+            "--ssl-keyfile",
+            "server.key",
+        )
         stage.cast.superlink("--enable-supernode-auth", *tls)
-        silo = stage.cast.silo("silo-0", "--root-certificates", "server.pem", "--key", "stranger.key", "--wait", 10)
+        silo = stage.cast.silo(
+            "silo-0", "--root-certificates", "server.pem", "--key", "stranger.key", "--wait", 10
+        )
         said = stage.folder / "silo-0.log"
-        check(silo.wait(120) == 2 and "does not let this silo in" in said.read_text(), "expected that the silo is not let in")
+        check(
+            silo.wait(120) == 2 and "does not let this silo in" in said.read_text(),
+            "expected that the silo is not let in",
+        )
         return "the silo is not let in, says so, and ends with exit code 2"
 
 
@@ -244,10 +310,18 @@ def _same_folder(folder: Path, cast: Cast) -> str:
         second = stage.start("uefl", "train", "--resume", "run", "--device", "cpu", log="second.log")
         code = second.wait(120)
         run.send_signal(signal.SIGCONT)
-        check(code == 2 and "in use by another process" in (stage.folder / "second.log").read_text(), "expected a refusal")
+        check(
+            code == 2 and "in use by another process" in (stage.folder / "second.log").read_text(),
+            "expected a refusal",
+        )
         ended = stage.end(run)
-        check(ended.code == 0 and stage.metrics() == stage.undisturbed(), "the first run was disturbed", ended)
-        return "the second is refused: in use by another process, exit code 2; the first has the same metrics, bit for bit"
+        check(
+            ended.code == 0 and stage.metrics() == stage.undisturbed(), "the first run was disturbed", ended
+        )
+        return (
+            "the second is refused: in use by another process, exit code 2; the first has the same metrics,"
+            " bit for bit"
+        )
 
 
 class Scenario(NamedTuple):
@@ -256,35 +330,68 @@ class Scenario(NamedTuple):
     fault: str
     wanted: str
     play: Callable[[Path, Cast], str]
-    """in an empty folder, over a cast; returns what was found, raises AssertionError where that is not what is wanted"""
+    """in an empty folder, over a cast; returns what was found, raises AssertionError where that is not what
+    is wanted"""
 
 
 _GOES_ON = "the run goes on without it, counts it, exit code 1"
 SCENARIOS = {
-    "raises": Scenario("a client raises", f"{_GOES_ON}; its words stay with it", _left_out("its computation failed", "raises")),
+    "raises": Scenario(
+        "a client raises",
+        f"{_GOES_ON}; its words stay with it",
+        _left_out("its computation failed", "raises"),
+    ),
     "nan": Scenario("an update has a NaN", _GOES_ON, _left_out("values is not finite", "nan")),
     "shape": Scenario("an update of another shape", _GOES_ON, _left_out("expected torch.float32", "shape")),
     "dtype": Scenario("an update of another type", _GOES_ON, _left_out("is torch.float64", "dtype")),
     "norm": Scenario(
-        "an update of absurd length, with max_update_norm", _GOES_ON, _left_out("more than max_update_norm", "norm", norm=1e3)
+        "an update of absurd length, with max_update_norm",
+        _GOES_ON,
+        _left_out("more than max_update_norm", "norm", norm=1e3),
     ),
-    "late": Scenario("a client past the deadline", _GOES_ON, _left_out("deadline passed", "late", deadline=15.0)),
-    "client": Scenario("a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")),
+    "late": Scenario(
+        "a client past the deadline", _GOES_ON, _left_out("deadline passed", "late", deadline=15.0)
+    ),
+    "client": Scenario(
+        "a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")
+    ),
     "answering": Scenario(
-        "a client killed -9 in the middle of its answer, started again", "the same run, bit for bit", _client_killed("answering")
+        "a client killed -9 in the middle of its answer, started again",
+        "the same run, bit for bit",
+        _client_killed("answering"),
     ),
     "gone": Scenario("a client killed -9, not started again", _GOES_ON, _client_gone),
     "quorum": Scenario("fewer sound updates than the quorum", "the run stops, exit code 1", _quorum),
-    "server": Scenario("the server killed -9 in a round, resumed", "the same run, bit for bit", _server_killed),
-    "sending": Scenario("the server killed -9 in the middle of a message, resumed", "the same run, bit for bit", _server_killed_sending),
-    "superlink": Scenario("the SuperLink killed -9, started again", "the same run, bit for bit", _superlink_killed),
-    "checkpoint": Scenario("a truncated checkpoint", "refused, exit code 2", _checkpoint),
-    "index": Scenario("the server killed -9 between tensors and index of a checkpoint", "the same run, bit for bit", _mid_checkpoint),
-    "full": Scenario("no space for the metrics", "stops with exit code 1; then the same run, bit for bit", _disk_full("metrics")),
-    "full-checkpoint": Scenario(
-        "no space for a checkpoint", "stops with exit code 1; then the same run, bit for bit", _disk_full("tensors")
+    "server": Scenario(
+        "the server killed -9 in a round, resumed", "the same run, bit for bit", _server_killed
     ),
-    "clock": Scenario("two silos whose clocks are six hours off", "they are refused and told of it, exit code 2", _clock),
+    "sending": Scenario(
+        "the server killed -9 in the middle of a message, resumed",
+        "the same run, bit for bit",
+        _server_killed_sending,
+    ),
+    "superlink": Scenario(
+        "the SuperLink killed -9, started again", "the same run, bit for bit", _superlink_killed
+    ),
+    "checkpoint": Scenario("a truncated checkpoint", "refused, exit code 2", _checkpoint),
+    "index": Scenario(
+        "the server killed -9 between tensors and index of a checkpoint",
+        "the same run, bit for bit",
+        _mid_checkpoint,
+    ),
+    "full": Scenario(
+        "no space for the metrics",
+        "stops with exit code 1; then the same run, bit for bit",
+        _disk_full("metrics"),
+    ),
+    "full-checkpoint": Scenario(
+        "no space for a checkpoint",
+        "stops with exit code 1; then the same run, bit for bit",
+        _disk_full("tensors"),
+    ),
+    "clock": Scenario(
+        "two silos whose clocks are six hours off", "they are refused and told of it, exit code 2", _clock
+    ),
     "certificate": Scenario("a SuperLink with another certificate", "refused, exit code 2", _certificate),
     "key": Scenario("a silo whose key is not registered", "refused, exit code 2", _key),
     "port": Scenario("the port is taken", "a line, exit code 2", _port_taken),
@@ -295,7 +402,8 @@ SCENARIOS = {
 
 @contextmanager
 def theatre() -> Iterator[Callable[[str], str]]:
-    """Plays scenarios by name, each in a folder of its own, over one cast that ends with the context; what was found.
+    """Plays scenarios by name, each in a folder of its own, over one cast that ends with the context; what
+    was found.
 
     It raises AssertionError where that is not what is wanted.
     """

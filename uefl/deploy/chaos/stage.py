@@ -1,4 +1,5 @@
-"""The stage of a scenario: a small federation over Flower on this machine, with real processes that serve one scenario after the other."""
+"""The stage of a scenario: a small federation over Flower on this machine, with real processes that serve one
+scenario after the other."""
 
 from __future__ import annotations
 
@@ -61,11 +62,21 @@ class Processes:
 
     def start(self, module: str, *arguments: object, log: str) -> subprocess.Popen[bytes]:
         """Run a Python module."""
-        environment = os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flwr"), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        environment = (
+            os.environ
+            | QUIET
+            | {"FLWR_HOME": str(self.folder / "flwr"), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        )
         command = [sys.executable, "-m", module, *map(str, arguments)]
         with (self.folder / log).open("ab") as file:
             process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
             )
         self._all.append(process)
         return process
@@ -79,7 +90,8 @@ class Processes:
 
 
 class Cast(Processes):
-    """A SuperLink on a free port of this machine, and silos. What a scenario has ended the next one starts again.
+    """A SuperLink on a free port of this machine, and silos. What a scenario has ended the next one starts
+    again.
 
     Args:
         folder: a new one.
@@ -97,9 +109,19 @@ class Cast(Processes):
         """Start a SuperLink that keeps its state in a file; ``options`` take the place of ``--insecure``."""
         where = ("--host", "127.0.0.1", "--port", self.port, "--database", self.folder / "state.db")
         safety = options or ("--insecure",)
-        return self.start("uefl.deploy.superlink", os.getpid(), *safety, "--isolation", "process", *where, log="superlink.log")
+        return self.start(
+            "uefl.deploy.superlink",
+            os.getpid(),
+            *safety,
+            "--isolation",
+            "process",
+            *where,
+            log="superlink.log",
+        )
 
-    def silo(self, name: str, *options: object, program: tuple[str, ...] = ("uefl",)) -> subprocess.Popen[bytes]:
+    def silo(
+        self, name: str, *options: object, program: tuple[str, ...] = ("uefl",)
+    ) -> subprocess.Popen[bytes]:
         """Start a silo; ``program`` takes the place of the command ``uefl``."""
         where = ("--simulate", name, "--superlink", self.place, "--device", "cpu", "--parent", os.getpid())
         return self.start(*program, "silo", *where, *options, log=f"{name}.log")
@@ -111,7 +133,9 @@ class Cast(Processes):
             if name not in self.there or self.there[name].poll() is not None:
                 faulty = ("uefl.deploy.chaos.faulty", str(self.folder / "fault"))
                 self.there[name] = (
-                    self.superlink() if name == "superlink" else self.silo(name, program=faulty if name == "silo-1" else ("uefl",))
+                    self.superlink()
+                    if name == "superlink"
+                    else self.silo(name, program=faulty if name == "silo-1" else ("uefl",))
                 )
 
 
@@ -124,7 +148,9 @@ class Stage(Processes):
         quorum, deadline, norm: keys of ``[run]``.
     """
 
-    def __init__(self, folder: Path, cast: Cast, quorum: float = 0.6, deadline: float = 0.0, norm: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, cast: Cast, quorum: float = 0.6, deadline: float = 0.0, norm: float = 0.0
+    ) -> None:
         super().__init__(folder)
         self.cast = cast
         own = f"quorum = {quorum}\ndeadline = {deadline}\nmax_update_norm = {norm}"
@@ -138,9 +164,24 @@ class Stage(Processes):
         """Begin a run whose server does wrong as :mod:`.faulty` says."""
         return self._train("uefl.deploy.chaos.faulty", "run", fault=(fault,))
 
-    def _train(self, module: str, out: str, *options: object, fault: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-        what = ("--resume", out) if (self.folder / out / "config.toml").exists() else ("tiny.toml", "--out", out)
-        where = ("--engine", "flower", "--superlink", self.cast.place, "--silos", len(SILOS), "--device", "cpu", "--wait", 120)
+    def _train(
+        self, module: str, out: str, *options: object, fault: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        what = (
+            ("--resume", out) if (self.folder / out / "config.toml").exists() else ("tiny.toml", "--out", out)
+        )
+        where = (
+            "--engine",
+            "flower",
+            "--superlink",
+            self.cast.place,
+            "--silos",
+            len(SILOS),
+            "--device",
+            "cpu",
+            "--wait",
+            120,
+        )
         return self.start(module, *fault, "train", *what, *(options or where), log=f"{out}.log")
 
     def end(self, run: subprocess.Popen[bytes], out: str = "run") -> Ended:
@@ -157,19 +198,28 @@ class Stage(Processes):
         return (self.folder / out / "metrics.jsonl").read_text()
 
     def check_left_out(self, reason: str, rounds: set[int]) -> None:
-        """Silo-1 was left out in these rounds, counted from 0, and nobody else; metrics and report say why, and quote no exception."""
+        """Silo-1 was left out in these rounds, counted from 0, and nobody else; metrics and report say why,
+        and quote no exception."""
         lines = [json.loads(line) for line in self.metrics().splitlines()]
         found = [line for line in lines if "left_out" in line]
-        check({(line["client"], line["round"]) for line in found} == {("silo-1", round) for round in rounds}, f"it is recorded as {found}")
+        check(
+            {(line["client"], line["round"]) for line in found} == {("silo-1", round) for round in rounds},
+            f"it is recorded as {found}",
+        )
         check(all(reason in line["left_out"] for line in found), f"expected {reason!r} in {found}")
         page = self.folder / "run" / "report.md"
         if not page.exists():  # the run has stopped
             page = self.folder / "report.log"
             self.start("uefl", "report", "run", log=page.name).wait(_SECONDS)
         report = page.read_text()
-        check(all(re.sub(r"\W", "", line["left_out"]) in re.sub(r"\W", "", report) for line in found), "the report does not say it")
+        check(
+            all(re.sub(r"\W", "", line["left_out"]) in re.sub(r"\W", "", report) for line in found),
+            "the report does not say it",
+        )
         written = [path for path in (self.folder / "run").rglob("*") if path.is_file()]
-        told = [path.name for path in [*written, self.folder / "run.log"] if SECRET.encode() in path.read_bytes()]
+        told = [
+            path.name for path in [*written, self.folder / "run.log"] if SECRET.encode() in path.read_bytes()
+        ]
         check(not told, f"the text of the exception is in {told}")
 
     def check_same(self, ended: Ended) -> None:
@@ -216,13 +266,16 @@ def measured(run: Path) -> int:
 def check(true: bool, what: str, ended: Ended | None = None) -> None:
     """Raise AssertionError with what was expected, and the last lines of the run, where ``true`` is not."""
     if not true:
-        tail = "" if ended is None else f" (exit code {ended.code}): {' | '.join(ended.said.splitlines()[-3:])}"
+        tail = (
+            "" if ended is None else f" (exit code {ended.code}): {' | '.join(ended.said.splitlines()[-3:])}"
+        )
         raise AssertionError(f"{what}{tail}")
 
 
 @contextmanager
 def staged(folder: Path, cast: Cast | None = None, **keys: float) -> Iterator[Stage]:
-    """A stage whose processes end with the context, those of the cast too where none is given; keys as of :class:`Stage`."""
+    """A stage whose processes end with the context, those of the cast too where none is given; keys as of
+    :class:`Stage`."""
     own = Cast(folder) if cast is None else cast
     stage = Stage(folder, own, **keys)
     try:

@@ -1,4 +1,5 @@
-"""One message per client and round to workers on this machine, each of which has a share of the clients and one network."""
+"""One message per client and round to workers on this machine, each of which has a share of the clients and
+one network."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from ..base import Message, Reply
 from ..codec import Header, Packet, packed_message, reply_of
 from .group import Crew, Group, Lost
 
-_AHEAD = 4  # messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
+# messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
+_AHEAD = 4
 _PAUSE = 0.5  # seconds
 
 
 class DistributedEngine:
-    """Clients dealt over the workers of a crew by their number among all, so that a worker reads the images of its own ones alone.
+    """Clients dealt over the workers of a crew by their number among all, so that a worker reads the images
+    of its own ones alone.
 
-    A tensor that one worker's last message had under the same name, the model above all, is not sent to it again.
+    A tensor that one worker's last message had under the same name, the model above all, is not sent to it
+    again.
 
     Args:
         crew: the workers.
@@ -30,7 +34,13 @@ class DistributedEngine:
         started: called with the client's name as its message is sent.
     """
 
-    def __init__(self, crew: Crew, clients: Iterable[str], header: Header, started: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        clients: Iterable[str],
+        header: Header,
+        started: Callable[[str], None] = lambda name: None,
+    ) -> None:
         self._crew, self._header, self._started = crew, header, started
         self._rank = {name: crew.ranks[i % len(crew.ranks)] for i, name in enumerate(sorted(clients))}
         self._sent: dict[int, dict[str, tuple[torch.Tensor, int]]] = {}
@@ -48,7 +58,10 @@ class DistributedEngine:
         """
         end = None if deadline is None else time.monotonic() + deadline
         names = sorted(messages)
-        queues = {rank: deque(i for i, name in enumerate(names) if self._rank[name] == rank) for rank in self._crew.ranks}
+        queues = {
+            rank: deque(i for i, name in enumerate(names) if self._rank[name] == rank)
+            for rank in self._crew.ranks
+        }
         awaited: dict[int, str] = {}
         arrived: dict[str, Reply] = {}
         self._sent = {}
@@ -56,7 +69,11 @@ class DistributedEngine:
             while name not in arrived:
                 left = _PAUSE if end is None else end - time.monotonic()
                 if left <= 0:
-                    arrived |= {late: Reply(late, error="deadline passed") for late in names[i:] if late not in arrived}
+                    arrived |= {
+                        late: Reply(late, error="deadline passed")
+                        for late in names[i:]
+                        if late not in arrived
+                    }
                     break
                 for rank, queue in queues.items():
                     if queue and queue[0] < i + _AHEAD * len(queues) and self._crew.idle(rank):
@@ -73,8 +90,12 @@ class DistributedEngine:
     def _send(self, rank: int, client: str, message: Message) -> int:
         there = self._sent.get(rank, {})
         self._sent[rank] = {name: (tensor, tensor._version) for name, tensor in message.tensors.items()}
-        new = {name: tensor for name, tensor in message.tensors.items() if not _is_there(tensor, there.get(name))}
-        packet = packed_message(message, self._header | {"client": client, "broadcast": list(message.tensors)})
+        new = {
+            name: tensor for name, tensor in message.tensors.items() if not _is_there(tensor, there.get(name))
+        }
+        packet = packed_message(
+            message, self._header | {"client": client, "broadcast": list(message.tensors)}
+        )
         return self._crew.ask(rank, Packet(packet.header, packet.parts | {"broadcast": new}))
 
     def _reply(self, packet: Packet, name: str) -> Reply:

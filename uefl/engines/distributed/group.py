@@ -1,4 +1,5 @@
-"""A group of processes on this machine, rank 0 of which is the server: packets go between it and each worker, and nowhere else."""
+"""A group of processes on this machine, rank 0 of which is the server: packets go between it and each worker,
+and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ import torch.distributed as dist
 
 from ..codec import Packet, decode, encode
 
-_MEET = timedelta(seconds=120)  # for all processes to find each other, and for one that waits for a packet to take it
+# for all processes to find each other, and for one that waits for a packet to take it
+_MEET = timedelta(seconds=120)
 _EVER = timedelta(days=1000)  # a client's work may take any time; a process that ends is seen at once
 
 
@@ -37,8 +39,11 @@ class Group:
         Lost: others do not come.
     """
 
-    def __init__(self, folder: Path, rank: int, size: int, check: Callable[[], object] = lambda: None) -> None:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would take the interface that the name of this machine leads to
+    def __init__(
+        self, folder: Path, rank: int, size: int, check: Callable[[], object] = lambda: None
+    ) -> None:
+        # gloo would take the interface that the name of this machine leads to
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         store = dist.FileStore(str(folder / "addresses"), size)  # type: ignore[attr-defined]
         store.set(f"here-{rank}", "")
         end = time.monotonic() + _MEET.total_seconds()

@@ -47,7 +47,8 @@ class Address:
             return self.host == "localhost"
 
     def avoid_proxy(self) -> None:
-        """Where nothing leaves the machine, see that nothing goes to a proxy of the environment either, in this process."""
+        """Where nothing leaves the machine, see that nothing goes to a proxy of the environment either, in
+        this process."""
         hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # as they are read
         if self.is_loopback and self.host not in hosts.split(","):
             os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
@@ -68,7 +69,9 @@ class Address:
                 return self._shake_hands()
             except ssl.SSLError as error:
                 why = getattr(error, "verify_message", "") or error.reason or "no TLS there"
-                raise Unreachable(f"the SuperLink at {self.place} cannot be trusted: {why}; check the certificates") from None
+                raise Unreachable(
+                    f"the SuperLink at {self.place} cannot be trusted: {why}; check the certificates"
+                ) from None
             except OSError as error:
                 ended = alive is not None and alive.poll() is not None  # type: ignore[attr-defined]
                 if ended or time.monotonic() > end:
@@ -79,7 +82,9 @@ class Address:
         with socket.create_connection((self.host, self.port), timeout=5) as plain:
             if self.insecure:
                 return
-            context = ssl.create_default_context(cadata=None if self.root_certificates is None else self.root_certificates.decode("ascii"))
+            context = ssl.create_default_context(
+                cadata=None if self.root_certificates is None else self.root_certificates.decode("ascii")
+            )
             with context.wrap_socket(plain, server_hostname=self.host):
                 return
 

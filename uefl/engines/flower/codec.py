@@ -1,4 +1,5 @@
-"""Packets as Flower's records: tensors as raw bytes with dtype and shape, everything else as JSON. Nothing is pickled."""
+"""Packets as Flower's records: tensors as raw bytes with dtype and shape, everything else as JSON. Nothing is
+pickled."""
 
 from __future__ import annotations
 
@@ -45,7 +46,13 @@ def unpack(records: RecordDict) -> Packet:
         header = json.loads(text)
         order = header.pop("tensors")
         parts = {part: _tensors(records, part, names) for part, names in order.items()}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:  # the last of JSON that is nested without end
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # the last of JSON that is nested without end
         raise Unreadable(f"{type(error).__name__}: {error}") from None
     return Packet(header, parts)
 
@@ -72,7 +79,8 @@ def unpack_reply(records: RecordDict) -> Reply:
 
 
 def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDict], RecordDict]:
-    """A program that answers packets, for records; it is given None where they cannot be read. It never raises."""
+    """A program that answers packets, for records; it is given None where they cannot be read. It never
+    raises."""
 
     def answer(records: RecordDict) -> RecordDict:
         try:
@@ -103,5 +111,9 @@ def _tensors(records: RecordDict, part: str, names: list[str]) -> dict[str, torc
 def _tensor(array: Array) -> torch.Tensor:
     if array.stype != _STORED:
         raise ValueError(f"an array stored as {array.stype[:20]}")
-    data = torch.frombuffer(bytearray(array.data), dtype=torch.uint8) if array.data else torch.empty(0, dtype=torch.uint8)
+    data = (
+        torch.frombuffer(bytearray(array.data), dtype=torch.uint8)
+        if array.data
+        else torch.empty(0, dtype=torch.uint8)
+    )
     return from_raw(array.dtype, tuple(array.shape), data)

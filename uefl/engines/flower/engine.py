@@ -1,4 +1,5 @@
-"""One message per client and round over Flower's Grid, with our own deadline: the engine of a run whose clients are other processes."""
+"""One message per client and round over Flower's Grid, with our own deadline: the engine of a run whose
+clients are other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from .grid import UNREADABLE
 from .limits import LARGE, at_most
 from .members import Roster, push
 
-_PAUSES = (0.02, 0.5)  # seconds between two questions for replies: at first, and when nobody has answered for long
+# seconds between two questions for replies: at first, and when nobody has answered for long
+_PAUSES = (0.02, 0.5)
 _RETURN = 30.0  # seconds that a client may take to come again after Flower has seen that it is gone
 _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that it is we who give it up
 
@@ -25,8 +27,8 @@ _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so tha
 class FlowerEngine:
     """Clients behind a Grid.
 
-    A client that is started again while its reply is awaited gets the same message again: its work is the same, bit for bit, so a run
-    does not see the difference.
+    A client that is started again while its reply is awaited gets the same message again: its work is the
+    same, bit for bit, so a run does not see the difference.
 
     Args:
         grid: of the run.
@@ -35,7 +37,9 @@ class FlowerEngine:
         started: called with the client's name as its message is sent.
     """
 
-    def __init__(self, grid: Grid, members: Roster, header: Header, started: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self, grid: Grid, members: Roster, header: Header, started: Callable[[str], None] = lambda name: None
+    ) -> None:
         self._grid, self._members, self._header, self._started = grid, members, header, started
         self._gone: set[str] = set()
         """clients whose node was gone when they were asked last"""
@@ -47,7 +51,8 @@ class FlowerEngine:
         return sorted(self._members.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Send all messages, then yield the replies by name; past the deadline, an error for each that is missing."""
+        """Send all messages, then yield the replies by name; past the deadline, an error for each that is
+        missing."""
         end = None if deadline is None else time.monotonic() + deadline
         self._most = 0
         awaited: dict[str, str] = {}
@@ -89,7 +94,11 @@ class FlowerEngine:
                 now = time.monotonic()
                 if end is not None and now > end:
                     arrived |= {late: Reply(late, error="deadline passed") for late in awaited.values()}
-                arrived |= {one: Reply(one, error="it is gone") for one, until in missed.items() if now > until or (end or now) < now}
+                arrived |= {
+                    one: Reply(one, error="it is gone")
+                    for one, until in missed.items()
+                    if now > until or (end or now) < now
+                }
                 if name in arrived:
                     break
                 for moved in self._members.look():
@@ -134,7 +143,11 @@ class FlowerEngine:
 
 def _is_torn(sent: Sent) -> bool:
     """Whether a part of it may come if it is asked for again."""
-    return _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE) and not _says(sent, LARGE) and not _says(sent, UNREADABLE)
+    return (
+        _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE)
+        and not _says(sent, LARGE)
+        and not _says(sent, UNREADABLE)
+    )
 
 
 def _says(sent: Sent, why: str) -> bool:

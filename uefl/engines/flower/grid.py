@@ -1,4 +1,5 @@
-"""Flower's Grid, in which a reply that is not well formed is an error of the one who sent it, and not of the run."""
+"""Flower's Grid, in which a reply that is not well formed is an error of the one who sent it, and not of the
+run."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from flwr.common.serde import metadata_from_proto
 from flwr.proto.message_pb2 import Message as Head
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_confirm_message_received_fn_protobuf, make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.superlink.grid import HttpGrid
 
@@ -23,13 +27,18 @@ UNREADABLE = "its parts make no message"
 
 
 class CheckedGrid(HttpGrid):  # type: ignore[misc]
-    """A Grid that counts the bytes of what it brings, as :func:`.limits.at_most` says, and believes the SuperLink about whose message a
+    """A Grid that counts the bytes of what it brings, as :func:`.limits.at_most` says, and believes the
+    SuperLink about whose message a
     reply answers: what a silo writes into a reply may be anything."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to messages with these numbers, as far as there are any; those that cannot be had are errors."""
+        """Replies to messages with these numbers, as far as there are any; those that cannot be had are
+        errors."""
         found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
-        return [self._reply(head, tree) for head, tree in zip(found.messages_list, found.message_object_trees, strict=True)]
+        return [
+            self._reply(head, tree)
+            for head, tree in zip(found.messages_list, found.message_object_trees, strict=True)
+        ]
 
     def _reply(self, head: Head, tree: ObjectTree) -> Message:
         client, run = self._runtime_client, head.metadata.run_id
@@ -48,4 +57,6 @@ class CheckedGrid(HttpGrid):  # type: ignore[misc]
         else:
             message.metadata.__dict__["_message_id"] = head.metadata.message_id
             return message
-        return make_message(metadata_from_proto(head.metadata), error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
+        return make_message(
+            metadata_from_proto(head.metadata), error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason)
+        )

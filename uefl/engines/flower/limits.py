@@ -1,5 +1,5 @@
-"""How long Flower's requests are tried, and how much they may bring: what it would end this process for, wait hours for, or fill the
-memory with, is an exception here."""
+"""How long Flower's requests are tried, and how much they may bring: what it would end this process for, wait
+hours for, or fill the memory with, is an exception here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_head_values_from_object_content,
     iterate_object_tree,
 )
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
 from flwr.supercore.retry import RetryInvoker
 
 from .. import bounds
 
 TRIES = 7
-"""questions for a part of a message that its sender has not sent yet: 35 s in all, with pauses of 1, 2, 4, 8, 10 and 10 s"""
+"""questions for a part of a message that its sender has not sent yet: 35 s in all, with pauses of 1, 2, 4, 8,
+10 and 10 s"""
 
 
 def stop_at_refusal(invoker: RetryInvoker) -> None:
@@ -46,7 +51,8 @@ def stop_at_refusal(invoker: RetryInvoker) -> None:
 LARGE = "it has more bytes than it may have"
 """stands in the reason of Flower's error"""
 _PART = 1000  # bytes that a part counts for beside its content, so that many small ones are bounded too
-_ABOUT_ARRAY = 2**16  # bytes of what an array says of itself: the numbers of its parts, of which 4 GiB have 820, and its shape
+# bytes of what an array says of itself: the numbers of its parts, of which 4 GiB have 820, and its shape
+_ABOUT_ARRAY = 2**16
 _allowed: ContextVar[int] = ContextVar("allowed", default=bounds.MESSAGE)
 
 
@@ -67,24 +73,31 @@ def at_most(size: int) -> Iterator[None]:
         _allowed.reset(token)
 
 
-def brought(tree: ObjectTree, pull: Callable[[str], bytes], confirm: Callable[[str], None], most: int | None = None) -> Message:
+def brought(
+    tree: ObjectTree, pull: Callable[[str], bytes], confirm: Callable[[str], None], most: int | None = None
+) -> Message:
     """Bring the parts of a message, and make the message of them.
 
-    Flower names a part by its content, so one part may stand in a message many times. What the message will take in memory is therefore
-    summed from the parts before anything is made of them.
+    Flower names a part by its content, so one part may stand in a message many times. What the message will
+    take in memory is therefore summed from the parts before anything is made of them.
 
     Args:
         tree: names of the parts.
         pull: brings one of them.
         confirm: is told the name of the message once all of them are here.
-        most: bytes that the message may have, as it travels and in memory; None: as many as :func:`at_most` says.
+        most: bytes that the message may have, as it travels and in memory; None: as many as :func:`at_most`
+            says.
 
     Raises:
         TooLarge: it has more.
         TypeError: the parts make no message.
     """
     allowed = _allowed.get() if most is None else most
-    contents = pull_objects([one.object_id for one in iterate_object_tree(tree)], bounded(pull, allowed), max_tries_per_object=TRIES)
+    contents = pull_objects(
+        [one.object_id for one in iterate_object_tree(tree)],
+        bounded(pull, allowed),
+        max_tries_per_object=TRIES,
+    )
     confirm(tree.object_id)
     check_size(tree.object_id, contents, allowed)
     message = inflate_object_from_contents(tree.object_id, contents)
@@ -94,7 +107,8 @@ def brought(tree: ObjectTree, pull: Callable[[str], bytes], confirm: Callable[[s
 
 
 def check_size(root: str, contents: Mapping[str, bytes], most: int) -> None:
-    """Refuse an object that takes more memory than it may, or has a part that says more of itself than any needs to.
+    """Refuse an object that takes more memory than it may, or has a part that says more of itself than any
+    needs to.
 
     Args:
         root: name of the object.
@@ -126,7 +140,8 @@ def _body(content: bytes, kind: type[InflatableObject]) -> Any:
 
 
 def bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
-    """A function that brings the parts of one message, in several threads, until they have more than so many bytes together.
+    """A function that brings the parts of one message, in several threads, until they have more than so many
+    bytes together.
 
     Raises:
         TooLarge: they have.

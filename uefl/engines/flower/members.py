@@ -1,4 +1,5 @@
-"""Who is there: which node stands for which client. A node is transport; it says its client's name when it is greeted."""
+"""Who is there: which node stands for which client. A node is transport; it says its client's name when it is
+greeted."""
 
 from __future__ import annotations
 
@@ -38,18 +39,25 @@ class Roster(Protocol):
 class Members:
     """The clients of a run by name, kept up to date.
 
-    A client that starts again is a new activation of its node, or a new node; it is greeted again, and its name moves there.
+    A client that starts again is a new activation of its node, or a new node; it is greeted again, and its
+    name moves there.
 
     Args:
         grid: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: says why a client that reports cannot take part, or None; what it refuses is left out.
-        bound: for nodes with keys: by name, the hash of the key that it belongs to. A name that is not there belongs to the key that brings
+        bound: for nodes with keys: by name, the hash of the key that it belongs to. A name that is not there
+            belongs to the key that brings
             it first. None: a name moves to whoever brings it last.
     """
 
     def __init__(
-        self, grid: Grid, greeting: Header, admit: Callable[[Report], str | None], *, bound: Mapping[str, str] | None = None
+        self,
+        grid: Grid,
+        greeting: Header,
+        admit: Callable[[Report], str | None],
+        *,
+        bound: Mapping[str, str] | None = None,
     ) -> None:
         self._grid, self._greeting, self._admit = grid, greeting, admit
         self.keys: dict[str, str] | None = None if bound is None else dict(bound)
@@ -67,7 +75,8 @@ class Members:
         """by node, why it was refused"""
 
     def look(self) -> list[str]:
-        """Greet nodes that are new, hear those that have answered; names that have moved to another node or activation."""
+        """Greet nodes that are new, hear those that have answered; names that have moved to another node or
+        activation."""
         if time.monotonic() - self._looked < _EVERY:
             return []
         self._looked = time.monotonic()
@@ -89,7 +98,8 @@ class Members:
         if node is None:
             return None
         if message.has_error():
-            if message.error.code == ErrorCode.NODE_UNAVAILABLE:  # it has ended; one that takes its place is another activation
+            # it has ended; one that takes its place is another activation
+            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
                 return None
             self.refused[node[0]] = "it does not answer as a silo of uefl does"
             return None
@@ -117,7 +127,8 @@ class Members:
             return None
         if self.keys.get(name, key) != key:
             return (
-                f"the name {name[:64]!r} is that of another key; give another --name, or for a new key see silos.json in docs/security.md"
+                f"the name {name[:64]!r} is that of another key; give another --name, or for a new key see"
+                " silos.json in docs/security.md"
             )
         other = next((other for other, known in self.keys.items() if known == key and other != name), None)
         return None if other is None else f"the name {name[:64]!r} comes with the key of {other!r}"
@@ -134,7 +145,8 @@ class Members:
 
 
 def push(grid: Grid, node: int, content: RecordDict, life: float | None) -> str | None:
-    """Send a content to a node; the number under which the reply can be asked for, None where the SuperLink knows the node no more.
+    """Send a content to a node; the number under which the reply can be asked for, None where the SuperLink
+    knows the node no more.
 
     Args:
         grid: of the run.

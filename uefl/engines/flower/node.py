@@ -1,6 +1,8 @@
-"""A client's end of Flower: receive a message, answer it, send the answer; the program that a run may ship is never fetched.
+"""A client's end of Flower: receive a message, answer it, send the answer; the program that a run may ship is
+never fetched.
 
-One process is one node. It asks for messages itself, so it needs no open port, and it stays: its data and its network are loaded once.
+One process is one node. It asks for messages itself, so it needs no open port, and it stays: its data and its
+network are loaded once.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from .limits import TooLarge, brought, stop_at_refusal
 logging.getLogger("flwr").setLevel(logging.ERROR)
 _LOG = logging.getLogger("uefl")
 
-_SHORT, _LONG = 0.05, 1.0  # seconds between two questions for a message, after a message and when there has been none for long
+# seconds between two questions for a message, after a message and when there has been none for long
+_SHORT, _LONG = 0.05, 1.0
 _AGAIN = 3.0  # seconds before a lost connection is tried again
 
 
@@ -45,7 +48,8 @@ def _refuse(*arguments: object, **keys: object) -> None:
 
 
 class _Heartbeat(HeartbeatSender):  # type: ignore[misc]
-    """Flower's, whose thread ends without a word where the SuperLink does not take a heartbeat: :attr:`current` is looked at for that."""
+    """Flower's, whose thread ends without a word where the SuperLink does not take a heartbeat:
+    :attr:`current` is looked at for that."""
 
     current: _Heartbeat
 
@@ -73,16 +77,22 @@ fleet.os = SimpleNamespace(getpid=os.getpid, kill=_refuse)  # type: ignore[attr-
 
 
 def serve(
-    address: Address, answer: Callable[[RecordDict], RecordDict], key: EllipticCurvePrivateKey | None = None, *, patience: float
+    address: Address,
+    answer: Callable[[RecordDict], RecordDict],
+    key: EllipticCurvePrivateKey | None = None,
+    *,
+    patience: float,
 ) -> None:
     """Answer messages until the process ends.
 
     Args:
         address: of the SuperLink.
         answer: to the content of a message; must not raise.
-        key: by which the SuperLink knows this node again; None: a new one each time, for a SuperLink that knows no keys.
-        patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that does not let this node in: it
-            takes Flower up to a minute to see that a process is gone, and until then it lets in no other with the same key.
+        key: by which the SuperLink knows this node again; None: a new one each time, for a SuperLink that
+            knows no keys.
+        patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that
+            does not let this node in: it takes Flower up to a minute to see that a process is gone, and until
+                then it lets in no other with the same key.
 
     Raises:
         Unreachable: the SuperLink is not there, cannot be trusted, or does not know the key.
@@ -93,17 +103,27 @@ def serve(
     while True:
         address.wait(patience)
         try:
-            with fleet.http_request_response(address.place, address.insecure, address.root_certificates, keys, max_retries=3) as connection:
+            with fleet.http_request_response(
+                address.place, address.insecure, address.root_certificates, keys, max_retries=3
+            ) as connection:
                 refused = None
                 _answer_all(connection, answer)
         except _Refused as refusal:
             if refused is None:
                 refused = time.monotonic()
-                _LOG.warning("not let in yet: its key is not registered, a process before it still counts as there, or its clock is off")
+                _LOG.warning(
+                    "not let in yet: its key is not registered, a process before it still counts as there, or"
+                    " its clock is off"
+                )
             if (key is None and _is_final(refusal.__context__)) or time.monotonic() - refused > patience:
-                why = "give its private key with --key, if it has one, and " if key is None else "register its public key there, and "
+                why = (
+                    "give its private key with --key, if it has one, and "
+                    if key is None
+                    else "register its public key there, and "
+                )
                 raise Unreachable(
-                    f"the SuperLink at {address.place} does not let this silo in; {why}check the clock of this machine"
+                    f"the SuperLink at {address.place} does not let this silo in; {why}check the clock of"
+                    " this machine"
                 ) from None
         time.sleep(_AGAIN)
 
@@ -138,11 +158,15 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
             reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.0)
-            push_objects(get_all_nested_objects(reply), partial(push, run, session), object_ids_to_push=wanted)
+            push_objects(
+                get_all_nested_objects(reply), partial(push, run, session), object_ids_to_push=wanted
+            )
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
-            _LOG.warning("a message or its answer is given up (%d): its run has ended", error.response.status_code)
+            _LOG.warning(
+                "a message or its answer is given up (%d): its run has ended", error.response.status_code
+            )
         except (ObjectPullError, ObjectPushError):
             _LOG.warning("a message or its answer did not go over whole; connecting again")
             return
@@ -159,7 +183,11 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
     except OSError as error:
         raise ValueError(f"--key: {path} cannot be read ({error.strerror})") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(f"{path} is no private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it") from None
+        raise ValueError(
+            f"{path} is no private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it"
+        ) from None
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise ValueError(f"{path} is no key of an elliptic curve; make one with: ssh-keygen -t ecdsa -b 384 -N '' -f FILE")
+        raise ValueError(
+            f"{path} is no key of an elliptic curve; make one with: ssh-keygen -t ecdsa -b 384 -N '' -f FILE"
+        )
     return key

@@ -1,7 +1,9 @@
-"""Flower's simulation as the transport: nodes without a process each, whose messages Ray hands to actors on this machine.
+"""Flower's simulation as the transport: nodes without a process each, whose messages Ray hands to actors on
+this machine.
 
-Needs the extra ``ray``. Our own loop asks through the same Grid as at a SuperLink. Ray itself pickles what goes to its actors, and it
-listens on every address of this machine; so it is told to take nothing from anybody without the token that this process makes.
+Needs the extra ``ray``. Our own loop asks through the same Grid as at a SuperLink. Ray itself pickles what
+goes to its actors, and it listens on every address of this machine; so it is told to take nothing from
+anybody without the token that this process makes.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _ENVIRONMENT = {
 
 
 class Placed:
-    """Who is there, in the place of :class:`.members.Members`: clients whose nodes are known from the start and never move.
+    """Who is there, in the place of :class:`.members.Members`: clients whose nodes are known from the start
+    and never move.
 
     Args:
         nodes: by name.
@@ -80,18 +83,31 @@ def simulated(
         Unreachable: the simulation ended by itself.
     """
     os.environ |= _ENVIRONMENT  # a run restores the environment of its caller, so each sets it
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what fails comes as a reply, or ends the simulation
+    # what fails comes as a reply, or ends the simulation
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
     state, run = states.state(), Run.create_empty(generate_rand_int_from_bytes(RUN_ID_NUM_BYTES))
-    run.primary_task_id, run.federation_id = generate_rand_int_from_bytes(TASK_ID_NUM_BYTES), NOOP_FEDERATION_ID
+    run.primary_task_id, run.federation_id = (
+        generate_rand_int_from_bytes(TASK_ID_NUM_BYTES),
+        NOOP_FEDERATION_ID,
+    )
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run.run_id, SUPERLINK_NODE_ID
     state.run_ids[run.run_id] = RunRecord(run=run)  # type: ignore[attr-defined]
     state.task_store[run.primary_task_id] = Task(task_id=run.primary_task_id, run_id=run.run_id)  # type: ignore[attr-defined]
     grid = InMemoryGrid(state_factory=states)
     grid.set_run(run)
     mapping = _register_nodes(len(names), states)
-    ray = {"num_cpus": actors, "include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
-    config = {"init_args": ray | {"_node_ip_address": "127.0.0.1"}, "client_resources": {"num_cpus": 1, "num_gpus": gpus}, "actor": {}}
+    ray = {
+        "num_cpus": actors,
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": logging.CRITICAL,
+    }
+    config = {
+        "init_args": ray | {"_node_ip_address": "127.0.0.1"},
+        "client_resources": {"num_cpus": 1, "num_gpus": gpus},
+        "actor": {},
+    }
     stop, failed = threading.Event(), list[Exception]()
 
     def work() -> None:
@@ -113,7 +129,10 @@ def simulated(
 
     def check() -> None:
         if not thread.is_alive():
-            raise Unreachable(f"Flower's simulation has ended: {failed[0].__cause__ or failed[0] if failed else 'nobody knows why'}")
+            raise Unreachable(
+                "Flower's simulation has ended:"
+                f" {failed[0].__cause__ or failed[0] if failed else 'nobody knows why'}"
+            )
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

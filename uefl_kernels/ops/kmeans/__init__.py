@@ -50,8 +50,9 @@ def _fake(
 
 
 define(
-    "kmeans(Tensor x, Tensor? weights, Tensor? init, SymInt[] sizes, SymInt[] clusters, int[] seeds, str method, bool spherical,"
-    " int n_init, int max_iter, float tol) -> (Tensor centres, Tensor labels, Tensor inertia, Tensor iterations)",
+    "kmeans(Tensor x, Tensor? weights, Tensor? init, SymInt[] sizes, SymInt[] clusters, int[] seeds, str"
+    " method, bool spherical, int n_init, int max_iter, float tol) -> (Tensor centres, Tensor labels, Tensor"
+    " inertia, Tensor iterations)",
     reference=reference.kmeans,
     fallback=reference.kmeans_fallback,
     fake=_fake,
@@ -73,45 +74,54 @@ def kmeans(
 ) -> KMeansResult:
     """Cluster the rows of x: seeding, Lloyd's algorithm with exact labels, and inertia.
 
-    The same input and seed give the same bits on every backend and for any number of threads: labels are the argmin of the
-    float64 distance, sums over rows are sums of integers, and seeding compares distances on a grid of whole numbers (2^14 steps
-    from the middle of the data to its edge; what differs by less counts as the same row there, and only there).
+    The same input and seed give the same bits on every backend and for any number of threads: labels are the
+    argmin of the float64 distance, sums over rows are sums of integers, and seeding compares distances on a
+    grid of whole numbers (2^14 steps from the middle of the data to its edge; what differs by less counts as
+    the same row there, and only there).
 
     Args:
-        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. It must be finite, and at most 2^480 in float64, so that no
-            sum of squares overflows: checked on the CPU; on a GPU, where a check would stall the device, the inertia becomes NaN (or
+        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. It must be finite, and at most
+            2^480 in float64, so that no
+            sum of squares overflows: checked on the CPU; on a GPU, where a check would stall the device, the
+                inertia becomes NaN (or
             infinite). Differences below 1e-160, which only float64 has, count as none: their squares do.
         k: how many clusters, 1 <= k <= N.
-        weights: ``[N]``, not negative, not all zero, at most 2^1000; the same as repeating rows. Checked on the CPU. They are taken to
-            2^-(62 - log2 N) of the largest; what is less than half of that counts as zero. Default: ones.
+        weights: ``[N]``, not negative, not all zero, at most 2^1000; the same as repeating rows. Checked on
+            the CPU. They are taken to 2^-(62 - log2 N) of the largest; what is less than half of that counts
+            as zero. Default: ones.
         init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times. ``"k-means||"``: five rounds
-            that draw 2 k rows each, then k-means++ among these; fewer passes over many rows. ``"random"``: different rows. Or the
-            centres, ``[k, d]``.
-        n_init: how many starts, of which the lowest inertia is kept; ``"auto"``: 10 for ``"random"``, or else 1.
+            that draw 2 k rows each, then k-means++ among these; fewer passes over many rows. ``"random"``:
+            different rows. Or the centres, ``[k, d]``.
+        n_init: how many starts, of which the lowest inertia is kept; ``"auto"``: 10 for ``"random"``, or else
+            1.
         max_iter: at most so many iterations.
-        tol: stop when the squared movement of the centres, summed, is at most this times the mean variance of the columns; and in
-            any case when no label changes.
+        tol: stop when the squared movement of the centres, summed, is at most this times the mean variance of
+            the columns; and in any case when no label changes.
         seed: of Philox4x32-10 (counters: ``Grid`` in ``grid.py``).
-        metric: ``"l2"``; or ``"cosine"``: rows and centres are scaled to length 1 (spherical k-means), and inertia is that of the
-            scaled rows. A row of zeros stays.
+        metric: ``"l2"``; or ``"cosine"``: rows and centres are scaled to length 1 (spherical k-means), and
+            inertia is that of the scaled rows. A row of zeros stays.
 
-    Centres are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of the reach of a column: half
-    the distance between its extremes. So one value of 1e20 costs the centres of all other rows their digits, as it does wherever
+    Centres are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of
+    the reach of a column: half the distance between its extremes. So one value of 1e20 costs the centres of
+        all other rows their digits, as it does wherever
     data are centred first.
 
-    A cluster that loses all its rows takes the row that is farthest from its centre (compared to some 2^-(52 - log2 N) of the
-    distance, then the lowest row); one for which no row is left at a distance keeps its centre.
+    A cluster that loses all its rows takes the row that is farthest from its centre (compared to some 2^-(52
+    - log2 N) of the distance, then the lowest row); one for which no row is left at a distance keeps its
+      centre.
 
     Returns:
-        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host looks every 16 iterations
-        whether the fit has converged, and otherwise waits for nothing; what was launched in between changes nothing. While a CUDA graph
+        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host looks
+        every 16 iterations whether the fit has converged, and otherwise waits for nothing; what was launched
+        in between changes nothing. While a CUDA graph
         is captured it does not look: all ``max_iter`` iterations are in the graph.
 
     Raises:
         TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.
         RuntimeError: x, weights or given centres are not valid, or a forced backend is absent.
 
-    Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al. 2012, "Scalable
+    Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al.
+        2012, "Scalable
     k-means++" (drawn with replacement: Bachem et al. 2017).
 
     Equivalent to (given centres, no empty cluster)::
@@ -136,7 +146,8 @@ def kmeans_batched(
     seed: int | Sequence[int] = 0,
     metric: str = "l2",
 ) -> list[KMeansResult]:
-    """Several independent problems in one call, each with its own rows, k and seed; on the CPU one to a thread.
+    """Several independent problems in one call, each with its own rows, k and seed; on the CPU one to a
+    thread.
 
     Args:
         xs: tensors ``[N_p, d]`` of one dtype and device, or one tensor ``[P, N, d]``.
@@ -150,7 +161,8 @@ def kmeans_batched(
         what :func:`kmeans` returns for each problem, to the bit.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`kmeans`; of one problem among several, its number is named.
+        TypeError, ValueError, RuntimeError: as :func:`kmeans`; of one problem among several, its number is
+            named.
 
     Source: as :func:`kmeans`.
 
@@ -160,7 +172,10 @@ def kmeans_batched(
     """
     op = "kmeans_batched"
     if isinstance(xs, torch.Tensor) and xs.dim() != 3:
-        raise ValueError(f"{op}: xs must be tensors [N, d], or one tensor [P, N, d], got {list(xs.shape)}; kmeans takes a single problem")
+        raise ValueError(
+            f"{op}: xs must be tensors [N, d], or one tensor [P, N, d], got {list(xs.shape)}; kmeans takes a"
+            " single problem"
+        )
     if not hasattr(xs, "__iter__"):
         raise TypeError(f"{op}: xs must be tensors [N, d], or one tensor [P, N, d], got {type(xs).__name__}")
     xs = list(xs)
@@ -182,7 +197,19 @@ def kmeans_batched(
                 check_shape(op, f"{name}[{i}]", tensor.shape, expected)
     given = init if isinstance(init, str) else torch.cat(list(init))
     mass = None if weights is None else torch.cat(list(weights))
-    return _call(op, torch.cat(xs), [x.shape[0] for x in xs], clusters, seeds, mass, given, n_init, max_iter, tol, metric)
+    return _call(
+        op,
+        torch.cat(xs),
+        [x.shape[0] for x in xs],
+        clusters,
+        seeds,
+        mass,
+        given,
+        n_init,
+        max_iter,
+        tol,
+        metric,
+    )
 
 
 def _for_each(op: str, name: str, value: int | Sequence[int], problems: int) -> list[int]:
@@ -190,12 +217,15 @@ def _for_each(op: str, name: str, value: int | Sequence[int], problems: int) -> 
         return [number] * problems
     if not hasattr(value, "__iter__") or isinstance(value, str) or getattr(value, "ndim", 1) == 0:
         raise TypeError(f"{op}: {name} must be an int, or one for each problem, got {value!r}")
-    return [entry if (number := as_integer(entry)) is None else number for entry in value]  # what is no integer is refused by problem
+    # what is no integer is refused by problem
+    return [entry if (number := as_integer(entry)) is None else number for entry in value]
 
 
 def _check_rows(op: str, x: torch.Tensor, name: str = "x") -> None:
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(x).__name__}; uefl_kernels.numpy takes arrays")
+        raise TypeError(
+            f"{op}: {name} must be a torch.Tensor, got {type(x).__name__}; uefl_kernels.numpy takes arrays"
+        )
     check_tensor(op, name, x)
     if x.dim() != 2:
         raise ValueError(f"{op}: {name} must have shape [N, d], got {list(x.shape)}")
@@ -215,7 +245,17 @@ def _call(
     metric: str,
 ) -> list[KMeansResult]:
     requests = [
-        check_request(op if len(sizes) == 1 else f"{op}: problem {i}", n, x.shape[1], k, n_init, max_iter, tol, seed, metric)
+        check_request(
+            op if len(sizes) == 1 else f"{op}: problem {i}",
+            n,
+            x.shape[1],
+            k,
+            n_init,
+            max_iter,
+            tol,
+            seed,
+            metric,
+        )
         for i, (n, k, seed) in enumerate(zip(sizes, clusters, seeds, strict=True))
     ]
     clusters, seeds = [request.k for request in requests], [request.seed for request in requests]
@@ -236,7 +276,19 @@ def _call(
     method = "given" if isinstance(init, torch.Tensor) else init
     runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
     found = resolve("kmeans", x)(
-        x.detach(), weights, centres, sizes, clusters, seeds, method, metric == "cosine", runs, requests[0].max_iter, float(tol)
+        x.detach(),
+        weights,
+        centres,
+        sizes,
+        clusters,
+        seeds,
+        method,
+        metric == "cosine",
+        runs,
+        requests[0].max_iter,
+        float(tol),
     )
-    columns = zip(found[0].split(clusters), found[1].split(sizes), found[2].unbind(), found[3].unbind(), strict=True)
+    columns = zip(
+        found[0].split(clusters), found[1].split(sizes), found[2].unbind(), found[3].unbind(), strict=True
+    )
     return [KMeansResult(*column) for column in columns]

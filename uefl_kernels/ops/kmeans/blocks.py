@@ -1,7 +1,9 @@
-"""``kmeans`` of rows that are not in memory at once, or not in one process: to the bit what it is of all of them together.
+"""``kmeans`` of rows that are not in memory at once, or not in one process: to the bit what it is of all of
+them together.
 
-Everything that the fit asks of the rows is a sum of whole numbers, an extreme or a draw by such sums, which do not depend on where
-the rows are cut. Only the inertia adds real numbers, by halves of all rows: their squared distances are brought together for it.
+Everything that the fit asks of the rows is a sum of whole numbers, an extreme or a draw by such sums, which
+do not depend on where the rows are cut. Only the inertia adds real numbers, by halves of all rows: their
+squared distances are brought together for it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ class Blocks:
         take: the rows of given numbers, where that needs no pass.
     """
 
-    def __init__(self, read: Callable[[], Iterable[torch.Tensor]], take: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Iterable[torch.Tensor]],
+        take: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         self._read, self._take = read, take
         self.n: int | None = None  # known after the first pass
         self.like: torch.Tensor | None = None  # none of the rows, of their width, dtype and device
@@ -42,8 +48,8 @@ class Blocks:
                 self.like = block[:0]
             if block.shape[1:] != self.like.shape[1:] or block.dtype != self.like.dtype:
                 raise ValueError(
-                    f"kmeans: the blocks must have one width and dtype, got {list(block.shape)} of {block.dtype} "
-                    f"after [*, {self.like.shape[1]}] of {self.like.dtype}"
+                    f"kmeans: the blocks must have one width and dtype, got {list(block.shape)} of"
+                    f" {block.dtype} after [*, {self.like.shape[1]}] of {self.like.dtype}"
                 )
             self._require(start + len(block), longer=True)
             yield start, block
@@ -52,10 +58,12 @@ class Blocks:
         self.n = start
 
     def _require(self, rows: int, longer: bool) -> None:
-        """ValueError for another number of rows than in the first pass: already for one block too many, as there is no room for it."""
+        """ValueError for another number of rows than in the first pass: already for one block too many, as
+        there is no room for it."""
         if self.n is not None and (rows > self.n if longer else rows != self.n):
             raise ValueError(
-                f"kmeans: the blocks had {self.n} rows when they were read first, and {rows} now; each pass must give the same"
+                f"kmeans: the blocks had {self.n} rows when they were read first, and {rows} now; each pass"
+                " must give the same"
             )
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -75,7 +83,9 @@ class Processes:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.rank, self.count = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        self.rank, self.count = (
+            (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        )
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """Sum of whole numbers."""
@@ -119,27 +129,36 @@ class Processes:
 class BlockData(reference.Data):
     """``reference.Data`` of the rows of all processes, of which this one reads its own in blocks.
 
-    What is kept of the blocks is written into tensors that were there before: a small one that is made beside a block and outlives it
-    keeps the allocator from using the block's memory again, and a fit would grow with the data.
+    What is kept of the blocks is written into tensors that were there before: a small one that is made beside
+    a block and outlives it keeps the allocator from using the block's memory again, and a fit would grow with
+    the data.
     """
 
     looks_for_empty = True
 
-    def __init__(self, blocks: Blocks, weights: torch.Tensor | None, spherical: bool, processes: Processes) -> None:
+    def __init__(
+        self, blocks: Blocks, weights: torch.Tensor | None, spherical: bool, processes: Processes
+    ) -> None:
         self.blocks, self.spherical, self.processes = blocks, spherical, processes
         self._low = self._high = torch.empty(0)
         processes.together(lambda: self._look(weights))
         assert blocks.like is not None
         assert blocks.n is not None
-        processes.agree("the width or dtype of the rows", [self._low.shape[0], DTYPES.index(blocks.like.dtype)])
+        processes.agree(
+            "the width or dtype of the rows", [self._low.shape[0], DTYPES.index(blocks.like.dtype)]
+        )
         processes.agree("whether rows have weights", [weights is not None])
         counts = processes.gather(torch.tensor([blocks.n]))
         self.n, self.first = int(counts.sum()), int(counts[: processes.rank].sum())
         low, high = processes.gather(self._low[None]).amin(0), processes.gather(self._high[None]).amax(0)
         heaviest = None if weights is None else processes.gather(weights.max()[None]).max()
         if heaviest is not None and not heaviest > 0:
-            raise RuntimeError("kmeans: weights must be finite (at most 2^1000), not negative and not all zero")
-        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units_within(self.n, low, high, heaviest)
+            raise RuntimeError(
+                "kmeans: weights must be finite (at most 2^1000), not negative and not all zero"
+            )
+        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units_within(
+            self.n, low, high, heaviest
+        )
         self.weights = None if weights is None else weights / self.weight_unit
 
     def _look(self, weights: torch.Tensor | None) -> None:
@@ -186,7 +205,10 @@ class BlockData(reference.Data):
 
     def step(self, step: reference.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
         """As there; labels are those of this process."""
-        labels, squares = torch.empty(len(self), dtype=torch.int64), torch.empty(len(self) if with_inertia else 0, dtype=torch.float64)
+        labels, squares = (
+            torch.empty(len(self), dtype=torch.int64),
+            torch.empty(len(self) if with_inertia else 0, dtype=torch.float64),
+        )
         sums = torch.zeros(centres.shape, dtype=torch.int64)
         masses = torch.zeros(len(centres), dtype=torch.int64)
         for where, rows, weights in self.parts():
@@ -217,7 +239,9 @@ class BlockData(reference.Data):
         count = min(self.n, len(centres))
         keys, numbers = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
         for where, rows, weights in self.parts():
-            keys = torch.cat([keys, self.keys(rows, centres, labels[where], weights, self.first + where.start)])
+            keys = torch.cat(
+                [keys, self.keys(rows, centres, labels[where], weights, self.first + where.start)]
+            )
             numbers = torch.cat([numbers, torch.arange(where.start, where.stop)])
             top = keys.topk(min(count, len(keys)))
             keys, numbers = top.values, numbers[top.indices]
@@ -226,7 +250,12 @@ class BlockData(reference.Data):
         numbers = self.processes.gather(numbers + self.first)
         top = keys.topk(count)
         mass = mass[top.indices]
-        return reference.Far(top.values, self.take(numbers[top.indices]), None if self.weights is None else mass, label[top.indices])
+        return reference.Far(
+            top.values,
+            self.take(numbers[top.indices]),
+            None if self.weights is None else mass,
+            label[top.indices],
+        )
 
     def counts(self, labels: torch.Tensor, k: int) -> torch.Tensor:
         """Weights of the rows of each cluster, added up."""
@@ -241,7 +270,8 @@ class BlockData(reference.Data):
 
 
 class BlockGrid(grid.Grid):
-    """``grid.Grid`` of such rows; masses, potentials and what is nearest are kept for the rows of this process."""
+    """``grid.Grid`` of such rows; masses, potentials and what is nearest are kept for the rows of this
+    process."""
 
     def __init__(self, data: BlockData) -> None:
         self.data, self.bits = data, data.bits
@@ -249,7 +279,9 @@ class BlockGrid(grid.Grid):
         self.masses = (self.weights * 2.0 ** steps.mass_bits(data.n)).round().long()
         self.potential_scale = 2.0 ** (60 - 2 * self.bits - steps.ceil_log2(data.n * len(data.middle)))
 
-    def nearer(self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def nearer(
+        self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """As there."""
         picked, nearest, owner = self.take(fresh), nearest.clone(), owner.clone()
         for where, rows, _ in self.data.parts():
@@ -331,10 +363,17 @@ def kmeans_of_blocks(
         data = BlockData(blocks, weights, spherical, processes)
         assert blocks.like is not None
         asked = request(data.n, len(data.middle))
-        numbers = (asked.k, asked.n_init, asked.max_iter, int(spherical), int(np.float64(asked.tol).view(np.int64)))
+        numbers = (
+            asked.k,
+            asked.n_init,
+            asked.max_iter,
+            int(spherical),
+            int(np.float64(asked.tol).view(np.int64)),
+        )
         bits = 0 if asked.given is None else int(asked.given.double().view(torch.int64).sum())
         processes.agree("what is asked for", [*numbers, *asked.method.encode().ljust(10), bits])
-        asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))  # drawn anew in each, unless it is given
+        # drawn anew in each, unless it is given
+        asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))
         step = resolve("kmeans_step", blocks.like)
         parts = reference.Parts(step, grid.Grid, reference.advance if advance is None else advance(step))
         fit = reference.fit(parts, data, **asked._asdict(), spherical=spherical)

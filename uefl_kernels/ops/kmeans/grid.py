@@ -20,8 +20,9 @@ PARALLEL_ROUNDS = 5  # of k-means||, with 2 k draws each
 class Grid:
     """Rows as whole numbers of at most ``bits`` bits and a sign, for seeding.
 
-    Draw t of a round uses Philox4x32-10 with counter (t, round, restart, stage) and the seed as key; its number in [0, 1) is made
-    of the upper 27 and 26 bits of the first two words. Stage 0: the rows; for k-means||, 1 its rounds and 2 the rows drawn.
+    Draw t of a round uses Philox4x32-10 with counter (t, round, restart, stage) and the seed as key; its
+    number in [0, 1) is made of the upper 27 and 26 bits of the first two words. Stage 0: the rows; for
+    k-means||, 1 its rounds and 2 the rows drawn.
     """
 
     def __init__(self, values: torch.Tensor, weights: torch.Tensor, bits: int) -> None:
@@ -49,17 +50,20 @@ class Grid:
         return chosen
 
     def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
-        """Greedy k-means++: of 2 + ln k rows drawn by squared distance, the one that lowers the potential most, ties to the first."""
+        """Greedy k-means++: of 2 + ln k rows drawn by squared distance, the one that lowers the potential
+        most, ties to the first."""
         left, chosen = self.masses.clone(), self.masses.new_zeros(k)
         chosen[:1] = self.sample(left, uniforms(1, 0, restart, stage, seed))
         self.remove(left, chosen[:1])
         nearest = self.distances(chosen[:1])[:, 0]
         for i in range(1, k):
             potential = self.potential(nearest)
-            potential = torch.where(self.total(potential) > 0, potential, left)  # fewer different rows than clusters
+            # fewer different rows than clusters
+            potential = torch.where(self.total(potential) > 0, potential, left)
             trials = self.sample(potential, uniforms(2 + int(math.log(k)), i, restart, stage, seed))
             closer = torch.minimum(nearest[:, None], self.distances(trials))
-            best = self.total(self.potential(closer)).argmin(0, keepdim=True)  # not a number: an index on a GPU would be waited for
+            # not a number: an index on a GPU would be waited for
+            best = self.total(self.potential(closer)).argmin(0, keepdim=True)
             chosen[i : i + 1] = trials.index_select(0, best)
             self.remove(left, chosen[i : i + 1])
             nearest = closer.index_select(1, best)[:, 0]
@@ -85,9 +89,14 @@ class Grid:
             drawn = torch.cat([drawn, fresh])
         return drawn, owner
 
-    def nearer(self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Squared distance to what is drawn, and to which draw, when ``fresh`` are drawn after ``count`` others."""
-        return nearer(lambda group: squared_distances(self.values, group), self.take(fresh), nearest, owner, count)
+    def nearer(
+        self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Squared distance to what is drawn, and to which draw, when ``fresh`` are drawn after ``count``
+        others."""
+        return nearer(
+            lambda group: squared_distances(self.values, group), self.take(fresh), nearest, owner, count
+        )
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
         """Squared distances [n, len(chosen)] int64 to the rows of these numbers."""
@@ -102,7 +111,8 @@ class Grid:
         return type(self)(values, weights, self.bits)
 
     def sample(self, masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-        """For each draw in [0, 1) the first row whose running sum of masses [n] int64 exceeds that part of their total; 0 if all are 0."""
+        """For each draw in [0, 1) the first row whose running sum of masses [n] int64 exceeds that part of
+        their total; 0 if all are 0."""
         running = masses.cumsum(0)
         return sample(running[-1], running, draws)
 
@@ -125,7 +135,8 @@ class Grid:
 
 
 def squared_distances(values: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
-    """Of values [n, d] and [m, d] on the grid, [n, m] int64: whole numbers below 2^53 all the way, so float64 products are exact."""
+    """Of values [n, d] and [m, d] on the grid, [n, m] int64: whole numbers below 2^53 all the way, so float64
+    products are exact."""
     picked = picked.double()
     norms = picked.square().sum(1)
     out = []

@@ -1,8 +1,9 @@
-"""The definition of ``kmeans``: seeding, Lloyd iterations and inertia, so arranged that every backend agrees to the bit.
+"""The definition of ``kmeans``: seeding, Lloyd iterations and inertia, so arranged that every backend agrees
+to the bit.
 
-What ``kmeans_step`` does is the same everywhere already (``ops/kmeans_step/reference.py``). Seeding looks at the rows on a grid of
-whole numbers, at most 2^14 steps from the middle of the data to its edge: distances are then whole numbers too, and so are the
-potentials that k-means++ compares.
+What ``kmeans_step`` does is the same everywhere already (``ops/kmeans_step/reference.py``). Seeding looks at
+the rows on a grid of whole numbers, at most 2^14 steps from the middle of the data to its edge: distances are
+then whole numbers too, and so are the potentials that k-means++ compares.
 
 It is also what runs on a GPU, around the step of that GPU.
 """
@@ -126,7 +127,8 @@ def fit(
 
 
 class Data:
-    """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and the grid for seeding.
+    """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and
+    the grid for seeding.
 
     ``blocks.py`` has one whose rows are not in memory at once.
     """
@@ -146,7 +148,11 @@ class Data:
         values = torch.empty(n, d, dtype=torch.int16, device=self.rows.device)
         for block in steps.blocks(self.rows):
             values[block] = self.quantised(self.rows[block])
-        return self._grid(values, self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights, self.bits)
+        return self._grid(
+            values,
+            self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights,
+            self.bits,
+        )
 
     @functools.cached_property
     def bits(self) -> int:
@@ -155,7 +161,8 @@ class Data:
 
     @functools.cached_property
     def grid_scale(self) -> torch.Tensor:
-        """Steps of the grid in 1.0: the reach of a column is below 2^exponent, and its scale is 2^(mass_bits - exponent)."""
+        """Steps of the grid in 1.0: the reach of a column is below 2^exponent, and its scale is 2^(mass_bits
+        - exponent)."""
         return self.scale.amin() * 2.0 ** (self.bits - steps.mass_bits(self.n))
 
     def quantised(self, rows: torch.Tensor) -> torch.Tensor:
@@ -163,14 +170,20 @@ class Data:
         return ((rows.double() - self.middle) * self.grid_scale).round().to(torch.int16)
 
     def variance(self) -> torch.Tensor:
-        """Mean over the columns of the variance of the rows, unweighted and on the grid: what ``tol`` is relative to."""
+        """Mean over the columns of the variance of the rows, unweighted and on the grid: what ``tol`` is
+        relative to."""
         values = self.grid.values
         squares = torch.stack([values[block].long().square().sum(0) for block in steps.blocks(values)]).sum(0)
         return self._variance(values.sum(0, dtype=torch.int64), squares)
 
     def _variance(self, sums: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
         mean = sums.double() / self.n
-        return steps.tree_sum(squares.double() / self.n - mean * mean) / len(mean) / self.grid_scale / self.grid_scale
+        return (
+            steps.tree_sum(squares.double() / self.n - mean * mean)
+            / len(mean)
+            / self.grid_scale
+            / self.grid_scale
+        )
 
     def step(self, step: Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
         """``kmeans_step`` of these rows."""
@@ -185,14 +198,23 @@ class Data:
         keys = self.keys(self.rows, centres, labels, self.weights, 0)
         top = keys.topk(min(self.n, len(centres)))
         row = top.indices
-        return Far(top.values, self.rows[row], None if self.weights is None else self.weights[row], labels[row])
+        return Far(
+            top.values, self.rows[row], None if self.weights is None else self.weights[row], labels[row]
+        )
 
     def keys(
-        self, rows: torch.Tensor, centres: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, first: int
+        self,
+        rows: torch.Tensor,
+        centres: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor | None,
+        first: int,
     ) -> torch.Tensor:
-        """Whole numbers in the order of the distances of rows to their centres, -1 for none; ``first`` is the number of the first row.
+        """Whole numbers in the order of the distances of rows to their centres, -1 for none; ``first`` is the
+        number of the first row.
 
-        A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest first.
+        A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest
+        first.
         """
         distances = steps.distances(rows, centres, labels)
         spread = (1 << steps.ceil_log2(self.n)) - 1
@@ -233,11 +255,13 @@ class State(NamedTuple):
 def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
     """Lloyd's algorithm; ends when the centres move by no more than ``tol`` times the variance of the data.
 
-    They do not move at all when no label changes: the sums are integers. An iteration after the end changes nothing, so that the host
-    need not know at once.
+    They do not move at all when no label changes: the sums are integers. An iteration after the end changes
+    nothing, so that the host need not know at once.
     """
     limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
-    state = State(centres.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64))
+    state = State(
+        centres.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64)
+    )
     for i in range(max_iter):
         parts.advance(data, state, limit, data.step(parts.step, state.centres, False), spherical)
         if _looks(state.ended, i) and bool(state.ended):
@@ -247,7 +271,8 @@ def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_
 
 
 def _looks(ended: torch.Tensor, i: int) -> bool:
-    """Whether the host asks after iteration i if the fit has ended: a GPU is stalled by that, and its captured work has no answer."""
+    """Whether the host asks after iteration i if the fit has ended: a GPU is stalled by that, and its
+    captured work has no answer."""
     if ended.device.type == "cpu":
         return True
     return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
@@ -264,15 +289,21 @@ def advance(data: Data, state: State, limit: torch.Tensor, found: steps.Step, sp
 
 
 def update(
-    data: Data, centres: torch.Tensor, labels: torch.Tensor, sums: torch.Tensor, masses: torch.Tensor, spherical: bool
+    data: Data,
+    centres: torch.Tensor,
+    labels: torch.Tensor,
+    sums: torch.Tensor,
+    masses: torch.Tensor,
+    spherical: bool,
 ) -> torch.Tensor:
     """The means of the clusters, [k, d] in the dtype of the centres, of what ``kmeans_step`` found.
 
-    An empty cluster takes the row that is farthest from its centre (the next one the next farthest), which leaves its own cluster.
-    A cluster that still has no mass keeps its centre.
+    An empty cluster takes the row that is farthest from its centre (the next one the next farthest), which
+    leaves its own cluster. A cluster that still has no mass keeps its centre.
     """
     empty = masses == 0
-    if not data.looks_for_empty or bool(empty.any()):  # to look may save a pass, but a GPU would have to be waited for
+    # to look may save a pass, but a GPU would have to be waited for
+    if not data.looks_for_empty or bool(empty.any()):
         far = data.farthest(centres, labels)
         rank = empty.long().cumsum(0) - 1  # of an empty cluster among the empty ones
         taken = rank.clamp(0, len(far.keys) - 1)
@@ -295,7 +326,11 @@ def centre_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def _require_valid(
-    x: torch.Tensor, weights: torch.Tensor | None, init: torch.Tensor | None, sizes: Sequence[int], clusters: Sequence[int]
+    x: torch.Tensor,
+    weights: torch.Tensor | None,
+    init: torch.Tensor | None,
+    sizes: Sequence[int],
+    clusters: Sequence[int],
 ) -> None:
     masses = [None] * len(sizes) if weights is None else weights.split(list(sizes))
     given = [None] * len(sizes) if init is None else init.split(list(clusters))

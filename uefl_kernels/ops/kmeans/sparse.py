@@ -1,9 +1,12 @@
-"""``kmeans`` of sparse rows by their non-zeros: centers and labels are those of the same rows in memory, to the bit.
+"""``kmeans`` of sparse rows by their non-zeros: centers and labels are those of the same rows in memory, to
+the bit.
 
 * **Labels**: scores |c|^2 / 2 - x.c in float64, whose rounding has a bound.
   A row that the bound does not decide is searched as a dense row.
-* **Sums**: an element of zero adds the same whole number to its column in every row, so the non-zeros add what differs from that.
-* **Seeding**: on the grid, rows less a row of zeros are sparse again, and their distances are the same whole numbers.
+* **Sums**: an element of zero adds the same whole number to its column in every row, so the non-zeros add
+  what differs from that.
+* **Seeding**: on the grid, rows less a row of zeros are sparse again, and their distances are the same whole
+  numbers.
 
 Inertia is added up from |x|^2 - 2 x.c + |c|^2: it agrees with that of dense rows up to rounding.
 """
@@ -66,7 +69,8 @@ class SparseRows:
         return torch.from_numpy(self._like.indices.astype(np.int64))
 
     def like(self, values: torch.Tensor) -> Any:
-        """Return a CSR matrix with other values at the same places; SciPy's constructor would look at all of these again."""
+        """Return a CSR matrix with other values at the same places; SciPy's constructor would look at all of
+        these again."""
         made = type(self._like)(self._like.shape, dtype=values.numpy().dtype)
         made.data, made.indices, made.indptr = values.numpy(), self._like.indices, self._like.indptr
         made.has_canonical_format = True
@@ -75,7 +79,9 @@ class SparseRows:
     def _scaled(self, values: torch.Tensor) -> torch.Tensor:
         lanes = (self.rows * 8 + self.columns % 8).numpy()
         wide = values.double()
-        total = torch.from_numpy(np.bincount(lanes, weights=wide.square().numpy(), minlength=8 * self.n)).reshape(-1, 8)
+        total = torch.from_numpy(
+            np.bincount(lanes, weights=wide.square().numpy(), minlength=8 * self.n)
+        ).reshape(-1, 8)
         total = total[:, :4] + total[:, 4:]
         total = total[:, :2] + total[:, 2:]
         norms = square_root(total[:, 0] + total[:, 1])[self.rows]
@@ -119,7 +125,8 @@ class SparseRows:
     def error(self, norms: torch.Tensor) -> torch.Tensor:
         """Return a bound [n] on how far a score is from half the float64 distance of the definition, less |x|^2 / 2.
 
-        Both are sums of at most d terms: their rounding is at most (d + 8) 2^-53 of the sum of the magnitudes.
+        Both are sums of at most d terms: their rounding is at most (d + 8) 2^-53 of the sum of the
+            magnitudes.
         """
         lengths, radius = self.squares.sqrt(), norms.amax().sqrt()
         bound: torch.Tensor = lengths * radius + radius**2 / 2 + (lengths + radius) ** 2 / 2
@@ -143,12 +150,17 @@ class SparseData(reference.Data):
     def __init__(self, rows: SparseRows) -> None:
         self.sparse, self.n, self.weights = rows, rows.n, None
         low, high = rows.extremes()
-        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units_within(self.n, low, high, None)
+        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units_within(
+            self.n, low, high, None
+        )
         self.zero = steps.terms(torch.zeros(1, rows.d, device="cpu"), None, self.middle, self.scale)[0]
         column = rows.columns
-        self.terms = steps.terms(rows.values[:, None], None, self.middle[column, None], self.scale[column, None])[:, 0]
+        self.terms = steps.terms(
+            rows.values[:, None], None, self.middle[column, None], self.scale[column, None]
+        )[:, 0]
         self.terms -= self.zero[column]
-        self._labels, self._sums = self.terms, self.terms[:0]  # those of the last step, without the part of a row of zeros
+        # those of the last step, without the part of a row of zeros
+        self._labels, self._sums = self.terms, self.terms[:0]
 
     @functools.cached_property
     def grid(self) -> grid.Grid:
@@ -166,17 +178,27 @@ class SparseData(reference.Data):
         """Return what ``reference.Data`` does."""
         zero, rest = (part.long() for part in self.on_grid)
         column = self.sparse.columns
-        squares = (zero * zero * self.n).index_add_(0, column, (zero[column] + rest).square() - zero[column].square())
+        squares = (zero * zero * self.n).index_add_(
+            0, column, (zero[column] + rest).square() - zero[column].square()
+        )
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
     def step(self, step: reference.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
         """Return what ``reference.Data.step`` does; ``step`` is not needed."""
         labels, squares = self.sparse.nearest(centres)
         counts = torch.bincount(labels, minlength=len(centres))
-        # Sums are whole numbers, so only the rows whose label changed are moved: from their old cluster to the new one.
+        # Sums are whole numbers, so only the rows whose label changed are moved: from their old cluster to
+        # the new one.
         if len(self._sums) != len(centres):
-            self._labels, self._sums = torch.full_like(labels, -1), self.terms.new_zeros(len(centres), self.sparse.d)
-        moved = (labels != self._labels)[self.sparse.rows].nonzero()[:, 0] if bool((self._labels >= 0).all()) else slice(None)
+            self._labels, self._sums = (
+                torch.full_like(labels, -1),
+                self.terms.new_zeros(len(centres), self.sparse.d),
+            )
+        moved = (
+            (labels != self._labels)[self.sparse.rows].nonzero()[:, 0]
+            if bool((self._labels >= 0).all())
+            else slice(None)
+        )
         rows, columns, terms = self.sparse.rows[moved], self.sparse.columns[moved], self.terms[moved]
         flat = self._sums.view(-1)
         flat.index_add_(0, labels[rows] * self.sparse.d + columns, terms)
@@ -192,7 +214,8 @@ class SparseData(reference.Data):
         return self.sparse.take(numbers)
 
     def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> reference.Far:
-        """Return what ``reference.Data.farthest`` does, from keys of the rows that may be among the farthest."""
+        """Return what ``reference.Data.farthest`` does, from keys of the rows that may be among the
+        farthest."""
         count = min(self.n, len(centres))
         norms = centres.double().square().sum(1)
         own = self.sparse.products(centres).gather(1, labels[:, None])[:, 0]
@@ -227,7 +250,9 @@ class SparseGrid(grid.Grid):
         picked = np.ascontiguousarray(self.rest[chosen.numpy()].toarray().T)
         return (self.norms[:, None] + self.norms[chosen] - 2 * torch.from_numpy(self.rest @ picked)).long()
 
-    def nearer(self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def nearer(
+        self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what ``grid.Grid`` does."""
         return grid.nearer(self.distances, fresh, nearest, owner, count)
 

@@ -1,9 +1,11 @@
-"""What follows a step in ``kmeans``, in Triton: means, rows for empty clusters, how far the centres moved, whether that was the end.
+"""What follows a step in ``kmeans``, in Triton: means, rows for empty clusters, how far the centres moved,
+whether that was the end.
 
-What comes before the first step is in ``triton_seeding.py``. Four small kernels on the results of ``kmeans_step``; the first two have
-nothing to do, and end at once, unless a cluster is empty, and none has anything to do after the end. The host is not waited for. All
-arithmetic is in float64 in the order of ``reference.update``, launched without contraction to FMA, so the centres have the same bits as
-on the CPU. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
+What comes before the first step is in ``triton_seeding.py``. Four small kernels on the results of
+``kmeans_step``; the first two have nothing to do, and end at once, unless a cluster is empty, and none has
+anything to do after the end. The host is not waited for. All arithmetic is in float64 in the order of
+``reference.update``, launched without contraction to FMA, so the centres have the same bits as on the CPU.
+Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -55,10 +57,26 @@ def _weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED: t
 
 @triton.jit(do_not_specialize=["n", "k", "spread"])
 def _far(
-    x, weights, mass_scale, centres, labels, masses, ended, keys, n: tl.int64, k, stride_n: tl.int64, stride_d: tl.int64, spread: tl.int64,
-    WEIGHTED: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, CLUSTERS: tl.constexpr,
-):  # fmt: skip
-    """keys [n]: the bits of the distance of each row to its centre, of which the last give way to the number of the row; or -1."""
+    x,
+    weights,
+    mass_scale,
+    centres,
+    labels,
+    masses,
+    ended,
+    keys,
+    n: tl.int64,
+    k,
+    stride_n: tl.int64,
+    stride_d: tl.int64,
+    spread: tl.int64,
+    WEIGHTED: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    CLUSTERS: tl.constexpr,
+):
+    """keys [n]: the bits of the distance of each row to its centre, of which the last give way to the number
+    of the row; or -1."""
     if tl.load(ended) != 0:
         return
     if _empty(masses, k, CLUSTERS) == 0:
@@ -72,19 +90,36 @@ def _far(
         for start in range(0, D, _LANES):
             j = start + lane
             inside = valid[:, None] & (j < D)[None, :]
-            value = tl.load(x + row[:, None] * stride_n + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
-            difference = value - tl.load(centres + label[:, None] * D + j[None, :], mask=inside, other=0.0).to(tl.float64)
+            value = tl.load(x + row[:, None] * stride_n + j[None, :] * stride_d, mask=inside, other=0.0).to(
+                tl.float64
+            )
+            difference = value - tl.load(
+                centres + label[:, None] * D + j[None, :], mask=inside, other=0.0
+            ).to(tl.float64)
             total += difference * difference
         distance = _total(total, ROWS)
         takes_part = distance > 0
         if WEIGHTED:
-            takes_part = takes_part & (_fixed(tl.load(weights + row, mask=valid, other=0.0) * tl.load(mass_scale)) > 0)
+            takes_part = takes_part & (
+                _fixed(tl.load(weights + row, mask=valid, other=0.0) * tl.load(mass_scale)) > 0
+            )
         key = (distance.to(tl.int64, bitcast=True) & (-1 - spread)) | (spread - row)
         tl.store(keys + row, tl.where(takes_part, key, -1), mask=valid)
 
 
 @triton.jit(do_not_specialize=["n", "k", "spread"])
-def _fill(masses, ended, keys, taken, count, n: tl.int64, k, spread: tl.int64, KEYS: tl.constexpr, CLUSTERS: tl.constexpr):
+def _fill(
+    masses,
+    ended,
+    keys,
+    taken,
+    count,
+    n: tl.int64,
+    k,
+    spread: tl.int64,
+    KEYS: tl.constexpr,
+    CLUSTERS: tl.constexpr,
+):
     """taken [count]: the row that each empty cluster takes, the farthest one first. One program."""
     wanted = _empty(masses, k, CLUSTERS)
     if tl.load(ended) != 0:
@@ -108,9 +143,24 @@ def _fill(masses, ended, keys, taken, count, n: tl.int64, k, spread: tl.int64, K
 
 @triton.jit
 def _mean(
-    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, mass, j, valid, stride_n, stride_d,
-    WEIGHTED: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
+    x,
+    weights,
+    middle,
+    scale,
+    labels,
+    sums,
+    taken,
+    moved,
+    cluster,
+    gained,
+    mass,
+    j,
+    valid,
+    stride_n,
+    stride_d,
+    WEIGHTED: tl.constexpr,
+    D: tl.constexpr,
+):
     """Elements j of the mean of a cluster, with the row that it gained and without those that others took."""
     sum = tl.load(sums + cluster * D + j, mask=valid, other=0)
     unit = tl.load(scale + j, mask=valid, other=1.0)
@@ -125,10 +175,29 @@ def _mean(
 
 @triton.jit(do_not_specialize=["k"])
 def _move(
-    x, weights, middle, scale, mass_scale, labels, sums, masses, taken, count, ended, centres, moves, k,
-    stride_n: tl.int64, stride_d: tl.int64, WEIGHTED: tl.constexpr, SPHERICAL: tl.constexpr, D: tl.constexpr, CLUSTERS: tl.constexpr,
-):  # fmt: skip
-    """Moves a centre to the mean of its cluster, and writes the square of the move. A program to a cluster."""
+    x,
+    weights,
+    middle,
+    scale,
+    mass_scale,
+    labels,
+    sums,
+    masses,
+    taken,
+    count,
+    ended,
+    centres,
+    moves,
+    k,
+    stride_n: tl.int64,
+    stride_d: tl.int64,
+    WEIGHTED: tl.constexpr,
+    SPHERICAL: tl.constexpr,
+    D: tl.constexpr,
+    CLUSTERS: tl.constexpr,
+):
+    """Moves a centre to the mean of its cluster, and writes the square of the move. A program to a
+    cluster."""
     if tl.load(ended) != 0:
         return
     cluster = tl.program_id(0).to(tl.int64)
@@ -153,9 +222,24 @@ def _move(
             squares = tl.zeros((1, _LANES), tl.float64)
             for start in range(0, D, _LANES):
                 mean = _mean(
-                    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, share, start + lane, start + lane < D,
-                    stride_n, stride_d, WEIGHTED, D,
-                )  # fmt: skip
+                    x,
+                    weights,
+                    middle,
+                    scale,
+                    labels,
+                    sums,
+                    taken,
+                    moved,
+                    cluster,
+                    gained,
+                    share,
+                    start + lane,
+                    start + lane < D,
+                    stride_n,
+                    stride_d,
+                    WEIGHTED,
+                    D,
+                )
                 mean = tl.where(start + lane < D, mean, 0.0)
                 squares += (mean * mean)[None, :]
             norm = tl.sqrt(tl.max(_total(squares, 1), 0))
@@ -164,7 +248,23 @@ def _move(
                 j = start + lane
                 valid = j < D
                 mean = _mean(
-                    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, share, j, valid, stride_n, stride_d, WEIGHTED, D
+                    x,
+                    weights,
+                    middle,
+                    scale,
+                    labels,
+                    sums,
+                    taken,
+                    moved,
+                    cluster,
+                    gained,
+                    share,
+                    j,
+                    valid,
+                    stride_n,
+                    stride_d,
+                    WEIGHTED,
+                    D,
                 )
                 place = centres + cluster * D + j
                 new = (mean / norm).to(centres.dtype.element_ty)
@@ -196,7 +296,9 @@ def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
     tl.store(ended, (shift > tl.load(limit)) ^ True)  # NaN ends it, too
 
 
-def advance(data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+def advance(
+    data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool
+) -> None:
     """As ``reference.advance``, to the bit."""
     labels, sums, masses, _ = found
     rows, centres = data.rows, state.centres
@@ -210,14 +312,48 @@ def advance(data: reference.Data, state: reference.State, limit: torch.Tensor, f
     programs = min(_PROGRAMS, triton.cdiv(n, _ROWS))
     with torch.cuda.device_of(rows):
         _far[(programs,)](
-            rows, weights, data.mass_scale, centres, labels, masses, state.ended, keys, n, k, *rows.stride(), spread,
-            weighted, d, _ROWS, _CLUSTERS, enable_fp_fusion=False,
-        )  # fmt: skip
+            rows,
+            weights,
+            data.mass_scale,
+            centres,
+            labels,
+            masses,
+            state.ended,
+            keys,
+            n,
+            k,
+            *rows.stride(),
+            spread,
+            weighted,
+            d,
+            _ROWS,
+            _CLUSTERS,
+            enable_fp_fusion=False,
+        )
         _fill[(1,)](masses, state.ended, keys, taken, count, n, k, spread, _KEYS, _CLUSTERS, num_warps=8)
         _move[(k,)](
-            rows, weights, data.middle, data.scale, data.mass_scale, labels, sums, masses, taken, count, state.ended, centres, moves, k,
-            *rows.stride(), weighted, spherical, d, _CLUSTERS, enable_fp_fusion=False, num_warps=1,
-        )  # fmt: skip
+            rows,
+            weights,
+            data.middle,
+            data.scale,
+            data.mass_scale,
+            labels,
+            sums,
+            masses,
+            taken,
+            count,
+            state.ended,
+            centres,
+            moves,
+            k,
+            *rows.stride(),
+            weighted,
+            spherical,
+            d,
+            _CLUSTERS,
+            enable_fp_fusion=False,
+            num_warps=1,
+        )
         if k > _TREE:
             moves = steps.tree_sum(moves).reshape(1)
         size = 1 << steps.ceil_log2(len(moves))

@@ -1,9 +1,11 @@
-"""Seeding of ``kmeans`` in Triton: the draws of ``grid.Grid``, without a look of the host and with no distances in memory.
+"""Seeding of ``kmeans`` in Triton: the draws of ``grid.Grid``, without a look of the host and with no
+distances in memory.
 
-A round of greedy k-means++ reads the grid twice, 4 bytes an element: once to find what each of its few candidates would leave of the
-potential, once to keep the distances to the best. Blocks of rows keep their share of the potential, so that a draw reads those and
-one block. All arithmetic is on whole numbers, and so the same rows are drawn as on the CPU. Interpreted and compiled in the tests;
-right on an H100 in small cases, not timed.
+A round of greedy k-means++ reads the grid twice, 4 bytes an element: once to find what each of its few
+candidates would leave of the potential, once to keep the distances to the best. Blocks of rows keep their
+share of the potential, so that a draw reads those and one block. All arithmetic is on whole numbers, and so
+the same rows are drawn as on the CPU. Interpreted and compiled in the tests; right on an H100 in small cases,
+not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,12 +23,14 @@ from . import grid
 _BLOCK = 1024  # rows whose potential is summed up
 _ROWS, _ELEMENTS = 64, 32  # of a tile; not tuned on a GPU yet
 _SUMS = 1024  # blocks that are added up at once
-_DRAWN = ["drawn", "chosen"]  # where the rows of a round go: every other one is not aligned to 16 bytes, which compiles nothing anew
+# where the rows of a round go: every other one is not aligned to 16 bytes, which compiles nothing anew
+_DRAWN = ["drawn", "chosen"]
 
 
 @triton.jit
 def _distance(values, row, valid, other, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Squared distances [ROWS] int64 of rows to one other. Two values differ by at most 2^15, so a square has 31 bits."""
+    """Squared distances [ROWS] int64 of rows to one other. Two values differ by at most 2^15, so a square has
+    31 bits."""
     total = tl.zeros((ROWS, ELEMENTS), tl.int64)
     for start in range(0, D, ELEMENTS):
         j = start + tl.arange(0, ELEMENTS)
@@ -44,12 +48,28 @@ def _potential(units, row, valid, square):
     return tl.where(valid, _fixed(tl.load(units + row, mask=valid, other=0.0) * square.to(tl.float64)), 0)
 
 
-@triton.jit(do_not_specialize=["seed", "round", "restart", "stage", "n", "blocks"], do_not_specialize_on_alignment=_DRAWN)
+@triton.jit(
+    do_not_specialize=["seed", "round", "restart", "stage", "n", "blocks"],
+    do_not_specialize_on_alignment=_DRAWN,
+)
 def _draw(
-    units, nearest, sums, left, left_sums, drawn, seed: tl.int64, round: tl.int32, restart: tl.int32, stage: tl.int32, n: tl.int64,
-    blocks: tl.int32, BLOCK: tl.constexpr, SUMS: tl.constexpr,
-):  # fmt: skip
-    """drawn [programs]: a row each, by its potential, or by the mass that is left where no row has a potential."""
+    units,
+    nearest,
+    sums,
+    left,
+    left_sums,
+    drawn,
+    seed: tl.int64,
+    round: tl.int32,
+    restart: tl.int32,
+    stage: tl.int32,
+    n: tl.int64,
+    blocks: tl.int32,
+    BLOCK: tl.constexpr,
+    SUMS: tl.constexpr,
+):
+    """drawn [programs]: a row each, by its potential, or by the mass that is left where no row has a
+    potential."""
     totals, masses = tl.zeros((SUMS,), tl.int64), tl.zeros((SUMS,), tl.int64)
     for start in range(0, blocks, SUMS):
         block = start + tl.arange(0, SUMS)
@@ -66,12 +86,17 @@ def _draw(
     number = tl.max((upper * 2.0**26 + lower) * 2.0**-53, 0)
     target = tl.minimum((total.to(tl.float64) * number).to(tl.int64), total - 1)
 
-    before, found = total * 0, total * 0  # what the blocks before the row's own amount to, and how many they are
+    # what the blocks before the row's own amount to, and how many they are
+    before, found = total * 0, total * 0
     running = total * 0
     for start in range(0, blocks, SUMS):
         block = start + tl.arange(0, SUMS)
         inside = block < blocks
-        share = tl.where(spread, tl.load(sums + block, mask=inside, other=0), tl.load(left_sums + block, mask=inside, other=0))
+        share = tl.where(
+            spread,
+            tl.load(sums + block, mask=inside, other=0),
+            tl.load(left_sums + block, mask=inside, other=0),
+        )
         passed = inside & (running + tl.cumsum(share, 0) <= target)
         before += tl.sum(tl.where(passed, share, 0), 0)
         found += tl.sum(passed.to(tl.int64), 0)
@@ -86,10 +111,21 @@ def _draw(
 
 @triton.jit(do_not_specialize=["count", "n"], do_not_specialize_on_alignment=_DRAWN)
 def _compare(
-    values, units, nearest, drawn, potentials, count: tl.int32, n: tl.int64,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, CANDIDATES: tl.constexpr,
-):  # fmt: skip
-    """potentials [blocks, CANDIDATES]: what would be left of a block's potential with each candidate. A program to a block."""
+    values,
+    units,
+    nearest,
+    drawn,
+    potentials,
+    count: tl.int32,
+    n: tl.int64,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
+    """potentials [blocks, CANDIDATES]: what would be left of a block's potential with each candidate. A
+    program to a block."""
     block = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, CANDIDATES)
     sums = tl.zeros((CANDIDATES,), tl.int64)
@@ -105,15 +141,26 @@ def _compare(
 
 @triton.jit(do_not_specialize=["count", "blocks"], do_not_specialize_on_alignment=_DRAWN)
 def _take(
-    potentials, drawn, chosen, left, left_sums, count: tl.int32, blocks: tl.int32, BLOCK: tl.constexpr, SUMS: tl.constexpr,
+    potentials,
+    drawn,
+    chosen,
+    left,
+    left_sums,
+    count: tl.int32,
+    blocks: tl.int32,
+    BLOCK: tl.constexpr,
+    SUMS: tl.constexpr,
     CANDIDATES: tl.constexpr,
-):  # fmt: skip
-    """chosen [1]: the candidate that leaves the least potential, the first of equals; its mass is no longer left. One program."""
+):
+    """chosen [1]: the candidate that leaves the least potential, the first of equals; its mass is no longer
+    left. One program."""
     candidate = tl.arange(0, CANDIDATES)
     totals = tl.zeros((SUMS, CANDIDATES), tl.int64)
     for start in range(0, blocks, SUMS):
         block = start + tl.arange(0, SUMS)[:, None]
-        totals += tl.load(potentials + block.to(tl.int64) * CANDIDATES + candidate[None, :], mask=block < blocks, other=0)
+        totals += tl.load(
+            potentials + block.to(tl.int64) * CANDIDATES + candidate[None, :], mask=block < blocks, other=0
+        )
     sums = tl.where(candidate < count, tl.sum(totals, 0), 0x7FFFFFFFFFFFFFFF)
     row = tl.load(drawn + tl.argmin(sums, 0))
     tl.store(chosen, row)
@@ -124,10 +171,22 @@ def _take(
 
 @triton.jit(do_not_specialize=["first", "count", "n"], do_not_specialize_on_alignment=_DRAWN)
 def _improve(
-    values, units, nearest, owner, chosen, sums, first: tl.int32, count: tl.int32, n: tl.int64,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-):  # fmt: skip
-    """nearest [n], and owner where it is given: with count more rows, the first of which has number ``first``. A program to a block."""
+    values,
+    units,
+    nearest,
+    owner,
+    chosen,
+    sums,
+    first: tl.int32,
+    count: tl.int32,
+    n: tl.int64,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """nearest [n], and owner where it is given: with count more rows, the first of which has number
+    ``first``. A program to a block."""
     block = tl.program_id(0).to(tl.int64)
     total = block * 0
     for start in range(0, BLOCK, ROWS):
@@ -191,19 +250,35 @@ class _Search:
         self.blocks = triton.cdiv(self.n, _BLOCK)
         self.units = grid.weights * grid.potential_scale
         self.candidates = 1
-        self.nearest = torch.full_like(grid.masses, 1 << 62)  # squared distance to what is chosen: to nothing yet
+        # squared distance to what is chosen: to nothing yet
+        self.nearest = torch.full_like(grid.masses, 1 << 62)
         self.sums = grid.masses.new_zeros(self.blocks)  # of the potentials, by block
         self.left = grid.masses.clone()  # masses of what is not chosen
-        self.left_sums = torch.nn.functional.pad(self.left, (0, self.blocks * _BLOCK - self.n)).reshape(-1, _BLOCK).sum(1)
+        self.left_sums = (
+            torch.nn.functional.pad(self.left, (0, self.blocks * _BLOCK - self.n)).reshape(-1, _BLOCK).sum(1)
+        )
         self.potentials = self.sums
 
     def draw(self, drawn: torch.Tensor, count: int, round: int, restart: int, stage: int, seed: int) -> None:
         """The first ``count`` of ``drawn``."""
         with torch.cuda.device_of(drawn):
             _draw[(count,)](
-                self.units, self.nearest, self.sums, self.left, self.left_sums, drawn, seed, round, restart, stage, self.n,
-                self.blocks, _BLOCK, _SUMS, enable_fp_fusion=False,
-            )  # fmt: skip
+                self.units,
+                self.nearest,
+                self.sums,
+                self.left,
+                self.left_sums,
+                drawn,
+                seed,
+                round,
+                restart,
+                stage,
+                self.n,
+                self.blocks,
+                _BLOCK,
+                _SUMS,
+                enable_fp_fusion=False,
+            )
 
     def compare(self, drawn: torch.Tensor, count: int) -> None:
         """What each of them would leave."""
@@ -212,19 +287,55 @@ class _Search:
             self.potentials = self.sums.new_empty(self.blocks * self.candidates)
         with torch.cuda.device_of(drawn):
             _compare[(self.blocks,)](
-                self.grid.values, self.units, self.nearest, drawn, self.potentials, count, self.n,
-                self.d, _BLOCK, _ROWS, _ELEMENTS, self.candidates, enable_fp_fusion=False,
-            )  # fmt: skip
+                self.grid.values,
+                self.units,
+                self.nearest,
+                drawn,
+                self.potentials,
+                count,
+                self.n,
+                self.d,
+                _BLOCK,
+                _ROWS,
+                _ELEMENTS,
+                self.candidates,
+                enable_fp_fusion=False,
+            )
 
     def take(self, drawn: torch.Tensor, count: int, chosen: torch.Tensor) -> None:
         """The best of them, as the first of ``chosen``."""
         with torch.cuda.device_of(drawn):
-            _take[(1,)](self.potentials, drawn, chosen, self.left, self.left_sums, count, self.blocks, _BLOCK, _ROWS, self.candidates)
+            _take[(1,)](
+                self.potentials,
+                drawn,
+                chosen,
+                self.left,
+                self.left_sums,
+                count,
+                self.blocks,
+                _BLOCK,
+                _ROWS,
+                self.candidates,
+            )
 
-    def improve(self, chosen: torch.Tensor, count: int, first: int = 0, owner: torch.Tensor | None = None) -> None:
+    def improve(
+        self, chosen: torch.Tensor, count: int, first: int = 0, owner: torch.Tensor | None = None
+    ) -> None:
         """Adds the first ``count`` of ``chosen`` to what is chosen."""
         with torch.cuda.device_of(chosen):
             _improve[(self.blocks,)](
-                self.grid.values, self.units, self.nearest, owner, chosen, self.sums, first, count, self.n,
-                self.d, _BLOCK, _ROWS, _ELEMENTS, enable_fp_fusion=False,
-            )  # fmt: skip
+                self.grid.values,
+                self.units,
+                self.nearest,
+                owner,
+                chosen,
+                self.sums,
+                first,
+                count,
+                self.n,
+                self.d,
+                _BLOCK,
+                _ROWS,
+                _ELEMENTS,
+                enable_fp_fusion=False,
+            )

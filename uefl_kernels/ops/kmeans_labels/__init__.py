@@ -1,4 +1,5 @@
-"""Rows against centers that stay where they are: what ``KMeans`` does after a fit. Internal; the estimator checks its arguments."""
+"""Rows against centers that stay where they are: what ``KMeans`` does after a fit. Internal; the estimator
+checks its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from .. import vq_assign as _defined_first  # noqa: F401
 from . import reference
 
 
-def _fake_labels(x: torch.Tensor, centers: torch.Tensor, with_distances: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_labels(
+    x: torch.Tensor, centers: torch.Tensor, with_distances: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     n = x.shape[0]
     return x.new_empty(n, dtype=torch.int64), x.new_empty(n if with_distances else 0, dtype=torch.float64)
 
@@ -50,7 +53,9 @@ def kmeans_labels_and_squares(x: torch.Tensor, centers: torch.Tensor) -> tuple[t
 
 
 def kmeans_distances(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
-    """Return the distance of each row to each center, [N, k]: float64 for float64 x, float32 for all else. The same errors."""
-    kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl  # plain PyTorch on a GPU, whatever the backend
+    """Return the distance of each row to each center, [N, k]: float64 for float64 x, float32 for all else.
+    The same errors."""
+    # plain PyTorch on a GPU, whatever the backend
+    kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
     distances: torch.Tensor = kernel.kmeans_distances(x, centers.double())
     return distances

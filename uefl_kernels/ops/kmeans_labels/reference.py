@@ -1,4 +1,5 @@
-"""The definition of ``kmeans_labels`` and ``kmeans_distances``; distances are sums in the order of ``square_norms``."""
+"""The definition of ``kmeans_labels`` and ``kmeans_distances``; distances are sums in the order of
+``square_norms``."""
 
 from __future__ import annotations
 
@@ -14,12 +15,16 @@ from ..vq_assign.reference import search
 _BLOCK_ELEMENTS = 1 << 22  # of the float64 differences that are in memory at a time
 
 
-def kmeans_labels(x: torch.Tensor, centers: torch.Tensor, with_distances: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def kmeans_labels(
+    x: torch.Tensor, centers: torch.Tensor, with_distances: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [N, d] and centers [k, d] -> labels [N] and squared distances [N], or [0]."""
     return _labels(lambda: search(x, centers, "l2")[:, 0], x, centers, with_distances)
 
 
-def kmeans_labels_fallback(x: torch.Tensor, centers: torch.Tensor, with_distances: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def kmeans_labels_fallback(
+    x: torch.Tensor, centers: torch.Tensor, with_distances: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the same by the faster search."""
     return _labels(lambda: fallback.search(x, centers, "l2")[:, 0], x, centers, with_distances)
 
@@ -32,7 +37,8 @@ def kmeans_labels_around(
 
 
 def kmeans_distances(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
-    """Rows [N, d] and centers [k, d] float64 -> distances [N, k], float64 for float64 x and float32 for all else."""
+    """Rows [N, d] and centers [k, d] float64 -> distances [N, k], float64 for float64 x and float32 for all
+    else."""
     steps.require_valid("kmeans_labels", x, None)
     (n, d), k = x.shape, len(centers)
     found = x.new_empty(n, k, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
@@ -49,4 +55,6 @@ def _labels(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps.require_valid("kmeans_labels", x, None)
     labels = assign().contiguous()
-    return labels, steps.distances(x, centers, labels) if with_distances else x.new_empty(0, dtype=torch.float64)
+    return labels, steps.distances(x, centers, labels) if with_distances else x.new_empty(
+        0, dtype=torch.float64
+    )

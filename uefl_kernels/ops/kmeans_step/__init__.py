@@ -13,7 +13,8 @@ from . import reference
 
 
 class KMeansUnits(NamedTuple):
-    """What a step has to know of all rows before the first one: where their sums begin and in which units they are counted."""
+    """What a step has to know of all rows before the first one: where their sums begin and in which units
+    they are counted."""
 
     middle: torch.Tensor
     """``[d]`` float64: half-way between the extremes of a column."""
@@ -29,7 +30,8 @@ class KMeansStep(NamedTuple):
     """What ``kmeans_step`` returns, on the device of x."""
 
     centres: torch.Tensor
-    """``[k, d]``, the means of the clusters: float64 for float64 x and float32 for all else. A cluster without mass keeps its centre."""
+    """``[k, d]``, the means of the clusters: float64 for float64 x and float32 for all else. A cluster
+    without mass keeps its centre."""
     labels: torch.Tensor
     """``[N]`` int64: the nearest of the centres given."""
     sums: torch.Tensor
@@ -64,42 +66,53 @@ def _fake(
     )
 
 
-# In the units of reference.units; weights at most 1. Sums and masses are counted in units, sums less the middle.
+# In the units of reference.units; weights at most 1. Sums and masses are counted in units, sums less the
+# middle.
 define(
-    "kmeans_step(Tensor x, Tensor centres, Tensor? weights, Tensor middle, Tensor scale, Tensor mass_scale, bool with_inertia)"
-    " -> (Tensor labels, Tensor sums, Tensor masses, Tensor inertia)",
+    "kmeans_step(Tensor x, Tensor centres, Tensor? weights, Tensor middle, Tensor scale, Tensor mass_scale,"
+    " bool with_inertia) -> (Tensor labels, Tensor sums, Tensor masses, Tensor inertia)",
     reference=reference.kmeans_step,
     fallback=reference.kmeans_step_fallback,
     fake=_fake,
 )
 define_triton("kmeans_step", f"{__name__}.triton")
 define(
-    "kmeans_units(Tensor x, Tensor? weights) -> (Tensor middle, Tensor scale, Tensor mass_scale, Tensor weight_unit)",
+    "kmeans_units(Tensor x, Tensor? weights) -> (Tensor middle, Tensor scale, Tensor mass_scale, Tensor"
+    " weight_unit)",
     reference=reference.kmeans_units,
     fake=_fake_units,
 )
 
 
 def kmeans_step(
-    x: torch.Tensor, centres: torch.Tensor, *, weights: torch.Tensor | None = None, units: KMeansUnits | None = None
+    x: torch.Tensor,
+    centres: torch.Tensor,
+    *,
+    weights: torch.Tensor | None = None,
+    units: KMeansUnits | None = None,
 ) -> KMeansStep:
-    """One step of Lloyd's algorithm: labels, the sums and masses of the clusters, their means, and inertia; for loops of one's own.
+    """One step of Lloyd's algorithm: labels, the sums and masses of the clusters, their means, and inertia;
+    for loops of one's own.
 
-    The same input gives the same bits on every backend and for any number of threads: labels are the argmin of the float64 distance,
-    and sums over rows are sums of 64-bit integers. What :func:`kmeans` adds: seeding, a new row for a cluster without any, an end.
+    The same input gives the same bits on every backend and for any number of threads: labels are the argmin
+    of the float64 distance, and sums over rows are sums of 64-bit integers. What :func:`kmeans` adds:
+    seeding, a new row for a cluster without any, an end.
 
     Args:
-        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at most 2^480 in float64,
-            which is checked on the CPU. N = 0 is legal.
-        centres: ``[k, d]``, rounded to float32 first (float64 for float64 x); finite, which is checked on the CPU.
+        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at
+            most 2^480 in float64, which is checked on the CPU. N = 0 is legal.
+        centres: ``[k, d]``, rounded to float32 first (float64 for float64 x); finite, which is checked on the
+            CPU.
         weights: ``[N]``, not negative, not all zero, at most 2^1000; see :func:`kmeans`. Default: ones.
-        units: ``units`` of an earlier step on these rows with these weights, or on more rows, these among them; it saves a pass over x
-            for the extremes of its columns. More rows, or greater weights, than those are refused on the CPU; rows beyond the extremes
-            overflow unseen, since to look would take that pass.
+        units: ``units`` of an earlier step on these rows with these weights, or on more rows, these among
+            them; it saves a pass over x for the extremes of its columns. More rows, or greater weights, than
+            those are refused on the CPU; rows beyond the extremes overflow unseen, since to look would take
+            that pass.
 
     Returns:
-        :class:`KMeansStep` ``(centres, labels, sums, masses, inertia, units)``. No gradient. Masses are exact to 2^-(62 - log2 N) of the
-        largest weight, sums to that of the reach of a column: half the distance between its extremes.
+        :class:`KMeansStep` ``(centres, labels, sums, masses, inertia, units)``. No gradient. Masses are exact
+        to 2^-(62 - log2 N) of the largest weight, sums to that of the reach of a column: half the distance
+        between its extremes.
 
     Raises:
         TypeError, ValueError: shapes, dtypes or devices that do not fit.
@@ -120,7 +133,8 @@ def kmeans_step(
     x, before = x.detach(), packed("kmeans_step", "centres", centres.detach()).to(wide)
     mass = None if weights is None else weights.detach().double()
     if units is None:
-        kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl  # plain PyTorch on a GPU, whatever the backend
+        # plain PyTorch on a GPU, whatever the backend
+        kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
         units = KMeansUnits(*kernel.kmeans_units(x, mass))
     middle, scale, mass_scale, weight_unit = units
     labels, counted, counts, inertia = resolve("kmeans_step", x)(
@@ -129,10 +143,19 @@ def kmeans_step(
     masses = counts.double() / mass_scale
     centred = counted.double() / scale
     means = torch.where((counts > 0)[:, None], (middle + centred / masses[:, None]).to(wide), before)
-    return KMeansStep(means, labels, (centred + middle * masses[:, None]) * weight_unit, masses * weight_unit, inertia * weight_unit, units)
+    return KMeansStep(
+        means,
+        labels,
+        (centred + middle * masses[:, None]) * weight_unit,
+        masses * weight_unit,
+        inertia * weight_unit,
+        units,
+    )
 
 
-def _check(x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, units: KMeansUnits | None) -> None:
+def _check(
+    x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, units: KMeansUnits | None
+) -> None:
     op = "kmeans_step"
     named = {"x": x, "centres": centres} | ({} if weights is None else {"weights": weights})
     for name, tensor in named.items():
@@ -143,12 +166,16 @@ def _check(x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None,
         raise ValueError(f"{op}: x must have shape [N, d] with d of at least 1, got {list(x.shape)}")
     n, d = x.shape
     if centres.dim() != 2 or centres.shape[0] == 0 or centres.shape[1] != d:
-        raise ValueError(f"{op}: centres must have shape [k, {d}] with k of at least 1, got {list(centres.shape)}")
+        raise ValueError(
+            f"{op}: centres must have shape [k, {d}] with k of at least 1, got {list(centres.shape)}"
+        )
     if weights is not None:
         check_shape(op, "weights", weights.shape, [n])
     if units is not None:
         if not isinstance(units, KMeansUnits):
-            raise TypeError(f"{op}: units must be those of an earlier step (KMeansStep.units), got {type(units).__name__}")
+            raise TypeError(
+                f"{op}: units must be those of an earlier step (KMeansStep.units), got {type(units).__name__}"
+            )
         check_shape(op, "units.middle", units.middle.shape, [d])
         if units.middle.device != x.device:
             raise ValueError(f"{op}: x is on {x.device} and units on {units.middle.device}; move one of them")

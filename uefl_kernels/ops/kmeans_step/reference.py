@@ -1,8 +1,11 @@
-"""The definition of ``kmeans_step`` and of the units that it counts in, so arranged that every backend agrees to the bit.
+"""The definition of ``kmeans_step`` and of the units that it counts in, so arranged that every backend agrees
+to the bit.
 
 * **Labels** are the argmin of the float64 distance (``vq_assign``).
-* **Sums over rows** are sums of 64-bit integers. Every column has a unit of its own, far below the precision of the data.
-* **Inertia** adds float64 squared distances, each in eight partial sums (``square_norms``), by halves (``tree_sum``).
+* **Sums over rows** are sums of 64-bit integers. Every column has a unit of its own, far below the precision
+  of the data.
+* **Inertia** adds float64 squared distances, each in eight partial sums (``square_norms``), by halves
+  (``tree_sum``).
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ def kmeans_units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
 def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
     """middle [d], scale [d], mass_scale [] and weight_unit [] of rows [N, d] and their weights; float64.
 
-    The middle of a column is half-way between its extremes, and a row adds round((x - middle) * weight * scale) to the sum of its
-    cluster and round(weight * mass_scale) to its mass, where weight is at most 1: divided by weight_unit, a power of two. N rows cannot
+    The middle of a column is half-way between its extremes, and a row adds round((x - middle) * weight *
+    scale) to the sum of its cluster and round(weight * mass_scale) to its mass, where weight is at most 1:
+    divided by weight_unit, a power of two. N rows cannot
     overflow: they stay within 2^62.
     """
     n, d = x.shape
@@ -43,7 +47,8 @@ def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
 
 
 def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.Tensor | None) -> Units:
-    """The same of n rows of which only the extremes of their columns, [d] float64, and the greatest weight are known."""
+    """The same of n rows of which only the extremes of their columns, [d] float64, and the greatest weight
+    are known."""
     one = low.new_ones(())
     middle = low / 2 + high / 2
     scale = power_of_two(mass_bits(n) - exponent(torch.maximum(high - middle, middle - low)))
@@ -59,9 +64,12 @@ def kmeans_step(
     mass_scale: torch.Tensor,
     with_inertia: bool,
 ) -> Step:
-    """x [N, d], centres [k, d], weights [N] at most 1, units -> labels, sums, masses, inertia (see ``ops/kmeans_step/__init__.py``)."""
+    """x [N, d], centres [k, d], weights [N] at most 1, units -> labels, sums, masses, inertia (see
+    ``ops/kmeans_step/__init__.py``)."""
     require_valid_step(x, centres, weights, mass_scale)
-    return compose(x, centres, search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia)
+    return compose(
+        x, centres, search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia
+    )
 
 
 def kmeans_step_fallback(
@@ -75,7 +83,9 @@ def kmeans_step_fallback(
 ) -> Step:
     """The same by the faster search."""
     require_valid_step(x, centres, weights, mass_scale)
-    return compose(x, centres, fallback.search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia)
+    return compose(
+        x, centres, fallback.search(x, centres, "l2")[:, 0], weights, middle, scale, mass_scale, with_inertia
+    )
 
 
 def compose(
@@ -101,7 +111,9 @@ def compose(
     return labels.contiguous(), sums, masses, inertia
 
 
-def terms(rows: torch.Tensor, weights: torch.Tensor | None, middle: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def terms(
+    rows: torch.Tensor, weights: torch.Tensor | None, middle: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
     """What rows add to the sum of their cluster, [n, d] int64."""
     centred = rows.double() - middle
     return ((centred if weights is None else centred * weights[:, None]) * scale).round().long()
@@ -127,7 +139,8 @@ def blocks(x: torch.Tensor) -> list[slice]:
 
 
 def square_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Sum of squares of each row [n, d] of float64: eight partial sums over every eighth element, in order."""
+    """Sum of squares of each row [n, d] of float64: eight partial sums over every eighth element, in
+    order."""
     n, d = rows.shape
     if rows.device.type == "cpu":  # where a cumulative sum adds in order
         parts = -(-d // _LANES)
@@ -174,24 +187,33 @@ def ceil_log2(n: int) -> int:
 
 
 def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> None:
-    """Raise RuntimeError for values that cannot be clustered; for tensors on the CPU, a GPU would have to be waited for."""
+    """Raise RuntimeError for values that cannot be clustered; for tensors on the CPU, a GPU would have to be
+    waited for."""
     if not bool(torch.isfinite(x).all()):
         raise RuntimeError(f"{op}: x holds NaN or infinity; remove or replace those rows")
     if bool((x.abs() > LARGEST).any()):
         raise RuntimeError(f"{op}: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
-    if weights is not None and not bool((weights >= 0).all() and (weights <= _HEAVIEST).all() and ((weights > 0).any() or len(x) == 0)):
+    if weights is not None and not bool(
+        (weights >= 0).all() and (weights <= _HEAVIEST).all() and ((weights > 0).any() or len(x) == 0)
+    ):
         raise RuntimeError(f"{op}: weights must be finite (at most 2^1000), not negative and not all zero")
 
 
-def require_valid_step(x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor) -> None:
+def require_valid_step(
+    x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor
+) -> None:
     """The same for all that a step takes."""
     if centres.device.type != "cpu":
         return
     require_valid_centres("kmeans_step", "centres", centres)
     if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
-        raise RuntimeError("kmeans_step: units are of fewer rows than x has; give those of these rows or of more")
+        raise RuntimeError(
+            "kmeans_step: units are of fewer rows than x has; give those of these rows or of more"
+        )
     if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):
-        raise RuntimeError("kmeans_step: weights must be finite, not negative and not above those of the units")
+        raise RuntimeError(
+            "kmeans_step: weights must be finite, not negative and not above those of the units"
+        )
     if not bool(torch.isfinite(x).all()):
         raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")
 

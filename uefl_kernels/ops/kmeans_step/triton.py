@@ -1,6 +1,8 @@
-"""``kmeans_step`` in Triton: the search of ``vq_assign``, whose rows are added to their clusters while they are in the cache.
+"""``kmeans_step`` in Triton: the search of ``vq_assign``, whose rows are added to their clusters while they
+are in the cache.
 
-Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
+Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in
+small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,8 +20,16 @@ _ROWS = 64
 
 @triton.jit(do_not_specialize=["n"])
 def _squares(
-    x, centres, labels, squares, n: tl.int64, stride_n: tl.int64, stride_d: tl.int64, D: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
+    x,
+    centres,
+    labels,
+    squares,
+    n: tl.int64,
+    stride_n: tl.int64,
+    stride_d: tl.int64,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """|x - centre|^2 of each row as ``reference.square_norms`` adds it: eight partial sums. Launched without contraction to FMA."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     label = tl.load(labels + row, mask=row < n, other=0)
@@ -28,8 +38,12 @@ def _squares(
     for start in tl.range(0, D, 8):
         j = start + lane
         inside = (row < n)[:, None] & (j < D)[None, :]
-        value = tl.load(x + row[:, None] * stride_n + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
-        difference = value - tl.load(centres + label[:, None] * D + j[None, :], mask=inside, other=0.0).to(tl.float64)
+        value = tl.load(x + row[:, None] * stride_n + j[None, :] * stride_d, mask=inside, other=0.0).to(
+            tl.float64
+        )
+        difference = value - tl.load(centres + label[:, None] * D + j[None, :], mask=inside, other=0.0).to(
+            tl.float64
+        )
         total += difference * difference
     first, second = tl.split(tl.permute(tl.reshape(total, (ROWS, 2, 4)), (0, 2, 1)))
     first, second = tl.split(tl.permute(tl.reshape(first + second, (ROWS, 2, 2)), (0, 2, 1)))
@@ -46,13 +60,21 @@ def kmeans_step(
     mass_scale: torch.Tensor,
     with_inertia: bool,
 ) -> reference.Step:
-    """The contract of ``ops/kmeans_step/__init__.py``; inertia, asked for at the end of a fit alone, reads x once more."""
+    """The contract of ``ops/kmeans_step/__init__.py``; inertia, asked for at the end of a fit alone, reads x
+    once more."""
     k, d = centres.shape
     centres = centres.contiguous()
     weights = None if weights is None else weights.contiguous()
     sums = torch.zeros(k, d, dtype=torch.int64, device=x.device)
     masses = sums.new_zeros(k)
-    epilogue = Epilogue(masses, sums=sums, scales=scale.contiguous(), middle=middle.contiguous(), weights=weights, mass_scale=mass_scale)
+    epilogue = Epilogue(
+        masses,
+        sums=sums,
+        scales=scale.contiguous(),
+        middle=middle.contiguous(),
+        weights=weights,
+        mass_scale=mass_scale,
+    )
     labels = assign(x, centres, "l2", True, epilogue)[0][:, 0]
     inertia = middle.new_zeros(())
     if with_inertia and len(x) > 0:
@@ -60,6 +82,6 @@ def kmeans_step(
         with torch.cuda.device_of(x):
             _squares[(triton.cdiv(len(x), _ROWS),)](
                 x, centres, labels, squares, len(x), *x.stride(), d, _ROWS, enable_fp_fusion=False
-            )  # fmt: skip
+            )
         inertia = reference.tree_sum(squares if weights is None else weights * squares)
     return labels.contiguous(), sums, masses, inertia

@@ -1,13 +1,17 @@
-"""``linear``: a product in float32 with the same bits for any number of threads; ``mc_dropout_mlp`` calls it, users have no need to.
+"""``linear``: a product in float32 with the same bits for any number of threads; ``mc_dropout_mlp`` calls it,
+users have no need to.
 
-x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. torch's product may round otherwise on another
-number of threads. Here a result is one chain of additions, 256 inputs at a time, whichever thread computes it, in about torch's time.
+x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. torch's product may
+round otherwise on another number of threads. Here a result is one chain of additions, 256 inputs at a time,
+whichever thread computes it, in about torch's time.
 
-AMX multiplies bfloat16, so each value is taken as the sum of three, whose six larger products hold what a float32 holds: the error is about
-that of torch's product (0.4 to 1.1 of it in what was tried), the time 1.2 to 1.7 times shorter. There, too, the product is one of float32
-where there are too few rows to pay for it, and where a value is not finite or a row or unit is nothing but extremely large or small.
+AMX multiplies bfloat16, so each value is taken as the sum of three, whose six larger products hold what a
+float32 holds: the error is about that of torch's product (0.4 to 1.1 of it in what was tried), the time 1.2
+to 1.7 times shorter. There, too, the product is one of float32 where there are too few rows to pay for it,
+and where a value is not finite or a row or unit is nothing but extremely large or small.
 
-Bytes that must move: each operand once. Operations: 2 N D M; on AMX 6 times as many, on a unit that has 16 times the rate of float32.
+Bytes that must move: each operand once. Operations: 2 N D M; on AMX 6 times as many, on a unit that has 16
+times the rate of float32.
 """
 
 from __future__ import annotations
@@ -27,7 +31,11 @@ def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    return grad @ weight if needs[0] else None, grad.T @ x if needs[1] else None, grad.sum(0) if needs[2] else None
+    return (
+        grad @ weight if needs[0] else None,
+        grad.T @ x if needs[1] else None,
+        grad.sum(0) if needs[2] else None,
+    )
 
 
 define(
@@ -40,9 +48,12 @@ torch.library.register_autocast("uefl::linear", "cpu", torch.float32)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast; by the op above where that serves."""
+    """``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast; by the op above
+    where that serves."""
     serves = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not serves or forced() not in ("auto", "cpu") or not COMPILED:
         return torch.nn.functional.linear(x, weight, bias)
-    result: torch.Tensor = torch.ops.uefl.linear(x, weight, weight.new_zeros(len(weight)) if bias is None else bias)
+    result: torch.Tensor = torch.ops.uefl.linear(
+        x, weight, weight.new_zeros(len(weight)) if bias is None else bias
+    )
     return result

@@ -1,4 +1,5 @@
-"""``log_transition_probs``: log-probabilities of the sets from logits of the classes, and the published loss made of them."""
+"""``log_transition_probs``: log-probabilities of the sets from logits of the classes, and the published loss
+made of them."""
 
 from __future__ import annotations
 
@@ -12,12 +13,21 @@ from ..transition_nll.reference import loss_dtype, require_groups, require_matri
 from . import reference
 
 
-def _fake(logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+def _fake(
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
+) -> torch.Tensor:
     return logits.new_empty(logits.shape[0], log_transition.shape[1], dtype=loss_dtype(logits))
 
 
 def _fake_backward(
-    grad: torch.Tensor, logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
 ) -> torch.Tensor:
     return logits.new_empty(logits.shape)
 
@@ -40,12 +50,14 @@ class _Differentiable(torch.autograd.Function):
 
 
 define(
-    "log_transition_probs(Tensor logits, Tensor log_transition, Tensor log_marginal, Tensor? groups) -> Tensor",
+    "log_transition_probs(Tensor logits, Tensor log_transition, Tensor log_marginal, Tensor? groups) ->"
+    " Tensor",
     reference=reference.log_transition_probs,
     fake=_fake,
 )
 define(
-    "log_transition_probs_backward(Tensor grad, Tensor logits, Tensor log_transition, Tensor log_marginal, Tensor? groups) -> Tensor",
+    "log_transition_probs_backward(Tensor grad, Tensor logits, Tensor log_transition, Tensor log_marginal,"
+    " Tensor? groups) -> Tensor",
     reference=reference.log_transition_probs_backward,
     fake=_fake_backward,
 )
@@ -60,18 +72,21 @@ def log_transition_probs(
     groups: torch.Tensor | None = None,
     log_marginal: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Log-probability of every set for every sample, given logits of its class: log of A p / sum(A p), p = softmax(logits).
+    """Log-probability of every set for every sample, given logits of its class: log of A p / sum(A p), p =
+    softmax(logits).
 
     Args:
         logits, log_transition, groups, log_marginal: as in :func:`transition_nll`.
 
     Returns:
-        log g ``[B, M]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative
-        raises RuntimeError). A set whose row
-        is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient. Logits of -inf throughout give NaN.
+        log g ``[B, M]``, float32 (float64 for float64 logits), differentiable with respect to logits (a
+        second derivative raises RuntimeError). A set whose row
+        is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient. Logits of
+        -inf throughout give NaN.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; shares are refused in any row of log_transition.
+        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; shares are refused in any row of
+            log_transition.
 
     Source: Lu et al. 2022 (FedUL), Theorem 1.
 
@@ -80,7 +95,11 @@ def log_transition_probs(
         (logits[:, None, :] + log_transition).logsumexp(2) - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
     """
     matrix, marginal = check_transition("log_transition_probs", logits, log_transition, groups, log_marginal)
-    call = _Differentiable.apply if torch.is_grad_enabled() and logits.requires_grad else resolve("log_transition_probs", logits)
+    call = (
+        _Differentiable.apply
+        if torch.is_grad_enabled() and logits.requires_grad
+        else resolve("log_transition_probs", logits)
+    )
     log_g: torch.Tensor = call(logits, matrix, marginal, groups)
     return log_g
 
@@ -94,13 +113,17 @@ def transition_double_softmax(
     log_marginal: torch.Tensor | None = None,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """The loss of FedUL's published code, which takes the softmax of probabilities: -g[target] + log sum exp(g).
+    """The loss of FedUL's published code, which takes the softmax of probabilities: -g[target] + log sum
+    exp(g).
 
-    It is bounded and not proper: its minimiser is not the posterior of the classes. It is here to reproduce published
-    results; use :func:`transition_nll` for everything else. It is no kernel of its own but :func:`log_transition_probs` and
-    PyTorch's cross-entropy: for a training batch slower than the plain product of probabilities (docs/design/learning-from-sets.md).
+    It is bounded and not proper: its minimiser is not the posterior of the classes. It is here to reproduce
+        published
+    results; use :func:`transition_nll` for everything else. It is no kernel of its own but
+    :func:`log_transition_probs` and PyTorch's cross-entropy: for a training batch slower than the plain
+    product of probabilities (docs/design/learning-from-sets.md).
 
-    In a batch of groups with different numbers of sets, the sets that a group lacks count neither in g nor in the sum.
+    In a batch of groups with different numbers of sets, the sets that a group lacks count neither in g nor in
+    the sum.
 
     Args:
         logits, targets, log_transition, groups, log_marginal, ignore_index: as in :func:`transition_nll`.
@@ -109,8 +132,8 @@ def transition_double_softmax(
         loss ``[B]``, float32 (float64 for float64 logits), differentiable once with respect to logits.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; the targets are looked at on the CPU and outside ``torch.compile``,
-            elsewhere one out of range is left to PyTorch's ``cross_entropy``.
+        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; the targets are looked at on the CPU
+            and outside ``torch.compile``, elsewhere one out of range is left to PyTorch's ``cross_entropy``.
 
     Source: the code that accompanies Lu et al. 2022 (FedUL).
 

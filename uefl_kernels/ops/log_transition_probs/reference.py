@@ -1,4 +1,5 @@
-"""The definition of ``log_transition_probs`` in float64; a sum over classes at a time, nothing of size B x M x K."""
+"""The definition of ``log_transition_probs`` in float64; a sum over classes at a time, nothing of size B x M
+x K."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from ..transition_nll.reference import loss_dtype, require_groups, require_logar
 
 
 def log_transition_probs(
-    logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
 ) -> torch.Tensor:
     """logits [B, K], log_transition [G, M, K], log_marginal [G, K], groups [B] | None -> log g [B, M].
 
@@ -24,9 +28,14 @@ def log_transition_probs(
 
 
 def log_transition_probs_backward(
-    grad: torch.Tensor, logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
 ) -> torch.Tensor:
-    """With G = grad [B, M]: dz_b = sum_m G_bm softmax(z_b + log_transition_gm) - (sum_m G_bm) softmax(z_b + log_marginal_g).
+    """With G = grad [B, M]: dz_b = sum_m G_bm softmax(z_b + log_transition_gm) - (sum_m G_bm) softmax(z_b +
+    log_marginal_g).
 
     A set whose row is -inf throughout has log g = -inf and no gradient.
     """

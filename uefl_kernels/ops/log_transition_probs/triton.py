@@ -1,4 +1,5 @@
-"""``log_transition_probs`` and its gradient in Triton; see ``transition_nll/triton.py``. Not run on a GPU yet."""
+"""``log_transition_probs`` and its gradient in Triton; see ``transition_nll/triton.py``. Not run on a GPU
+yet."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # No postponed annotations here: Triton reads the types of the arguments.
@@ -12,10 +13,20 @@ from ..transition_nll.triton import SHAPE, largest, log_sum_exp, tile
 
 @triton.jit(do_not_specialize=SHAPE)
 def _probs(
-    logits, matrix, marginal, groups, out,
-    g: tl.int64, m: tl.int64, k, stride_b: tl.int64, stride_k: tl.int64,
-    GROUPED: tl.constexpr, WIDE: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
+    logits,
+    matrix,
+    marginal,
+    groups,
+    out,
+    g: tl.int64,
+    m: tl.int64,
+    k,
+    stride_b: tl.int64,
+    stride_k: tl.int64,
+    GROUPED: tl.constexpr,
+    WIDE: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     z = logits + row * stride_b
     group = tl.load(groups + row) if GROUPED else tl.zeros((), tl.int64)
@@ -30,10 +41,21 @@ def _probs(
 
 @triton.jit(do_not_specialize=SHAPE)
 def _probs_backward(
-    grad, logits, matrix, marginal, groups, gradient,
-    g: tl.int64, m: tl.int64, k, stride_b: tl.int64, stride_k: tl.int64,
-    GROUPED: tl.constexpr, WIDE: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
+    grad,
+    logits,
+    matrix,
+    marginal,
+    groups,
+    gradient,
+    g: tl.int64,
+    m: tl.int64,
+    k,
+    stride_b: tl.int64,
+    stride_k: tl.int64,
+    GROUPED: tl.constexpr,
+    WIDE: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
     """One tile of classes of one row; the log-sum-exp of a set is computed anew for each tile."""
     tiles, program = tl.cdiv(k, CLASSES), tl.program_id(0).to(tl.int64)
     row, j = program // tiles, (program % tiles).to(tl.int32) * CLASSES + tl.arange(0, CLASSES)
@@ -55,11 +77,18 @@ def _probs_backward(
         counted += share
     every = log_sum_exp(z, off, marginal + group * k, k, stride_k, WIDE, CLASSES)
     slope -= counted * tl.exp(score + tl.load(marginal + group * k + j, mask=j < k, other=0.0) - every)
-    tl.store(gradient + row * k + j, tl.where(inside, slope, float("nan")).to(gradient.dtype.element_ty), mask=j < k)
+    tl.store(
+        gradient + row * k + j,
+        tl.where(inside, slope, float("nan")).to(gradient.dtype.element_ty),
+        mask=j < k,
+    )
 
 
 def log_transition_probs(
-    logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
 ) -> torch.Tensor:
     """The contract of ``reference.py``, without its errors."""
     g, m, k = log_transition.shape
@@ -70,13 +99,27 @@ def log_transition_probs(
     if out.numel():
         with torch.cuda.device_of(logits):
             _probs[(logits.shape[0],)](
-                logits, matrix, marginal, of_row, out, g, m, k, *logits.stride(), groups is not None, *tile(logits)
-            )  # fmt: skip
+                logits,
+                matrix,
+                marginal,
+                of_row,
+                out,
+                g,
+                m,
+                k,
+                *logits.stride(),
+                groups is not None,
+                *tile(logits),
+            )
     return out
 
 
 def log_transition_probs_backward(
-    grad: torch.Tensor, logits: torch.Tensor, log_transition: torch.Tensor, log_marginal: torch.Tensor, groups: torch.Tensor | None
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    log_transition: torch.Tensor,
+    log_marginal: torch.Tensor,
+    groups: torch.Tensor | None,
 ) -> torch.Tensor:
     """The contract of ``reference.py``, without its errors."""
     g, m, k = log_transition.shape
@@ -88,7 +131,18 @@ def log_transition_probs_backward(
         computed_in, classes = tile(logits)
         with torch.cuda.device_of(logits):
             _probs_backward[(logits.shape[0] * triton.cdiv(k, classes),)](
-                grad.contiguous(), logits, matrix, marginal, of_row, gradient, g, m, k, *logits.stride(),
-                groups is not None, computed_in, classes,
-            )  # fmt: skip
+                grad.contiguous(),
+                logits,
+                matrix,
+                marginal,
+                of_row,
+                gradient,
+                g,
+                m,
+                k,
+                *logits.stride(),
+                groups is not None,
+                computed_in,
+                classes,
+            )
     return gradient

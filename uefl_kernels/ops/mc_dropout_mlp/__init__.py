@@ -1,4 +1,5 @@
-"""``mc_dropout_mlp``: Monte-Carlo dropout of an MLP at nearly the price of one pass; masks and passes are never stored."""
+"""``mc_dropout_mlp``: Monte-Carlo dropout of an MLP at nearly the price of one pass; masks and passes are
+never stored."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _NUMBER = (int, float, np.integer, np.floating)
 
 
 class MCStats(NamedTuple):
-    """What the passes say together; float32 (float64 for float64 x), in nats, p_t the probabilities of pass t."""
+    """What the passes say together; float32 (float64 for float64 x), in nats, p_t the probabilities of pass
+    t."""
 
     mean_probs: torch.Tensor
     """``[..., C]``: mean of p_t."""
@@ -47,10 +49,16 @@ def _fake(
 ) -> reference.Stats:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows, classes = x.shape[0], widths[-1]
-    return x.new_empty(rows, classes, dtype=dtype), x.new_empty(rows, dtype=dtype), x.new_empty(rows, classes, dtype=dtype)
+    return (
+        x.new_empty(rows, classes, dtype=dtype),
+        x.new_empty(rows, dtype=dtype),
+        x.new_empty(rows, classes, dtype=dtype),
+    )
 
 
-def _fake_backward(_m: Any, _e: Any, _v: Any, mean: Any, x: torch.Tensor, parameters: torch.Tensor, *_: Any) -> Any:
+def _fake_backward(
+    _m: Any, _e: Any, _v: Any, mean: Any, x: torch.Tensor, parameters: torch.Tensor, *_: Any
+) -> Any:
     return x.new_empty(x.shape), parameters.new_empty(parameters.shape)
 
 
@@ -59,26 +67,37 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: reference.Stats) -> None:
     ctx.save_for_backward(output[0], x, parameters, seed)
 
 
-def _backward(ctx: Any, grad_mean: torch.Tensor, grad_entropy: torch.Tensor, grad_variance: torch.Tensor) -> tuple[Any, ...]:
+def _backward(
+    ctx: Any, grad_mean: torch.Tensor, grad_entropy: torch.Tensor, grad_variance: torch.Tensor
+) -> tuple[Any, ...]:
     mean, x, parameters, seed = ctx.saved_tensors
     gradients = grad_mean, grad_entropy, grad_variance
     with torch.no_grad():
         results = torch.ops.uefl.mc_dropout_mlp_backward(*gradients, mean, x, parameters, *ctx.options, seed)
-    grad_x, grad_parameters = (once_differentiable("mc_dropout_mlp", result, *gradients, x, parameters) for result in results)
+    grad_x, grad_parameters = (
+        once_differentiable("mc_dropout_mlp", result, *gradients, x, parameters) for result in results
+    )
     return grad_x, grad_parameters, None, None, None, None, None, None
 
 
-_HEAD = "Tensor x, Tensor parameters, int[] widths, float[] p, int passes, str activation, bool consistent, Tensor seed"
-define(
-    f"mc_dropout_mlp({_HEAD}) -> (Tensor mean, Tensor expected_entropy, Tensor variance)", reference=reference.mc_dropout_mlp, fake=_fake
+_HEAD = (
+    "Tensor x, Tensor parameters, int[] widths, float[] p, int passes, str activation, bool consistent,"
+    " Tensor seed"
 )
 define(
-    f"mc_dropout_mlp_backward(Tensor grad_mean, Tensor grad_entropy, Tensor grad_variance, Tensor mean, {_HEAD}) -> (Tensor, Tensor)",
+    f"mc_dropout_mlp({_HEAD}) -> (Tensor mean, Tensor expected_entropy, Tensor variance)",
+    reference=reference.mc_dropout_mlp,
+    fake=_fake,
+)
+define(
+    "mc_dropout_mlp_backward(Tensor grad_mean, Tensor grad_entropy, Tensor grad_variance, Tensor mean,"
+    f" {_HEAD}) -> (Tensor, Tensor)",
     reference=backward.mc_dropout_mlp_backward,
     fake=_fake_backward,
 )
 define(
-    "dropout_mask(Tensor seed, int rows, int columns, int pass_, int stream, float p, bool consistent) -> Tensor",
+    "dropout_mask(Tensor seed, int rows, int columns, int pass_, int stream, float p, bool consistent) ->"
+    " Tensor",
     reference=reference.dropout_mask,
     fake=lambda seed, rows, columns, *_: seed.new_empty(rows, columns, dtype=torch.bool),
 )
@@ -100,30 +119,35 @@ def mc_dropout_mlp(
     consistent: bool = False,
     seed: int | None = None,
 ) -> MCStats:
-    """Monte-Carlo dropout of a multi-layer perceptron: what ``passes`` draws of its dropouts say about each row.
+    """Monte-Carlo dropout of a multi-layer perceptron: what ``passes`` draws of its dropouts say about each
+    row.
 
-    The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the inputs (x is then what comes before
-    the first dropout of a larger network) and on the logits. What comes before the first dropout is computed once. Masks come
-    from Philox4x32-10, with counters that ``reference.py`` documents, and are the same on every backend, for any number of
-    threads; so are the results on the CPU. Nothing of size passes x rows is stored.
+    The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the inputs (x is then
+    what comes before the first dropout of a larger network) and on the logits. What comes before the first
+    dropout is computed once. Masks come from Philox4x32-10, with counters that ``reference.py`` documents,
+    and are the same on every backend, for any number of threads; so are the results on the CPU. Nothing of
+    size passes x rows is stored.
 
-    On a GPU the CUDA C++ kernel takes heads of up to 32 layers and any number of classes; one layer with up to 32 classes, the usual
-    one, is the fast case. Triton, which runs where CUDA C++ was not built, has one launch for heads of one layer and up to 256
-    classes; others take a launch for each layer and pass, and hold what lies between two layers for one pass.
-    The gradient is plain PyTorch on every device, pass by pass.
+    On a GPU the CUDA C++ kernel takes heads of up to 32 layers and any number of classes; one layer with up
+    to 32 classes, the usual one, is the fast case. Triton, which runs where CUDA C++ was not built, has one
+    launch for heads of one layer and up to 256 classes; others take a launch for each layer and pass, and
+    hold what lies between two layers for one pass. The gradient is plain PyTorch on every device, pass by
+    pass.
 
     Args:
-        x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so splitting a batch
-            changes the draws. Given the values before the first dropout, the bits of a row do not depend on how many rows there are;
-            those values come from torch's product, in float32 on a CPU from our own of about its accuracy, and their last bits may
-            (of our own with AMX alone).
-        weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C logits.
+        x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so
+            splitting a batch changes the draws. Given the values before the first dropout, the bits of a row
+            do not depend on how many rows there are; those values come from torch's product, in float32 on a
+            CPU from our own of about its accuracy, and their last bits may (of our own with AMX alone).
+        weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C
+            logits.
         biases: ``[out]`` or None for each layer; None for none at all.
-        p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if there is one, the
-            hidden ones, the logits' if there is one). It is rounded to a multiple of 2^-16, at most 1 - 2^-16, and kept units
-            are scaled by the inverse of the rounded probability, so that the expectation is exact. 0 for all of them is one
-            network, which agrees with itself.
-        passes: T, at least 1. One pass has nothing to disagree with: variance and mutual_info are then 0 (the latter but for rounding).
+        p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if
+            there is one, the hidden ones, the logits' if there is one). It is rounded to a multiple of 2^-16,
+            at most 1 - 2^-16, and kept units are scaled by the inverse of the rounded probability, so that
+            the expectation is exact. 0 for all of them is one network, which agrees with itself.
+        passes: T, at least 1. One pass has nothing to disagree with: variance and mutual_info are then 0 (the
+            latter but for rounding).
         activation: ``"gelu"`` (exact), ``"relu"``, ``"silu"`` or ``"tanh"``.
         input_dropout: drop inputs, too.
         logit_dropout: drop logits, too.
@@ -131,16 +155,18 @@ def mc_dropout_mlp(
         seed: of the masks, in [0, 2^63). Without one, it is drawn from torch's generator of the device.
 
     Returns:
-        :class:`MCStats`, differentiable once by x, weights and biases (masks are drawn again in backward). Against the same
-        computation in float64 with the same masks, float32 results differ by the rounding of the logits: by less than 1e-5
-        where these are of order 10. A row with a unit that is not finite and kept has NaN results. float64 x runs on the
+        :class:`MCStats`, differentiable once by x, weights and biases (masks are drawn again in backward).
+        Against the same computation in float64 with the same masks, float32 results differ by the rounding of
+        the logits: by less than 1e-5 where these are of order 10. A row with a unit that is not finite and
+            kept has NaN results. float64 x runs on the
         definition, in float64, whatever the backend.
 
     Raises:
         TypeError, ValueError: dtypes, shapes, devices, p, passes, activation or seed that do not fit.
         RuntimeError: a forced backend is absent; forward-mode differentiation.
 
-    Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; mutual information: Houlsby et al. 2011 (BALD);
+    Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; mutual information: Houlsby et al.
+        2011 (BALD);
     consistent masks: Kirsch et al. 2019 (BatchBALD).
 
     Equivalent to (two layers, other random draws)::
@@ -151,10 +177,14 @@ def mc_dropout_mlp(
         entropy, expected_entropy = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
-    arguments = _arguments(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, consistent, seed)
+    arguments = _arguments(
+        x, weights, biases, p, passes, activation, input_dropout, logit_dropout, consistent, seed
+    )
     mean, expected, variance = _overload(arguments[0])(*arguments)
     shape = x.shape[:-1]
-    mean, variance, expected = (result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected))
+    mean, variance, expected = (
+        result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected)
+    )
     entropy = torch.special.entr(mean).sum(-1)
     return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), variance)
 
@@ -170,7 +200,8 @@ def mc_dropout_probs(
     consistent: bool,
     seed: int | None,
 ) -> torch.Tensor:
-    """The probabilities ``[passes, ..., C]`` that :func:`mc_dropout_mlp` sums up, by the same masks; ``p`` as with both flags."""
+    """The probabilities ``[passes, ..., C]`` that :func:`mc_dropout_mlp` sums up, by the same masks; ``p`` as
+    with both flags."""
     arguments = _arguments(x, weights, biases, p, passes, activation, True, True, consistent, seed)
     hidden, parameters = arguments[0].to(arguments[1].dtype), arguments[1]
     keep = torch.ops.uefl.dropout_mask.default
@@ -191,11 +222,21 @@ def _arguments(
     consistent: bool,
     seed: int | None,
 ) -> _Arguments:
-    """Those of the op: what comes before the first dropout as rows, the layers from there on, and one pass where nothing drops."""
+    """Those of the op: what comes before the first dropout as rows, the layers from there on, and one pass
+    where nothing drops."""
     for name, given in (("weights", weights), ("biases", biases)):
-        if isinstance(given, torch.Tensor) or not (hasattr(given, "__getitem__") or (given is None and name == "biases")):
-            raise TypeError(f"mc_dropout_mlp: {name} must be a list of tensors, one for each layer, got {type(given).__name__}")
-    for name, flag in (("input_dropout", input_dropout), ("logit_dropout", logit_dropout), ("consistent", consistent)):
+        if isinstance(given, torch.Tensor) or not (
+            hasattr(given, "__getitem__") or (given is None and name == "biases")
+        ):
+            raise TypeError(
+                f"mc_dropout_mlp: {name} must be a list of tensors, one for each layer, got"
+                f" {type(given).__name__}"
+            )
+    for name, flag in (
+        ("input_dropout", input_dropout),
+        ("logit_dropout", logit_dropout),
+        ("consistent", consistent),
+    ):
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"mc_dropout_mlp: {name} must be True or False, got {flag!r}")
     biases = [None] * len(weights) if biases is None else biases
@@ -227,7 +268,9 @@ def _arguments(
 
 
 def _overload(x: torch.Tensor) -> Any:
-    return torch.ops.uefl_reference.mc_dropout_mlp if x.dtype == torch.float64 else resolve("mc_dropout_mlp", x)
+    return (
+        torch.ops.uefl_reference.mc_dropout_mlp if x.dtype == torch.float64 else resolve("mc_dropout_mlp", x)
+    )
 
 
 def _seed(seed: int | None, device: torch.device) -> torch.Tensor:
@@ -247,12 +290,15 @@ def _check(
     logit_dropout: bool,
     seed: int | None,
 ) -> list[float]:
-    """The drop rate before each layer and that of the logits, 0 where there is no dropout; or an error before any work."""
+    """The drop rate before each layer and that of the logits, 0 where there is no dropout; or an error before
+    any work."""
     op = "mc_dropout_mlp"
     if len(weights) == 0:
         raise ValueError(f"{op}: weights is empty, expected at least one layer")
     if len(biases) != len(weights):
-        raise ValueError(f"{op}: {len(weights)} weights and {len(biases)} biases; give one bias, or None, for each layer")
+        raise ValueError(
+            f"{op}: {len(weights)} weights and {len(biases)} biases; give one bias, or None, for each layer"
+        )
     named = [("x", x)]
     named += [(f"weights[{i}]", weight) for i, weight in enumerate(weights)]
     named += [(f"biases[{i}]", bias) for i, bias in enumerate(biases) if bias is not None]
@@ -265,13 +311,22 @@ def _check(
     width, source = x.shape[-1], "x"
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight.dim() != 2 or weight.shape[1] != width or len(weight) == 0:
-            raise ValueError(f"{op}: weights[{i}] must have shape [out, {width}] to follow {source}, got {list(weight.shape)}")
+            raise ValueError(
+                f"{op}: weights[{i}] must have shape [out, {width}] to follow {source}, got"
+                f" {list(weight.shape)}"
+            )
         if bias is not None and list(bias.shape) != [len(weight)]:
-            raise ValueError(f"{op}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got {list(bias.shape)}")
+            raise ValueError(
+                f"{op}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got"
+                f" {list(bias.shape)}"
+            )
         width, source = len(weight), f"weights[{i}]"
     dropouts = input_dropout + len(weights) - 1 + logit_dropout
     if dropouts == 0:
-        raise ValueError(f"{op}: one layer has no dropout, so all passes would agree; set input_dropout=True or logit_dropout=True")
+        raise ValueError(
+            f"{op}: one layer has no dropout, so all passes would agree; set input_dropout=True or"
+            " logit_dropout=True"
+        )
     given = [p] * dropouts if isinstance(p, _NUMBER) else p
     if not isinstance(given, (list, tuple)) or not all(isinstance(rate, _NUMBER) for rate in given):
         raise TypeError(f"{op}: p must be a number in [0, 1), or a list with one for each dropout, got {p!r}")
@@ -279,21 +334,30 @@ def _check(
     if len(rates) != dropouts:
         expected = f"one number or a list of {dropouts}, one for each dropout, from the input on"
         raise ValueError(f"{op}: p has {len(rates)} rates, expected {expected}")
-    for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):  # one that no dropout takes is looked at, too
+    # one that no dropout takes is looked at, too
+    for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):
         if not (0 <= rate < 1 and math.isfinite(rate)):
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
     if not is_count(passes):
         raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
     if index(passes) >= 2**32:
-        raise ValueError(f"{op}: passes must be below 2^32, the counters that masks are drawn from; got {passes}")
+        raise ValueError(
+            f"{op}: passes must be below 2^32, the counters that masks are drawn from; got {passes}"
+        )
     if not isinstance(activation, str) or activation not in reference.ACTIVATIONS:
-        raise ValueError(f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}")
+        raise ValueError(
+            f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}"
+        )
     if seed is not None and not is_seed(seed):
         raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
     rates = [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
-    first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))  # the layers before it are torch's
+    # the layers before it are torch's
+    first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))
     for i, pair in enumerate(zip(weights[:first], biases[:first], strict=True)):
         for name, part in zip((f"weights[{i}]", f"biases[{i}]"), pair, strict=True):
             if part is not None and part.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-                raise TypeError(f"{op}: x has dtype {x.dtype} and {name} {part.dtype}, before the first dropout; convert one of them")
+                raise TypeError(
+                    f"{op}: x has dtype {x.dtype} and {name} {part.dtype}, before the first dropout; convert"
+                    " one of them"
+                )
     return rates

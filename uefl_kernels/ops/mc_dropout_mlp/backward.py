@@ -1,4 +1,5 @@
-"""The gradient of ``mc_dropout_mlp``: the masks are drawn again, pass by pass, and nothing of the forward pass is kept."""
+"""The gradient of ``mc_dropout_mlp``: the masks are drawn again, pass by pass, and nothing of the forward
+pass is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import nn
 from . import reference
 
 aten = torch.ops.aten
-_SLOPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {  # gradient, input of the activation
+# gradient, input of the activation
+_SLOPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gelu": aten.gelu_backward,
     "relu": lambda gradient, z: aten.threshold_backward(gradient, z, 0),
     "silu": aten.silu_backward,
@@ -32,7 +34,8 @@ def mc_dropout_mlp_backward(
     consistent: bool,
     seed: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients by x and by the flat parameters, in their dtypes. With l the logits of a pass, q their softmax and H its entropy:
+    """Gradients by x and by the flat parameters, in their dtypes. With l the logits of a pass, q their
+    softmax and H its entropy:
 
     dL/dq = (grad_mean + 2 grad_variance (q - mean)) / passes    dL/dl = q (dL/dq - <q, dL/dq>) - grad_entropy q (ln q + H) / passes
     """
@@ -46,7 +49,8 @@ def mc_dropout_mlp_backward(
         return reference.drop(value, seed, t, stream, p[stream], consistent, keep)
 
     for t in range(passes):
-        sums, inputs = [start], []  # of each layer: what the activation before it took, and what it took itself
+        # of each layer: what the activation before it took, and what it took itself
+        sums, inputs = [start], []
         for i, (weight, bias) in enumerate(head):
             inputs.append(drop(reference.ACTIVATIONS[activation](sums[i]) if i > 0 else start, t, i))
             sums.append(nn.functional.linear(inputs[i], weight, bias))
@@ -55,7 +59,9 @@ def mc_dropout_mlp_backward(
         grad_q = (grad_mean + 2 * grad_variance * (q - mean)) / passes
         entropy = torch.special.entr(q).sum(-1, keepdim=True)
         surprise = torch.where(q > 0, q * log_q, 0.0) + q * entropy
-        gradient = q * (grad_q - (q * grad_q).sum(-1, keepdim=True)) - grad_entropy.unsqueeze(-1) / passes * surprise
+        gradient = (
+            q * (grad_q - (q * grad_q).sum(-1, keepdim=True)) - grad_entropy.unsqueeze(-1) / passes * surprise
+        )
         gradient = drop(gradient, t, len(head))
         for i in reversed(range(len(head))):
             grad_head[i][0].addmm_(gradient.T, inputs[i])

@@ -1,14 +1,15 @@
-"""The definition of ``mc_dropout_mlp`` and of its masks, in plain PyTorch: float64, and integers that hold 32-bit words.
+"""The definition of ``mc_dropout_mlp`` and of its masks, in plain PyTorch: float64, and integers that hold
+32-bit words.
 
-Unit ``column`` of row ``row`` is kept in pass ``pass_`` and stream ``stream`` when its 16 random bits are not below
-``threshold(p)``. The bits are a half of a word of Philox4x32-10 with
+Unit ``column`` of row ``row`` is kept in pass ``pass_`` and stream ``stream`` when its 16 random bits are not
+below ``threshold(p)``. The bits are a half of a word of Philox4x32-10 with
 
     counter = (pass, row, stream, column // 8)    key = (seed mod 2^32, seed div 2^32)
 
-columns 8 c, 8 c + 1, 8 c + 2, ... taking the low half of word 0, its high half, the low half of word 1, and so on. With
-``consistent=True`` the row of the counter is 0 for all rows. Stream i is the dropout before layer i of the head, and the last
-stream that on the logits. A unit that is dropped counts as zero, even if it is not finite; one that is kept is scaled so that
-the expectation is exact.
+columns 8 c, 8 c + 1, 8 c + 2, ... taking the low half of word 0, its high half, the low half of word 1, and
+so on. With ``consistent=True`` the row of the counter is 0 for all rows. Stream i is the dropout before layer
+i of the head, and the last stream that on the logits. A unit that is dropped counts as zero, even if it is
+not finite; one that is kept is scaled so that the expectation is exact.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def threshold(p: float) -> int:
-    """A unit is dropped with probability ``threshold(p) / 65536``, which differs from p by at most 2^-17 (p up to 1 - 2^-17)."""
+    """A unit is dropped with probability ``threshold(p) / 65536``, which differs from p by at most 2^-17 (p
+    up to 1 - 2^-17)."""
     return min(65535, round(p * 65536))
 
 
@@ -42,7 +44,9 @@ def scale(p: float) -> float:
     return 65536 / (65536 - threshold(p))
 
 
-def dropout_mask(seed: torch.Tensor, rows: int, columns: int, pass_: int, stream: int, p: float, consistent: bool) -> torch.Tensor:
+def dropout_mask(
+    seed: torch.Tensor, rows: int, columns: int, pass_: int, stream: int, p: float, consistent: bool
+) -> torch.Tensor:
     """bool ``[rows, columns]``, True where the unit is kept."""
     row = torch.arange(rows, device=seed.device).unsqueeze(1)
     block = torch.arange(-(-columns // UNITS), device=seed.device)
@@ -56,10 +60,14 @@ def layers(parameters: torch.Tensor, widths: Sequence[int]) -> list[tuple[torch.
     """Weights [out, in] and bias [out] of each layer, as views of the flat parameters."""
     sizes = [(fan_in, fan_out) for fan_in, fan_out in pairwise(widths)]
     parts = parameters.split([size for fan_in, fan_out in sizes for size in (fan_in * fan_out, fan_out)])
-    return [(parts[2 * i].view(fan_out, fan_in), parts[2 * i + 1]) for i, (fan_in, fan_out) in enumerate(sizes)]
+    return [
+        (parts[2 * i].view(fan_out, fan_in), parts[2 * i + 1]) for i, (fan_in, fan_out) in enumerate(sizes)
+    ]
 
 
-def drop(x: torch.Tensor, seed: torch.Tensor, pass_: int, stream: int, p: float, consistent: bool, keep: Keep) -> torch.Tensor:
+def drop(
+    x: torch.Tensor, seed: torch.Tensor, pass_: int, stream: int, p: float, consistent: bool, keep: Keep
+) -> torch.Tensor:
     """Dropout of one stream in one pass."""
     if threshold(p) == 0:
         return x
@@ -98,11 +106,14 @@ def mc_dropout_mlp(
     consistent: bool,
     seed: torch.Tensor,
 ) -> Stats:
-    """x ``[B, widths[0]]`` -> mean ``[B, C]``, expected entropy ``[B]``, variance ``[B, C]`` of the softmax over the passes."""
+    """x ``[B, widths[0]]`` -> mean ``[B, C]``, expected entropy ``[B]``, variance ``[B, C]`` of the softmax
+    over the passes."""
     wide = x.double()
     mean = wide.new_zeros(len(x), widths[-1])
     moment, entropy = torch.zeros_like(mean), wide.new_zeros(len(x))
-    for t, probs in enumerate(probs_of_passes(wide, parameters.double(), widths, p, passes, activation, consistent, seed)):
+    for t, probs in enumerate(
+        probs_of_passes(wide, parameters.double(), widths, p, passes, activation, consistent, seed)
+    ):
         deviation = probs - mean
         mean = mean + deviation / (t + 1)
         moment = moment + deviation * (probs - mean)

@@ -1,9 +1,10 @@
 """``mc_dropout_mlp`` and its masks in Triton. Right on an H100 in small cases, not timed.
 
-A head of one layer (or of none) and at most 256 classes is one launch: a program has ROWS rows for all passes, in each pass draws the
-masks of UNITS units at a time, multiplies what they keep by the weights, and adds the probabilities to statistics in registers.
-Other heads are a launch for each layer and pass, and one that adds the pass to the statistics: what lies between two layers is in
-memory for one pass. In neither is anything of the size of the passes, or are masks, in memory.
+A head of one layer (or of none) and at most 256 classes is one launch: a program has ROWS rows for all
+passes, in each pass draws the masks of UNITS units at a time, multiplies what they keep by the weights, and
+adds the probabilities to statistics in registers. Other heads are a launch for each layer and pass, and one
+that adds the pass to the statistics: what lies between two layers is in memory for one pass. In neither is
+anything of the size of the passes, or are masks, in memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,16 +22,20 @@ _COLUMNS = 64  # outputs of a program, or classes of a step
 _FEW_ROWS = 16  # of a program that adds up a pass: more spill
 _MOST_CLASSES = 256
 _PROGRAMS = {"num_warps": 4}
-# Run-time values: another number of rows or passes does not recompile. Widths and strides stay special, as they decide the loads.
+# Run-time values: another number of rows or passes does not recompile. Widths and strides stay special, as
+# they decide the loads.
 _RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 
 
 @triton.jit
 def _bits(seed, row, column, pass_, stream):
-    """16 random bits of each unit, as ops/mc_dropout_mlp/reference.py draws them; row, column: broadcast, words of 32 bits count."""
+    """16 random bits of each unit, as ops/mc_dropout_mlp/reference.py draws them; row, column: broadcast,
+    words of 32 bits count."""
     zero = (row * 0 + column * 0).to(tl.int32)
     block = zero + (column // 8).to(tl.int32)
-    word0, word1, word2, word3 = tl.philox(seed, (zero + pass_).to(tl.int32), zero + row.to(tl.int32), (zero + stream).to(tl.int32), block)
+    word0, word1, word2, word3 = tl.philox(
+        seed, (zero + pass_).to(tl.int32), zero + row.to(tl.int32), (zero + stream).to(tl.int32), block
+    )
     which = column % 8 // 2
     low = tl.where(which == 0, word0, word1)
     high = tl.where(which == 2, word2, word3)
@@ -40,16 +45,27 @@ def _bits(seed, row, column, pass_, stream):
 
 @triton.jit
 def _tile(rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows [ROWS, 1] and columns [1, COLUMNS], int64, of a program: in a grid of one dimension, since the others end at 65535."""
+    """Rows [ROWS, 1] and columns [1, COLUMNS], int64, of a program: in a grid of one dimension, since the
+    others end at 65535."""
     blocks, program = tl.cdiv(rows, ROWS), tl.program_id(0).to(tl.int64)
-    return (program % blocks * ROWS + tl.arange(0, ROWS))[:, None], (program // blocks * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    return (program % blocks * ROWS + tl.arange(0, ROWS))[:, None], (
+        program // blocks * COLUMNS + tl.arange(0, COLUMNS)
+    )[None, :]
 
 
 @triton.jit(do_not_specialize=[*_RUN, "columns"])
 def _mask(
-    seed, keep, rows: tl.int64, columns: tl.int64, pass_: tl.int64, stream: tl.int64, threshold: tl.int32,
-    CONSISTENT: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
+    seed,
+    keep,
+    rows: tl.int64,
+    columns: tl.int64,
+    pass_: tl.int64,
+    stream: tl.int64,
+    threshold: tl.int32,
+    CONSISTENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+):
     row, column = _tile(rows, ROWS, UNITS)
     bits = _bits(tl.load(seed), row * 0 if CONSISTENT else row, column, pass_, stream)
     inside = (row < rows) & (column < columns)
@@ -97,15 +113,25 @@ def _statistics(
             for start in range(0, inputs, UNITS):
                 at = start + unit
                 there = (row < rows) & (at[None, :] < inputs)
-                value = tl.load(x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=there, other=0.0).to(tl.float32)
+                value = tl.load(
+                    x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=there, other=0.0
+                ).to(tl.float32)
                 if threshold > 0:
                     value = tl.where(_bits(key, counter, at[None, :], t, 0) >= threshold, value * scale, 0.0)
-                weight = tl.load(weights + column.to(tl.int64) * inputs + at[:, None], mask=is_class & (at[:, None] < inputs), other=0.0)
+                weight = tl.load(
+                    weights + column.to(tl.int64) * inputs + at[:, None],
+                    mask=is_class & (at[:, None] < inputs),
+                    other=0.0,
+                )
                 logits = tl.dot(value, weight, logits, input_precision="ieee")
         else:
-            logits = tl.load(x + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0.0).to(tl.float32)
+            logits = tl.load(
+                x + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0.0
+            ).to(tl.float32)
         if logit_threshold > 0:
-            logits = tl.where(_bits(key, counter, column, t, LAYERS) >= logit_threshold, logits * logit_scale, 0.0)
+            logits = tl.where(
+                _bits(key, counter, column, t, LAYERS) >= logit_threshold, logits * logit_scale, 0.0
+            )
         logits = tl.where(is_class, logits, float("-inf"))
         below = logits - tl.max(logits, 1, keep_dims=True)
         powers = tl.exp(below)
@@ -136,9 +162,26 @@ def _activate(value, ACTIVATION: tl.constexpr):
 
 @triton.jit(do_not_specialize=_RUN)
 def _layer(
-    x, weights, bias, seed, out, rows: tl.int64, inputs, outputs, row_stride: tl.int64, column_stride: tl.int64, pass_, stream, threshold,
-    scale, ACTIVATION: tl.constexpr, CONSISTENT: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    x,
+    weights,
+    bias,
+    seed,
+    out,
+    rows: tl.int64,
+    inputs,
+    outputs,
+    row_stride: tl.int64,
+    column_stride: tl.int64,
+    pass_,
+    stream,
+    threshold,
+    scale,
+    ACTIVATION: tl.constexpr,
+    CONSISTENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """out [rows, outputs]: activation, dropout and product of one layer in one pass."""
     row, column = _tile(rows, ROWS, COLUMNS)
     counter = row * 0 if CONSISTENT else row
@@ -149,17 +192,23 @@ def _layer(
     for start in range(0, inputs, UNITS):
         at = start + unit
         inside = (row < rows) & (at[None, :] < inputs)
-        value = tl.load(x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(
+            x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=inside, other=0.0
+        ).to(tl.float32)
         value = _activate(value, ACTIVATION)
         if threshold > 0:
             value = tl.where(_bits(key, counter, at[None, :], pass_, stream) >= threshold, value * scale, 0.0)
-        weight = tl.load(weights + column * inputs + at[:, None], mask=there & (at[:, None] < inputs), other=0.0)
+        weight = tl.load(
+            weights + column * inputs + at[:, None], mask=there & (at[:, None] < inputs), other=0.0
+        )
         sums = tl.dot(value, weight, sums, input_precision="ieee")
     tl.store(out + row * outputs + column, sums, mask=(row < rows) & there)
 
 
 @triton.jit
-def _logits(source, key, row, column, rows, classes, pass_, stream, threshold, scale, CONSISTENT: tl.constexpr):
+def _logits(
+    source, key, row, column, rows, classes, pass_, stream, threshold, scale, CONSISTENT: tl.constexpr
+):
     inside = (row < rows) & (column < classes)
     logits = tl.load(source + row * classes + column, mask=inside, other=0.0)
     if threshold > 0:
@@ -170,20 +219,39 @@ def _logits(source, key, row, column, rows, classes, pass_, stream, threshold, s
 
 @triton.jit(do_not_specialize=_RUN)
 def _accumulate(
-    source, seed, mean_out, entropy_out, moment_out, rows: tl.int64, classes, pass_, stream, threshold, scale,
-    CONSISTENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    source,
+    seed,
+    mean_out,
+    entropy_out,
+    moment_out,
+    rows: tl.int64,
+    classes,
+    pass_,
+    stream,
+    threshold,
+    scale,
+    CONSISTENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Adds the pass with these logits [rows, classes] to the statistics."""
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     lane = tl.arange(0, COLUMNS)[None, :]
     key = tl.load(seed)
     most = tl.full((ROWS, 1), float("-inf"), tl.float32)
     for start in range(0, classes, COLUMNS):
-        logits = _logits(source, key, row, start + lane, rows, classes, pass_, stream, threshold, scale, CONSISTENT)
+        logits = _logits(
+            source, key, row, start + lane, rows, classes, pass_, stream, threshold, scale, CONSISTENT
+        )
         most = tl.maximum(most, tl.max(logits, 1, keep_dims=True))
     total, weighted = tl.zeros((ROWS, 1), tl.float32), tl.zeros((ROWS, 1), tl.float32)
     for start in range(0, classes, COLUMNS):
-        below = _logits(source, key, row, start + lane, rows, classes, pass_, stream, threshold, scale, CONSISTENT) - most
+        below = (
+            _logits(
+                source, key, row, start + lane, rows, classes, pass_, stream, threshold, scale, CONSISTENT
+            )
+            - most
+        )
         powers = tl.exp(below)
         total += tl.sum(powers, 1, keep_dims=True)
         weighted += tl.sum(tl.where(powers != 0, powers * below, 0.0), 1, keep_dims=True)
@@ -203,13 +271,27 @@ def _accumulate(
         tl.store(moment_out + place, moment + deviation * (probs - mean), mask=inside)
 
 
-def dropout_mask(seed: torch.Tensor, rows: int, columns: int, pass_: int, stream: int, p: float, consistent: bool) -> torch.Tensor:
+def dropout_mask(
+    seed: torch.Tensor, rows: int, columns: int, pass_: int, stream: int, p: float, consistent: bool
+) -> torch.Tensor:
     """bool ``[rows, columns]``, the contract of ``reference.dropout_mask``."""
     keep = torch.empty(rows, columns, dtype=torch.bool, device=seed.device)
     if keep.numel() > 0:
         grid = (triton.cdiv(rows, _ROWS) * triton.cdiv(columns, _UNITS),)
         with torch.cuda.device_of(seed):
-            _mask[grid](seed, keep, rows, columns, pass_, stream, reference.threshold(p), consistent, _ROWS, _UNITS, **_PROGRAMS)
+            _mask[grid](
+                seed,
+                keep,
+                rows,
+                columns,
+                pass_,
+                stream,
+                reference.threshold(p),
+                consistent,
+                _ROWS,
+                _UNITS,
+                **_PROGRAMS,
+            )
     return keep
 
 
@@ -282,12 +364,40 @@ def _by_layers(
         with torch.cuda.device_of(x):
             for i, (weight, bias) in enumerate(head):
                 _layer[(blocks * triton.cdiv(len(bias), _COLUMNS),)](
-                    hidden[i], weight, bias, seed, hidden[i + 1], rows, *weight.shape[::-1], *hidden[i].stride(), t, i,
-                    reference.threshold(p[i]), reference.scale(p[i]), activation if i > 0 else "none", consistent,
-                    _ROWS, _UNITS, _COLUMNS, **_PROGRAMS,
-                )  # fmt: skip
+                    hidden[i],
+                    weight,
+                    bias,
+                    seed,
+                    hidden[i + 1],
+                    rows,
+                    *weight.shape[::-1],
+                    *hidden[i].stride(),
+                    t,
+                    i,
+                    reference.threshold(p[i]),
+                    reference.scale(p[i]),
+                    activation if i > 0 else "none",
+                    consistent,
+                    _ROWS,
+                    _UNITS,
+                    _COLUMNS,
+                    **_PROGRAMS,
+                )
             _accumulate[(triton.cdiv(rows, _FEW_ROWS),)](
-                hidden[-1], seed, mean, entropy, moment, rows, classes, t, len(head), reference.threshold(p[-1]), reference.scale(p[-1]),
-                consistent, _FEW_ROWS, _COLUMNS, **_PROGRAMS,
-            )  # fmt: skip
+                hidden[-1],
+                seed,
+                mean,
+                entropy,
+                moment,
+                rows,
+                classes,
+                t,
+                len(head),
+                reference.threshold(p[-1]),
+                reference.scale(p[-1]),
+                consistent,
+                _FEW_ROWS,
+                _COLUMNS,
+                **_PROGRAMS,
+            )
     return mean, entropy / passes, moment / passes

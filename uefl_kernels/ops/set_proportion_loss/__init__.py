@@ -12,7 +12,9 @@ from ..transition_nll.reference import loss_dtype
 from . import reference
 
 
-def _fake(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(
+    logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     loss = logits.new_empty(proportions.shape[0], dtype=loss_dtype(logits))
     return loss, logits.new_empty(logits.shape if with_gradient else (0,))
 
@@ -21,7 +23,9 @@ class _Differentiable(torch.autograd.Function):
     """The op with its gradient; see ``transition_nll``."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor
+    ) -> torch.Tensor:
         loss: torch.Tensor
         loss, gradient = resolve("set_proportion_loss", logits)(logits, offsets, proportions, True)
         ctx.save_for_backward(logits, offsets, gradient)
@@ -36,35 +40,44 @@ class _Differentiable(torch.autograd.Function):
 
 
 define(
-    "set_proportion_loss(Tensor logits, Tensor offsets, Tensor proportions, bool with_gradient) -> (Tensor loss, Tensor gradient)",
+    "set_proportion_loss(Tensor logits, Tensor offsets, Tensor proportions, bool with_gradient) -> (Tensor"
+    " loss, Tensor gradient)",
     reference=reference.set_proportion_loss,
     fake=_fake,
 )
 define_triton("set_proportion_loss", f"{__name__}.triton")
 
 
-def set_proportion_loss(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy between the known class proportions of each set and the mean of its predicted probabilities.
+def set_proportion_loss(
+    logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor
+) -> torch.Tensor:
+    """Cross-entropy between the known class proportions of each set and the mean of its predicted
+    probabilities.
 
     Args:
-        logits: ``[N, K]``, float32, bfloat16, float16 or float64; any strides; the rows of a set next to each other.
-        offsets: ``[S + 1]`` int64: set s is the rows offsets[s] to offsets[s + 1]; the first is 0 and the last N.
-        proportions: ``[S, K]``, float32 or float64, of at least 0, rows that sum to 1. A constant: it gets no gradient.
+        logits: ``[N, K]``, float32, bfloat16, float16 or float64; any strides; the rows of a set next to each
+            other.
+        offsets: ``[S + 1]`` int64: set s is the rows offsets[s] to offsets[s + 1]; the first is 0 and the
+            last N.
+        proportions: ``[S, K]``, float32 or float64, of at least 0, rows that sum to 1. A constant: it gets no
+            gradient.
 
     Returns:
-        loss ``[S]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative
-        raises RuntimeError). Means and gradient
-        are formed in log space, so a class that a set predicts with a probability below the smallest float is not lost. A
-        proportion of zero contributes nothing. Logits with NaN or +inf, or of -inf throughout a row, make the results of their set
-        NaN; a class with a positive proportion that is -inf in all rows of its set makes the loss +inf and the gradient NaN.
+        loss ``[S]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second
+        derivative raises RuntimeError). Means and gradient
+        are formed in log space, so a class that a set predicts with a probability below the smallest float is
+        not lost. A proportion of zero contributes nothing. Logits with NaN or +inf, or of -inf throughout a
+        row, make the results of their set NaN; a class with a positive proportion that is -inf in all rows of
+        its set makes the loss +inf and the gradient NaN.
 
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit; more than 16384 classes in Triton.
-        RuntimeError: on the CPU: offsets that do not cover the rows, an empty set, a proportion that is negative or not
-            finite, proportions of a set that do not sum to 1 within 1e-3. On a GPU, where a check would stall the device, an empty
-            set gives NaN, and proportions are taken as they are.
+        RuntimeError: on the CPU: offsets that do not cover the rows, an empty set, a proportion that is
+            negative or not finite, proportions of a set that do not sum to 1 within 1e-3. On a GPU, where a
+            check would stall the device, an empty set gives NaN, and proportions are taken as they are.
 
-    Source: Ardehaly & Culotta 2017, "Co-training for Demographic Classification Using Deep Learning from Label Proportions",
+    Source: Ardehaly & Culotta 2017, "Co-training for Demographic Classification Using Deep Learning from
+        Label Proportions",
     eq. 2; the loss of the baseline FedLLP in Lu et al. 2022.
 
     Equivalent to::

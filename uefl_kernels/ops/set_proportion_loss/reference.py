@@ -1,4 +1,5 @@
-"""The definition of ``set_proportion_loss`` in float64: per set, the mean of the softmax of its rows and a cross-entropy."""
+"""The definition of ``set_proportion_loss`` in float64: per set, the mean of the softmax of its rows and a
+cross-entropy."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def set_proportion_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [N, K], offsets [S + 1], proportions [S, K] -> loss [S], gradient [N, K] | [0].
 
-    With p_n = softmax(z_n), the share w_nk = p_nk / (sum of p_nk over the set) and t the proportions of n's set:
+    With p_n = softmax(z_n), the share w_nk = p_nk / (sum of p_nk over the set) and t the proportions of n's
+    set:
       loss_s      = -sum_k t_sk log(mean of p_nk over the set), 0 where t_sk is 0
       gradient_nk = p_nk sum_j t_j w_nj - t_k w_nk
     """
@@ -37,22 +39,35 @@ def set_proportion_loss(
 
 
 def _require(offsets: torch.Tensor, proportions: torch.Tensor, n: int) -> None:
-    """Raise RuntimeError, on the CPU only, when the sets do not cover the rows or the proportions are none."""
+    """Raise RuntimeError, on the CPU only, when the sets do not cover the rows or the proportions are
+    none."""
     if offsets.device.type != "cpu":
         return
     op = "set_proportion_loss"
     if int(offsets[0]) != 0 or int(offsets[-1]) != n:
-        raise RuntimeError(f"{op}: offsets run from {int(offsets[0])} to {int(offsets[-1])}, expected from 0 to the {n} rows of logits")
+        raise RuntimeError(
+            f"{op}: offsets run from {int(offsets[0])} to {int(offsets[-1])}, expected from 0 to the {n} rows"
+            " of logits"
+        )
     short = offsets.diff() <= 0
     if bool(short.any()):
         s = int(short.nonzero()[0])
-        raise RuntimeError(f"{op}: set {s} has {int(offsets[s + 1] - offsets[s])} rows, expected at least one; leave empty sets out")
+        raise RuntimeError(
+            f"{op}: set {s} has {int(offsets[s + 1] - offsets[s])} rows, expected at least one; leave empty"
+            " sets out"
+        )
     wrong = ~((proportions >= 0) & (proportions < torch.inf))
     if bool(wrong.any()):
         s, k = wrong.nonzero()[0].tolist()
-        raise RuntimeError(f"{op}: proportions[{s}, {k}] is {float(proportions[s, k]):g}, expected a finite number of at least 0")
+        raise RuntimeError(
+            f"{op}: proportions[{s}, {k}] is {float(proportions[s, k]):g}, expected a finite number of at"
+            " least 0"
+        )
     off = (proportions.sum(1) - 1).abs() > _TOLERANCE
     if bool(off.any()):
         s = int(off.nonzero()[0])
         total = float(proportions[s].sum())
-        raise RuntimeError(f"{op}: proportions of set {s} sum to {total:g}, expected 1 within {_TOLERANCE:g}; divide each row by its sum")
+        raise RuntimeError(
+            f"{op}: proportions of set {s} sum to {total:g}, expected 1 within {_TOLERANCE:g}; divide each"
+            " row by its sum"
+        )

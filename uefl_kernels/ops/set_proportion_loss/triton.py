@@ -1,7 +1,8 @@
-"""``set_proportion_loss`` in Triton: a program for a set. Compiled and interpreted in the tests; not run on a GPU yet.
+"""``set_proportion_loss`` in Triton: a program for a set. Compiled and interpreted in the tests; not run on a
+GPU yet.
 
-Everything stays in log space, in float32 (float64 for float64 logits). Each row's log-sum-exp, each class's log-sum-exp over the
-rows, then the gradient: rows are read three times, from the cache but for the first.
+Everything stays in log space, in float32 (float64 for float64 logits). Each row's log-sum-exp, each class's
+log-sum-exp over the rows, then the gradient: rows are read three times, from the cache but for the first.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -20,7 +21,11 @@ _MOST_CLASSES = 1 << 14  # a tile has all of them: beyond, registers are far too
 def _log_probabilities(logits, row, end, j, k, stride_n, stride_k, WIDE: tl.constexpr):
     """log softmax of a tile of rows; -inf outside; NaN in a row that holds NaN or +inf."""
     inside = (row < end)[:, None] & (j < k)[None, :]
-    z = tl.load(logits + row[:, None] * stride_n + j[None, :].to(tl.int64) * stride_k, mask=inside, other=float("-inf")).to(WIDE)
+    z = tl.load(
+        logits + row[:, None] * stride_n + j[None, :].to(tl.int64) * stride_k,
+        mask=inside,
+        other=float("-inf"),
+    ).to(WIDE)
     most = tl.max(z, 1)
     shifted = z - tl.where(most == float("-inf"), 0.0, most)[:, None]
     shifted = tl.where(z == float("inf"), float("nan"), shifted)
@@ -30,10 +35,20 @@ def _log_probabilities(logits, row, end, j, k, stride_n, stride_k, WIDE: tl.cons
 
 @triton.jit(do_not_specialize=["n", "k"])
 def _loss(
-    logits, offsets, proportions, loss, gradient,
-    n: tl.int64, k, stride_n: tl.int64, stride_k: tl.int64,
-    GRADIENT: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
+    logits,
+    offsets,
+    proportions,
+    loss,
+    gradient,
+    n: tl.int64,
+    k,
+    stride_n: tl.int64,
+    stride_k: tl.int64,
+    GRADIENT: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
     s, j = tl.program_id(0).to(tl.int64), tl.arange(0, CLASSES)
     # What is not a range of rows is taken to be one: nothing outside is read.
     begin = tl.minimum(tl.maximum(tl.load(offsets + s), 0), n)
@@ -69,7 +84,10 @@ def set_proportion_loss(
     """The contract of ``reference.py``, without its errors; rows that belong to no set have gradient 0."""
     n, k = logits.shape
     if k > _MOST_CLASSES:
-        raise ValueError(f"set_proportion_loss: the Triton kernel takes at most {_MOST_CLASSES} classes, got {k}; use backend 'reference'")
+        raise ValueError(
+            f"set_proportion_loss: the Triton kernel takes at most {_MOST_CLASSES} classes, got {k}; use"
+            " backend 'reference'"
+        )
     wide = loss_dtype(logits)
     loss = logits.new_empty(proportions.shape[0], dtype=wide)
     gradient = torch.zeros(logits.shape if with_gradient else (0,), dtype=logits.dtype, device=logits.device)
@@ -77,7 +95,17 @@ def set_proportion_loss(
     computed_in = tl.float64 if wide == torch.float64 else tl.float32
     with torch.cuda.device_of(logits):
         _loss[(proportions.shape[0],)](
-            logits, offsets.contiguous(), proportions.to(wide).contiguous(), loss, gradient,
-            n, k, *logits.stride(), with_gradient, computed_in, max(1, _ELEMENTS // classes), classes,
-        )  # fmt: skip
+            logits,
+            offsets.contiguous(),
+            proportions.to(wide).contiguous(),
+            loss,
+            gradient,
+            n,
+            k,
+            *logits.stride(),
+            with_gradient,
+            computed_in,
+            max(1, _ELEMENTS // classes),
+            classes,
+        )
     return loss, gradient

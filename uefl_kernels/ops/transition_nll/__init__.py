@@ -1,4 +1,5 @@
-"""``transition_nll``: the loss of learning classes from sets with known class priors, in log space, with its gradient in one pass."""
+"""``transition_nll``: the loss of learning classes from sets with known class priors, in log space, with its
+gradient in one pass."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def _fake(
 
 
 class _Differentiable(torch.autograd.Function):
-    """The op with its gradient. Registered with the op it would cost 35 us more a step, which is most of a small batch."""
+    """The op with its gradient. Registered with the op it would cost 35 us more a step, which is most of a
+    small batch."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, *constants: Any) -> torch.Tensor:
@@ -38,12 +40,19 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, gradient = ctx.saved_tensors
         grad_logits = (gradient * grad_loss[:, None]).to(gradient.dtype)
-        return once_differentiable("transition_nll", grad_logits, logits, grad_loss), None, None, None, None, None
+        return (
+            once_differentiable("transition_nll", grad_logits, logits, grad_loss),
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 define(
-    "transition_nll(Tensor logits, Tensor targets, Tensor log_transition, Tensor log_marginal, Tensor? groups, int ignore_index,"
-    " bool with_gradient) -> (Tensor loss, Tensor gradient)",
+    "transition_nll(Tensor logits, Tensor targets, Tensor log_transition, Tensor log_marginal, Tensor?"
+    " groups, int ignore_index, bool with_gradient) -> (Tensor loss, Tensor gradient)",
     reference=reference.transition_nll,
     fake=_fake,
 )
@@ -61,44 +70,52 @@ def transition_nll(
 ) -> torch.Tensor:
     """Negative log-likelihood of the set that a sample came from, given logits of its class.
 
-    With A = exp(log_transition), p = softmax(logits) and g = A p / sum(A p), the loss is -log g[target]. It is computed as
-    the difference of two log-sum-exps over the classes, without p, g or a division; A needs no normalisation.
+    With A = exp(log_transition), p = softmax(logits) and g = A p / sum(A p), the loss is -log g[target]. It
+    is computed as the difference of two log-sum-exps over the classes, without p, g or a division; A needs no
+    normalisation.
 
     Args:
         logits: ``[B, K]``, float32, bfloat16, float16 or float64; any strides.
         targets: ``[B]`` int64, the set of each sample, 0 to M - 1.
-        log_transition: ``[M, K]``, float32 or float64: see :func:`log_transition_matrix`. Or ``[G, M, K]``, one matrix for
-            each group (client) of a mixed batch, those with fewer sets filled up with rows of -inf
-            (``torch.nn.utils.rnn.pad_sequence(matrices, batch_first=True, padding_value=-torch.inf)``). A constant: it gets
-            no gradient, and one that requires it is refused.
+        log_transition: ``[M, K]``, float32 or float64: see :func:`log_transition_matrix`. Or ``[G, M, K]``,
+            one matrix for each group (client) of a mixed batch, those with fewer sets filled up with rows of
+            -inf (``torch.nn.utils.rnn.pad_sequence(matrices, batch_first=True, padding_value=-torch.inf)``).
+            A constant: it gets no gradient, and one that requires it is refused.
         groups: ``[B]`` int64, the group of each sample; for ``[G, M, K]`` only.
         log_marginal: ``log_transition.logsumexp(-2)``. Pass it when a matrix serves for more than one step.
         ignore_index: samples with this target have loss 0 and gradient 0.
 
     Returns:
-        loss ``[B]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second derivative and forward mode
-        raise RuntimeError): softmax(logits + log_marginal) - softmax(logits + log_transition[target]), every entry in [-1, 1]. An entry of
-        -inf is a prior of zero and as good as any other; a class that no set of the group has gets gradient zero. Logits with
-        NaN or +inf, or of -inf throughout, make the loss and the gradient of their sample NaN; a logit of -inf rules its class
-        out. Where that leaves no class with a positive prior in the target's set, the loss is +inf (NaN if it leaves none in
-        any other set either) and the gradient NaN.
+        loss ``[B]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second
+        derivative and forward mode raise RuntimeError): softmax(logits + log_marginal) - softmax(logits +
+        log_transition[target]), every entry in [-1, 1]. An entry of -inf is a prior of zero and as good as
+        any other; a class that no set of the group has gets gradient zero. Logits with NaN or +inf, or of
+        -inf throughout, make the loss and the gradient of their sample NaN; a logit of -inf rules its class
+        out. Where that leaves no class with a positive prior in the target's set, the loss is +inf (NaN if it
+        leaves none in any other set either) and the gradient NaN.
 
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit.
-        RuntimeError: on the CPU: a target or group out of range, a target whose row of log_transition is -inf throughout,
-            NaN or +inf in log_transition, or the row of a target (of more than one class) that lies in [0, 1] and sums to 1
-            within 0.01: shares whose logarithm was forgotten. Logarithms of weights can look so too (those of 1 and e): a
-            constant added to the whole matrix lets them pass and changes no result. On a GPU, where a check would stall the
-            device, a target out of range, like a matrix with NaN, gives NaN, and a row of -inf gives a loss of +inf.
+        RuntimeError: on the CPU: a target or group out of range, a target whose row of log_transition is -inf
+            throughout, NaN or +inf in log_transition, or the row of a target (of more than one class) that
+            lies in [0, 1] and sums to 1
+            within 0.01: shares whose logarithm was forgotten. Logarithms of weights can look so too (those of
+                1 and e): a
+            constant added to the whole matrix lets them pass and changes no result. On a GPU, where a check
+            would stall the device, a target out of range, like a matrix with NaN, gives NaN, and a row of
+            -inf gives a loss of +inf.
 
-    Source: Lu et al. 2022, "Federated Learning from Only Unlabeled Data with Class-Conditional-Sharing Clients" (FedUL), Theorem 1.
+    Source: Lu et al. 2022, "Federated Learning from Only Unlabeled Data with Class-Conditional-Sharing
+        Clients" (FedUL), Theorem 1.
 
     Equivalent to (``[M, K]``)::
 
         log_g = (logits[:, None, :] + log_transition).logsumexp(2) - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
         F.nll_loss(log_g, targets, reduction="none", ignore_index=ignore_index)
     """
-    matrix, marginal = check_transition("transition_nll", logits, log_transition, groups, log_marginal, targets)
+    matrix, marginal = check_transition(
+        "transition_nll", logits, log_transition, groups, log_marginal, targets
+    )
     constants = targets, matrix, marginal, groups, ignore_index
     loss: torch.Tensor
     if torch.is_grad_enabled() and logits.requires_grad:

@@ -1,8 +1,9 @@
-"""The transition ops in Triton: a program for a row and, for ``log_transition_probs``, one set after the other.
+"""The transition ops in Triton: a program for a row and, for ``log_transition_probs``, one set after the
+other.
 
-Log-sum-exps over tiles of classes, accumulated online in float32 (float64 for float64 logits), so that K is bounded by memory only. A
-target or a group out of range reads nothing and gives NaN. Compiled and interpreted in the tests;
-right on an H100 in small cases, not timed.
+Log-sum-exps over tiles of classes, accumulated online in float32 (float64 for float64 logits), so that K is
+bounded by memory only. A target or a group out of range reads nothing and gives NaN. Compiled and interpreted
+in the tests; right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -21,7 +22,8 @@ SHAPE = ["g", "m", "k", "ignore_index"]  # run-time values: another one does not
 
 @triton.jit
 def largest(z, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
-    """The largest of z where weights are finite, to be taken off before anything is added: large logits then lose no digits.
+    """The largest of z where weights are finite, to be taken off before anything is added: large logits then
+    lose no digits.
 
     NaN where any of z is NaN or +inf.
     """
@@ -38,7 +40,8 @@ def largest(z, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(z, off, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
-    """log of the sum over k of exp(z[k * stride] - off + weights[k]); -inf where all are -inf, NaN where off is."""
+    """log of the sum over k of exp(z[k * stride] - off + weights[k]); -inf where all are -inf, NaN where off
+    is."""
     most = tl.full((), float("-inf"), WIDE)
     total = tl.full((), 0.0, WIDE)
     for start in range(0, k, CLASSES):
@@ -54,10 +57,24 @@ def log_sum_exp(z, off, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.cons
 
 @triton.jit(do_not_specialize=SHAPE)
 def _nll(
-    logits, targets, matrix, marginal, groups, loss, gradient,
-    g: tl.int64, m: tl.int64, k, ignore_index: tl.int64, stride_b: tl.int64, stride_k: tl.int64,
-    GROUPED: tl.constexpr, GRADIENT: tl.constexpr, WIDE: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
+    logits,
+    targets,
+    matrix,
+    marginal,
+    groups,
+    loss,
+    gradient,
+    g: tl.int64,
+    m: tl.int64,
+    k,
+    ignore_index: tl.int64,
+    stride_b: tl.int64,
+    stride_k: tl.int64,
+    GROUPED: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    WIDE: tl.constexpr,
+    CLASSES: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     z, target = logits + row * stride_b, tl.load(targets + row)
     group = tl.load(groups + row) if GROUPED else tl.zeros((), tl.int64)
@@ -78,7 +95,11 @@ def _nll(
             with_all = score + tl.load(all_weights + j, mask=j < k, other=0.0)
             with_own = score + tl.load(own_weights + j, mask=j < k, other=0.0)
             slope = tl.where(bad, float("nan"), tl.exp(with_all - every) - tl.exp(with_own - own))
-            tl.store(gradient + row * k + j, tl.where(ignored, 0.0, slope).to(gradient.dtype.element_ty), mask=j < k)
+            tl.store(
+                gradient + row * k + j,
+                tl.where(ignored, 0.0, slope).to(gradient.dtype.element_ty),
+                mask=j < k,
+            )
 
 
 def transition_nll(
@@ -100,13 +121,27 @@ def transition_nll(
         of_row = targets if groups is None else groups.contiguous()
         with torch.cuda.device_of(logits):
             _nll[(b,)](
-                logits, targets.contiguous(), matrix, marginal, of_row, loss, gradient,
-                matrix.shape[0], matrix.shape[1], k, ignore_index, *logits.stride(), groups is not None, with_gradient, *tile(logits),
-            )  # fmt: skip
+                logits,
+                targets.contiguous(),
+                matrix,
+                marginal,
+                of_row,
+                loss,
+                gradient,
+                matrix.shape[0],
+                matrix.shape[1],
+                k,
+                ignore_index,
+                *logits.stride(),
+                groups is not None,
+                with_gradient,
+                *tile(logits),
+            )
     return loss, gradient
 
 
 def tile(logits: torch.Tensor) -> tuple[Any, int]:
-    """The type that is computed in, and the classes to a tile: a power of two, so that a new K rarely compiles anew."""
+    """The type that is computed in, and the classes to a tile: a power of two, so that a new K rarely
+    compiles anew."""
     wide = tl.float64 if logits.dtype == torch.float64 else tl.float32
     return wide, min(CLASSES, triton.next_power_of_2(logits.shape[1]))

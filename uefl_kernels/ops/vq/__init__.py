@@ -25,7 +25,8 @@ class VQOutput(NamedTuple):
     indices: torch.Tensor
     """``[..., S]`` int64: which codeword."""
     loss: torch.Tensor
-    """scalar, float32 (float64 for float64 x): (codebook_weight + commitment_weight) * mean((x - quantized)^2)."""
+    """scalar, float32 (float64 for float64 x): (codebook_weight + commitment_weight) * mean((x -
+    quantized)^2)."""
     counts: torch.Tensor
     """``[K]`` or ``[S, K]`` int64: how many segments took each codeword."""
 
@@ -63,11 +64,15 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: non-reentrant checkpointing unpacks them a single time
     with torch.no_grad():
-        grad_x = _grad_x(vq_backward, ctx, saved, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
+        grad_x = (
+            _grad_x(vq_backward, ctx, saved, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
+        )
         grad_codebook = _grad_codebook(ctx, saved, grad_loss) if ctx.needs_input_grad[1] else None
     gradients: tuple[torch.Tensor | None, ...] = (grad_x, grad_codebook)
     made_of = (*saved[:2], grad_quantized, grad_loss)
-    gradients = tuple(None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients)
+    gradients = tuple(
+        None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients
+    )
     return *gradients, *[None] * (len(composed.Arguments._fields) - 2)
 
 
@@ -78,7 +83,8 @@ def _grad_x(
     grad_quantized: torch.Tensor | None,
     grad_loss: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradient of quantized, straight through or rotated, plus grad_loss * 2 * commitment_weight / M * (x - q), M = x.numel()."""
+    """The gradient of quantized, straight through or rotated, plus grad_loss * 2 * commitment_weight / M * (x
+    - q), M = x.numel()."""
     x, codebook, indices, _, _ = saved
     weight = 0.0 if grad_loss is None else ctx.commitment_weight
     if weight == 0 and (grad_quantized is None or not ctx.rotation):
@@ -89,12 +95,16 @@ def _grad_x(
 
 
 def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.Tensor | None) -> torch.Tensor:
-    """grad_loss * 2 * codebook_weight / M * (n c - S), n and S the count and the sum of each codeword's rows."""
+    """grad_loss * 2 * codebook_weight / M * (n c - S), n and S the count and the sum of each codeword's
+    rows."""
     x, codebook, _, counts, sums = saved
     if grad_loss is None or ctx.codebook_weight == 0:
         return torch.zeros_like(codebook)
     if not ctx.with_sums:
-        raise RuntimeError("vq: with_sums=False leaves out what the codebook's gradient needs; call it with True, or uefl_kernels.vq")
+        raise RuntimeError(
+            "vq: with_sums=False leaves out what the codebook's gradient needs; call it with True, or"
+            " uefl_kernels.vq"
+        )
     scale = grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))
     gradient: torch.Tensor = (counts.unsqueeze(-1) * codebook.double() - sums) * scale
     return gradient.to(codebook.dtype)
@@ -124,30 +134,35 @@ def vq(
     """Replace every segment of x by its nearest codeword; the whole VQ layer in one call.
 
     Args:
-        x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d contiguous segments.
-        codebook: ``[K, d]`` shared by all segments, or ``[S, K, d]``; keep it in float32 when x is bfloat16 or float16.
+        x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d
+            contiguous segments.
+        codebook: ``[K, d]`` shared by all segments, or ``[S, K, d]``; keep it in float32 when x is bfloat16
+            or float16.
         metric: ``"l2"`` or ``"cosine"``; it decides only which codeword is nearest.
         precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
         codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
         commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
-        estimator: how the gradient of quantized reaches x: ``"straight_through"``, unchanged; ``"rotation"``, turned and scaled by
-            what takes each segment to its codeword. With lambda = |q| / |x|, u and v the unit vectors of x and q and w that of
-            u + v, the codeword is lambda R x with R = 1 - 2 w w^T + 2 v u^T; held constant, that is lambda R^T times the gradient.
+        estimator: how the gradient of quantized reaches x: ``"straight_through"``, unchanged; ``"rotation"``,
+            turned and scaled by what takes each segment to its codeword. With lambda = |q| / |x|, u and v the
+            unit vectors of x and q and w that of u + v, the codeword is lambda R x with R = 1 - 2 w w^T + 2 v
+            u^T; held constant, that is lambda R^T times the gradient.
 
     Returns:
-        :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to x as the
-        estimator says and none to the codebook; loss has the closed forms of the two terms above. A row that holds
-        NaN takes codeword 0 and makes the loss NaN, an infinity takes what :func:`vq_assign` says and makes it infinite; one
-        with either makes the gradient of its codeword NaN and of no other. N = 0 gives a loss of 0.
+        :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to
+        x as the estimator says and none to the codebook; loss has the closed forms of the two terms above. A
+        row that holds NaN takes codeword 0 and makes the loss NaN, an infinity takes what :func:`vq_assign`
+        says and makes it infinite; one with either makes the gradient of its codeword NaN and of no other. N
+        = 0 gives a loss of 0.
 
-    Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad`` and its
-    relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch.
+    Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad``
+    and its relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`vq_assign`; ValueError for an estimator that is not one of the two and for
-            a weight that is not finite.
+        TypeError, ValueError, RuntimeError: as :func:`vq_assign`; ValueError for an estimator that is not one
+            of the two and for a weight that is not finite.
 
-    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 (means instead of norms); Fifty et al.
+    Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 (means instead of
+        norms); Fifty et al.
     2024, "Restructuring Vector Quantization with the Rotation Trick", section 4.2.
 
     Equivalent to (``[K, d]``, "l2")::
@@ -171,11 +186,13 @@ def vq_with_sums(
     commitment_weight: float = 0.25,
     estimator: str = "straight_through",
 ) -> tuple[VQOutput, torch.Tensor]:
-    """As :func:`vq`, with the sum of the segments of each codeword: what a moving average or k-means makes codewords of.
+    """As :func:`vq`, with the sum of the segments of each codeword: what a moving average or k-means makes
+    codewords of.
 
     Returns:
-        the output, and sums in the shape of the codebook, float64: exact to the unit of a 64-bit fixed point, the same on
-        every backend and for any number of threads; NaN for a codeword that got a row with NaN or an infinity. No gradient.
+        the output, and sums in the shape of the codebook, float64: exact to the unit of a 64-bit fixed point,
+        the same on every backend and for any number of threads; NaN for a codeword that got a row with NaN or
+        an infinity. No gradient.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`vq_assign`.
@@ -209,11 +226,23 @@ def _call(
     for name, weight in (("codebook_weight", codebook_weight), ("commitment_weight", commitment_weight)):
         if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
             raise ValueError(f"vq: {name} must be a finite number, got {weight!r}")
-    if torch.compiler.is_compiling() and torch.is_grad_enabled() and (x.requires_grad or codebook.requires_grad):
-        codebook = hold(codebook)  # the caller may update it in place before the backward pass; eager autograd refuses that
+    if (
+        torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and (x.requires_grad or codebook.requires_grad)
+    ):
+        # the caller may update it in place before the backward pass; eager autograd refuses that
+        codebook = hold(codebook)
     codebook = packed("vq", "codebook", codebook)
     given = composed.Arguments(
-        x, codebook, metric, precision == "exact", with_sums, float(codebook_weight), float(commitment_weight), estimator == "rotation"
+        x,
+        codebook,
+        metric,
+        precision == "exact",
+        with_sums,
+        float(codebook_weight),
+        float(commitment_weight),
+        estimator == "rotation",
     )
     *out, sums = resolve("vq", x)(*given)
     return VQOutput(*out), sums

@@ -1,4 +1,5 @@
-"""``vq`` around a ``vq_forward``: what runs on a GPU and in Triton around that backend's own, and elsewhere around plain PyTorch.
+"""``vq`` around a ``vq_forward``: what runs on a GPU and in Triton around that backend's own, and elsewhere
+around plain PyTorch.
 
 A loss of its error and sums of its counts. No step synchronizes with the host.
 """
@@ -54,7 +55,9 @@ def compose(vq_forward: Callable[..., forward.Result], add: Callable[..., None],
     rows = x.numel() // codebook.shape[-1]
     expected = expected_shift(codebook, rows) if given.with_sums else None
     scales = None if expected is None else power_of_two(expected)
-    quantized, indices, error, counts, largest, fixed = vq_forward(x, codebook, scales, given.metric, given.exact)
+    quantized, indices, error, counts, largest, fixed = vq_forward(
+        x, codebook, scales, given.metric, given.exact
+    )
     loss = error * ((given.codebook_weight + given.commitment_weight) / max(1, x.numel()))
     sums = error.new_empty(0)
     if expected is not None:
@@ -62,27 +65,32 @@ def compose(vq_forward: Callable[..., forward.Result], add: Callable[..., None],
         again = finite & (shift != expected)
         fixed = torch.where(again[:, None], 0, fixed)
         add(x, codebook, indices, torch.where(again, power_of_two(shift), 0.0), fixed)
-        sums = torch.where(finite[:, None], fixed.double() * power_of_two(-shift)[:, None], torch.nan).reshape(codebook.shape)
+        sums = torch.where(
+            finite[:, None], fixed.double() * power_of_two(-shift)[:, None], torch.nan
+        ).reshape(codebook.shape)
     return quantized, indices, loss.to(loss_dtype(x)), counts.reshape(codebook.shape[:-1]), sums
 
 
 def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
-    """The units that rows like their codeword would be counted in: how many, as a power of two, make 1.0; [codes] int64.
+    """The units that rows like their codeword would be counted in: how many, as a power of two, make 1.0;
+    [codes] int64.
 
-    Sums are in 64-bit fixed point, so that the order of the rows does not change a bit. Every codeword has a unit of its own,
-    2^-(62 - ceil(log2 N) - e), where 2^e is above the largest |x| of its rows: N rows cannot overflow, at least 31 bits of the
-    largest value remain for any N below 2^31, and a row of 1e16 costs the other codewords nothing. A codeword that received NaN or an
-    infinity has sums of NaN.
+    Sums are in 64-bit fixed point, so that the order of the rows does not change a bit. Every codeword has a
+    unit of its own, 2^-(62 - ceil(log2 N) - e), where 2^e is above the largest |x| of its rows: N rows cannot
+    overflow, at least 31 bits of the largest value remain for any N below 2^31, and a row of 1e16 costs the
+    other codewords nothing. A codeword that received NaN or an infinity has sums of NaN.
 
-    For one pass over the rows e has to be known before them. It is taken from the codeword, 2^e = 8 times the power of two above its
-    largest element, and kept where it serves: where no row reaches 2^e, and 31 bits remain. Else e is that of the rows, which are
-    counted again.
+    For one pass over the rows e has to be known before them. It is taken from the codeword, 2^e = 8 times the
+    power of two above its largest element, and kept where it serves: where no row reaches 2^e, and 31 bits
+    remain. Else e is that of the rows, which are counted again.
     """
     reach = codebook.detach().flatten(0, -2).abs().amax(1).double().nan_to_num(nan=0.0, posinf=0.0)
     return _digits(rows) - _exponent(reach) - _ROOM
 
 
-def fixed_point(largest: torch.Tensor, expected: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def fixed_point(
+    largest: torch.Tensor, expected: torch.Tensor, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the largest |x| of each codeword: whether it is finite, and the power of two of the units in 1.0."""
     finite = largest.isfinite()
     needed = _digits(rows) - _exponent(torch.where(finite, largest, 0.0))
@@ -96,12 +104,14 @@ def _digits(rows: int) -> int:
 
 
 def _exponent(value: torch.Tensor) -> torch.Tensor:
-    """The least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0. Of the bits: inductor's frexp does not compile."""
+    """The least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0. Of the bits: inductor's
+    frexp does not compile."""
     return ((value.view(torch.int64) >> 52) - 1022).clamp(min=-900).masked_fill(value == 0, 0)
 
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2^exponent in float64 by its bits: exact on every device, which pow is not, and no transfer from the host."""
+    """2^exponent in float64 by its bits: exact on every device, which pow is not, and no transfer from the
+    host."""
     return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)
 
 

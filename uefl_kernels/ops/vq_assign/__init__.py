@@ -22,25 +22,33 @@ define(
 define_triton("vq_assign", f"{__name__}.triton")
 
 
-def vq_assign(x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", precision: str = "exact") -> torch.Tensor:
+def vq_assign(
+    x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", precision: str = "exact"
+) -> torch.Tensor:
     """Index of the nearest codeword of every segment of every row.
 
-    The answer is the argmin of the float64 distance on the values given, summed in the order of the elements, ties to the
-    lowest index: the same on every backend, for any batch size and number of threads. A row that holds NaN gets index 0, as does
-    one with an infinity, or beyond some 2^511, under ``"l2"``: it is infinitely far from every codeword. Differences below some
-    2^-537 have squares of zero and tie, and a codeword of such a length is a zero one under ``"cosine"``: scale such data up.
+    The answer is the argmin of the float64 distance on the values given, summed in the order of the elements,
+    ties to the
+    lowest index: the same on every backend, for any batch size and number of threads. A row that holds NaN
+        gets index 0, as does
+    one with an infinity, or beyond some 2^511, under ``"l2"``: it is infinitely far from every codeword.
+    Differences below some 2^-537 have squares of zero and tie, and a codeword of such a length is a zero one
+    under ``"cosine"``: scale such data up.
 
     Args:
-        x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d contiguous segments.
-        codebook: ``[K, d]``, shared by all segments, or ``[S, K, d]``, one for each; any of the dtypes of x, not
-            necessarily the same one. It must be finite, and at most 2^480 in float64, so that no sum of squares overflows: checked
-            on the CPU; on a GPU, where a check would stall the device, a codeword with a NaN or an infinity is never chosen while
+        x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d
+            contiguous segments.
+        codebook: ``[K, d]``, shared by all segments, or ``[S, K, d]``, one for each; any of the dtypes of x,
+            not necessarily the same one. It must be finite, and at most 2^480 in float64, so that no sum of
+            squares overflows: checked on the CPU; on a GPU, where a check would stall the device, a codeword
+                with a NaN or an infinity is never chosen while
             another one is finite.
         metric: ``"l2"`` (squared Euclidean distance) or ``"cosine"`` (the codewords' scale does not matter).
-        precision: ``"exact"`` as above, or ``"fast"``: the best score of the first pass, not certified. That pass is
-            float32 on the CPU (three bfloat16 products with AMX, which keep some 16 bits) and one float16 product, as accurate
-            as TF32, on a GPU (float32 in CUDA C++ where no tensor core can take the call). There a row or a codebook that
-            float16 cannot hold, of a length beyond some 2^60, is answered exactly.
+        precision: ``"exact"`` as above, or ``"fast"``: the best score of the first pass, not certified. That
+            pass is float32 on the CPU (three bfloat16 products with AMX, which keep some 16 bits) and one
+            float16 product, as accurate as TF32, on a GPU (float32 in CUDA C++ where no tensor core can take
+            the call). There a row or a codebook that float16 cannot hold, of a length beyond some 2^60, is
+            answered exactly.
 
     Returns:
         indices ``[..., S]``, int64. No gradient.

@@ -1,9 +1,11 @@
-"""``vq_assign`` where no kernel is compiled: a blocked matrix product, and the definition for the rows that it does not decide.
+"""``vq_assign`` where no kernel is compiled: a blocked matrix product, and the definition for the rows that
+it does not decide.
 
 The product ranks the codewords of a row by s = |c|^2 / 2 - x.c (cosine: s = -x.c), which is their distance but for |x|^2. A bound
-on all rounding says how far two scores must be apart for the definition to order them the same way. A row whose best score is ahead
-of all others by that much is decided. Of another one, the definition (``reference.py``) is evaluated on the few codewords within the
-bound, or on all of them where they are many or where NaN or an overflow leaves no bound. So the indices are those of the definition.
+on all rounding says how far two scores must be apart for the definition to order them the same way. A row
+whose best score is ahead of all others by that much is decided. Of another one, the definition
+(``reference.py``) is evaluated on the few codewords within the bound, or on all of them where they are many
+or where NaN or an overflow leaves no bound. So the indices are those of the definition.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ import torch
 
 from . import reference
 
-_BLOCK_ELEMENTS = 1 << 21  # scores of a block of rows: some megabytes, so that they stay in the cache between the passes over them
+# scores of a block of rows: some megabytes, so that they stay in the cache between the passes over them
+_BLOCK_ELEMENTS = 1 << 21
 _FEWEST_ROWS = 16
 _FEW = 8  # codewords within the bound, which are looked at one by one
 _PAIR_ELEMENTS = 1 << 20  # of the float64 differences that are in memory at a time
-_NARROW = 1e-12, 1e12  # magnitudes of a codebook whose products with ordinary rows are far from the limits of float32
+# magnitudes of a codebook whose products with ordinary rows are far from the limits of float32
+_NARROW = 1e-12, 1e12
 _LONGEST = 1 << 16  # elements of a codeword that float32 can add up: (d + 6) 2^-24 must be far below 1
 
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
-    """x [..., D], codebook [K, d] or [S, K, d] -> indices [..., S] int64, those of ``reference.vq_assign``; always exact."""
+    """x [..., D], codebook [K, d] or [S, K, d] -> indices [..., S] int64, those of ``reference.vq_assign``;
+    always exact."""
     reference.require_valid("vq_assign", codebook)
     return search(x, codebook, metric)
 
@@ -52,7 +57,8 @@ class _Book:
         )
         self.dtype = torch.float32 if single else torch.float64
         middle = self.exact.mean(0).to(self.dtype)
-        # Distances do not change when rows and codewords are moved by the same vector, but the bound grows with their lengths.
+        # Distances do not change when rows and codewords are moved by the same vector, but the bound grows
+        # with their lengths.
         self.middle = middle if metric == "l2" and bool(middle.abs().amax() > peak / 8) else None
         centred = self.exact if self.middle is None else self.exact - self.middle
         norms = centred.square().sum(1)
@@ -91,8 +97,9 @@ class _Book:
 
         With u the unit roundoff, R the radius of the centred codebook and |x| that of the centred row: centring rounds every element of
         x and c once; |c|^2 / 2, the sum of d products and their difference are off by at most (d + 6) u (R^2 + |x| R), in any order and
-        with or without FMA; what falls below the smallest normal number, also where that is flushed to zero, adds less than the last
-        term. The definition itself is off by (d + 3) 2^-53 of a distance, which is at most (|x| + R)^2. Two scores are off twice that.
+        with or without FMA; what falls below the smallest normal number, also where that is flushed to zero,
+        adds less than the last term. The definition itself is off by (d + 3) 2^-53 of a distance, which is at
+        most (|x| + R)^2. Two scores are off twice that.
         """
         d = rows.shape[1]
         centred = rows.to(self.dtype) if self.middle is None else rows.to(self.dtype) - self.middle
@@ -100,8 +107,13 @@ class _Book:
             scores = torch.addmm(self.halves, centred, self.codes, alpha=-1)
         info = torch.finfo(self.dtype)
         norm, r = _above(torch.linalg.vector_norm(centred, dim=1), d).double(), self.radius
-        bound = (norm + r) * (r * (d + 6) * info.eps) + (norm + r).square() * ((d + 3) * 2.0**-52) + (norm + r + 1) * (64 * d * info.tiny)
-        return scores, (bound * 1.1).to(self.dtype)  # with room for what is rounded here, and in adding it to the best score
+        bound = (
+            (norm + r) * (r * (d + 6) * info.eps)
+            + (norm + r).square() * ((d + 3) * 2.0**-52)
+            + (norm + r + 1) * (64 * d * info.tiny)
+        )
+        # with room for what is rounded here, and in adding it to the best score
+        return scores, (bound * 1.1).to(self.dtype)
 
     def _settle_pairs(self, rows: torch.Tensor, pairs: torch.Tensor, indices: torch.Tensor) -> None:
         """The definition of a few codewords for each of a few rows; pairs [2, P] are in order."""
@@ -112,12 +124,15 @@ class _Book:
         split = zip(row.split(step), code.split(step), strict=True)
         distances = torch.cat([self._distances(rows[r].double(), self.exact[c]) for r, c in split])
         asked, number = row.unique_consecutive(return_inverse=True)
-        least = torch.full_like(asked, torch.inf, dtype=torch.float64).scatter_reduce_(0, number, distances, "amin")
+        least = torch.full_like(asked, torch.inf, dtype=torch.float64).scatter_reduce_(
+            0, number, distances, "amin"
+        )
         first = torch.where(distances == least[number], code, len(self.halves))
         indices[asked] = torch.full_like(asked, len(self.halves)).scatter_reduce_(0, number, first, "amin")
 
     def _distances(self, rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """``reference.distances`` of rows and codes [P, d], with one operation for each d in place of several."""
+        """``reference.distances`` of rows and codes [P, d], with one operation for each d in place of
+        several."""
         difference = rows - codes
         terms = difference * difference if self.metric == "l2" else -(rows * codes)
         total = terms.new_zeros(len(terms))
@@ -134,12 +149,14 @@ class _Book:
 
 
 def _above(norm: torch.Tensor, d: int) -> torch.Tensor:
-    """At least the norm of vectors of d elements, of the norm as it was computed: squares may have underflown, each of less than tiny."""
+    """At least the norm of vectors of d elements, of the norm as it was computed: squares may have
+    underflown, each of less than tiny."""
     above: torch.Tensor = norm * 1.01 + d * 4 * float(torch.finfo(norm.dtype).tiny) ** 0.5
     return above
 
 
 def _full_float32(device: torch.device) -> bool:
-    """Whether a float32 product keeps 24 bits there, which a user may have given up for speed (TF32, bfloat16)."""
+    """Whether a float32 product keeps 24 bits there, which a user may have given up for speed (TF32,
+    bfloat16)."""
     backends = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
     return backends.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined, no-any-return]

@@ -1,11 +1,13 @@
-"""The definition of ``vq_assign``: a float64 evaluation in a fixed order, so that every backend can agree to the bit."""
+"""The definition of ``vq_assign``: a float64 evaluation in a fixed order, so that every backend can agree to
+the bit."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-LARGEST = 2.0**480  # of an element of a codebook, or of what is clustered: the squares of 2^60 of them add up in float64
+# of an element of a codebook, or of what is clustered: the squares of 2^60 of them add up in float64
+LARGEST = 2.0**480
 
 # Rows are taken in blocks so that the distances of one block, not of all rows, are in memory.
 BLOCK_ELEMENTS = 1 << 22
@@ -17,20 +19,24 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
     l2:     distance_k = sum over d of (x_d - c_kd)^2, the argmin
     cosine: score_k = sum over d of x_d * (c_kd / |c_k|), the argmax; a zero codeword scores 0
 
-    Terms are rounded and added in float64 in the order d = 0, 1, ...; ties go to the lowest index; NaN never wins, so a
-    row of NaN gets index 0. Squares overflow and underflow as float64 does: a row beyond some 2^511 is infinitely far from every
-    codeword, which gives index 0, and differences below some 2^-537 are none.
+    Terms are rounded and added in float64 in the order d = 0, 1, ...; ties go to the lowest index; NaN never
+    wins, so a row of NaN gets index 0. Squares overflow and underflow as float64 does: a row beyond some
+    2^511 is infinitely far from every codeword, which gives index 0, and differences below some 2^-537 are
+    none.
     """
     require_valid("vq_assign", codebook)
     return search(x, codebook, metric)
 
 
 def require_valid(op: str, codebook: torch.Tensor) -> None:
-    """Raise RuntimeError for codewords that cannot be searched; on the CPU only, a GPU would have to be waited for."""
-    if codebook.device.type == "cpu" and not bool((torch.isfinite(codebook) & (codebook.abs() <= LARGEST)).all()):
+    """Raise RuntimeError for codewords that cannot be searched; on the CPU only, a GPU would have to be
+    waited for."""
+    if codebook.device.type == "cpu" and not bool(
+        (torch.isfinite(codebook) & (codebook.abs() <= LARGEST)).all()
+    ):
         raise RuntimeError(
-            f"{op}: the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; re-initialise those "
-            "codewords (or lower the learning rate)"
+            f"{op}: the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares"
+            " overflow; re-initialise those codewords (or lower the learning rate)"
         )
 
 
@@ -75,5 +81,6 @@ def unit(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _sqrt(square: torch.Tensor) -> torch.Tensor:
-    """Rounded correctly, as IEEE 754 asks: torch's own on the CPU may come from a vector library that is off by one ulp."""
+    """Rounded correctly, as IEEE 754 asks: torch's own on the CPU may come from a vector library that is off
+    by one ulp."""
     return torch.from_numpy(np.sqrt(square.numpy())) if square.device.type == "cpu" else square.sqrt()

@@ -1,6 +1,8 @@
-"""``vq_assign`` in Triton, for the GPUs that ``csrc/cuda`` was not built for; under ``TRITON_INTERPRET=1`` also on CPU tensors.
+"""``vq_assign`` in Triton, for the GPUs that ``csrc/cuda`` was not built for; under ``TRITON_INTERPRET=1``
+also on CPU tensors.
 
-Three passes under the certificate of ``csrc/common/certificate.h``, none of which waits for the host or stores a score:
+Three passes under the certificate of ``csrc/common/certificate.h``, none of which waits for the host or
+stores a score:
 
 ``_search``          every row against every codeword, one float16 product on the tensor cores; best and second best stay in
                      registers. A row whose gap is within the error bound goes to a list.
@@ -9,13 +11,16 @@ Three passes under the certificate of ``csrc/common/certificate.h``, none of whi
 
 Without the certificate only rows that float16 cannot hold go to the list, and from there to the last pass.
 
-Scores are half squared distances less a constant of the row: with y = x - mu, b = c - mu and mu the mean codeword,
+Scores are half squared distances less a constant of the row: with y = x - mu, b = c - mu and mu the mean
+codeword,
 |x - c|^2 / 2 - |y|^2 / 2 = |b|^2 / 2 - y.b, which keeps its digits when the data sit far from the origin. For cosine
-mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of two into the range of float16.
+mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of two into the
+range of float16.
 
-A thread holds every eighth column of a tile of scores. It writes the number of the column into the lowest mantissa bits and
-keeps the two least of each residue, so the order costs three minima a score; the columns of a row, which lie in different
-lanes, meet once, after the last tile. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
+A thread holds every eighth column of a tile of scores. It writes the number of the column into the lowest
+mantissa bits and keeps the two least of each residue, so the order costs three minima a score; the columns of
+a row, which lie in different lanes, meet once, after the last tile. Interpreted and compiled in the tests;
+right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -28,13 +33,29 @@ import triton
 import triton.language as tl
 
 from .triton_epilogue import _ELEMENTS, _OPEN_ROWS, Epilogue, _begin, _finish, _finish_open
-from .triton_pack import _COUNT, _FIELDS, _HALF_SQUARE, _LAST, _PADDING, _RADIUS, _REST, _exponent, _field, _packed, _power, _width
+from .triton_pack import (
+    _COUNT,
+    _FIELDS,
+    _HALF_SQUARE,
+    _LAST,
+    _PADDING,
+    _RADIUS,
+    _REST,
+    _exponent,
+    _field,
+    _packed,
+    _power,
+    _width,
+)
 
-# Columns of a row of scores that stay apart until the end: as many as the lanes of a matrix unit's row, two for each of four.
+# Columns of a row of scores that stay apart until the end: as many as the lanes of a matrix unit's row, two
+# for each of four.
 _COLUMNS = tl.constexpr(8)
-# Rows scanned for what is still open by one program of the last pass, and codewords that it evaluates at a time.
+# Rows scanned for what is still open by one program of the last pass, and codewords that it evaluates at a
+# time.
 _SCAN, _CANDIDATES = 32, 128
-# Run-time values: a new N or K does not recompile. Strides stay special: whether 1, or divisible by 16, decides the loads.
+# Run-time values: a new N or K does not recompile. Strides stay special: whether 1, or divisible by 16,
+# decides the loads.
 _SHAPE = ["outputs", "outer", "segments", "books", "k"]
 
 
@@ -49,7 +70,8 @@ class Config(NamedTuple):
 
 
 def config(capability: tuple[int, int], width: int) -> Config:
-    """Chosen by registers and shared memory (tests/kernels/test_triton.py checks both); not tuned on a GPU yet."""
+    """Chosen by registers and shared memory (tests/kernels/test_triton.py checks both); not tuned on a GPU
+    yet."""
     if capability >= (9, 0):  # 227 KB of shared memory
         if width > 256:
             return Config(128, 128, 64, 8, 3)
@@ -71,7 +93,11 @@ def _load(x, mu, begin, valid, start, stride_d, D: tl.constexpr, CHUNK: tl.const
     inside = valid[:, None] & (j < D)[None, :]
     value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0)
     mean = tl.load(mu + j)[None, :]
-    y = (value - mean.to(tl.float64)).to(tl.float32) if x.dtype.element_ty == tl.float64 else value.to(tl.float32) - mean
+    y = (
+        (value - mean.to(tl.float64)).to(tl.float32)
+        if x.dtype.element_ty == tl.float64
+        else value.to(tl.float32) - mean
+    )
     return tl.where(inside, y, 0.0)
 
 
@@ -85,7 +111,8 @@ def _parts(y, up):
 
 @triton.jit
 def _halve(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The two halves of the columns of a tile [ROWS, COLUMNS]; with eight columns in a half, every lane keeps its own."""
+    """The two halves of the columns of a tile [ROWS, COLUMNS]; with eight columns in a half, every lane keeps
+    its own."""
     return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
 
 
@@ -113,10 +140,25 @@ def _merge_halves(best, second, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _score(
-    x, mu, codes, half_norms, header, book, begin, valid, padded_k, stride_d,
-    EXACT: tl.constexpr, L2: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    x,
+    mu,
+    codes,
+    half_norms,
+    header,
+    book,
+    begin,
+    valid,
+    padded_k,
+    stride_d,
+    EXACT: tl.constexpr,
+    L2: tl.constexpr,
+    SPLIT: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    CODES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """The best codeword of each row of a tile, and whether it certainly is the one of the definition."""
     WHOLE: tl.constexpr = WIDTH == CHUNK and not SPLIT
     BITS: tl.constexpr = CODES // _COLUMNS - 1
@@ -166,21 +208,28 @@ def _score(
             second = tl.minimum(tl.minimum(second, next_least), tl.maximum(best, least))
         best = tl.minimum(best, least)
 
-    code = tile * CODES + (best.to(tl.int32, bitcast=True) & BITS) * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+    code = (
+        tile * CODES + (best.to(tl.int32, bitcast=True) & BITS) * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+    )
     least = tl.min(best, 1)
     index = tl.min(tl.where(best == least[:, None], code, 0x7FFFFFFF), 1)
     half_square = _field(header, book, _HALF_SQUARE)
     certain = norm < tl.where(half_square < 2.0**120, 2.0**60, 0.0)  # of what float16 can hold, scaled
     if EXACT:
         runner_up = tl.min(tl.where(code == index[:, None], second, best), 1)
-        # fp16_error() and score_error_fp16x3() of csrc/common/certificate.h; its roundings, in float32 here, vanish in the factors of 1.01.
+        # fp16_error() and score_error_fp16x3() of csrc/common/certificate.h; its roundings, in float32 here,
+        # vanish in the factors of 1.01.
         radius, book_unit = _field(header, book, _RADIUS), _power(book_exponent - 14)
         rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
         if SPLIT:
             left_out = 1.02 * 2.0**-22 * radius + 1.01 * last + 1.02 * 2.0**-11 * (rest + last)
         else:
             left_out = 1.01 * 2.0**-11 * radius + 1.01 * rest
-        slope = left_out + 5.05 * (D + 16) * 2.0**-24 * (radius + rest) + (D + 8) * (1.01 * 2.0**-24 * radius + 2.0**-125)
+        slope = (
+            left_out
+            + 5.05 * (D + 16) * 2.0**-24 * (radius + rest)
+            + (D + 8) * (1.01 * 2.0**-24 * radius + 2.0**-125)
+        )
         error = norm * slope + (D + 8) * (1.01 * 2.0**-24 * half_square + 2.0**-125 * (1 + radius))
         if L2:
             error += (D + 8) * 2.0**-53 * norm * norm
@@ -192,18 +241,50 @@ def _score(
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _search(
-    x, mu, codes, half_norms, header, indices, listed,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
-    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
-    opened, errors, counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
-    EXACT: tl.constexpr, L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr, ELEMENTS: tl.constexpr,
-):  # fmt: skip
-    """indices[row, segment] = the best codeword; the outputs that are not certain go to the list of their book. With ``counts`` the
-    epilogue of the rows that are certain follows, and the others are marked in ``opened``."""
+    x,
+    mu,
+    codes,
+    half_norms,
+    header,
+    indices,
+    listed,
+    outputs: tl.int64,
+    outer: tl.int64,
+    segments: tl.int64,
+    books: tl.int64,
+    k,
+    stride_a: tl.int64,
+    stride_b: tl.int64,
+    stride_d: tl.int64,
+    opened,
+    errors,
+    counts,
+    codewords,
+    rounded,
+    quantized,
+    sums,
+    scales,
+    largest,
+    middle,
+    weights,
+    mass_scale,
+    EXACT: tl.constexpr,
+    L2: tl.constexpr,
+    FLAT: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    CODES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """indices[row, segment] = the best codeword; the outputs that are not certain go to the list of their
+    book. With ``counts`` the epilogue of the rows that are certain follows, and the others are marked in
+    ``opened``."""
     program = tl.program_id(0).to(tl.int64)
     book, rows = program % books, outputs // books
-    # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its segment.
+    # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its
+    # segment.
     m = (program // books) * ROWS + tl.arange(0, ROWS)
     output, valid = m * books + book, m < rows
     if FLAT:  # without a division
@@ -212,9 +293,25 @@ def _search(
         begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, False, D)
     padded_k = (k + 127) // 128 * 128
     index, certain = _score(
-        x, mu, codes, half_norms, header, book, begin, valid, padded_k, stride_d,
-        EXACT, L2, False, D, WIDTH, ROWS, CODES, CHUNK,
-    )  # fmt: skip
+        x,
+        mu,
+        codes,
+        half_norms,
+        header,
+        book,
+        begin,
+        valid,
+        padded_k,
+        stride_d,
+        EXACT,
+        L2,
+        False,
+        D,
+        WIDTH,
+        ROWS,
+        CODES,
+        CHUNK,
+    )
     index = tl.where(index < k, index, 0)  # beyond: of a row that is not finite
     tl.store(indices + output, index, mask=valid)
     doubt = valid & ~certain
@@ -225,50 +322,120 @@ def _search(
     if counts is not None:
         tl.store(opened + output, number.to(tl.int8), mask=valid)
         error = _finish(
-            x, begin, valid & certain, output, book * k + index, stride_d,
-            counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale, D, ROWS, ELEMENTS,
-        )  # fmt: skip
+            x,
+            begin,
+            valid & certain,
+            output,
+            book * k + index,
+            stride_d,
+            counts,
+            codewords,
+            rounded,
+            quantized,
+            sums,
+            scales,
+            largest,
+            middle,
+            weights,
+            mass_scale,
+            D,
+            ROWS,
+            ELEMENTS,
+        )
         tl.store(errors + program, error)
 
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _search_listed(
-    x, mu, codes, half_norms, header, indices, listed,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
-    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
-    L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """The listed outputs in three products; those that are certain now leave the list, their place becomes -1."""
+    x,
+    mu,
+    codes,
+    half_norms,
+    header,
+    indices,
+    listed,
+    outputs: tl.int64,
+    outer: tl.int64,
+    segments: tl.int64,
+    books: tl.int64,
+    k,
+    stride_a: tl.int64,
+    stride_b: tl.int64,
+    stride_d: tl.int64,
+    L2: tl.constexpr,
+    FLAT: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    CODES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The listed outputs in three products; those that are certain now leave the list, their place becomes
+    -1."""
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
     count = tl.load(header + book * _FIELDS + _COUNT)
     padded_k = (k + 127) // 128 * 128
-    for tile in tl.range(tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, ROWS), tl.num_programs(0) // books):
+    for tile in tl.range(
+        tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, ROWS), tl.num_programs(0) // books
+    ):
         place = tile * ROWS + tl.arange(0, ROWS)
         valid = place < count
         output = tl.load(listed + place, mask=valid, other=0)
         begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
         index, certain = _score(
-            x, mu, codes, half_norms, header, book, begin, valid, padded_k, stride_d,
-            True, L2, True, D, WIDTH, ROWS, CODES, CHUNK,
-        )  # fmt: skip
+            x,
+            mu,
+            codes,
+            half_norms,
+            header,
+            book,
+            begin,
+            valid,
+            padded_k,
+            stride_d,
+            True,
+            L2,
+            True,
+            D,
+            WIDTH,
+            ROWS,
+            CODES,
+            CHUNK,
+        )
         tl.store(indices + output, index, mask=valid & certain)
         tl.store(listed + place, tl.full((ROWS,), -1, tl.int64), mask=valid & certain)
 
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _rescore(
-    x, exact, header, indices, listed,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
-    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
-    L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, SCAN: tl.constexpr, CODES: tl.constexpr,
-):  # fmt: skip
-    """The canonical answer of what is left on the list. Launched without contraction to FMA, which would round differently."""
+    x,
+    exact,
+    header,
+    indices,
+    listed,
+    outputs: tl.int64,
+    outer: tl.int64,
+    segments: tl.int64,
+    books: tl.int64,
+    k,
+    stride_a: tl.int64,
+    stride_b: tl.int64,
+    stride_d: tl.int64,
+    L2: tl.constexpr,
+    FLAT: tl.constexpr,
+    D: tl.constexpr,
+    SCAN: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """The canonical answer of what is left on the list. Launched without contraction to FMA, which would
+    round differently."""
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
     count = tl.load(header + book * _FIELDS + _COUNT)
-    for block in tl.range(tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, SCAN), tl.num_programs(0) // books):
+    for block in tl.range(
+        tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, SCAN), tl.num_programs(0) // books
+    ):
         place = block * SCAN + tl.arange(0, SCAN)
         pending = tl.load(listed + place, mask=place < count, other=-1)
         output = tl.max(pending, 0)
@@ -306,9 +473,11 @@ def _device(index: int | None) -> tuple[tuple[int, int], int]:
 
 
 def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
-    """x as [1, outputs / books, books * d] and True where a view can be that, else as [A, B, D] (copied where two strides do not do).
+    """x as [1, outputs / books, books * d] and True where a view can be that, else as [A, B, D] (copied where
+    two strides do not do).
 
-    And its strides, 0 for a first dimension that is made here: it would be N * D, and another kernel where that is divisible by 16.
+    And its strides, 0 for a first dimension that is made here: it would be N * D, and another kernel where
+    that is divisible by 16.
     """
     width = codebook.shape[-1] if codebook.dim() == 2 else x.shape[-1]
     try:
@@ -323,8 +492,11 @@ def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool)
     return assign(x, codebook, metric, exact, Epilogue())[0]
 
 
-def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, epilogue: Epilogue) -> tuple[torch.Tensor, torch.Tensor]:
-    """indices, and what is asked for in ``epilogue``; parts of the sum of (x - codeword)^2 when it asks for ``quantized``."""
+def assign(
+    x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, epilogue: Epilogue
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """indices, and what is asked for in ``epilogue``; parts of the sum of (x - codeword)^2 when it asks for
+    ``quantized``."""
     k, d = codebook.shape[-2:]
     s = x.shape[-1] // d
     indices = torch.empty(*x.shape[:-1], s, dtype=torch.int64, device=x.device)
@@ -332,7 +504,10 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ep
     if outputs == 0:
         return indices, x.new_zeros(0, dtype=torch.float64)
     if k >= (1 << 31) - _PADDING or d > 1 << 16:
-        raise ValueError(f"vq_assign: codebook {list(codebook.shape)} is too large for Triton, expected K < 2^31 - 128 and d <= 2^16")
+        raise ValueError(
+            f"vq_assign: codebook {list(codebook.shape)} is too large for Triton, expected K < 2^31 - 128 and"
+            " d <= 2^16"
+        )
     rows, flat, strides = _rows(x, codebook)
     l2, width = metric == "l2", _width(d)
     capability, processors = _device(x.device.index)
@@ -350,14 +525,48 @@ def assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, ep
         elements = min(_ELEMENTS, 1 << (d - 1).bit_length())
         follow = (opened, errors, *epilogue) if wanted else (None, None, *epilogue)
         _search[(programs,)](
-            *arrays, *shape, *follow, exact, l2, flat, d, width, *first[:3], elements, num_warps=first.warps, num_stages=first.stages
+            *arrays,
+            *shape,
+            *follow,
+            exact,
+            l2,
+            flat,
+            d,
+            width,
+            *first[:3],
+            elements,
+            num_warps=first.warps,
+            num_stages=first.stages,
         )
         blocks = min(triton.cdiv(outputs // books, _SCAN), triton.cdiv(8 * processors, books)) * books
         if exact:
-            _search_listed[(blocks,)](*arrays, *shape, l2, flat, d, width, *second[:3], num_warps=second.warps, num_stages=second.stages)
+            _search_listed[(blocks,)](
+                *arrays,
+                *shape,
+                l2,
+                flat,
+                d,
+                width,
+                *second[:3],
+                num_warps=second.warps,
+                num_stages=second.stages,
+            )
         _rescore[(blocks,)](
-            rows, packed.exact, packed.header, indices, listed, *shape, l2, flat, d, _SCAN, _CANDIDATES, enable_fp_fusion=False
+            rows,
+            packed.exact,
+            packed.header,
+            indices,
+            listed,
+            *shape,
+            l2,
+            flat,
+            d,
+            _SCAN,
+            _CANDIDATES,
+            enable_fp_fusion=False,
         )
         if later:
-            _finish_open[(later,)](rows, indices, opened, errors, *epilogue, *shape, programs, flat, d, _OPEN_ROWS, elements)
+            _finish_open[(later,)](
+                rows, indices, opened, errors, *epilogue, *shape, programs, flat, d, _OPEN_ROWS, elements
+            )
     return indices, errors

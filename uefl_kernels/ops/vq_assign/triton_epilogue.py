@@ -1,8 +1,10 @@
-"""What follows a search for the rows of a tile as soon as their codewords are known: ``Epilogue`` says what is wanted.
+"""What follows a search for the rows of a tile as soon as their codewords are known: ``Epilogue`` says what
+is wanted.
 
-x is read again while it is in the cache, so device memory sees it once. What many programs add to is an integer, and every program has
-a place of its own for its part of the loss, so the result has the same bits at every run. Rows that the first pass is not certain of are
-marked as open and follow in ``_finish_open``. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
+x is read again while it is in the cache, so device memory sees it once. What many programs add to is an
+integer, and every program has a place of its own for its part of the loss, so the result has the same bits at
+every run. Rows that the first pass is not certain of are marked as open and follow in ``_finish_open``.
+Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -13,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-# Elements of a row at a time: float64 of a tile has to fit the registers. Outputs of a program of _finish_open.
+# Elements of a row at a time: float64 of a tile has to fit the registers. Outputs of a program of
+# _finish_open.
 _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
@@ -21,13 +24,16 @@ class Epilogue(NamedTuple):
     """What is wanted, None for what is not; codewords of ``[codes]`` are those of all books."""
 
     counts: torch.Tensor | None = None
-    """``[codes]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where there are no weights)."""
+    """``[codes]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where
+    there are no weights)."""
     codes: torch.Tensor | None = None
-    """``[codes, d]``: the codewords, and ``rounded`` the same in the dtype of x where that is another; for ``quantized [outputs, d]``."""
+    """``[codes, d]``: the codewords, and ``rounded`` the same in the dtype of x where that is another; for
+    ``quantized [outputs, d]``."""
     rounded: torch.Tensor | None = None
     quantized: torch.Tensor | None = None
     sums: torch.Tensor | None = None
-    """``[codes, d]`` int64, zeroed: x * scales of the codeword; with ``middle`` (x - middle) * weight * scales of the column; rounded."""
+    """``[codes, d]`` int64, zeroed: x * scales of the codeword; with ``middle`` (x - middle) * weight *
+    scales of the column; rounded."""
     scales: torch.Tensor | None = None
     largest: torch.Tensor | None = None
     """``[codes]`` int64, zeroed: the largest |x| as the bits of a double, infinity for a row that is not finite."""
@@ -37,7 +43,9 @@ class Epilogue(NamedTuple):
 
 
 @triton.jit
-def _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr):
+def _begin(
+    output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr
+):
     """Where an output begins in x: FLAT [outputs / books, books * D], otherwise [A, B, segments * D]."""
     if FLAT:
         return (output // books) * stride_b + book * D * stride_d
@@ -47,20 +55,39 @@ def _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, F
 
 @triton.jit
 def _fixed(value):
-    """Rounded to int64, ties to even. From 2^52 on a double is an integer; below, adding 2^52 rounds to one."""
+    """Rounded to int64, ties to even. From 2^52 on a double is an integer; below, adding 2^52 rounds to
+    one."""
     magnitude = tl.abs(value)
     units = tl.where(magnitude < 2.0**52, (magnitude + 2.0**52) - 2.0**52, magnitude)
-    units = tl.where(units < 2.0**62, units, 2.0**62).to(tl.int64)  # beyond, and NaN: counted again in another unit
+    # beyond, and NaN: counted again in another unit
+    units = tl.where(units < 2.0**62, units, 2.0**62).to(tl.int64)
     return tl.where(value < 0, -units, units)
 
 
 @triton.jit
 def _finish(
-    x, begin, valid, output, code, stride_d,
-    counts, codes, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
-    D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-):  # fmt: skip
-    """The rows of a tile that are valid: output and code of each. Returns the sum of (x - codeword)^2, or 0."""
+    x,
+    begin,
+    valid,
+    output,
+    code,
+    stride_d,
+    counts,
+    codes,
+    rounded,
+    quantized,
+    sums,
+    scales,
+    largest,
+    middle,
+    weights,
+    mass_scale,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """The rows of a tile that are valid: output and code of each. Returns the sum of (x - codeword)^2, or
+    0."""
     weight = tl.full((ROWS,), 1.0, tl.float64)
     if weights is not None:
         weight = tl.load(weights + output, mask=valid, other=0.0)
@@ -102,12 +129,34 @@ def _finish(
 
 @triton.jit(do_not_specialize=["outputs", "outer", "segments", "books", "k", "first"])
 def _finish_open(
-    x, indices, opened, errors,
-    counts, codes, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
-    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64, first,
-    FLAT: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-):  # fmt: skip
+    x,
+    indices,
+    opened,
+    errors,
+    counts,
+    codes,
+    rounded,
+    quantized,
+    sums,
+    scales,
+    largest,
+    middle,
+    weights,
+    mass_scale,
+    outputs: tl.int64,
+    outer: tl.int64,
+    segments: tl.int64,
+    books: tl.int64,
+    k,
+    stride_a: tl.int64,
+    stride_b: tl.int64,
+    stride_d: tl.int64,
+    first,
+    FLAT: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
     """What the first pass left open, by now in indices; parts of the loss from place ``first`` on."""
     output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = tl.load(opened + output, mask=output < outputs, other=0) != 0
@@ -116,7 +165,24 @@ def _finish_open(
         begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
         code = book * k + tl.load(indices + output, mask=valid, other=0)
         error = _finish(
-            x, begin, valid, output, code, stride_d,
-            counts, codes, rounded, quantized, sums, scales, largest, middle, weights, mass_scale, D, ROWS, ELEMENTS,
-        )  # fmt: skip
+            x,
+            begin,
+            valid,
+            output,
+            code,
+            stride_d,
+            counts,
+            codes,
+            rounded,
+            quantized,
+            sums,
+            scales,
+            largest,
+            middle,
+            weights,
+            mass_scale,
+            D,
+            ROWS,
+            ELEMENTS,
+        )
         tl.store(errors + first + tl.program_id(0), error)

@@ -1,6 +1,8 @@
-"""What the Triton passes of ``vq_assign`` read: a codebook centred, scaled into the range of float16 and measured for the certificate.
+"""What the Triton passes of ``vq_assign`` read: a codebook centred, scaled into the range of float16 and
+measured for the certificate.
 
-Two launches and no wait for the host: ``_centre`` finds the mean codeword and the largest element, ``_pack`` writes the parts.
+Two launches and no wait for the host: ``_centre`` finds the mean codeword and the largest element, ``_pack``
+writes the parts.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -13,8 +15,9 @@ import triton.language as tl
 
 # The score of what is no codeword: beaten by every finite one that passes the certificate.
 _NEVER = tl.constexpr(2.0**127)
-# Fields of the header of a book, 64 bits each: rows on the list, and as the bits of doubles the largest |c - mu| of an element,
-# |b|^2 / 2, |b|, and |b| less its first, and less its first and second float16 part, these in units of the packed codebook.
+# Fields of the header of a book, 64 bits each: rows on the list, and as the bits of doubles the largest |c -
+# mu| of an element, |b|^2 / 2, |b|, and |b| less its first, and less its first and second float16 part, these
+# in units of the packed codebook.
 _COUNT, _PEAK, _HALF_SQUARE, _RADIUS, _REST, _LAST = (tl.constexpr(i) for i in range(6))
 _FIELDS = tl.constexpr(6)
 # Codewords are padded to this many, tiles of 64 and 128 divide it.
@@ -30,7 +33,9 @@ def _power(exponent):
 @triton.jit
 def _field(header, book, FIELD: tl.constexpr):
     """A double of the header in float32, not below it."""
-    return (tl.load(header + book * _FIELDS + FIELD).to(tl.float64, bitcast=True) * (1 + 2.0**-20)).to(tl.float32)
+    return (tl.load(header + book * _FIELDS + FIELD).to(tl.float64, bitcast=True) * (1 + 2.0**-20)).to(
+        tl.float32
+    )
 
 
 @triton.jit
@@ -42,23 +47,40 @@ def _raise(header, book, FIELD: tl.constexpr, value):
 @triton.jit
 def _exponent(header, book):
     """e with |c - mu| < 2^(e + 1) for every element of the book."""
-    return tl.minimum(tl.maximum(((tl.load(header + book * _FIELDS + _PEAK) >> 52) - 1023).to(tl.int32), -35), 60)
+    return tl.minimum(
+        tl.maximum(((tl.load(header + book * _FIELDS + _PEAK) >> 52) - 1023).to(tl.int32), -35), 60
+    )
 
 
 @triton.jit(do_not_specialize=["k"])
 def _centre(
-    codebook, mu, header, k,
-    L2: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr, ELEMENTS: tl.constexpr
-):  # fmt: skip
+    codebook,
+    mu,
+    header,
+    k,
+    L2: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CODES: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
     """mu, the mean of what is finite (0 for cosine, whose unit codewords need none), and the largest |c - mu|."""
     program = tl.program_id(0).to(tl.int64)
-    book, j = program // (WIDTH // ELEMENTS), program % (WIDTH // ELEMENTS) * ELEMENTS + tl.arange(0, ELEMENTS)
+    book, j = (
+        program // (WIDTH // ELEMENTS),
+        program % (WIDTH // ELEMENTS) * ELEMENTS + tl.arange(0, ELEMENTS),
+    )
     total, number = tl.zeros((ELEMENTS,), tl.float64), tl.zeros((ELEMENTS,), tl.int32)
-    low, high = tl.full((ELEMENTS,), float("inf"), tl.float64), tl.full((ELEMENTS,), float("-inf"), tl.float64)
+    low, high = (
+        tl.full((ELEMENTS,), float("inf"), tl.float64),
+        tl.full((ELEMENTS,), float("-inf"), tl.float64),
+    )
     for first in range(0, k, CODES):
         code = first + tl.arange(0, CODES)
         inside = (code < k)[:, None] & (j < D)[None, :]
-        c = tl.load(codebook + (book * k + code.to(tl.int64)[:, None]) * D + j[None, :], mask=inside, other=0.0).to(tl.float64)
+        c = tl.load(
+            codebook + (book * k + code.to(tl.int64)[:, None]) * D + j[None, :], mask=inside, other=0.0
+        ).to(tl.float64)
         finite = inside & (tl.abs(c) < float("inf"))
         total += tl.sum(tl.where(finite, c, 0.0), 0)
         number += tl.sum(finite.to(tl.int32), 0)
@@ -69,16 +91,31 @@ def _centre(
         mean = tl.zeros((ELEMENTS,), tl.float32)
     tl.store(mu + book * WIDTH + j, mean)
     peak = tl.maximum(high - mean.to(tl.float64), mean.to(tl.float64) - low)
-    peak = tl.max(tl.where(number > 0, tl.minimum(peak, 1.7e308), 0.0), 0) if L2 else tl.full((), 1.0, tl.float64)
+    peak = (
+        tl.max(tl.where(number > 0, tl.minimum(peak, 1.7e308), 0.0), 0)
+        if L2
+        else tl.full((), 1.0, tl.float64)
+    )
     _raise(header, book, _PEAK, peak)
 
 
 @triton.jit(do_not_specialize=["k"])
 def _pack(
-    codebook, mu, header, exact, codes, half_norms, k,
-    L2: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr, ELEMENTS: tl.constexpr
-):  # fmt: skip
-    """The codebook as the passes read it (see _Packed). Launched without contraction to FMA: norms are of the definition."""
+    codebook,
+    mu,
+    header,
+    exact,
+    codes,
+    half_norms,
+    k,
+    L2: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CODES: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """The codebook as the passes read it (see _Packed). Launched without contraction to FMA: norms are of the
+    definition."""
     padded_k = (k + 127) // 128 * 128
     program = tl.program_id(0).to(tl.int64)
     book, code = program // (padded_k // CODES), program % (padded_k // CODES) * CODES + tl.arange(0, CODES)
@@ -91,7 +128,11 @@ def _pack(
     norm = tl.where(square == 0, 1.0, tl.sqrt(square))
 
     up = _power(14 - _exponent(header, book)).to(tl.float64)
-    square, rest, last = tl.zeros((CODES,), tl.float64), tl.zeros((CODES,), tl.float64), tl.zeros((CODES,), tl.float64)
+    square, rest, last = (
+        tl.zeros((CODES,), tl.float64),
+        tl.zeros((CODES,), tl.float64),
+        tl.zeros((CODES,), tl.float64),
+    )
     for start in range(0, WIDTH, ELEMENTS):
         j = start + tl.arange(0, ELEMENTS)
         inside = finite[:, None] & (j < D)[None, :]
@@ -99,7 +140,9 @@ def _pack(
         if not L2:
             c = c / norm[:, None]
         place = exact + (book * D + j[None, :]) * k + code[:, None]
-        tl.store(place, tl.where(finite[:, None], c, float("nan")), mask=(code < k)[:, None] & (j < D)[None, :])
+        tl.store(
+            place, tl.where(finite[:, None], c, float("nan")), mask=(code < k)[:, None] & (j < D)[None, :]
+        )
         b = tl.where(inside, c - tl.load(mu + book * WIDTH + j)[None, :].to(tl.float64), 0.0)
         scaled = b * up
         high = scaled.to(tl.float32).to(tl.float16)
@@ -121,13 +164,16 @@ def _pack(
 
 
 class _Packed(NamedTuple):
-    """A codebook as the passes read it, books = 1 or S; K is padded to a multiple of 128 and d to the width."""
+    """A codebook as the passes read it, books = 1 or S; K is padded to a multiple of 128 and d to the
+    width."""
 
     header: torch.Tensor  # [books, fields] int64
     mu: torch.Tensor  # [books, width] float32
-    codes: torch.Tensor  # [books, padded K, 2, width] float16: both parts of b; zero where there is no finite codeword
+    # [books, padded K, 2, width] float16: both parts of b; zero where there is no finite codeword
+    codes: torch.Tensor
     half_norms: torch.Tensor  # [books, padded K] float32: |b|^2 / 2, zero for cosine
-    exact: torch.Tensor  # [books, d, K] float64: codewords, of unit length for cosine; NaN throughout where one is not finite
+    # [books, d, K] float64: codewords, of unit length for cosine; NaN throughout where one is not finite
+    exact: torch.Tensor
 
 
 def _width(d: int) -> int:
@@ -148,6 +194,18 @@ def _packed(codebook: torch.Tensor, l2: bool) -> _Packed:
     codebook = codebook.contiguous()
     _centre[(books * width // 16,)](codebook, packed.mu, packed.header, k, l2, d, width, 128, 16)
     _pack[(books * padded_k // 16,)](
-        codebook, packed.mu, packed.header, packed.exact, packed.codes, packed.half_norms, k, l2, d, width, 16, 16, enable_fp_fusion=False
+        codebook,
+        packed.mu,
+        packed.header,
+        packed.exact,
+        packed.codes,
+        packed.half_norms,
+        k,
+        l2,
+        d,
+        width,
+        16,
+        16,
+        enable_fp_fusion=False,
     )
     return packed

@@ -1,4 +1,5 @@
-"""The definition of ``vq_backward``: straight through in float32 (float64 beside float64), as autograd would; rotated in float64."""
+"""The definition of ``vq_backward``: straight through in float32 (float64 beside float64), as autograd would;
+rotated in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ _EPS = 1e-6  # norms below it count as this, as in the published code
 
 
 def vq_backward(
-    x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, grad_quantized: torch.Tensor | None, pull: torch.Tensor, rotation: bool
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    indices: torch.Tensor,
+    grad_quantized: torch.Tensor | None,
+    pull: torch.Tensor,
+    rotation: bool,
 ) -> torch.Tensor:
     """x [..., D], codebook [K, d] | [S, K, d], indices [..., S] int64, grad_quantized like x, pull scalar -> grad_x like x."""
     rotation = rotation and grad_quantized is not None

@@ -1,8 +1,8 @@
-"""``vq_backward`` in Triton; under ``TRITON_INTERPRET=1`` also on CPU tensors. Compiled and interpreted in the tests;
-right on an H100 in small cases, not timed.
+"""``vq_backward`` in Triton; under ``TRITON_INTERPRET=1`` also on CPU tensors. Compiled and interpreted in
+the tests; right on an H100 in small cases, not timed.
 
-A program takes a few segments and goes over their elements once, or for the rotation twice: first for the five dot products, in
-float64, then for the result; the second reading finds the elements in the cache.
+A program takes a few segments and goes over their elements once, or for the rotation twice: first for the
+five dot products, in float64, then for the result; the second reading finds the elements in the cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 _ROWS, _ELEMENTS = 16, 64
-# Run-time values: a new N or stride does not recompile. The stride of an element stays special, being 1 nearly always.
+# Run-time values: a new N or stride does not recompile. The stride of an element stays special, being 1
+# nearly always.
 _SHAPE = ["outputs", "inner", "segments", "books", "k", "d", "x_a", "x_b", "g_a", "g_b", "out_a", "out_b"]
 
 
@@ -26,12 +27,33 @@ def _begin(row, inner, segment, d, stride_a, stride_b, stride_d):
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _backward(
-    x, codes, indices, g, pull, out,
-    outputs: tl.int64, inner: tl.int64, segments: tl.int64, books: tl.int64, k: tl.int64, d: tl.int64,
-    x_a: tl.int64, x_b: tl.int64, x_d: tl.int64, g_a: tl.int64, g_b: tl.int64, g_d: tl.int64,
-    out_a: tl.int64, out_b: tl.int64, out_d: tl.int64,
-    HAS_G: tl.constexpr, ROTATION: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    indices,
+    g,
+    pull,
+    out,
+    outputs: tl.int64,
+    inner: tl.int64,
+    segments: tl.int64,
+    books: tl.int64,
+    k: tl.int64,
+    d: tl.int64,
+    x_a: tl.int64,
+    x_b: tl.int64,
+    x_d: tl.int64,
+    g_a: tl.int64,
+    g_b: tl.int64,
+    g_d: tl.int64,
+    out_a: tl.int64,
+    out_b: tl.int64,
+    out_d: tl.int64,
+    HAS_G: tl.constexpr,
+    ROTATION: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
     """out = scale g + pull (x - q) + along x + towards q, as csrc/cpu/vq_backward.h has it."""
     output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row, segment = output // segments, output % segments
@@ -46,13 +68,19 @@ def _backward(
     strength = tl.load(pull).to(WIDE)
 
     if ROTATION:
-        xx, qq, xq = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
+        xx, qq, xq = (
+            tl.zeros((ROWS,), tl.float64),
+            tl.zeros((ROWS,), tl.float64),
+            tl.zeros((ROWS,), tl.float64),
+        )
         xg, qg = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
         for start in range(0, d, ELEMENTS):
             j = (start + elements)[None, :]
             inside = live & (j < d)
             value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(tl.float64)
-            code = tl.where(known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")).to(tl.float64)
+            code = tl.where(
+                known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")
+            ).to(tl.float64)
             gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(tl.float64)
             xx += tl.sum(value * value, 1)
             qq += tl.sum(code * code, 1)
@@ -72,7 +100,9 @@ def _backward(
         j = (start + elements)[None, :]
         inside = live & (j < d)
         value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(WIDE)
-        code = tl.where(known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")).to(WIDE)
+        code = tl.where(known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")).to(
+            WIDE
+        )
         result = (value - code) * strength
         if HAS_G:
             gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(WIDE)
@@ -104,15 +134,37 @@ def vq_backward(
     written = _rows(out)  # a copy where two strides cannot describe it
     rotation = rotation and has_g
     wide = rotation or torch.float64 in (x.dtype, codebook.dtype)
-    shape: tuple[Any, ...] = (outputs, rows.shape[1], s, codebook.numel() // (k * d), k, d, *rows.stride(), *g.stride(), *written.stride())
+    shape: tuple[Any, ...] = (
+        outputs,
+        rows.shape[1],
+        s,
+        codebook.numel() // (k * d),
+        k,
+        d,
+        *rows.stride(),
+        *g.stride(),
+        *written.stride(),
+    )
     with torch.cuda.device_of(x):
         _backward[(triton.cdiv(outputs, _ROWS),)](
-            rows, codebook.contiguous(), indices.contiguous(), g, pull, written, *shape,
-            has_g, rotation, tl.float64 if wide else tl.float32, _ROWS, _ELEMENTS, enable_fp_fusion=False,
-        )  # fmt: skip
+            rows,
+            codebook.contiguous(),
+            indices.contiguous(),
+            g,
+            pull,
+            written,
+            *shape,
+            has_g,
+            rotation,
+            tl.float64 if wide else tl.float32,
+            _ROWS,
+            _ELEMENTS,
+            enable_fp_fusion=False,
+        )
     return out if written.data_ptr() == out.data_ptr() else out.copy_(written.view(x.shape))
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[A, B, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides cannot describe."""
+    """[A, B, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides
+    cannot describe."""
     return tensor.flatten(1, -2) if tensor.dim() > 2 else tensor.reshape(1, -1, tensor.shape[-1])

@@ -2,9 +2,10 @@
 
 x [..., D], codebook [K, d] | [S, K, d], and for sums the units of each codeword, scales [codes] float64, codes being K or S * K, give
 
-    quantized [..., D] in the dtype of x, indices [..., S] int64, error, the sum of (x - codeword)^2 in float64, counts [codes] int64,
-    largest   [codes] int64: the largest |x| of the rows of a codeword as the bits of a float64, infinity for a row that is not finite,
-    fixed     [codes, d] int64: the sum of round(x * scale), ties to even; of no meaning where x * scale reaches 2^62 or is not finite.
+    quantized [..., D] in the dtype of x, indices [..., S] int64, error, the sum of (x - codeword)^2 in
+    float64, counts [codes] int64, largest   [codes] int64: the largest |x| of the rows of a codeword as the
+    bits of a float64, infinity for a row that is not finite, fixed     [codes, d] int64: the sum of round(x *
+    scale), ties to even; of no meaning where x * scale reaches 2^62 or is not finite.
 
 Bytes that must move: x and quantized once each, 8 an index.
 """
@@ -17,7 +18,9 @@ from ...._library import define, define_triton
 from . import composed, reference
 
 
-def _fake(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> composed.Result:
+def _fake(
+    x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool
+) -> composed.Result:
     codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
     return (
         torch.empty(x.shape, dtype=x.dtype, device=x.device),

@@ -14,13 +14,17 @@ Search = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> Result:
+def vq_forward(
+    x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool
+) -> Result:
     """Compute what ``vq_forward`` returns with the faster search, for devices without a kernel."""
     require_valid("vq_forward", codebook)
     return around(fallback.search, x, codebook, scales, metric)
 
 
-def around(search: Search, x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str) -> Result:
+def around(
+    search: Search, x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str
+) -> Result:
     """Compute everything after a search."""
     indices = search(x, codebook, metric)
     codes = gather(codebook, indices)
@@ -39,8 +43,11 @@ def around(search: Search, x: torch.Tensor, codebook: torch.Tensor, scales: torc
     return codes.to(x.dtype).reshape(x.shape), indices, error, counts, largest, fixed
 
 
-def add(x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor) -> None:
-    """Add round(x * scale of the codeword) of each row to fixed [codes, d]; nothing where the scale is 0 or that reaches 2^62."""
+def add(
+    x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor
+) -> None:
+    """Add round(x * scale of the codeword) of each row to fixed [codes, d]; nothing where the scale is 0 or
+    that reaches 2^62."""
     flat = flat_indices(codebook, indices)
     units = (x.reshape(-1, codebook.shape[-1]).double() * scales[flat, None]).round()
     fixed.index_add_(0, flat, torch.where(units.abs() < 2.0**62, units, 0.0).long())

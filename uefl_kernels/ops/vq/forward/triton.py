@@ -1,6 +1,8 @@
-"""``vq_forward`` in Triton: the search of ``vq_assign`` with ``triton_epilogue.py`` behind it; and a second look at some rows.
+"""``vq_forward`` in Triton: the search of ``vq_assign`` with ``triton_epilogue.py`` behind it; and a second
+look at some rows.
 
-Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
+Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in
+small cases, not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -17,7 +19,9 @@ from .composed import Result
 _ROWS, _ELEMENTS = 64, 64
 
 
-def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool) -> Result:
+def vq_forward(
+    x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool
+) -> Result:
     """The contract of ``ops/vq/forward/__init__.py``."""
     codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
     codebook = codebook.contiguous()
@@ -34,11 +38,24 @@ def vq_forward(x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | N
 
 @triton.jit(do_not_specialize=["outputs", "outer", "segments", "books", "k"])
 def _add(
-    x, indices, scales, wanted, fixed,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k: tl.int64,
-    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
-    FLAT: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-):  # fmt: skip
+    x,
+    indices,
+    scales,
+    wanted,
+    fixed,
+    outputs: tl.int64,
+    outer: tl.int64,
+    segments: tl.int64,
+    books: tl.int64,
+    k: tl.int64,
+    stride_a: tl.int64,
+    stride_b: tl.int64,
+    stride_d: tl.int64,
+    FLAT: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
     if tl.load(wanted) != 0:
         output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         valid = output < outputs
@@ -51,11 +68,19 @@ def _add(
             j = start + tl.arange(0, ELEMENTS)
             inside = valid[:, None] & (j < D)[None, :]
             value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
-            tl.atomic_add(fixed + code[:, None] * D + j[None, :], _fixed(value * scale[:, None]), mask=inside, sem="relaxed")
+            tl.atomic_add(
+                fixed + code[:, None] * D + j[None, :],
+                _fixed(value * scale[:, None]),
+                mask=inside,
+                sem="relaxed",
+            )
 
 
-def add(x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor) -> None:
-    """As ``reference.add``. Rows of codewords with scale 0 are not read; where all are 0 every program ends at once."""
+def add(
+    x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor
+) -> None:
+    """As ``reference.add``. Rows of codewords with scale 0 are not read; where all are 0 every program ends
+    at once."""
     k, d = codebook.shape[-2:]
     outputs = indices.numel()
     if outputs == 0:
@@ -64,5 +89,14 @@ def add(x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: 
     shape = (outputs, rows.shape[1], indices.shape[-1], len(fixed) // k, k, *strides)
     with torch.cuda.device_of(x):
         _add[(triton.cdiv(outputs, _ROWS),)](
-            rows, indices, scales, (scales > 0).any().int(), fixed, *shape, flat, d, _ROWS, min(_ELEMENTS, 1 << (d - 1).bit_length())
+            rows,
+            indices,
+            scales,
+            (scales > 0).any().int(),
+            fixed,
+            *shape,
+            flat,
+            d,
+            _ROWS,
+            min(_ELEMENTS, 1 << (d - 1).bit_length()),
         )
