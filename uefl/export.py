@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -74,7 +75,7 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
             raise UserError(
                 f"ONNX needs the package {package}; install it with: pip install onnx onnxscript"
             ) from None
-    keys = {
+    keys: dict[str, Any] = {
         "dynamo": True,
         "verbose": False,
         "input_names": ["images"],
@@ -86,7 +87,7 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
         try:
             program = torch.onnx.export(
                 module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), **keys
-            )  # type: ignore[arg-type]
+            )
         except torch.onnx.OnnxExporterError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise UserError(f"this model has no ONNX form here ({reason}); export it as .pt2") from None

@@ -161,8 +161,10 @@ STREAM(none)
 STREAM(fadd)
 STREAM(ffma)
 STREAM(vimnmx)
-STREAM(vimnmx3) STREAM(lop3) STREAM(imad) STREAM(imad_wide) STREAM(shf) STREAM(f2fp) STREAM(viaddmnmx)
-    STREAM(prmt) STREAM(hmma)
+STREAM(vimnmx3)
+STREAM(lop3)
+STREAM(imad)
+STREAM(imad_wide) STREAM(shf) STREAM(f2fp) STREAM(viaddmnmx) STREAM(prmt) STREAM(hmma)
 
     // M4. Loads of 16 bytes a lane: 0: lanes side by side, 1: four addresses, in lane t of four, 2: one
     // address.

@@ -46,11 +46,11 @@ struct Packed {
   float* starts;      // [books, padded_k / 128, kStarts] the same above the base of wgmma's scores; see
                       // start_place()
   uint16_t* halves;   // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest
-                     // has a length in [2^14, 2^15), zero where there is no finite codeword; or, for the
-                     // search in float32,
-  float* codes;     // [books, d, padded_k] b, zero where there is no codeword
-  int64_t* listed;  // [books, outputs / books] outputs that the first pass left open, and
-  float* limits;    // the score that a candidate has at most; NaN: score all codewords by the definition
+                      // has a length in [2^14, 2^15), zero where there is no finite codeword; or, for the
+                      // search in float32,
+  float* codes;       // [books, d, padded_k] b, zero where there is no codeword
+  int64_t* listed;    // [books, outputs / books] outputs that the first pass left open, and
+  float* limits;      // the score that a candidate has at most; NaN: score all codewords by the definition
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
 };
 
