@@ -163,7 +163,7 @@ def test_names_that_are_none_are_left_out(states, tmp_path):
 
 def test_what_travels_is_what_is_reported(tmp_path):
     """But for a few thousand bytes of a header: the private state does not."""
-    cfg, fed = settings("fedper", reference=False, personal="all", hidden=256), federation()
+    cfg, fed = settings("fedper", private_mean=False, personal="all", hidden=256), federation()
     engines = []
     one = arm(cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], home=True)[0]
     records = finish(one)

@@ -1,7 +1,5 @@
 """Partitions: label skew in its conventions, classes per client, domains as clients and left out."""
 
-import __future__
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ import pytest
 
 from uefl.data import PARTITIONS, Data, build
 from uefl.data.images import Images
-from uefl.data.partitions import Scheme, classes, dirichlet, partition
+from uefl.data.partitions import Scheme, dirichlet, partition
 from uefl.data.partitions import base as p
 from uefl.data.partitions.base import Deal, Share, checked
 from uefl.data.table import Table, numbers
@@ -74,28 +72,6 @@ def test_a_scheme_of_your_own(monkeypatch):
         UserError, match=r"^key 'clients': partition 'every-second' makes 2; say so, or leave it out; got 5$"
     ):
         labeled(clients=5, partition={"scheme": "every-second"})
-
-
-def test_the_example_of_contributing_deals(monkeypatch):
-    monkeypatch.setattr(PARTITIONS, "_entries", dict(PARTITIONS._all()))
-    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    code = "@partition" + text.partition("```python\n@partition")[2].partition("```")[0]
-    later = __future__.annotations.compiler_flag  # as in every file of the folder
-    exec(
-        compile(code, "CONTRIBUTING.md", "exec", later),
-        {**vars(classes), "__name__": "uefl.data.partitions.interleaved"},
-    )
-    scheme = {"scheme": "interleaved", "skip": 100}
-    for made, train, test in ((table(), 160, 40), (table(test=0), 200, None)):
-        deal = dealt(made, scheme, clients=3)
-        assert [share.name for share in deal.clients] == ["silo-0", "silo-1", "silo-2"]
-        assert [len(share.train) for share in deal.clients] == [train] * 3
-        assert [None if share.test is None else len(share.test) for share in deal.clients] == [test] * 3
-        assert deal.clients[1].train[:2].tolist() == [101, 104]
-        assert matrix(made, deal).sum() == 600
-        with pytest.raises(UserError, match="lower one of the three"):
-            dealt(made, scheme, clients=15)
-    assert [len(silo.load().test) for silo in labeled(clients=2, partition=scheme).silos] == [10, 10]
 
 
 # --- Dirichlet --------------------------------------------------------------------------------------------

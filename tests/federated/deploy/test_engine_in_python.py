@@ -122,10 +122,7 @@ def test_without_its_package_the_answer_is_how_to_get_it(tmp_path, monkeypatch, 
     monkeypatch.setattr(
         choices.importlib.util, "find_spec", lambda name: None if name == lacking else "there"
     )
-    with pytest.raises(
-        UserError,
-        match=rf"{extra.capitalize()} is not installed; install it with: pip install 'uefl\[{extra}\]'",
-    ):
+    with pytest.raises(UserError, match=rf"{extra.capitalize()} .*pip install .*\[{extra}\]"):
         train(tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
 
