@@ -1,6 +1,6 @@
 # make demo     UEFL beside FedAvg on real digits, with pictures, in runs/demo
 # make test     the tests, but those marked slow              make test-slow   those: other instruction sets, nvcc, wheels, long runs
-# make test-flower  those of clients in processes of their own, over Flower      make test-ray   those in Flower's simulation, with Ray
+# make test-flower  those of clients in processes of their own, over Flower      make chaos   breaks a deployed federation in many ways and prints what became of it
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
 # make ctest    C++ tests, without torch                    make ctest-arm64  the same under qemu: g++-aarch64-linux-gnu, qemu-user-static
@@ -15,7 +15,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a warning
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
-.PHONY: setup demo test test-slow test-flower test-ray lint bench bench-plot bench-smoke ctest ctest-arm64 wheel docs gpu-check clean
+.PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest ctest-arm64 wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
@@ -51,12 +51,9 @@ test-slow: setup
 test-flower: setup build/flower/.installed
 	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m pytest --benchmark-disable tests/federated/engines tests/federated/deploy --ignore tests/federated/engines/test_distributed.py
 
-test-ray: setup build/flower/.installed build/ray/.installed
-	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR):$(CURDIR)/build/ray" $(PY) -m pytest tests/federated/engines/test_simulation.py
-
-build/ray/.installed: requirements-flower.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target build/ray ray==2.55.1
-	@touch $@
+# Plays every fault with real processes and writes docs/faults.md; `make chaos FAULTS="nan server"` plays two and writes nothing.
+chaos: setup build/flower/.installed
+	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m tests.federated.deploy.chaos $(FAULTS)
 
 build/flower/.installed: requirements-flower.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/flower -r requirements-flower.txt

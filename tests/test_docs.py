@@ -88,7 +88,7 @@ def test_every_public_name_has_an_entry_and_an_example():
     assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics"} == {
         name for name in entries if name.startswith("uefl_kernels")
     }
-    engines = {"Distributed", "Flower", "Ray"}  # docs/scale.md and docs/deploy.md have them
+    engines = {"Distributed", "Flower"}  # docs/scale.md and docs/deploy.md have them
     assert {f"uefl.{name}" for name in set(uefl.__all__) - engines if not name.startswith("_")} <= entries
     examples = "\n".join(code for page in API for code in blocks(page, "pycon"))
     functions = [

@@ -40,13 +40,13 @@ except PackageNotFoundError:  # a source tree on the path, never installed
 if TYPE_CHECKING:
     from .algorithms.base import Algorithm, register
     from .api import Run, load, resume, train
-    from .deploy.choices import Distributed, Flower, Ray
+    from .deploy.choices import Distributed, Flower
     from .errors import RunError, UserError
 
 _PLACES = {
     **dict.fromkeys(("train", "resume", "load", "Run"), "api"),
     **dict.fromkeys(("register", "Algorithm"), "algorithms.base"),
-    **dict.fromkeys(("Distributed", "Flower", "Ray"), "deploy.choices"),
+    **dict.fromkeys(("Distributed", "Flower"), "deploy.choices"),
     **dict.fromkeys(("RunError", "UserError"), "errors"),
 }
 
@@ -54,7 +54,6 @@ __all__ = [
     "Algorithm",
     "Distributed",
     "Flower",
-    "Ray",
     "Run",
     "RunError",
     "UserError",

@@ -146,8 +146,8 @@ def train(
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         observer: is told how the run goes; None: the logger ``uefl``, at level INFO.
         engine: ``local``, all clients in this process; ``distributed``, dealt over processes of this machine;
-            ``flower``, each in a process of its own on this machine; ``ray``, in Flower's simulation; or
-            :class:`uefl.Distributed`, :class:`uefl.Flower`, which may name a SuperLink, or :class:`uefl.Ray`.
+            ``flower``, each in a process of its own on this machine; or :class:`uefl.Distributed` or
+            :class:`uefl.Flower`, which may name a SuperLink.
             What is given in Python stays in this process, so clients, networks, federations and algorithms
             that no package registers are refused with all but the first.
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.

@@ -90,7 +90,6 @@ class _Engine(StrEnum):
     local = "local"
     distributed = "distributed"
     flower = "flower"
-    ray = "ray"
 
 
 class _Device(StrEnum):
@@ -174,14 +173,11 @@ def train(
     engine: Annotated[
         _Engine,
         typer.Option(
-            help=(
-                "Clients in this process; dealt over workers; each in a process of its own, over Flower; in"
-                " Flower's simulation."
-            )
+            help="Clients in this process; dealt over workers; each in a process of its own, over Flower."
         ),
     ] = _Engine.local,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Distributed, ray: processes; default: one per GPU, or core.")
+        int | None, typer.Option(min=1, help="Distributed: processes; default: one per GPU, or core.")
     ] = None,
     superlink: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")
@@ -201,8 +197,8 @@ def train(
             "--superlink, --silos, --root-certificates, --secret, --insecure and --strict are for --engine"
             " flower"
         )
-    if engine in (_Engine.local, _Engine.flower) and workers is not None:
-        raise UserError("--workers is for --engine distributed and --engine ray")
+    if engine is not _Engine.distributed and workers is not None:
+        raise UserError("--workers is for --engine distributed")
     if more_rounds is not None and resume is None:
         raise UserError(
             "--more-rounds trains a finished run further: uefl train --resume DIR --more-rounds N"
@@ -487,25 +483,6 @@ def _write_to_nobody() -> None:
     """What Python flushes at its end goes nowhere."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@app.command()
-def chaos(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Some of them; default: all.", show_default=False),
-    ] = None,
-    table: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Write the table into this file, as Markdown.")
-    ] = None,
-) -> None:
-    """Break a federation over Flower on this machine in many ways, and print what became of each run."""
-    from .deploy.command import play_all
-
-    found, failed = play_all(names or [], table, lambda line: typer.echo(line, err=True))
-    _show(_console(), found)
-    if failed:
-        raise RunError(f"{failed} of {len(found.rows)} are not as wanted")
 
 
 @app.command()

@@ -187,7 +187,7 @@ def test_the_extra_names_every_package_that_the_federated_layer_imports():
     """Packages of other extras apart."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     federated = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["federated"]}
-    of_extras = {"flwr", "httpx", "cryptography", "ray", "opacus", "tensorboard", "google", "grpc"}
+    of_extras = {"flwr", "httpx", "cryptography", "opacus", "tensorboard", "google", "grpc"}
     distributions = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}
     distributions |= {"annotated_types": "pydantic", "scipy": "scikit-learn"}  # which bring them
     imported = set()

@@ -7,9 +7,9 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
+from tests.federated.deploy.chaos.stage import UEFL, measured, until
 from tests.federated.deploy.runs import children, config, end, gone, start, uefl
 from uefl.cli import app
-from uefl.deploy.chaos.stage import UEFL, measured, until
 
 WORKERS = ("--engine", "distributed", "--workers", 2, "--device", "cpu")
 

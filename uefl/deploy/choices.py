@@ -57,33 +57,6 @@ class Distributed:
 
 
 @dataclass(frozen=True)
-class Ray:
-    """A run whose clients are nodes of Flower's simulation, on this machine: ``uefl.train(...,
-    engine=uefl.Ray(workers=2))``.
-
-    Args:
-        workers: actors of Ray, which do the clients' work; None: as of :class:`Distributed`.
-    """
-
-    workers: int | None = None
-
-    def deployment(
-        self, device: str, notice: Callable[[str], None], go_on: str
-    ) -> AbstractContextManager[Deployment]:
-        """Where a run finds its clients; arguments as of :meth:`Distributed.deployment`.
-
-        Raises:
-            UserError: Flower or Ray is not installed, there is no such device, or no actor.
-        """
-        check_installed()
-        if importlib.util.find_spec("ray") is None:
-            raise UserError("Ray is not installed; install it in a clone of uefl with: pip install '.[ray]'")
-        from .simulation import in_simulation
-
-        return in_simulation(*_processes(self.workers, device), notice, go_on)
-
-
-@dataclass(frozen=True)
 class Flower:
     """A run whose clients are processes of their own, over Flower: ``uefl.train(...,
     engine=uefl.Flower(...))``.
@@ -158,8 +131,8 @@ class Flower:
             raise RunError(f"{error}; go on with: {go_on}") from None
 
 
-Choice = Distributed | Flower | Ray
-CHOICES: dict[str, type[Choice]] = {"distributed": Distributed, "flower": Flower, "ray": Ray}
+Choice = Distributed | Flower
+CHOICES: dict[str, type[Choice]] = {"distributed": Distributed, "flower": Flower}
 """by the name of ``--engine``; ``local`` needs nothing"""
 
 

@@ -1,10 +1,9 @@
-"""What ``uefl silo`` and ``uefl chaos`` do, and what they ask for before they do it."""
+"""What ``uefl silo`` does, and what it asks for before it does it."""
 
 from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,18 +14,7 @@ from .choices import check_installed, check_private, checked_address
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from ..report.tables import Table
     from .floor import Floor
-
-ABOUT_FAULTS = """# What faults do to a deployed run
-
-`uefl chaos --table docs/faults.md` writes this page. Each row was played with real processes on one machine: a SuperLink,
-three silos and a run of three rounds. The table holds no times and nothing that depends on the machine: it says what was
-broken, what is wanted, what was found, and the exit code. metrics.jsonl and the report name every answer that was left out,
-with its round and the reason, but have no text of an exception. A row with "bit for bit" ended with the metrics of the same
-run in one process.
-
-"""
 
 
 def silo(
@@ -164,42 +152,3 @@ def _floor(
             raise UserError("--noise-multiplier: name the file that counts the updates with --spent")
         spent = data.resolve().with_name(f"{data.resolve().name}.spent.json")
     return Floor(noise_multiplier, delta, max_epsilon, spent)
-
-
-def play_all(names: list[str], file: Path | None, progress: Callable[[str], None]) -> tuple[Table, int]:
-    """Play scenarios of :mod:`.chaos.scenarios`, all where none is named.
-
-    Args:
-        names: of the scenarios.
-        file: a Markdown file that gets the table; None: none is written.
-        progress: called with a line as each scenario begins.
-
-    Returns:
-        What became of each, and how many are not as wanted.
-
-    Raises:
-        UserError: a name that no scenario has.
-    """
-    check_installed()
-    from ..report.tables import Table
-    from .chaos.scenarios import SCENARIOS, theatre
-
-    for name in names:
-        if name not in SCENARIOS:
-            raise UserError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
-    rows, failed = [], 0
-    with theatre() as play:
-        for name in dict.fromkeys(names or SCENARIOS):
-            scenario = SCENARIOS[name]
-            progress(f"{name}: {scenario.fault} ...")
-            try:
-                found, right = play(name), "yes"
-            except AssertionError as error:
-                found, right = str(error), "NO"
-                failed += 1
-                progress(f"{name}: not as wanted: {found}")
-            rows.append([name, scenario.fault, scenario.wanted, found, right])
-    table = Table("faults", ["name", "fault", "wanted", "found", "as wanted"], rows, numeric=False)
-    if file is not None:
-        file.write_text(ABOUT_FAULTS + table.markdown(), encoding="utf-8")
-    return table, failed

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.federated.deploy.chaos.stage import until
 from tests.federated.deploy.runs import content
-from uefl.deploy.chaos.stage import until
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,10 +1,10 @@
-"""Every scenario of ``uefl chaos``, with real processes."""
+"""Every scenario of ``make chaos``, with real processes."""
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from uefl.deploy.chaos.scenarios import SCENARIOS, theatre
+from tests.federated.deploy.chaos.scenarios import SCENARIOS, theatre
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
+from tests.federated.deploy.chaos.keys import node_key
 from tests.federated.deploy.machines import images
 from uefl.cli import app
 from uefl.deploy import choices
-from uefl.deploy.chaos.keys import node_key
 from uefl.deploy.processes import free_port
 from uefl.engines.flower.address import Address
 from uefl.engines.flower.node import read_key
@@ -102,12 +102,6 @@ def test_a_key_is_that_of_an_elliptic_curve_without_a_passphrase(tmp_path):
     for path in ("none", "ulm.key.pub"):
         with pytest.raises(ValueError, match="is no private key"):
             read_key(tmp_path / path)
-
-
-def test_a_scenario_that_is_none():
-    code, error = said("chaos", "moon")
-    assert code == 2
-    assert "no scenario 'moon'; there are raises, nan" in error
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -1,20 +1,16 @@
 """The committed table of faults has every scenario, in its words, and no row that is not as wanted."""
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("flwr")
 
-from uefl.deploy.chaos.scenarios import SCENARIOS
-from uefl.deploy.command import ABOUT_FAULTS
-
-TABLE = Path(__file__).parents[3] / "docs" / "faults.md"
+from tests.federated.deploy.chaos.__main__ import ABOUT, PAGE
+from tests.federated.deploy.chaos.scenarios import SCENARIOS
 
 
 def test_every_scenario_has_a_row_and_is_as_wanted():
-    page = TABLE.read_text()
-    table = page.removeprefix(ABOUT_FAULTS).splitlines()
+    page = PAGE.read_text()
+    table = page.removeprefix(ABOUT).splitlines()
     assert all(line.startswith("| ") for line in table)  # what the command writes, and nothing else
     rows = [line.strip("| ").split(" | ") for line in table][2:]
     assert [name for name, *_ in rows] == list(SCENARIOS)

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
+from tests.federated.deploy.chaos.stage import UEFL, measured, until
 from tests.federated.deploy.runs import children, config, end, gone, start, uefl
 from uefl import train
 from uefl.cli import app
-from uefl.deploy.chaos.stage import UEFL, measured, until
 from uefl.folder import read_silos
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

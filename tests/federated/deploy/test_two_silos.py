@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("flwr")
 
 import uefl
+from tests.federated.deploy.chaos.keys import certificate, node_key
+from tests.federated.deploy.chaos.stage import until
 from tests.federated.deploy.machines import HOST, Machines, images, may_make_namespaces
 from tests.federated.deploy.page import WalkThrough
 from tests.federated.deploy.runs import content
-from uefl.deploy.chaos.keys import certificate, node_key
-from uefl.deploy.chaos.stage import until
 from uefl.folder import read_silos
 
 pytestmark = [

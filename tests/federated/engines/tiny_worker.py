@@ -1,5 +1,4 @@
-"""A worker, and an actor of Ray, with the clients of the tests. By the run's seed, silo-1 raises, is late, or
-kills its process."""
+"""A worker with the clients of the tests. By the run's seed, silo-1 raises, is late, or kills its process."""
 
 from __future__ import annotations
 
@@ -8,13 +7,9 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-import torch
-
 from tests.federated.engines.conformance import DIES, LATE, RAISES, federation
-from uefl.deploy.silo import SiloProgram
 from uefl.deploy.worker import work
 
 
@@ -33,17 +28,6 @@ class Tiny:
             os.kill(os.getpid(), signal.SIGKILL)
         found = federation(cfg)
         return next(silo for silo in (*found.silos, *found.unseen) if silo.name == client).load()
-
-
-@cache
-def _program():
-    from uefl.engines.flower.codec import on_records
-
-    return on_records(SiloProgram(Tiny(), torch.device("cpu")))
-
-
-def answer(records):
-    return _program()(records)
 
 
 if __name__ == "__main__":

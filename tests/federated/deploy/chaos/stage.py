@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ...engines.flower import QUIET
-from ..processes import free_port
+from uefl.deploy.processes import free_port
+from uefl.engines.flower import QUIET
 
+_ROOT = Path(__file__).parents[4]  # programs that do wrong are modules of the tests
 SILOS = ("silo-0", "silo-1", "silo-2")
 CONFIG = """
 [run]
@@ -66,6 +67,7 @@ class Processes:
             os.environ
             | QUIET
             | {"FLWR_HOME": str(self.folder / "flwr"), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+            | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
         )
         command = [sys.executable, "-m", module, *map(str, arguments)]
         with (self.folder / log).open("ab") as file:
@@ -131,7 +133,7 @@ class Cast(Processes):
         (self.folder / "fault").write_text(fault)
         for name in ("superlink", *SILOS):
             if name not in self.there or self.there[name].poll() is not None:
-                faulty = ("uefl.deploy.chaos.faulty", str(self.folder / "fault"))
+                faulty = ("tests.federated.deploy.chaos.faulty", str(self.folder / "fault"))
                 self.there[name] = (
                     self.superlink()
                     if name == "superlink"
@@ -162,7 +164,7 @@ class Stage(Processes):
 
     def faulty_train(self, fault: str) -> subprocess.Popen[bytes]:
         """Begin a run whose server does wrong as :mod:`.faulty` says."""
-        return self._train("uefl.deploy.chaos.faulty", "run", fault=(fault,))
+        return self._train("tests.federated.deploy.chaos.faulty", "run", fault=(fault,))
 
     def _train(
         self, module: str, out: str, *options: object, fault: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Programs that do wrong on purpose: ``python -m uefl.deploy.chaos.faulty FILE silo OPTIONS...``, or ``...
+"""Programs that do wrong on purpose: ``python -m tests.federated.deploy.chaos.faulty FILE silo OPTIONS...``, or ``...
 FAULT train OPTIONS...``.
 
 A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any
@@ -22,12 +22,13 @@ from flwr.supercore import heartbeat
 from flwr.superlink.grid import http_grid
 from flwr.supernode import fleet_http_connection
 
-from ... import checkpoint
-from ...engines.base import Message, Reply
-from ...engines.codec import Header, Packet, packed_reply, reply_of
-from ...engines.flower import node
-from .. import silo
-from ..silo import SiloProgram
+from uefl import checkpoint
+from uefl.deploy import silo
+from uefl.deploy.silo import SiloProgram
+from uefl.engines.base import Message, Reply
+from uefl.engines.codec import Header, Packet, packed_reply, reply_of
+from uefl.engines.flower import node
+
 from .stage import SECRET
 
 
@@ -143,6 +144,6 @@ if __name__ == "__main__":
         silo.SiloProgram = Faulty  # type: ignore[misc]
         # seconds, with which Flower sees its death in half a minute instead of a whole one
         fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = heartbeat.HEARTBEAT_DEFAULT_INTERVAL = 12
-    from ...cli import main
+    from uefl.cli import main
 
     main()

@@ -221,7 +221,7 @@ def _clock(folder: Path, cast: Cast) -> str:
     with staged(folder) as stage:
         stage.cast.superlink()
         wrong = {
-            name: stage.cast.silo(name, program=("uefl.deploy.chaos.clock", hours))
+            name: stage.cast.silo(name, program=("tests.federated.deploy.chaos.clock", hours))
             for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))
         }
         stage.cast.silo("silo-2")

@@ -1,4 +1,4 @@
-"""``uefl`` in a process whose clock is off: ``python -m uefl.deploy.chaos.clock HOURSh ARGUMENTS OF
+"""``uefl`` in a process whose clock is off: ``python -m tests.federated.deploy.chaos.clock HOURSh ARGUMENTS OF
 uefl...``.
 
 Python's clocks of the day are shifted before anything else is imported, so Flower sees the shifted time too.

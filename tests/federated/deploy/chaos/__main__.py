@@ -1,0 +1,49 @@
+"""Play faults: ``python -m tests.federated.deploy.chaos [NAME]...``; without a name all of them, and write
+docs/faults.md."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from uefl.report.tables import Table
+
+from .scenarios import SCENARIOS, theatre
+
+PAGE = Path(__file__).parents[4] / "docs" / "faults.md"
+ABOUT = """# What faults do to a deployed run
+
+`make chaos` writes this page. Each row was played with real processes on one machine: a SuperLink, three silos and a run of
+three rounds. The table holds no times and nothing that depends on the machine: it says what was broken, what is wanted,
+what was found, and the exit code. metrics.jsonl and the report name every answer that was left out, with its round and the
+reason, but have no text of an exception. A row with "bit for bit" ended with the metrics of the same run in one process.
+
+"""
+
+
+def played(names: list[str]) -> tuple[Table, int]:
+    """Return the table of these faults, and how many of them did not end as wanted."""
+    rows, failed = [], 0
+    with theatre() as play:
+        for name in names:
+            fault = SCENARIOS[name]
+            print(f"{name}: {fault.fault} ...", file=sys.stderr)
+            try:
+                found, right = play(name), "yes"
+            except AssertionError as error:
+                found, right = str(error), "NO"
+                failed += 1
+            rows.append([name, fault.fault, fault.wanted, found, right])
+    return Table("faults", ["name", "fault", "wanted", "found", "as wanted"], rows, numeric=False), failed
+
+
+if __name__ == "__main__":
+    names = sys.argv[1:]
+    for name in names:
+        if name not in SCENARIOS:
+            sys.exit(f"no fault {name!r}; there are {', '.join(SCENARIOS)}")
+    table, failed = played(names or list(SCENARIOS))
+    print(table.markdown())
+    if not names:
+        PAGE.write_text(ABOUT + table.markdown(), encoding="utf-8")
+    sys.exit(1 if failed else 0)
