@@ -371,7 +371,7 @@ def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_model", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.gpu_model", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument(
         "--machine",

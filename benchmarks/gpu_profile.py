@@ -202,7 +202,7 @@ def show(row: dict[str, Any]) -> None:
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_profile", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.gpu_profile", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument(
         "--device",

@@ -274,7 +274,7 @@ def reason(printed: str) -> str:
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_smoke", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.gpu_smoke", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     names = [*PATHS, "compiled"]

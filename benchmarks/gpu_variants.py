@@ -206,7 +206,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command's options."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_variants", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.gpu_variants", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("step", choices=("compile", "micro", "search"))
     parser.add_argument(

@@ -111,7 +111,7 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("folders", nargs="*", default=["."])
     parser.add_argument("--most", type=int, default=10, help="sentences to print")
     options = parser.parse_args()

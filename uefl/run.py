@@ -48,6 +48,7 @@ from .seeds import derive, make_repeatable
 from .server.participants import Participants
 from .server.rounds import Arm
 from .server.teacher import SERVER, Teacher
+from .threads import threads_for
 
 
 class Observer(Protocol):
@@ -223,7 +224,6 @@ def _prepare(
 ) -> _Run:
     """Build and check all that the configuration names, so that a mistake in it is found before anything is
     written."""
-    make_repeatable(cfg.run.threads or torch.get_num_threads(), where)
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
         for op in sorted({op for kind in kinds for op in kind.ops}):
@@ -296,6 +296,7 @@ class _Run:
         examples = {silo.name: silo.sizes.train for silo in federation.silos}
         about = (federation.classes, federation.image_shape, names, network, examples)
         self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about)
+        make_repeatable(cfg.run.threads or self._threads(), device)
         self.made_with = {
             "config": _digest(cfg),
             "data": federation.digest,
@@ -327,6 +328,11 @@ class _Run:
         arm = self.cfg.arms[name]
         algorithm: Algorithm = find(arm.algorithm)(arm.parameters).bound(self.context)
         return Workspace(algorithm, self.cfg.data, self.federation, self.device)
+
+    def _threads(self) -> int:
+        """Choose the CPU threads by the network of the first arm."""
+        workspace = self.workspace(next(iter(self.cfg.arms)))
+        return threads_for(workspace.net, workspace.example, self.cfg.training.batch_size)
 
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""

@@ -3,12 +3,15 @@ installed."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
 
 def main() -> None:
     """Run the command line; without the packages of the federated layer one line says how to install them."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is imported
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads leave the cores to other programs
     try:
         import_module("uefl")
     except ImportError as error:

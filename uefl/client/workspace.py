@@ -133,9 +133,14 @@ class Workspace:
         training = self.net.training
         self.net.eval()
         with torch.random.fork_rng(devices=[]), self.amp():
-            logits = self.net(self.normalize(self._noise))
+            logits = self.net(self.example)
         self.net.train(training)
         return None if bool(torch.isfinite(logits).all()) else "its predictions are not finite"
+
+    @property
+    def example(self) -> torch.Tensor:
+        """One input of the network: an image of noise, normalized."""
+        return self.normalize(self._noise)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 [B, C, H, W] -> float32, channels-last."""

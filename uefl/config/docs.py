@@ -175,7 +175,7 @@ def _only(field: FieldInfo) -> str:
 
 
 def _first_line(kind: Callable[..., Any]) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]
+    return " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ class Run(Section):
         ge=0,
         le=1024,
         description=(
-            "CPU threads, 0: as many as torch finds; results repeat bit for bit for one number of threads"
+            "CPU threads, 0: one for a small network, else those of torch; results repeat bit for bit for one"
+            " number of threads"
         ),
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(

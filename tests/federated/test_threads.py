@@ -1,0 +1,54 @@
+"""The number of CPU threads that a run takes by itself."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import uefl
+from uefl import threads
+from uefl.threads import threads_for
+
+SMALL, IMAGE = nn.Conv2d(3, 8, 3), torch.zeros(1, 3, 32, 32)
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_small_network_has_one_thread_and_a_large_one_all():
+    flops = 2 * 3 * 8 * 9 * 30 * 30
+    enough = int(threads.ENOUGH / (3 * flops))
+    assert [threads_for(SMALL, IMAGE, batch) for batch in (enough, enough + 1)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max 100000", 2), ("150000 100000", 1), ("50000 100000", 1), ("bad", 2)]
+)
+def test_no_more_threads_than_the_quota_grants(tmp_path, monkeypatch, quota, expected):
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
+    assert threads_for(SMALL, IMAGE, 10**6) == expected
+
+
+def test_the_network_is_left_as_it_was():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout()).train()
+    state, drawn = {key: value.clone() for key, value in net.state_dict().items()}, torch.get_rng_state()
+    threads_for(net, IMAGE, 1)
+    assert net.training
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_the_run_records_its_threads(tmp_path):
+    keys = {"width": 4, "hidden": 8, "rounds": [1], "local_epochs": 1, "train_per_client": 20}
+    for wanted, found in ((0, 1), (2, 2)):
+        out = tmp_path / str(wanted)
+        uefl.train("demo", out=out, arms=["fedavg"], clients=9, threads=wanted, device="cpu", **keys)
+        assert json.loads((out / "made.json").read_text())["threads"] == found
+    assert torch.get_num_threads() == 2
