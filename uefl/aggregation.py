@@ -260,7 +260,7 @@ def refusal(reply: Reply, message: Message, max_norm: float, largest: float = LA
         old = message.tensors.get(name)
         if max_norm > 0 and old is not None:
             part = new[tuple(map(slice, old.shape))]  # what grew is no distance
-            moved += float((part - old).double().square().sum())
+            moved += float((part - old[tuple(map(slice, part.shape))]).double().square().sum())
     if moved**0.5 > max_norm > 0:
         return f"the update is {moved**0.5:.3g} long, more than max_update_norm = {max_norm:g}"
     for name, mine in message.private.items():

@@ -263,8 +263,10 @@ def _prepare(
 
 
 def _keeps_what_predicts(workspace: Workspace) -> bool:
-    """Whether a model of this arm predicts with what stays with its client."""
-    return bool(workspace.private_names() or workspace.algorithm.private_predicts)
+    """Return whether no model of this arm predicts without what stays with a client, or a mean of it."""
+    algorithm = workspace.algorithm
+    averaged = type(algorithm).reference is not Algorithm.reference
+    return bool(workspace.private_names() or (algorithm.private_predicts and averaged))
 
 
 class _Run:
@@ -295,7 +297,7 @@ class _Run:
         names = tuple(sorted(silo.name for silo in federation.silos))
         examples = {silo.name: silo.sizes.train for silo in federation.silos}
         about = (federation.classes, federation.image_shape, names, network, examples)
-        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about)
+        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, self._home)
         make_repeatable(cfg.run.threads or self._threads(), device)
         self.made_with = {
             "config": _digest(cfg),

@@ -83,21 +83,34 @@ def federation(
     )
 
 
-def context(cfg: Config, fed: Federation) -> Context:
+def context(cfg: Config, fed: Federation, home: bool = False) -> Context:
     names = tuple(sorted(silo.name for silo in fed.silos))
     examples = {silo.name: silo.sizes.train for silo in fed.silos}
     return Context(
-        cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.image_shape, names, None, examples
+        cfg.run.seed,
+        cfg.run,
+        cfg.model,
+        cfg.training,
+        fed.classes,
+        fed.image_shape,
+        names,
+        None,
+        examples,
+        home,
     )
 
 
 def workspace(
-    cfg: Config, fed: Federation | None = None, algorithm: Algorithm | None = None, device: str = "cpu"
+    cfg: Config,
+    fed: Federation | None = None,
+    algorithm: Algorithm | None = None,
+    device: str = "cpu",
+    home: bool = False,
 ) -> Workspace:
     fed = fed or federation()
     (arm,) = cfg.arms.values()
     algorithm = algorithm or find(arm.algorithm)(arm.parameters)
-    return Workspace(algorithm.bound(context(cfg, fed)), cfg.data, fed, torch.device(device))
+    return Workspace(algorithm.bound(context(cfg, fed, home)), cfg.data, fed, torch.device(device))
 
 
 def arm(
@@ -112,7 +125,7 @@ def arm(
     """The arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
-    room, notices = workspace(cfg, fed, algorithm, device), []
+    room, notices = workspace(cfg, fed, algorithm, device, home), []
     engine = wrap(LocalEngine(dict(Clients((*fed.silos, *fed.unseen), room.device).handlers(room))))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]

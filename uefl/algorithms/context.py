@@ -73,6 +73,8 @@ class Context:
     examples: Mapping[str, int] = field(default_factory=dict)
     """training images of each client, as its silo reported them; empty in the process of a silo, which knows
     its own only"""
+    home: bool = False
+    """whether clients keep their private states themselves"""
 
     @property
     def spec(self) -> ModelSpec:

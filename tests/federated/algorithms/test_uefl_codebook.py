@@ -239,7 +239,7 @@ def test_the_use_of_shared_codewords_stands_before_that_of_extensions_for_every_
     algorithm = workspace(settings(segment_codebooks=True, segments=2)).algorithm
     # 0, 1 are shared of the first segment, 4, 5 of the second
     codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])
-    work = SimpleNamespace(message=Message({"codebook": torch.zeros(2, 4, 8)}))
+    work = SimpleNamespace(private={}, message=Message({"codebook": torch.zeros(2, 4, 8)}))
     record = algorithm.measure(work, [{"codes": codes}], last=True)
     assert record["usage"] == [1, 1, 1, 1, 2, 1, 0, 1]
 

@@ -113,18 +113,27 @@ class Quantised(Algorithm):
     def codebook(self, work: Work) -> torch.Tensor | None:
         """What the client sees at this moment of its turn; None: no quantiser."""
         known: torch.Tensor | None = work.trained.get(
-            "codebook", work.memory.get("codebook", work.message.tensors.get("codebook"))
+            "codebook", work.memory.get("codebook", self.received(work))
         )
         return known
+
+    def received(self, work: Work) -> torch.Tensor | None:
+        """Return the codebook ``[..., V, d]`` of the message, with the codewords that the silo keeps in their
+        place; None without a quantizer."""
+        codebook, own = work.message.tensors.get("codebook"), work.private.get("codewords")
+        if codebook is None or own is None:
+            return codebook
+        shared, drawn = codebook.tensor_split([int(work.message.options["own_at"])], -2)
+        return torch.cat([shared, own, drawn], -2)
 
     # --- training ------------------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
         """Find new codewords where they are asked for; the codebook is trained with the network."""
         tensors, options = work.message.tensors, work.message.options
-        if "codebook" not in tensors:  # a round without quantiser
+        codebook, moving = self.received(work), tensors.get("moving")
+        if codebook is None:  # a round without quantizer
             return
-        codebook, moving = tensors["codebook"], tensors.get("moving")
         if options.get("new_codewords"):
             block, _ = self.new_codewords(work)
             codebook = placed(codebook, block, int(options["new_at"]))
@@ -148,7 +157,7 @@ class Quantised(Algorithm):
         """k-means on the features of the training images, or on what the codebook leaves of them: ``[..., v,
         d]``, masses ``[..., v]``."""
         net, options = _net(work), work.message.options
-        codebook = work.message.tensors.get("codebook") if self.quantizer.stage else None
+        codebook = self.received(work) if self.quantizer.stage else None
         net.eval()
         features = []
         for images in work.train.images.split(_EVALUATION_BATCH):
@@ -207,7 +216,7 @@ class Quantised(Algorithm):
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
         """Perplexity of the codewords in use, in batches of 100 images and over all; at the end of an
         iteration also their counts."""
-        codebook = work.message.tensors.get("codebook")
+        codebook = self.received(work)
         if codebook is None:
             return {}
         counts = torch.stack(

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from ...aggregation import Mean, WeightedMean
+from ...client.work import Work
 from ...data.federation import Federation
 from ...engines.base import Expected, Message, Reply
 from ...errors import RunError, UserError
@@ -29,6 +30,7 @@ class UEFL(Quantised):
 
     Parameters = parameters.Parameters
     columns: ClassVar = Quantised.columns | unseen.COLUMNS
+    private_predicts = ("codewords",)
 
     @property
     def quantizer(self) -> Quantizer:
@@ -47,6 +49,11 @@ class UEFL(Quantised):
             raise UserError(
                 f"key 'arms.{arm}.codebook_after': expected at most the {first} rounds of the first"
                 f" iteration; got {after}"
+            )
+        if self.kept_at_silos and any(len(group) == 1 for group in self.sharing) and federation.unseen:
+            raise UserError(
+                f"key 'arms.{arm}.personal': a client that is only measured needs codewords that all clients"
+                " share, and those of one client stay at its silo; leave it out"
             )
         grouped = Counter(name for group in self.sharing for name in group)
         for name in sorted({*grouped, *self.context.clients}):
@@ -75,11 +82,12 @@ class UEFL(Quantised):
         extended.
 
         ``uncertain``: clients above the threshold after the iteration before this one; ``pending``: those
-            that have yet to get new
-        codewords; ``extended``: clients that got new codewords in the last round.
+            that have yet to get new codewords; ``extended``: clients that got new codewords in the last
+            round; ``at_silo``: by client, how many rows of its codebook its silo has trained and keeps.
         """
         state = super().server_state(values, buffers, net)
         state.plain = {"members": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
+        state.plain["at_silo"] = {}
         for clients in self.sharing:
             self.extend(state, clients, self.start(self.length(net)).to(values.device))
         return state
@@ -115,6 +123,20 @@ class UEFL(Quantised):
         """The codebook of one client, ``[..., V, d]``, or its ``moving`` averages: shared codewords first,
         then its extensions."""
         return joined([state.tensors[f"{what}.{i}"] for i in self.seen(state, client)])
+
+    @property
+    def kept_at_silos(self) -> bool:
+        """Whether codewords of one client alone stay at its silo. They travel where the server computes with
+        them: moving averages, codewords moved by their use, and k-means over several clients."""
+        p = self.parameters
+        pooled = p.codebook_after or p.reinit or p.ext_share == "group"
+        return self.context.home and not (p.ema_decay or p.revive_below or pooled)
+
+    def own_at(self, state: State, client: str) -> int:
+        """Return the row of a client's codebook from which on all rows are the client's alone."""
+        members = state.plain["members"]
+        first = self.seen(state, client)[0]
+        return 0 if members[first] == [client] else int(state.tensors[f"block.{first}"].shape[-2])
 
     def quantized(self, round: int) -> bool:
         """False in the first rounds of ``codebook_after``, of whose features the codebook is made."""
@@ -197,6 +219,7 @@ class UEFL(Quantised):
             return message
         codebook = message.tensors["codebook"] = self.visible(state, client)
         *segments, rows, length = codebook.shape
+        known = client in self.context.clients
         if turn.train and client in state.plain["pending"]:
             seed, count = (
                 derive(self.context.seed, "extend", turn.iteration, client),
@@ -204,13 +227,17 @@ class UEFL(Quantised):
             )
             message.options |= {"new_codewords": count, "new_at": rows, "kmeans_seed": seed}
             rows += count
+        if known and self.kept_at_silos:
+            at = message.options["own_at"] = rows = self.own_at(state, client)
+            shared, _, drawn = codebook.tensor_split([at, at + state.plain["at_silo"].get(client, 0)], -2)
+            message.tensors["codebook"] = joined([shared, drawn])
         message.expects["usage"] = Expected((*segments, rows), torch.int64)
         if self.parameters.ema_decay:
             message.tensors["moving"] = self.visible(state, client, "moving")
             message.expects["moving"] = Expected((*segments, rows, length + 1), codebook.dtype)
         else:
             message.expects["codebook"] = Expected((*segments, rows, length), codebook.dtype)
-        if client not in self.context.clients:
+        if not known and not self.kept_at_silos:
             message.tensors |= self.all_blocks(state, codebook.device)
         return message
 
@@ -222,6 +249,24 @@ class UEFL(Quantised):
         block_of = [i for i, block in enumerate(blocks) for _ in range(block.shape[-2])]
         mask = torch.tensor([[i in book for i in block_of] for book in books], device=device)
         return {"blocks": joined(blocks), "books": mask}
+
+    def update(self, work: Work) -> dict[str, torch.Tensor]:
+        """Return the update without the codewords that the silo keeps. A codeword of its own that the client
+        did not use stays as it was, as in an average over one client."""
+        sent = super().update(work)
+        if "own_at" not in work.message.options or "codebook" not in sent:
+            return sent
+        at, before = int(work.message.options["own_at"]), self.received(work)
+        assert before is not None
+        codebook, usage, had = sent["codebook"], sent["usage"], before.shape[-2]
+        sent["codebook"], sent["usage"] = codebook[..., :at, :], usage[..., :at]
+        own, new = codebook[..., at:, :].tensor_split([had - at], -2)
+        if self.by_use:
+            own = torch.where(usage[..., at:had, None] > 0, own, before[..., at:, :])
+        elif self.context.run.aggregation == "mean":  # with the rounding of the server's mean over one client
+            own = own * work.examples / work.examples
+        work.private["codewords"] = joined([own, new])
+        return sent
 
     def unsound(self, message: Message, reply: Reply) -> str | None:
         """Refuse counts that are negative."""
@@ -258,6 +303,9 @@ class UEFL(Quantised):
             averages[name].add(update.tensors[name], self.weight(update))
         if "usage" not in update.tensors:
             return
+        if self.kept_at_silos:
+            self.add_shared(state, averages, update)
+            return
         blocks, used = self.seen(state, update.client), state.scratch["usage"]
         ends = list(itertools.accumulate(state.tensors[f"block.{i}"].shape[-2] for i in blocks))
         sent = update.tensors["moving" if self.parameters.ema_decay else "codebook"].tensor_split(ends, -2)
@@ -271,6 +319,23 @@ class UEFL(Quantised):
             state.scratch["new"][update.client] = sent[-1].clone()
             state.scratch["growing"].append(update.client)
             state.plain["pending"].remove(update.client)
+
+    def add_shared(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
+        """Add the block that a client shares with others; of codewords that its silo keeps, count the rows."""
+        client, (first, *_) = update.client, self.seen(state, update.client)
+        codebook, usage = update.tensors["codebook"], update.tensors["usage"]
+        if codebook.shape[-2]:
+            averages[f"block.{first}"].add(
+                codebook, self.weights(usage) if self.by_use else self.weight(update)
+            )
+        rows = self.visible(state, client).shape[-2] - codebook.shape[-2]
+        if client in state.plain["pending"]:
+            count = self.size_of_extension(state, client)
+            state.scratch["new"][client] = codebook.new_zeros(*codebook.shape[:-2], count, codebook.shape[-1])
+            state.scratch["growing"].append(client)
+            state.plain["pending"].remove(client)
+            rows += count
+        state.plain["at_silo"][client] = rows
 
     @property
     def plain_means(self) -> bool:
@@ -369,5 +434,8 @@ class UEFL(Quantised):
         return findings.findings(history, self.block, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """The codebook that the client sees."""
-        return {"codebook": self.visible(state, client)}
+        """The codebook that the client sees, without the codewords that its silo keeps."""
+        codebook = self.visible(state, client)
+        return {
+            "codebook": codebook[..., : self.own_at(state, client), :] if self.kept_at_silos else codebook
+        }
