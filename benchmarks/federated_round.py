@@ -1,4 +1,4 @@
-"""Seconds per federated round of a preset: training in every client, measuring in every client.
+"""Measure the seconds of a federated round of a preset: training and evaluation in every client.
 
 python -m benchmarks.federated_round [PRESET] [--arm uefl] [--threads 1] [--rounds 3] [--set key=value]...
 """
@@ -32,8 +32,10 @@ _FOLDER = TemporaryDirectory()
 def arm_of(
     cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None
 ) -> tuple[Arm, Workspace]:
-    """An arm of a configuration, as a run makes it, without an ensemble; its clients are in this process or
-    where ``engine`` has them."""
+    """Return an arm of a configuration without an ensemble.
+
+    Its clients are in this process or where ``engine`` has them.
+    """
     names = tuple(sorted(silo.name for silo in federation.silos))
     context = Context(
         cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names

@@ -47,8 +47,8 @@ class PublishedNet(nn.Module):
         self.logits = nn.Sequential(*layers, nn.Linear(512, classes))
 
     def forward(self, x: torch.Tensor, priors: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, H, W], class priors [M, K] and shares [M] of the sets -> probabilities of the sets
-        [B, M]."""
+        """Return the probabilities of the sets, [B, M], of images [B, 3, H, W], given class priors [M, K] and
+        shares [M] of the sets."""
         of_set = self.logits(x).softmax(1) @ priors.T * shares
         return of_set / of_set.sum(1, keepdim=True)
 
@@ -105,7 +105,7 @@ class Published:
         ]
 
     def train(self) -> None:
-        """A local epoch of every client, then the average."""
+        """Train a local epoch in every client and average."""
         for model, loader, known in zip(self.models, self.train_loaders, self.known, strict=True):
             optimizer = torch.optim.Adam(model.parameters(), lr=self.config.training.lr)
             model.train()
@@ -135,7 +135,7 @@ class Published:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """The errors on every client's test images."""
+        """Return the errors on the test images of every client."""
         for model, loader in zip(self.models, self.test_loaders, strict=True):
             model.eval()
             for x, y in loader:

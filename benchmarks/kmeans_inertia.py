@@ -1,5 +1,5 @@
-"""Inertia of our fits over scikit-learn's, ten seeds of each, in the shapes of the ``kmeans`` row: one start,
-greedy k-means++.
+"""Compare the inertia of our fits with scikit-learn's: ten seeds, one start, greedy k-means++, the shapes of
+``kmeans``.
 
 python -m benchmarks.kmeans_inertia [--seeds 10] [--init k-means++] [--threads 1]
 """
@@ -19,7 +19,8 @@ from uefl_kernels import kmeans
 
 
 def main() -> None:
-    """Print, for each shape, the ratio of the means and how far single seeds are from scikit-learn's mean."""
+    """Print, for each shape, the ratio of the means and the range of single seeds relative to scikit-learn's
+    mean."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

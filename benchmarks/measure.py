@@ -42,7 +42,7 @@ def use_threads(threads: int) -> None:
 
 
 def threads_differ(threads: int) -> list[str]:
-    """The libraries that would not run on ``threads`` threads."""
+    """Return the libraries that would not run on ``threads`` threads."""
     pools = [(Path(pool["filepath"]).name, pool["num_threads"]) for pool in threadpoolctl.threadpool_info()]
     return [
         f"{name} has {found}"
@@ -59,8 +59,10 @@ class Bench:
         self._device = device
 
     def variant(self) -> str:
-        """The CPU variant that ours runs on here, empty on a GPU. Raises RuntimeError when this CPU
-        cannot."""
+        """Return the CPU variant of our kernels, empty on a GPU.
+
+        Raises RuntimeError when this CPU lacks it.
+        """
         if self._device == "cuda":
             return ""
         if not COMPILED:
@@ -143,8 +145,10 @@ _Process.register("Bench", Bench)
 
 @contextmanager
 def elsewhere(variant: str) -> Iterator[Bench]:
-    """A bench in a process of its own, where ours runs on that CPU variant. Raises RuntimeError when this CPU
-    cannot."""
+    """Yield a bench in a process of its own that uses the given CPU variant.
+
+    Raises RuntimeError when this CPU lacks it.
+    """
     process = _Process(ctx=get_context("spawn"))
     previous = os.environ.get("UEFL_CPU", "")  # an empty one means unset
     os.environ["UEFL_CPU"] = variant
@@ -161,7 +165,7 @@ def elsewhere(variant: str) -> Iterator[Bench]:
 def measure(
     name: str, case: Case, providers: list[str], seconds: float, benches: list[Bench], skipped: list[str]
 ) -> list[dict[str, Any]]:
-    """One row of results per provider, on the first bench, and of "uefl" on the others.
+    """Return a row of results for each provider, on the first bench, and for "uefl" on the others.
 
     About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` receives who took no part, and
     why: a peer that fails, for want of memory say, does not end the run.
@@ -204,8 +208,10 @@ def measure(
 
 
 def race(racers: list[tuple[Bench, str]], seconds: float) -> list[tuple[list[float], list[float]]]:
-    """Seconds per call, wall and CPU, of every racer and round; at least three rounds, more until its
-    ``seconds`` are spent."""
+    """Return the seconds per call, wall and CPU, of every provider and round.
+
+    There are at least three rounds, and more until the ``seconds`` of a provider are spent.
+    """
     results: list[tuple[list[float], list[float]]] = [([], []) for _ in racers]
     once = [bench.time(provider, 1)[0] for bench, provider in racers]
     numbers = [max(1, round(seconds / ROUNDS / estimate)) for estimate in once]

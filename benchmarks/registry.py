@@ -1,36 +1,37 @@
-"""The nouns of the suite: a case, a provider, a gate, and the op that holds them; ``benchmarks/ops/`` fills
-them in.
+"""Define the terms of the suite: a case, a provider, a gate, and the op that holds them.
+
+``benchmarks/ops/`` uses them.
 
 To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its rows; it is found by itself, and
 ``python -m benchmarks.run --op NAME --smoke`` runs it. Say ::
 
     @dataclass(frozen=True)
-    class Head(Case):  # the sizes of one measurement; --shape takes Head(2000, 512).name == "2000x512", and any other
+    class Head(Case):  # sizes; --shape takes Head(2000, 512).name, "2000x512"
         batch: int
         hidden: int
         passes: int = 20  # a field at its default is left out of the name
 
-    def inputs(case: Head, device: str) -> tuple[Tensor, ...]: ...        # seeded: the same numbers in every process
+    def inputs(case: Head, device: str) -> tuple[Tensor, ...]: ...  # seeded
 
-    def eager(inputs) -> Call:                                            # a provider: prepare once, return the timed call
+    def eager(inputs) -> Call:  # a provider: prepare, return the timed call
         x, weight = inputs
-        return lambda: torch.softmax(x @ weight, 1)                       # returns the answer, or None: only a ruler
+        return lambda: torch.softmax(x @ weight, 1)  # the answer, or None: a ruler
 
-    def against(inputs) -> Callable[[Tensor], float]:                     # the gate: float64 truth once, then answer -> error
+    def against(inputs) -> Callable[[Tensor], float]:                  # the gate: answer -> error
         truth = ...
         return lambda found: float((found.double() - truth).abs().max())
 
     OPS = {"mc_head": Op(cases=(Head(2000, 512),), smoke=Head(8, 16), inputs=inputs,
-                         providers={"uefl": ours, "eager": eager},        # "uefl" first; names of ours begin with "uefl"
+                         providers={"uefl": ours, "eager": eager},  # "uefl" first
                          gate=Gate("max error", limit=1e-5, against=against),
-                         bytes=lambda case: ..., flops=lambda case: ...)} # the least that any method must move and compute
+                         bytes=lambda case: ..., flops=lambda case: ...)} # the least possible
 
 A provider raises ImportError if its library is absent, and ``Skip`` if it does not fit the device, the case
 or the memory. The report names both with the reason. A provider must run on ``torch.get_num_threads()``
-threads. The runner sets torch and every OpenMP and BLAS pool that it finds; a provider sets the threads of a
-library with its own setting. Peers get their best settings, with the reason in their docstring. Work that a
-caller does once (building an index, converting a tensor to an array) belongs to the preparation. Work of
-every call belongs to the call.
+threads. The runner sets torch and every OpenMP and BLAS pool; a provider sets the threads of a library with
+its own setting. Peers get their best settings, with the reason in their docstring. Work that a caller does
+once (building an index, converting a tensor to an array) belongs to the preparation. Work of every call
+belongs to the call.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The sizes with x between them, those at their default left out: what ``--shape`` takes."""
+        """Return the sizes joined by x, without those at their default: the argument of ``--shape``."""
         values = ((getattr(self, field.name), field.default) for field in fields(self))
         return "x".join(str(value) for value, default in values if default is MISSING or value != default)
 
@@ -76,7 +77,7 @@ def form(kind: type[Case]) -> str:
 
 
 def case_of(kind: type[C], name: str) -> C:
-    """The case of that name, whatever its sizes. Raises ValueError when it names none."""
+    """Return the case of that name, of any size. Raises ValueError when the name fits no case."""
     values: dict[str, int | str] = {}
     left = name.split("x")
     for field in fields(kind):
@@ -120,8 +121,8 @@ class Op(Generic[C]):
     cuda_cases: tuple[C, ...] | None = None  # on a GPU, where they are not the same
 
     def passes(self, provider: str, error: float | None) -> bool:
-        """Return whether a provider of ours gave the exact answer that it promises. A NaN fails, and a peer
-        always passes."""
+        """Return whether a provider of ours gave an answer within its promise. A NaN fails, and a peer always
+        passes."""
         return (
             not ours(provider) or provider in self.loose or (error is not None and error <= self.gate.limit)
         )

@@ -132,7 +132,7 @@ def path_of(machine: str, folder: Path) -> Path:
 
 
 def load(path: Path) -> list[dict[str, str]]:
-    """The rows of a file as text; none if there is no such file."""
+    """Return the rows of a file as text; none if there is no such file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -158,7 +158,7 @@ def save(rows: list[dict[str, Any]], folder: Path, key: tuple[str, ...] = KEY) -
 
 
 def summary(rows: list[dict[str, str]]) -> str:
-    """A Markdown table: a line per op, shape and number of threads."""
+    """Return a Markdown table with a line per op, shape and number of threads."""
     cases: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
         cases.setdefault(tuple(row[name] for name in ("op", "shape", "threads")), []).append(row)

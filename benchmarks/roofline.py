@@ -44,14 +44,14 @@ def label(row: Row) -> str:
 
 
 def _legend(add: Callable[..., Any], axes: Axes, **where: Any) -> None:
-    """Every label once."""
+    """Return every label once."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     add(list(unique.values()), list(unique), frameon=False, **where)
 
 
 def by_op(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
-    """Op -> shape -> rows."""
+    """Return the rows by op and shape."""
     table: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         table[row["op"]][row["shape"]].append(row)
@@ -59,14 +59,14 @@ def by_op(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
 
 
 def mains(rows: list[Row]) -> list[Row]:
-    """Ours in every variant, the best first."""
+    """Return our rows in every variant, the best first."""
     return sorted(
         (row for row in rows if row["provider"] == "uefl"), key=lambda row: number(row, "median_ms")
     )
 
 
 def peers(rows: list[Row]) -> list[Row]:
-    """Those that give an answer, the fastest first; a ruler gives none."""
+    """Return the rows with an answer, the fastest first; a ruler has no answer."""
     return sorted(
         (row for row in rows if not ours(row["provider"]) and row["error"]),
         key=lambda row: number(row, "median_ms"),
@@ -83,13 +83,13 @@ def placed(row: Row) -> bool:
 
 
 def intensity(row: Row) -> float:
-    """Operations per byte that must move."""
+    """Return the operations per byte that must move."""
     return number(row, "gflop_s") / number(row, "gb_s")
 
 
 def roofline(rows: list[Row]) -> Figure | None:
-    """Operations per second over operations per byte: ours, the fastest peer, and the machine's limits; None
-    without any of ours."""
+    """Return the points (operations per byte, operations per second) of ours, the fastest peer and the limits
+    of the machine; None without a row of ours."""
     table = by_op(rows)
     limits = [row for found in table.pop("limits", {}).values() for row in found]
     named = [(f"{op} {shape}", found) for op, shapes in table.items() for shape, found in shapes.items()]
@@ -129,12 +129,12 @@ def roofline(rows: list[Row]) -> Figure | None:
 
 
 def shown(found: list[Row]) -> list[Row]:
-    """Ours in every variant, and the fastest peer."""
+    """Return our rows in every variant and the row of the fastest peer."""
     return [row for row in (*mains(found), *peers(found)[:1]) if placed(row)]
 
 
 def _column(axes: Axes, x: float, found: list[Row]) -> None:
-    """One shape: ours in every variant and the fastest peer, on one vertical line."""
+    """Draw one shape: ours in every variant and the fastest peer, on one vertical line."""
     rows = shown(found)
     heights = [number(row, "gflop_s") for row in rows]
     axes.plot([x, x], [min(heights), max(heights)], color="#D0D0D0", linewidth=1, zorder=1)
@@ -183,8 +183,10 @@ def _ceilings(axes: Axes, limits: list[Row]) -> None:
 
 
 def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
-    """A panel per peer and ruler, a group of bars per shape: its time over ours; None where there is nothing
-    to compare."""
+    """Draw a panel per peer and ruler with a group of bars per shape: its time divided by ours.
+
+    Return None where there is nothing to compare.
+    """
     others = list(
         dict.fromkeys(
             row["provider"] for found in shapes.values() for row in found if not ours(row["provider"])
@@ -261,7 +263,7 @@ def draw(path: Path, threads: str | None) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.roofline", description="draw saved results")
     parser.add_argument(
         "csv", type=Path, nargs="*", help="files of results (default: all of benchmarks/results)"

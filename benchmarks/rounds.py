@@ -33,7 +33,7 @@ class Loop(Protocol):
         """Train every client, and average."""
 
     def measure(self) -> None:
-        """The model on every client's test images."""
+        """Evaluate the model on the test images of every client."""
 
 
 class Ours:
@@ -63,7 +63,7 @@ class Ours:
         self.arm.round += 1
 
     def measure(self) -> None:
-        """The model on every client's test images."""
+        """Evaluate the model on the test images of every client."""
         self.arm.exchange(measure=True, train=False)
 
 
@@ -127,7 +127,7 @@ def medians(timed: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> Table:
-    """The rows as a terminal shows them."""
+    """Return the rows as a table for the terminal."""
     made = Table(
         title=title,
         caption="{machine}, torch {torch}, commit {commit}, {date}; medians of {turns} turns".format(

@@ -113,7 +113,7 @@ def _known(parser: argparse.ArgumentParser, what: str, named: list[str], known: 
 
 
 def _own_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, Case]:
-    """The op and the case that ``--shape`` describes, which is none of the listed ones."""
+    """Return the op and the case that ``--shape`` describes."""
     shapes = dict.fromkeys(
         case.name for name in options.op for case in REGISTRY[name].cases_on(options.device)
     )
@@ -141,7 +141,7 @@ def show(ops: list[str], device: str) -> None:
 
 
 def version(provider: str) -> str:
-    """Of the library that a peer is named after, else of torch."""
+    """Return the version of the library of a peer, else of torch."""
     try:
         return f"{provider} {metadata.version(provider)}"
     except metadata.PackageNotFoundError:
@@ -149,7 +149,7 @@ def version(provider: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return the exit code."""
     options = options_of(arguments)
     if options.list:
         show(options.op, options.device)

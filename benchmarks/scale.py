@@ -1,7 +1,7 @@
 """Measure how peak memory, bytes and seconds of a round grow with the number of clients, at a fixed number of
 participants.
 
-    python -m benchmarks.scale                                   # 100, 1,000 and 10,000 clients, FedAvg and FedPer
+    python -m benchmarks.scale             # 100, 1,000 and 10,000 clients, FedAvg and FedPer
     python -m benchmarks.scale --clients 100000 --arms fedper --asked 200
 
 Each row is a run of the preset ``many-clients`` in a process of its own, with data, rounds, checkpoints, the
@@ -22,7 +22,7 @@ from typing import Any
 
 
 def peak() -> float:
-    """The most memory that this process has had so far, MiB."""
+    """Return the peak memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -61,8 +61,7 @@ def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
 
 
 def measured(clients: int, arm: str, asked: int = 100, rounds: int = 3) -> dict[str, float]:
-    """The numbers of :func:`row`, in a fresh process: this one has to be small, since a process inherits the
-    peak of its parent."""
+    """Run :func:`row` in a fresh, small process, because a process inherits the memory peak of its parent."""
     command = [sys.executable, "-m", "benchmarks.scale", "--row", str(clients), arm, str(asked), str(rounds)]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, check=True

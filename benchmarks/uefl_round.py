@@ -65,7 +65,7 @@ class PublishedBlock(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] -> [B, C, H, W]."""
+        """Map [B, C, H, W] to [B, C, H, W]."""
         return torch.relu(self.layers(x) + x)
 
 
@@ -96,7 +96,7 @@ class PublishedNet(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> Answer:
-        """Images [B, C, H, W]."""
+        """Return the logits of images [B, C, H, W]."""
         features = self.encoder(x).permute(0, 2, 3, 1).contiguous()
         flat = features.view(-1, self.codebook.shape[1])
         distance = (
@@ -142,8 +142,10 @@ class Published:
         )
 
     def train(self) -> None:
-        """The local epochs of every silo, then the average of all but the codebooks; on a GPU by the fastest
-        kernels, as published."""
+        """Train the local epochs of every silo and average everything except the codebooks.
+
+        A GPU uses the fastest kernels, as published.
+        """
         repeatable = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
         try:

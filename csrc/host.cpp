@@ -1,4 +1,4 @@
-// Module _host: the kernels for NumPy and what they would do on this machine. It never sees torch.
+// Module _host: the kernels for NumPy, and their plan on this machine. It never sees torch.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -39,8 +39,8 @@ py::array contiguous(const py::array& array) {
                            static_cast<int>(py::array::c_style) | py::detail::npy_api::NPY_ARRAY_ALIGNED_);
 }
 
-// x as strided rows; copied when it is misaligned, its strides are no multiple of the element or they need
-// more than two leading dimensions.
+// x as strided rows; copied when it is misaligned, its strides are no multiple of the element size, or it
+// needs more than two leading dimensions.
 cpu::StridedRows view(py::array& x, cpu::Dtype dtype) {
   cpu::StridedRows rows;
   while (true) {
@@ -83,9 +83,9 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   const int64_t dim = x.shape(x.ndim() - 1), d = codebook.shape(dims - 1);
   const cpu::Codebook codes{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1,
                             codebook.shape(dims - 2), d};
-  if (dims == 3 ? codes.segments * d != dim : dim == 0 || dim % d != 0) {
+  if (dims == 3 ? codes.books * d != dim : dim == 0 || dim % d != 0) {
     throw py::value_error("vq_assign: x " + shape_of(x) + " does not fit codebook " + shape_of(codebook) +
-                          (dims == 3 ? "; its last size must be " + std::to_string(codes.segments * d)
+                          (dims == 3 ? "; its last size must be " + std::to_string(codes.books * d)
                                      : "; make its last size a multiple of " + std::to_string(d)));
   }
   std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
@@ -115,7 +115,7 @@ py::tuple kmeans(py::array x, int64_t k,
   const cpu::Dtype dtype = dtype_of(x, "x");
   const std::optional<py::array> init = init_given ? std::optional(contiguous(*init_given)) : std::nullopt;
   const py::ssize_t n = x.shape(0), d = x.shape(1);
-  py::array centres(x.dtype(), std::vector<py::ssize_t>{k, d});
+  py::array centers(x.dtype(), std::vector<py::ssize_t>{k, d});
   py::array_t<int64_t> labels(n);
   double inertia = 0;
   int64_t iterations = 0;
@@ -129,7 +129,7 @@ py::tuple kmeans(py::array x, int64_t k,
                                    .init = init ? init->data() : nullptr,
                                    .k = k,
                                    .seed = static_cast<uint64_t>(seed),
-                                   .centres = centres.mutable_data(),
+                                   .centers = centers.mutable_data(),
                                    .labels = labels.mutable_data(),
                                    .inertia = &inertia,
                                    .iterations = &iterations};
@@ -141,7 +141,7 @@ py::tuple kmeans(py::array x, int64_t k,
           threads, [&](int64_t thread) { work(count * thread / threads, count * (thread + 1) / threads); });
     });
   }
-  return py::make_tuple(centres, labels, inertia, iterations);
+  return py::make_tuple(centers, labels, inertia, iterations);
 }
 
 py::dict cpu_features() {
@@ -167,7 +167,7 @@ std::string name(cpu::Arithmetic arithmetic) {
 py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   if (n < 0 || d < 1 || k < 1 || segments < 1)
     throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
-  const cpu::Plan plan = cpu::plan(d, k);
+  const cpu::SearchPlan plan = cpu::plan(d, k);
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;
   result["variant"] = cpu::name(plan.isa);

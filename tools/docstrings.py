@@ -1,4 +1,4 @@
-"""For mkdocstrings: the few signs of reStructuredText in our docstrings, as Markdown.
+"""Convert the few reStructuredText marks of our docstrings to Markdown for mkdocstrings.
 
 Docstrings are read in editors and terminals, too, so they stay as they are.
 """
@@ -17,8 +17,7 @@ ENTRY = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
 
 
 def markdown(text: str) -> str:
-    """Names as code, an indented block of code behind a single colon, and an entry for each of several
-    arguments."""
+    """Convert names to code, indented blocks after a colon to code blocks, and joint arguments to entries."""
 
     def entries(match: re.Match[str]) -> str:
         return "\n".join(f"{match[1]}{name}: {match[3]}" for name in match[2].split(", "))

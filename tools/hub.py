@@ -1,5 +1,4 @@
-"""Lay out a wheel for Hugging Face's kernel hub: ``python tools/hub.py WHEEL FOLDER``; ``kernels.get_kernel``
-loads what is uploaded.
+"""Lay out a wheel for Hugging Face's kernel hub: ``python tools/hub.py WHEEL FOLDER``.
 
 One library serves every torch from 2.10 on, with CUDA and without (LibTorch's stable ABI), so the variants of
 FOLDER/build hold the same files, less what is of one version of Python: ``uefl_kernels.numpy`` is not on the
@@ -24,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def metadata(version: str, backend: dict[str, Any]) -> dict[str, Any]:
-    """Of a variant: what build.toml says and the loader asks for."""
+    """Return the metadata of a variant for build.toml and the loader."""
     general = tomllib.loads((ROOT / "build.toml").read_text(encoding="utf-8"))["general"]
     name = f"{general['name'].replace('-', '_')}_{backend['type']}_{version.replace('.', '_')}"
     return {
@@ -38,7 +37,7 @@ def metadata(version: str, backend: dict[str, Any]) -> dict[str, Any]:
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    """Folder of build/ -> its backend."""
+    """Return the backend of each folder of build/."""
     build = tomllib.loads((ROOT / "build.toml").read_text(encoding="utf-8"))
     abi, cuda = build["torch"]["minver"].replace(".", ""), build["general"]["cuda"]["minver"].replace(".", "")
     architectures = build["kernel"]["uefl_cuda"]["cuda-capabilities"]
@@ -49,7 +48,7 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def lay_out(wheel: Path, folder: Path) -> list[Path]:
-    """The folders of the variants."""
+    """Return the folders of the variants."""
     version = wheel.name.split("-")[1]
     made = []
     with zipfile.ZipFile(wheel) as archive:

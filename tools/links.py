@@ -1,5 +1,4 @@
-"""For MkDocs: the kept results join the site, and a link to any other file of the repository outside docs/
-becomes its text."""
+"""Add the saved results to the site and turn links to files outside docs/ into text."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ DOCS = "(../../docs/"  # from a page of the kept results
 
 
 def inside(markdown: str, folder: str) -> str:
-    """The Markdown of a page in that folder of docs/ ("" for docs/ itself)."""
+    """Return the Markdown of a page in that folder of docs/ ("" for docs/ itself)."""
 
     def text(match: re.Match[str]) -> str:
         outside = posixpath.normpath(posixpath.join(folder, match[2])).startswith("..")
@@ -37,5 +36,5 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """What MkDocs calls for every page."""
+    """Convert the links of a page; MkDocs calls this."""
     return inside(markdown, posixpath.dirname(page.file.src_uri))

@@ -1,4 +1,4 @@
-"""Keep what a suite found: ``python tools/results.py runs/table1-cpu ...``.
+"""Save the results of a suite: ``python tools/results.py runs/table1-cpu ...``.
 
 It writes NAME.json, the numbers of every seed, NAME.md, the table of the report, and NAME.png into
 reproduction/results. The picture is the curve of a sweep, else the accuracy over the rounds. ``python
@@ -85,7 +85,7 @@ def again(path: Path) -> None:
 
 
 def _short(found: dict[str, Any]) -> str:
-    """JSON with the numbers of an arm's seeds in a line."""
+    """Return JSON with the numbers of an arm's seeds on one line."""
     text = json.dumps(found, indent=1)
     return re.sub(r"\{([^{}]*)\}", lambda inner: "{" + " ".join(inner[1].split()) + "}", text) + "\n"
 

@@ -30,7 +30,7 @@ NEEDED = ("uefl_kernels/_C.abi3.so", "uefl_kernels/py.typed", "uefl/py.typed")
 
 
 def build(folder: Path) -> Path:
-    """The repaired wheel, in ``folder``."""
+    """Return the repaired wheel in ``folder``."""
     with tempfile.TemporaryDirectory(prefix="uefl-wheel-") as name:
         source = f"from setuptools.build_meta import build_sdist; print(build_sdist({name!r}))"
         archive = subprocess.run(
@@ -72,7 +72,7 @@ def build(folder: Path) -> Path:
 
 
 def snippet() -> str:
-    """The first Python of the README that uses the kernels."""
+    """Return the first Python snippet of the README that uses the kernels."""
     found: list[str] = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
@@ -80,7 +80,7 @@ def snippet() -> str:
 
 
 def faults(wheel: Path) -> list[str]:
-    """What is wrong with the file; nothing where the list is empty."""
+    """Return the defects of the file; an empty list is good."""
     found = []
     if wheel.stat().st_size > LIMIT:
         found.append(f"{wheel.stat().st_size / 1e6:.0f} MB, expected at most {LIMIT / 1e6:.0f} MB")
@@ -99,7 +99,7 @@ def faults(wheel: Path) -> list[str]:
 
 
 def failure(wheel: Path) -> str:
-    """Why the README's snippet or the command does not run with the wheel; empty where both do."""
+    """Return the reasons why the README's snippet or the command fails with the wheel; empty where both run."""
     with tempfile.TemporaryDirectory(prefix="uefl-bare-") as name:
         bare = Path(name) / "venv"
         venv.create(bare, with_pip=True)
@@ -135,7 +135,7 @@ def failure(wheel: Path) -> str:
 
 
 def main(command: str = "", path: str = "dist") -> int | str:
-    """The command line."""
+    """Run the command line."""
     if command == "build":
         wheel = build(Path(path))
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""One file per family of ops; ``REGISTRY`` holds the rows of all of them, by op."""
+"""Collect the ops of all families, one file each; ``REGISTRY`` holds their rows by op."""
 
 from importlib import import_module
 from pkgutil import iter_modules

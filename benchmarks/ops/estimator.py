@@ -1,4 +1,4 @@
-"""Rows of ``KMeans``: each method of the estimator beside scikit-learn's, on arrays."""
+"""Compare each method of ``KMeans`` with scikit-learn's, on arrays."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ class Method(Case):
 
 
 def inputs(case: Method, device: str) -> Inputs:
-    """Gaussian rows, of which the first are the centers to begin with."""
+    """Return Gaussian rows; the first ones are the initial centers."""
     x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0)).to(device)
     return case.method, x, x[: case.k].clone()
 
 
 def _call(kind: type, inputs: Inputs) -> Call:
-    """``fit`` and ``fit_predict`` are whole fits; the other methods belong to a model of two iterations."""
+    """Prepare a method.
+
+    ``fit`` and ``fit_predict`` are whole fits; the other methods use a model of two iterations.
+    """
     method, x, centers = inputs
     needs("cpu", x)
     rows = x.numpy()
@@ -59,14 +62,15 @@ def ours(inputs: Inputs) -> Call:
 
 
 def scikit_learn(inputs: Inputs) -> Call:
-    """Lloyd's algorithm from the same centers, on arrays."""
+    """Return Lloyd's algorithm from the same centers, on arrays."""
     from sklearn.cluster import KMeans as Peer
 
     return _call(Peer, inputs)
 
 
 def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
-    """After a fit the inertia of its centers; else each answer for the model's own centers."""
+    """Return the error of an answer: of the inertia after a fit, else of the answer for the model's own
+    centers."""
     method, x, centers = inputs
     if method.startswith("fit"):
         relative = against_float64((x, centers))

@@ -1,4 +1,4 @@
-"""Rows of k-means: a whole fit with its seeding, Lloyd iterations from given centres, and one of them."""
+"""Measure k-means: a whole fit with its seeding, Lloyd iterations from given centers, and one iteration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clusters(Case):
 
 
 def features(case: Clusters, device: str) -> tuple[torch.Tensor, int]:
-    """Return rows like those of an encoder that ends in a ReLU: 40 loose groups, clipped at zero."""
+    """Return rows like the output of an encoder that ends in a ReLU: 40 loose groups, clipped at zero."""
     generator = torch.Generator().manual_seed(0)
     means = 0.6 * torch.randn(40, case.d, generator=generator)
     x = means[torch.randint(40, (case.n,), generator=generator)] + torch.randn(
@@ -59,7 +59,7 @@ def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
 
 
 def against_float64(inputs: Inputs, iterations: int = ITERATIONS) -> Callable[[torch.Tensor], float]:
-    """Relative difference to the inertia of the textbook's iterations in float64."""
+    """Return the relative difference to the inertia of plain float64 iterations."""
     x, centres = inputs[0], inputs[1].double()
     for _ in range(iterations):
         sums, counts = torch.zeros_like(centres), centres.new_zeros(len(centres))
@@ -78,7 +78,7 @@ def fit(inputs: Inputs) -> Call:
 
 
 def fit_scikit_learn(inputs: Inputs) -> Call:
-    """As it comes: greedy k-means++, one start, Lloyd."""
+    """Fit with the defaults: greedy k-means++, one start, Lloyd."""
     from sklearn.cluster import KMeans
 
     x, k = inputs
@@ -88,7 +88,7 @@ def fit_scikit_learn(inputs: Inputs) -> Call:
 
 
 def lloyd(inputs: Inputs) -> Call:
-    """With labels and inertia for the last centres, one search more than the peers do."""
+    """Return labels and inertia for the last centers, which takes one search more than the peers do."""
     x, centres = inputs
     return lambda: kmeans(x, len(centres), init=centres, max_iter=ITERATIONS, tol=0.0).centres
 
@@ -104,7 +104,7 @@ def lloyd_scikit_learn(inputs: Inputs) -> Call:
 
 
 def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
-    """All rows (it would draw 256 to a centroid), and no look at their values."""
+    """Train on all rows (the default draws 256 per centroid) without a check of their values."""
     import faiss
 
     x, centres = inputs
@@ -124,8 +124,10 @@ def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
 
 
 def lloyd_fastkmeans(inputs: Inputs) -> Call:
-    """Use blocks with 4 MB of distances instead of 51,200 rows. It draws the initial centers of
-    ``gaussian``."""
+    """Use blocks with 4 MB of distances instead of 51,200 rows.
+
+    The peer draws the initial centers of ``gaussian``.
+    """
     from fastkmeans import FastKMeans
 
     x, centres = inputs
@@ -149,8 +151,10 @@ def lloyd_fastkmeans(inputs: Inputs) -> Call:
 
 
 def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
-    """Its Triton kernels, configured by its own tables; like every call of it, it begins with the norms of
-    x."""
+    """Run the peer's Triton kernels with its own tuning tables.
+
+    Every call of it begins with the norms of x.
+    """
     from flash_kmeans import batch_kmeans_Euclid
 
     x, centres = inputs
@@ -160,8 +164,10 @@ def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
 
 
 def lloyd_superkmeans(inputs: Inputs) -> Call:
-    """All rows, all iterations. It begins with rows of its own choice, so its inertia is another one (column
-    ``error``)."""
+    """Run all iterations on all rows.
+
+    The peer chooses its own initial rows, so its inertia differs (column ``error``).
+    """
     from superkmeans import SuperKMeans
 
     x, centres = inputs
@@ -184,15 +190,17 @@ def lloyd_superkmeans(inputs: Inputs) -> Call:
 
 
 def step(inputs: Inputs) -> Call:
-    """In units that an earlier step found, as every iteration of a loop but the first; with inertia, which
-    the peers leave out."""
+    """Run a step in the units of an earlier step, like every later iteration of a loop.
+
+    The step returns the inertia, which the peers leave out.
+    """
     x, centres = inputs
     units = kmeans_step(x, centres).units
     return lambda: kmeans_step(x, centres, units=units).centres
 
 
 def step_eager(inputs: Inputs) -> Call:
-    """The fastest search of torch that we know (``addmm`` as in ``vq_assign``), then ``index_add_``."""
+    """Run the fastest search of torch that we know (``addmm`` as in ``vq_assign``), then ``index_add_``."""
     x, centres = inputs
     k = len(centres)
     blocks = x.split(max(256, (1 << 20) // k)) if x.device.type == "cpu" else x.split(1 << 18)

@@ -1,5 +1,7 @@
-"""A training step of a VQ layer, plain, compiled, and of a residual one: forward, moving averages of the
-codewords, backward to x."""
+"""Measure a training step of a VQ layer: forward, moving averages of the codewords, backward to x.
+
+The layers are plain, compiled and residual.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,13 @@ class Step(Case):
 
     @property
     def elements(self) -> int:
-        """Of the input."""
+        """Return the dtype of the input."""
         return self.batch * self.length * self.dim
 
     @property
     def bytes(self) -> int:
-        """x, written codewords, the gradient that comes and x again, and the gradient; codebooks read and
-        written; indices."""
+        """Return the least bytes: x twice, written codewords, both gradients, codebooks read and written,
+        indices."""
         return (
             4 * (5 * self.elements + 2 * self.quantizers * self.k * self.dim)
             + 8 * self.quantizers * self.batch * self.length
@@ -55,13 +57,13 @@ class Step(Case):
 
     @property
     def flops(self) -> int:
-        """The products of the searches."""
+        """Return the operations of the searches."""
         return 2 * self.elements * self.k * self.quantizers
 
 
 def gaussian(case: Step, device: str) -> Inputs:
-    """The estimator; x and the gradient that comes back [B, L, D], codebooks [Q, K, D]: standard normal, the
-    same numbers everywhere."""
+    """Return the estimator, x and its upstream gradient [B, L, D], and codebooks [Q, K, D]: standard normal,
+    seeded."""
     generator = torch.Generator().manual_seed(0)
     sizes = (
         (case.batch, case.length, case.dim),
@@ -75,8 +77,10 @@ def gaussian(case: Step, device: str) -> Inputs:
 def train_step(
     layer_class: Callable[..., Any], compiler: Callable[[Any], Any] = lambda layer: layer
 ) -> Callable[[Inputs], Call]:
-    """Both libraries' layers have the same interface, the same defaults (moving averages) and the same
-    result."""
+    """Prepare a training step.
+
+    The layers of both libraries have the same interface, defaults (moving averages) and result.
+    """
 
     def prepare(inputs: Inputs) -> Call:
         estimator, x, grad, codebooks = inputs
@@ -103,7 +107,7 @@ def train_step(
 def vector_quantize_pytorch(
     name: str, compiler: Callable[[Any], Any] = lambda layer: layer
 ) -> Callable[[Inputs], Call]:
-    """The peer's layer of that name."""
+    """Return the peer's layer of that name."""
 
     def prepare(inputs: Inputs) -> Call:
         return train_step(getattr(import_module("vector_quantize_pytorch"), name), compiler)(inputs)
@@ -112,7 +116,9 @@ def vector_quantize_pytorch(
 
 
 def gradient_error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
-    """Relative error of the gradient of the first step; a row with a wrong codeword has a wrong gradient.
+    """Return the relative error of the gradient of the first step.
+
+    A row with a wrong codeword has a wrong gradient.
 
     The gradient is the sum of two terms: the gradient of the commitment loss, and the incoming gradient,
         possibly rotated by the rotation

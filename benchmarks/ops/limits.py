@@ -40,12 +40,12 @@ class Limit(Case):
 
     @property
     def name(self) -> str:
-        """The size is not part of it."""
+        """Return the name, without the size."""
         return self.what
 
 
 def inputs(case: Limit, device: str) -> Inputs:
-    """Two float32 vectors, or two matrices."""
+    """Return two float32 vectors, or two matrices."""
     generator = torch.Generator().manual_seed(0)
     if case.what in ("copy", "read"):
         return (
@@ -75,7 +75,7 @@ def by_torch(inputs: Inputs) -> Call:
 
 
 def units(inputs: Inputs) -> Call:
-    """As many operations as the product has, out of registers: what no method on these units can exceed."""
+    """Run the operations of the product from registers: no method on these units can be faster."""
     what, a, _ = inputs
     needs("cpu", a)
     run = getattr(_compiled(), f"{what}_units", None)
@@ -122,7 +122,7 @@ def _compiled() -> ctypes.CDLL:
 
 
 def error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
-    """Relative error, of a few rows of a product."""
+    """Return the relative error of a few rows of a product."""
     what, a, b = inputs
     right = {"copy": lambda: a.double(), "read": lambda: a.double().sum()}.get(
         what, lambda: a[:4].double() @ b.double()

@@ -1,5 +1,6 @@
-"""Monte Carlo dropout of a classifier's head (``mc_dropout_mlp``) and of a whole classifier (``MCDropout``),
-compared with loops; and the product before a head's first dropout (``linear``).
+"""Compare Monte Carlo dropout of a head (``mc_dropout_mlp``) and of a classifier (``MCDropout``) with loops.
+
+``linear`` is the product before the first dropout of a head.
 
 No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same
 seed, and each peer's figure is how far its mean probabilities are from the definition's: sampling noise, of
@@ -39,18 +40,19 @@ class Head(Case):
 
     @property
     def bytes(self) -> int:
-        """Rows and weights read once, statistics written once, in float32."""
+        """Return the bytes of rows and weights read once and statistics written once, in float32."""
         weights = self.hidden * (self.inputs + 1) + self.classes * (self.hidden + 1)
         return 4 * (self.batch * self.inputs + weights + self.batch * (2 * self.classes + 3))
 
     @property
     def flops(self) -> int:
-        """The first layer once, the second for every pass; random bits come on top."""
+        """Return the operations of the first layer once and of the second for every pass, without the random
+        bits."""
         return 2 * self.batch * self.hidden * (self.inputs + self.passes * self.classes)
 
 
 def gaussian(case: Head, device: str) -> Inputs:
-    """Rows and weights of a head, the same numbers on every device."""
+    """Return rows and weights of a head, the same numbers on every device."""
     generator = torch.Generator().manual_seed(0)
     fans = ((case.inputs, case.hidden), (case.hidden, case.classes))
     x = torch.randn(case.batch, case.inputs, generator=generator)
@@ -60,8 +62,8 @@ def gaussian(case: Head, device: str) -> Inputs:
 
 
 def against(inputs: Inputs, consistent: bool = False) -> Callable[[MCStats], float]:
-    """Largest deviation of the mean probabilities of the first rows from the definition's with the same
-    masks."""
+    """Return the largest deviation of the mean probabilities of the first rows from the definition with the
+    same masks."""
     case, x, weights, biases = inputs
     hidden = F.gelu(F.linear(x[:CHECKED_ROWS], weights[0], biases[0]))
     with backend("reference"):
@@ -71,7 +73,7 @@ def against(inputs: Inputs, consistent: bool = False) -> Callable[[MCStats], flo
 
 
 def ours(consistent: bool = False) -> Callable[[Inputs], Call]:
-    """Ours, with a mask for each row or one for all."""
+    """Prepare our kernel, with one mask per row or one for all rows."""
 
     def prepare(inputs: Inputs) -> Call:
         case, x, weights, biases = inputs
@@ -83,7 +85,7 @@ def ours(consistent: bool = False) -> Callable[[Inputs], Call]:
 
 
 def deterministic(inputs: Inputs) -> Call:
-    """The ruler: one pass of the head with dropout off, and its softmax."""
+    """Run one pass of the head with dropout off, and its softmax: a ruler."""
     _, x, weights, biases = inputs
 
     def call() -> None:
@@ -100,7 +102,7 @@ def _statistics(probs: list[torch.Tensor]) -> MCStats:
 
 
 def shared_prefix(inputs: Inputs) -> Call:
-    """A torch loop that computes the part before the dropout once."""
+    """Run a torch loop that computes the part before the dropout once."""
     case, x, weights, biases = inputs
 
     def call() -> MCStats:
@@ -113,7 +115,7 @@ def shared_prefix(inputs: Inputs) -> Call:
 
 
 def whole_passes(inputs: Inputs) -> Call:
-    """A torch loop over whole passes, as it is usually written."""
+    """Run a torch loop over whole passes, the usual way."""
     case, x, weights, biases = inputs
 
     def head() -> torch.Tensor:
@@ -125,7 +127,7 @@ def whole_passes(inputs: Inputs) -> Call:
 
 
 def on_gpu(name: str) -> Callable[[Inputs], Call]:
-    """Ours on one backend of the GPU."""
+    """Run our kernel on one backend of the GPU."""
 
     def prepare(inputs: Inputs) -> Call:
         needs("cuda", inputs[1])
@@ -150,17 +152,18 @@ class Images(Case):
 
     @property
     def bytes(self) -> int:
-        """Images and weights read once, in float32."""
+        """Return the bytes of images and weights read once, in float32."""
         return 4 * (self.batch * 3 * self.pixels**2 + 11_181_642)
 
     @property
     def flops(self) -> int:
-        """One pass of the convolutions (1.81 GMAC at 224 x 224), and the last layer for every pass."""
+        """Return the operations of the convolutions once (1.81 GMAC at 224 x 224) and of the last layer for
+        every pass."""
         return 2 * self.batch * (1_810_000_000 * self.pixels**2 // 224**2 + self.passes * 512 * 10)
 
 
 def images(case: Images, device: str) -> tuple[Images, nn.Module, torch.Tensor]:
-    """The same weights and images on every device."""
+    """Return weights and images, the same on every device."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = resnet18(num_classes=10)
@@ -170,7 +173,7 @@ def images(case: Images, device: str) -> tuple[Images, nn.Module, torch.Tensor]:
 
 
 def around(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
-    """MCDropout around the model."""
+    """Return MCDropout around the model."""
     case, model, x = inputs
     wrapped = MCDropout(model, case.passes)
     return lambda: torch.no_grad()(wrapped)(x, seed=0)
@@ -185,7 +188,7 @@ def against_reference(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Callabl
 
 
 def one_forward_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
-    """The ruler: one pass of the model with dropout off, and its softmax."""
+    """Run one pass of the model with dropout off, and its softmax: a ruler."""
     _, model, x = inputs
 
     def call() -> None:
@@ -196,7 +199,7 @@ def one_forward_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
 
 
 def every_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
-    """A torch loop over forward passes with dropout on and batch norm as in evaluation."""
+    """Run a torch loop over forward passes with dropout on and batch norm in evaluation mode."""
     case, model, x = inputs
 
     @torch.no_grad()
@@ -219,25 +222,25 @@ class Product(Case):
 
 
 def operands(case: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, weights and bias, the same numbers on every device."""
+    """Return rows, weights and bias, the same numbers on every device."""
     _, x, (weight, _), (bias, _) = gaussian(Head(case.rows, case.inputs, case.units, 1, 1), device)
     return x, weight, bias
 
 
 def by_our_product(inputs: tuple[torch.Tensor, ...]) -> Call:
-    """Ours, on the tile unit where there is one."""
+    """Run our kernel, on the tile unit where the CPU has one."""
     x, weight, bias = inputs
     needs("cpu", x)
     return lambda: linear(x, weight, bias)
 
 
 def by_torch(inputs: tuple[torch.Tensor, ...]) -> Call:
-    """torch's product in float32."""
+    """Run torch's product in float32."""
     return lambda: F.linear(*inputs)
 
 
 def against_float64(inputs: tuple[torch.Tensor, ...]) -> Callable[[torch.Tensor], float]:
-    """Largest error of the first rows, as a share of the sum of the magnitudes of the terms."""
+    """Return the largest error of the first rows relative to the sum of the magnitudes of the terms."""
     x, weight, bias = (operand.double() for operand in inputs)
     truth = F.linear(x[:CHECKED_ROWS], weight, bias)
     size = F.linear(x[:CHECKED_ROWS].abs(), weight.abs(), bias.abs())

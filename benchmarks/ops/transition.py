@@ -1,5 +1,5 @@
-"""Losses for learning from sets, forward and backward: transition, set probabilities, published loss, set
-proportions."""
+"""Measure losses for learning from sets, forward and backward: transition, set probabilities, published loss,
+set proportions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Batch(Case):
 
     @property
     def bytes(self) -> int:
-        """float32 logits read and their gradient written once, targets and losses; the matrix."""
+        """Return the least bytes: float32 logits, their gradient, targets, losses and the matrix, once each."""
         return 8 * self.b * self.k + 12 * self.b + 4 * self.m * self.k
 
     @property
     def flops(self) -> int:
-        """An exponential, and a product and an addition with each of two rows, per logit; as much for the
+        """Return the operations: an exponential and two multiply-adds per logit, and the same for the
         gradient."""
         return 8 * self.b * self.k
 
 
 def inputs(case: Batch, device: str) -> Inputs:
-    """Logits (a leaf), targets, log_transition, log_marginal, its weights in the mean, offsets of M sets of
-    like size."""
+    """Return logits (a leaf), targets, log_transition, log_marginal, its weights in the mean, and offsets of
+    M sets of similar size."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(case.b, case.k, generator=generator)
     targets = torch.randint(case.m, (case.b,), generator=generator)
@@ -71,7 +71,7 @@ def step(loss: Callable[..., torch.Tensor], compiled: bool = False) -> Callable[
 
 
 def largest_error(loss: Callable[..., torch.Tensor]) -> Callable[[Inputs], Callable[[torch.Tensor], float]]:
-    """The largest error of a gradient, in units of the largest gradient, against the reference."""
+    """Return the largest error of a gradient against the reference, in units of the largest gradient."""
 
     def against(given: Inputs) -> Callable[[torch.Tensor], float]:
         with backend("reference"):
@@ -90,12 +90,12 @@ def nll(
 def eager_nll(
     z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor
 ) -> torch.Tensor:
-    """As stable as ours, and as few steps as we know."""
+    """Compose a loss that is as stable as ours, in as few steps as we know."""
     return (z + marginal).logsumexp(1) - (z + matrix[y]).logsumexp(1)
 
 
 def published_nll(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    """Through probabilities, as the method is written down: infinite where they underflow."""
+    """Compute the loss through probabilities, as the method is published: infinite where they underflow."""
     g = z.softmax(1) @ matrix.exp().T
     return torch.nn.functional.nll_loss((g / g.sum(1, keepdim=True)).log(), y, reduction="none")
 
@@ -109,7 +109,7 @@ def probs(
 def eager_probs(
     z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, marginal: torch.Tensor, *_: torch.Tensor
 ) -> torch.Tensor:
-    """The product of probabilities: fast, infinite where they underflow."""
+    """Multiply probabilities: fast, and infinite where they underflow."""
     g = z.softmax(1) @ matrix.exp().T
     return (g / g.sum(1, keepdim=True)).log().square()
 
@@ -121,7 +121,7 @@ def double(
 
 
 def eager_double(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    """The published steps; here probabilities do no harm, since none is taken the logarithm of."""
+    """Run the published steps. Probabilities do no harm here, because the loss takes no logarithm of them."""
     g = z.softmax(1) @ matrix.exp().T
     return torch.nn.functional.cross_entropy(g / g.sum(1, keepdim=True), y, reduction="none")
 
@@ -145,7 +145,7 @@ def eager_sets(
     shares: torch.Tensor,
     offsets: torch.Tensor,
 ) -> torch.Tensor:
-    """All sets at once, by a segmented sum."""
+    """Compute all sets at once with a segmented sum."""
     sizes = offsets.diff()
     owner = torch.repeat_interleave(sizes, output_size=len(z))
     totals = torch.zeros_like(shares).index_add(0, owner, z.softmax(1))

@@ -1,4 +1,4 @@
-"""Nearest codewords: the search (``vq_assign``) and the whole forward pass of a VQ layer (``vq``).
+"""Measure nearest codewords: the search (``vq_assign``) and the forward pass of a VQ layer (``vq``).
 
 The peers' settings were chosen by measurement on a Sapphire Rapids core: ``min(1).indices`` is faster than
 ``argmin(1)``, blocks that stay in the cache are faster than the whole product, and ``KMeans.predict`` is
@@ -39,12 +39,12 @@ class Search(Case):
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition per row, codeword and element."""
+        """Return the operations: a multiplication and an addition per row, codeword and element."""
         return 2 * self.n * self.k * self.dim
 
     @property
     def bytes(self) -> int:
-        """Rows and codewords read once, int64 indices written once."""
+        """Return the bytes of rows and codewords read once and int64 indices written once."""
         return (
             self.itemsize * (self.n * self.dim + self.k * self.dim // self.segments)
             + 8 * self.n * self.segments
@@ -52,12 +52,12 @@ class Search(Case):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Return the bytes of an element."""
         return getattr(torch, self.dtype).itemsize
 
 
 def gaussian(case: Search, device: str) -> Inputs:
-    """x [N, D] and a shared codebook [K, d], standard normal, the same numbers on every device."""
+    """Return x [N, D] and a shared codebook [K, d]: standard normal, the same numbers on every device."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(case.n, case.dim, generator=generator)
     codebook = torch.randn(case.k, case.dim // case.segments, generator=generator)
@@ -66,7 +66,7 @@ def gaussian(case: Search, device: str) -> Inputs:
 
 
 def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """The float64 argmin of every row: by a float64 product, and by the op's slow definition where rounding
+    """Return the float64 argmin of every row: by a float64 product, and by the slow definition where rounding
     could matter."""
     rows, codes = rows_of(x, codebook).double(), codebook.double()
     half_norms, longest = codes.square().sum(1) / 2, codes.norm(dim=1).max()
@@ -84,7 +84,7 @@ def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 
 
 def wrong_rate(inputs: Inputs) -> Callable[[torch.Tensor], float]:
-    """Share of all indices that are not the float64 argmin."""
+    """Return the share of indices that are not the float64 argmin."""
     right = nearest(*inputs)
     return lambda found: float((found.long().flatten() != right).double().mean())
 
@@ -94,7 +94,7 @@ def rows_of(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 
 
 def forced(name: str, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Inputs], Call]:
-    """Ours on one backend of the GPU."""
+    """Run our kernel on one backend of the GPU."""
 
     def prepare(inputs: Inputs) -> Call:
         needs("cuda", inputs[0])
@@ -109,7 +109,7 @@ def forced(name: str, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) 
 
 
 def matmul(inputs: Inputs) -> Call:
-    """The ruler: the bare product of the same shape, as one writes it."""
+    """Run the plain matrix product of the same shape: a ruler."""
     x, codebook = inputs
 
     def call() -> None:
@@ -125,8 +125,10 @@ def block_rows(codebook: torch.Tensor) -> int:
 
 
 def blocked_matmul(inputs: Inputs) -> Call:
-    """The stricter ruler: nothing of size N x K, every block into the same memory. A search multiplies this
-    much and then compares."""
+    """Multiply in blocks that reuse one buffer, so nothing of size N x K is stored: a stricter ruler.
+
+    A search does these products and then compares.
+    """
     x, codebook = inputs
     needs("cpu", x)
     block = torch.empty(block_rows(codebook), len(codebook), dtype=x.dtype)
@@ -144,7 +146,8 @@ def cdist(inputs: Inputs) -> Call:
 
 
 def addmm(inputs: Inputs) -> Call:
-    """|c|^2 / 2 - x c: the fastest composition of torch that we know; in blocks on the CPU, at once on a GPU."""
+    """Compute |c|^2 / 2 - x c, the fastest composition of torch that we know: in blocks on the CPU, at once
+    on a GPU."""
     x, codebook = inputs
 
     def call() -> torch.Tensor:
@@ -159,7 +162,10 @@ def addmm(inputs: Inputs) -> Call:
 
 
 def faiss(inputs: Inputs) -> Call:
-    """The index is built beforehand; blocks of 512 queries instead of 4096 make it about a tenth faster."""
+    """Search an index that is built beforehand.
+
+    Blocks of 512 queries instead of 4096 make it about a tenth faster.
+    """
     import faiss
 
     x, codebook = inputs
@@ -173,7 +179,7 @@ def faiss(inputs: Inputs) -> Call:
 
 
 def scikit_learn(inputs: Inputs) -> Call:
-    """``KMeans.predict``, given the codewords as centres."""
+    """Run ``KMeans.predict`` with the codewords as centers."""
     from sklearn.cluster import KMeans
 
     x, codebook = inputs
@@ -185,7 +191,7 @@ def scikit_learn(inputs: Inputs) -> Call:
 
 
 def superkmeans(inputs: Inputs) -> Call:
-    """``assign`` is its exact search; it has no settings."""
+    """Run ``assign``, its exact search, which has no settings."""
     from superkmeans import SuperKMeans
 
     x, codebook = inputs
@@ -211,8 +217,10 @@ def fastkmeans(inputs: Inputs) -> Call:
 
 
 def flash_kmeans(inputs: Inputs) -> Call:
-    """Its Triton search, configured by its own tables; the norms of x, which a fit computes once, are left
-    out of the time."""
+    """Run its Triton search with its own tuning tables.
+
+    The time leaves out the norms of x, which a fit computes once.
+    """
     from flash_kmeans.assign_euclid_triton import euclid_assign_triton
 
     x, codebook = inputs
@@ -223,7 +231,7 @@ def flash_kmeans(inputs: Inputs) -> Call:
 
 
 def replayed(provider: Callable[[Inputs], Call]) -> Callable[[Inputs], Call]:
-    """The same as replays of a CUDA graph: without the time of its host, which is most of a small call."""
+    """Replay the same search as a CUDA graph, without the time of the host, which is most of a small call."""
 
     def prepare(inputs: Inputs) -> Call:
         needs("cuda", inputs[0])
@@ -244,7 +252,7 @@ def replayed(provider: Callable[[Inputs], Call]) -> Callable[[Inputs], Call]:
 
 
 def compiled_addmm(inputs: Inputs) -> Call:
-    """``addmm`` and ``argmin`` under ``torch.compile``, which makes kernels of its own for the comparison."""
+    """Run ``addmm`` and ``argmin`` under ``torch.compile``, which generates kernels for the comparison."""
     x, codebook = inputs
     needs("cuda", x)
 
@@ -257,7 +265,7 @@ def compiled_addmm(inputs: Inputs) -> Call:
 
 
 def faiss_gpu(inputs: Inputs) -> Call:
-    """``knn_gpu`` of the CUDA wheels, with cuVS: it takes and returns tensors of the GPU."""
+    """Run ``knn_gpu`` of the CUDA wheels, with cuVS: it takes and returns tensors on the GPU."""
     x, codebook = inputs
     needs("cuda", x)
     import faiss
@@ -277,7 +285,7 @@ def faiss_gpu(inputs: Inputs) -> Call:
 
 
 def cuvs(inputs: Inputs) -> Call:
-    """Its exact search; the index holds the codewords and their norms, and is built beforehand."""
+    """Run its exact search. The index holds the codewords and their norms, and is built beforehand."""
     x, codebook = inputs
     needs("cuda", x)
     from cuvs.neighbors import brute_force

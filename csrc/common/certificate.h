@@ -1,10 +1,10 @@
-// When is the winner of a float32 search certainly the winner of the float64 definition?
+// When does the winner of a float32 search equal the winner of the float64 definition?
 //
-// Notation: u = 2^-24, v = 2^-53. For one row x and codewords c_k, with a centre mu of our choice (0 for
+// Notation: u = 2^-24, v = 2^-53. For one row x and codewords c_k, with a center mu of our choice (0 for
 // cosine):
 //   y = x - mu, b_k = c_k - mu,   score_k = h_k - y.b_k,   h_k = |b_k|^2 / 2 for l2 and 0 for cosine.
 // In real numbers score_k differs from |x - c_k|^2 / 2 (l2) or from -x.c_k (cosine) by a term without k, so
-// the order is the same. H = max h_k, G = max |b_k|. What is computed differs from the real score_k by at
+// the order is the same. H = max h_k, G = max |b_k|. The computed score differs from the real score_k by at
 // most
 //   chain        d FMAs, or d products and d differences:      (d + 1) u (H + |y| G) / (1 - (d + 1) u)
 //   inputs       y and b_k each rounded once to float32:       (2 u + u^2) |y| G
@@ -13,70 +13,69 @@
 // and the float64 definition differs from its own real value by at most
 //   l2           (d + 3) v |x - c_k|^2 / 2 <= (d + 3) v (|y|^2 + 2 H)
 //   cosine       (d + 2) v |y| G
-// For d <= 2^16 the quotient is below 1.005, and all terms in v but (d + 3) v |y|^2 vanish in what (d + 8)
-// leaves over (d + 3):
+// For d <= 2^16 the quotient is below 1.005, and all terms in v except (d + 3) v |y|^2 are smaller than the
+// difference of (d + 8) and (d + 3):
 //   E = (d + 8) (1.01 u (H + |y| G) + v |y|^2 [l2 only] + 2^-125 (1 + |y| + G)).
 // If second - best > 2 E, every other codeword is strictly worse in the float64 definition. Otherwise the
-// winner is among the codewords whose score is at most best + 2 E. A row, or a codebook, that is not finite
+// winner is among the codewords with a score of at most best + 2 E. A row, or a codebook, that is not finite
 // or may overflow gets E = infinity.
 //
-// Matrix units take bfloat16 (8 bits, unit roundoff w = 2^-8). Round twice, y = y1 + y2 + y3: y1 nearest to
-// y, y2 nearest to y - y1 (which float32 holds exactly); b_k likewise. R = |y - y1| and T = max |b_k - b1_k|
-// are measured, so |y2| <= (1 + w) R, |y3| <= w R, |y1 + y2| <= (1 + w^2) |y|. Products of two bfloat16 are
-// exact in float32. Their 3 d products y1.b1, y1.b2 and y2.b1 are summed in an order that we leave open; each
-// sum is rounded to nearest, so each product at most 3 d times.
+// Matrix units take bfloat16 (8 bits, unit roundoff w = 2^-8). Round twice, y = y1 + y2 + y3: y1 is nearest
+// to y, and y2 is nearest to y - y1 (which float32 holds exactly); b_k in the same way. R = |y - y1| and T =
+// max |b_k - b1_k| are measured, so |y2| <= (1 + w) R, |y3| <= w R, |y1 + y2| <= (1 + w^2) |y|. Products of
+// two bfloat16 are exact in float32. The 3 d products y1.b1, y1.b2 and y2.b1 are summed in any order; each
+// sum is rounded to nearest, so each product is rounded at most 3 d times.
 //     chain          3 d u (1 + w)^2 (1 + 2 w) |y| G / (1 - 3 d u)                               < 3.12 d u
 //     |y| G left out       y2.b2 + y3.b + (y1 + y2).b3                        <= 1.01 (R T + w R G + w |y| T)
 //     h_k            rounded, and the sum subtracted from it: 2.01 u H + 1.05 u |y| G + (d + 3) v H
 // Inputs and the definition count as for float32. At most 6 d + 2 operations and four inputs of an element
-// flush to zero. Zeros that fill up d change no sum. With (d + 8) as above:
+// flush to zero. Zeros that pad d change no sum. With (d + 8) as above:
 //   E = (d + 8) (3.12 u |y| G + v (|y|^2 + 3 H) [l2 only] + 2^-123 (1 + |y| + G)) + 3 u H + 1.01 (R T + w R G
 //   + w |y| T).
-// One product, y1.b1, as a first look: the chain is 1.02 d u |y| G, and left out is (y - y1).b + y1.(b - b1):
+// One product, y1.b1, in a prefilter: the chain is 1.02 d u |y| G, and (y - y1).b + y1.(b - b1) is left out:
 //   E = (d + 8) (1.05 u |y| G + v (|y|^2 + 3 H) [l2 only] + 2^-123 (1 + |y| + G)) + 3 u H + 1.01 (R G + |y|
 //   T).
 //
-// Or 16-bit integers, y1 = p q with integers q and a unit p in float32, and b1 likewise; R and T are measured
-// again, |y1| <= |y| + R. The products of integers are summed exactly (units are such that they stay below
-// 2^31), then rounded to float32, multiplied by the product of the units, itself rounded, and subtracted from
-// h_k with one rounding: 3.01 u (|y| + R)(G + T) + u H. Without FMA there is one more, and R and T are
-// measured up to u |y| and u G too small: 6.1 u. With the inputs, the rounding of h_k, what v stands for, and
+// With 16-bit integers, y1 = p q with integers q and a unit p in float32, and b1 in the same way; R and T are
+// measured again, |y1| <= |y| + R. The products of integers are summed exactly (the units keep the sums below
+// 2^31), then rounded to float32, multiplied by the rounded product of the units, and subtracted from h_k
+// with one rounding: 3.01 u (|y| + R)(G + T) + u H. Without FMA there is one more rounding, and R and T are
+// measured up to u |y| and u G too small: 6.1 u. With the inputs, the rounding of h_k, the terms in v, and
 // few underflows:
 //   E = 8 u (H + (|y| + R)(G + T)) + (d + 8) (v (|y|^2 + 3 H) [l2 only] + v |y| G + 2^-123 (1 + |y| + G))
 //   + 1.01 (R G + (|y| + R) T).
 //
-// The matrix units of GPUs take float16 (11 bits, unit roundoff 2^-11). Let the largest element of the book
-// be below 2^15 and the length of the row in [2^14, 2^15), by powers of two, which are exact; then an element
-// of a row is y1 + y2 + y3 with |y1 - y| below 2^-11 |y| or 2^-25, the spacing of subnormals, and likewise
-// again. For d <= 2^16 the 2^-25 add up to less than 2^-17, 2^-31 of the row's length: in all |y - y1| < 1.01
-// 2^-11 |y| and |y3| < 1.02 2^-22 |y|. Of the codewords the rests are measured: T = max |b - b1|, L = max |b
-// - b1 - b2|. Products are exact. These units align the terms of one operation to its largest and cut off
-// what falls below 24 bits (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"), which we take to
-// hold for every operation of 4 products or more and an accumulator: an operation of n products loses at most
-// (n + 2) 2 u of its largest term, a chain of d thus 3 d u of the sum of magnitudes, to which 5 (d + 16)
-// leaves room for the float32 of the scores and the products of the small parts:
+// The matrix units of GPUs take float16 (11 bits, unit roundoff 2^-11). Let the largest element of the
+// codebook be below 2^15 and the length of the row in [2^14, 2^15), by powers of two, which are exact. Then
+// an element of a row is y1 + y2 + y3 with |y1 - y| below 2^-11 |y| or 2^-25, the spacing of subnormals, and
+// the same again for y2. For d <= 2^16 the 2^-25 sum to less than 2^-17, 2^-31 of the length of the row: in
+// all |y - y1| < 1.01 2^-11 |y| and |y3| < 1.02 2^-22 |y|. The rests of the codewords are measured: T = max
+// |b - b1|, L = max |b - b1 - b2|. Products are exact. These units align the terms of one operation to its
+// largest term and cut off bits below the 24th (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor
+// cores"). We assume this for every operation of 4 products or more and an accumulator: an operation of n
+// products loses at most (n + 2) 2 u of its largest term. A chain of d then loses 3 d u of the sum of
+// magnitudes. 5 (d + 16) leaves room for the float32 of the scores and the products of the small parts:
 //   accumulated      5.05 (d + 16) u |y| (G + T)
 //   one product      1.01 R G + 1.01 (|y| + R) T, with |y| + R for |y| in the line above; R = |y - y1|,
 //   measured or below 1.01 2^-11 |y| three products   1.02 2^-22 |y| G + 1.01 |y| L + 1.02 2^-11 |y| (T + L)
-// beside E of float32 for inputs, h_k and the definition. Rows shorter than 2^-60 of the codewords are as if
-// they were that long.
+// plus E of float32 for inputs, h_k and the definition. Rows shorter than 2^-60 of the codewords count as
+// that long.
 //
-// The line "one product" needs no more of a row than that R is measured and that no element of y1 overflows.
-// So a search may scale all rows by one power of two that takes the longest of them below 2^15, or take
-// float16 rows as they are: short rows lose bits, and R counts them. The squares of which R and |y| are sums
-// are exact or rounded once, but for those below 2^-126, at most d 2^-125 in sum of the scaled row, which is
-// added. In float32 d sums of rounded squares are off by (d + 1) u, and the root by 2 u: both within the 1.01
-// under it.
+// The line "one product" only requires of a row that R is measured and no element of y1 overflows. So a
+// search may scale all rows by one power of two that brings the longest below 2^15, or take float16 rows
+// unchanged: short rows lose bits, and R includes them. The squares in R and |y| are exact or rounded once,
+// except squares below 2^-126: these are at most d 2^-125 of the scaled row in sum, which is added. In
+// float32, d sums of rounded squares are off by (d + 1) u, and the root by 2 u: both within the factor 1.01.
 //
-// A search may also keep of several codewords only the least score, and score them again later by another
-// order of the same products. Each of both scores is within E, so that the rule holds for any two of them: if
-// a score s of one codeword and the score t of another differ by more than 2 E, the order of the two in the
-// definition is that of s and t. And what is known of the least of several codewords holds for each of them,
-// since none of their scores is below it.
+// A search may also store only the least score of several codewords, and score these again later in another
+// order of the same products. Both scores are within E, so the rule holds for any two of them: if a score s
+// of one codeword and a score t of another differ by more than 2 E, the order of the two in the definition is
+// the order of s and t. A lower bound from the least score holds for each of the codewords, since none of
+// their scores is below it.
 //
-// Where the least score is not certain, let third be the least score of all codewords but those of two sets.
-// If third - best > 2 E, the winner of the definition is in one of the two sets, and the definition may
-// decide among their members alone.
+// Where the least score is not certain, let third be the least score outside two sets of codewords. If third
+// - best > 2 E, the winner of the definition is in one of the two sets, and the definition may decide among
+// their members only.
 #pragma once
 
 #include <cmath>
@@ -91,8 +90,8 @@
 
 namespace uefl {
 
-// d: elements; half_square: H; radius: G; square: |y|^2 of the float32 y, or a little more; euclidean: l2,
-// not cosine. Returns E.
+// d: elements; half_square: H; radius: G; square: |y|^2 of the float32 y, rounded up; euclidean: l2, else
+// cosine. Returns E.
 UEFL_HOST_DEVICE static inline double score_error(int64_t d, double half_square, double radius, double square,
                                                   bool euclidean) {
   const double norm = sqrt(square);
@@ -102,7 +101,7 @@ UEFL_HOST_DEVICE static inline double score_error(int64_t d, double half_square,
   return static_cast<double>(d + 8) * (1.01 * 0x1p-24 * magnitude + far + 0x1p-125 * (1 + norm + radius));
 }
 
-// The same for three bfloat16 products; rest_radius: T; rest: R^2, or a little more.
+// The same for three bfloat16 products; rest_radius: T; rest: R^2, rounded up.
 UEFL_HOST_DEVICE static inline double score_error_bf16x3(int64_t d, double half_square, double radius,
                                                          double rest_radius, double square, double rest,
                                                          bool euclidean) {
@@ -140,15 +139,15 @@ UEFL_HOST_DEVICE static inline double score_error_i16(int64_t d, double half_squ
          1.01 * (rest_norm * radius + rounded * rest_radius);
 }
 
-// The same for float16 products on a GPU, for three; norm: |y|, or more; rest_radius: T; last_radius: L.
+// The same for three float16 products on a GPU; norm: |y|, rounded up; rest_radius: T; last_radius: L.
 UEFL_HOST_DEVICE static inline double score_error_fp16_sum(int64_t d, double half_square, double radius,
                                                            double rest_radius, double norm, bool euclidean) {
   return score_error(d, half_square, radius, norm * norm, euclidean) +
          5.05 * static_cast<double>(d + 16) * 0x1p-24 * norm * (radius + rest_radius);
 }
 
-// One product: E = constant + norm |y| + square |y|^2 + rest R, what R = |y - y1| multiplies apart, because
-// each row has its own. In float32 the terms are within a thousandth of those in float64.
+// One product: E = constant + norm |y| + square |y|^2 + rest R. The factor of R = |y - y1| is separate,
+// because each row has its own R. In float32 the terms are within a thousandth of their float64 values.
 template <class Real>
 struct ErrorTermsOf {
   Real constant, norm, square, rest;

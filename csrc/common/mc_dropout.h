@@ -1,4 +1,4 @@
-// What the MC-dropout kernels of the CPU and of CUDA share.
+// Code of the MC-dropout kernels that the CPU and CUDA share.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace {  // internal linkage: see the note in cpu/strided_rows.h
 
 constexpr int64_t kMcUnits = 8, kMcWords = 4;  // units of one Philox call, 16 bits each, and its words
 
-// What a kept unit is multiplied by, where those are dropped whose 16 bits are below the threshold.
+// The factor of a kept unit, when units with 16 bits below the threshold are dropped.
 constexpr float dropout_scale(uint32_t threshold) {
   return static_cast<float>(65536.0 / (65536.0 - threshold));
 }

@@ -1,9 +1,9 @@
 // Philox4x32-10: random bits as a function of a counter and a key, the same on CPU and GPU, in any order and
 // on any thread.
 //
-// Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123),
-// section 4.3 and table 2. Who draws what is told apart by the counter; each user documents how it fills the
-// four words. The key is the seed.
+// Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123), section
+// 4.3 and table 2. The counter tells the users apart; each user documents how it fills the four words. The
+// key is the seed.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace {  // internal linkage: see the note in cpu/strided_rows.h
 
 constexpr int kPhiloxRounds = 10;
 constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E8D57u;
-constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // what a round adds to the key
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // a round adds this to the key
 
 struct PhiloxWords {
   uint32_t word[4];

@@ -1,8 +1,8 @@
-// The rotation trick (Fifty et al. 2024, section 4.2): the gradient of q as that of lambda R x, where lambda
-// = |q| / |x| and R turns the direction of x into that of q, both held constant. With u and v the unit
-// vectors of x and q and w that of u + v,
+// The rotation trick (Fifty et al. 2024, section 4.2): the backward pass differentiates q as lambda R x,
+// where lambda = |q| / |x| and R rotates the direction of x to the direction of q; both are constants. With u
+// and v the unit vectors of x and q, and w the unit vector of u + v,
 //   R = 1 - 2 w w^T + 2 v u^T,   lambda R^T g = lambda (g - 2 w (w.g) + 2 u (v.g)),
-// which is a combination of g, x and q whose factors need five dot products.
+// a combination of g, x and q with factors that need five dot products.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ struct Rotation {
 };
 
 UEFL_HOST_DEVICE static inline Rotation rotation(const RotationDots& dots) {
-  constexpr double kEps = 1e-6;  // norms below it count as this, as in the published code
+  constexpr double kEps = 1e-6;  // smaller norms count as this, as in the published code
   const double x_norm = sqrt(dots.xx), q_norm = sqrt(dots.qq);
   const double x_scale = 1 / (x_norm > kEps ? x_norm : kEps), q_scale = 1 / (q_norm > kEps ? q_norm : kEps);
   const double sum_g = dots.xg * x_scale + dots.qg * q_scale;  // (u + v).g

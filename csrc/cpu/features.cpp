@@ -18,7 +18,7 @@ constexpr bool kEmulated = false;
 #endif
 
 #if defined(__x86_64__)
-// Linux gives a process the registers of AMX only when asked.
+// Linux grants a process the AMX registers on request only.
 bool tiles_permitted() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -29,7 +29,7 @@ bool tiles_permitted() {
 }
 #endif
 
-// The first variant that needs the feature; the better ones need it too.
+// The first variant that needs the feature; all better variants need it too.
 Isa needed_by(const std::string& feature) {
   if (feature.rfind("amx", 0) == 0 || feature == "avx512bf16") return Isa::amx;
   if (feature == "avx512vnni") return Isa::avx512vnni;
@@ -46,7 +46,7 @@ bool supported(Isa isa) {
   return true;
 }
 
-// What an environment variable holds, or null; an empty one means unset.
+// The value of an environment variable, or null if it is unset or empty.
 const char* setting(const char* variable) {
   const char* value = std::getenv(variable);
   return value && *value ? value : nullptr;

@@ -1,5 +1,4 @@
-// Which instruction set the kernels run on: the best that this CPU has, or the one that UEFL_CPU names, as if
-// the CPU had no better one.
+// The instruction set that the kernels run on: the best one of this CPU, or the one that UEFL_CPU names.
 #pragma once
 
 #include <string>
@@ -8,19 +7,19 @@
 
 namespace uefl::cpu {
 
-enum class Isa { portable, avx2, avx512, avx512vnni, amx };  // each one has all that the ones before it have
+enum class Isa { portable, avx2, avx512, avx512vnni, amx };  // each one includes all before it
 
-// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant or is one that this CPU
+// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is no variant, or one that this CPU
 // cannot run.
 Isa isa();
 
-// True when UEFL_CPU_EVERY_SHAPE is set: that instruction set then runs on every shape, also where a simpler
+// True when UEFL_CPU_EVERY_SHAPE is set: the instruction set then runs on every shape, even where a simpler
 // one is faster. For tests.
 bool on_every_shape();
 
 const char* name(Isa isa);
 
-// The best variant of a kernel that the instruction set in use has.
+// The best variant of a kernel for the instruction set in use.
 template <const auto* portable, const auto* avx2, const auto* avx512, const auto* avx512vnni = avx512>
 const auto& pick() {
 #if defined(__x86_64__)
@@ -31,7 +30,7 @@ const auto& pick() {
   return *portable;
 }
 
-// Each feature that a variant needs, and whether this CPU (and its operating system) has it.
+// Each feature that a variant needs, and whether this CPU and its operating system have it.
 std::vector<std::pair<std::string, bool>> features();
 
 }  // namespace uefl::cpu

@@ -1,29 +1,25 @@
-// Distances between rows of whole numbers on AMX: every number is 256 * high + low, both of 8 bits, and their
-// products are summed in 32 bits without rounding. Eight candidates fill a tile, their high digits beside
-// their low ones, so that two products do for four.
+// Distances between integer rows on AMX. Every number is 256 * high + low, both of 8 bits, and their products
+// are summed in 32 bits without rounding. Eight candidates fill a tile, high and low digits next to each
+// other, so two products do the work of four.
 #if defined(__x86_64__)
-// GCC 12 warns about the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-
+#include "cpu/amx.h"
 #include "cpu/kmeans_seeding_kernel.h"
 
 namespace uefl::cpu {
 namespace {
 
 constexpr int64_t kTile = 16;   // rows of a tile
-constexpr int64_t kDepth = 64;  // bytes of its columns: elements that one instruction multiplies
+constexpr int64_t kDepth = 64;  // bytes of a tile row: elements that one instruction multiplies
 constexpr int64_t kTileBytes = kTile * kDepth;
 
 inline int64_t padded(int64_t d) { return (d + kDepth - 1) / kDepth * kDepth; }
 
-// 16 rows: for each 64 elements a tile of their high digits, then one of their low ones, in the order in
-// which they are read. A group: for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
+// 16 rows: for each 64 elements a tile of their high digits, then a tile of their low digits, in reading
+// order. A group of candidates: for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
 int64_t row_bytes(int64_t d) { return 2 * padded(d); }
 int64_t group_bytes(int64_t d) { return padded(d) / kDepth * kTileBytes; }
 
-// Where the high digit of element j of a row lies; the low one follows a tile later.
+// Offset of the high digit of element j of a row; the low digit is one tile later.
 inline int64_t place(int64_t row, int64_t d, int64_t j) {
   return row / kTile * kTile * row_bytes(d) + j / kDepth * 2 * kTileBytes + row % kTile * kDepth + j % kDepth;
 }
@@ -57,24 +53,12 @@ void pack(const int16_t* values, int64_t d, int64_t lane, char* group) {
   }
 }
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-const TileConfig kConfig;
-
-struct ConfiguredTiles {
-  ConfiguredTiles() { _tile_loadconfig(&kConfig); }
-  ~ConfiguredTiles() { _tile_release(); }
-};
-
-struct alignas(64) Products {
+struct alignas(64) DigitProducts {
   int32_t high[kTile][kTile], low[kTile][kTile];
 };
 
 // For each row: 65536 high.high + 256 (high.low + low.high) + low.low
-inline __attribute__((always_inline)) __m512i combine(const Products& products, int64_t i) {
+inline __attribute__((always_inline)) __m512i combine(const DigitProducts& products, int64_t i) {
   const __m512i high = _mm512_load_si512(products.high[i]), low = _mm512_load_si512(products.low[i]);
   const __m512i high_high = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(high));
   const __m512i high_low = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(high, 1));
@@ -90,9 +74,9 @@ void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_
   const ConfiguredTiles configured;
   const int64_t bytes = kTile * row_bytes(d);
   const __m512i others = _mm512_loadu_si512(group_norms);
-  Products products[2];
+  DigitProducts products[2];
   for (int64_t start = 0; start < count; start += 2 * kTile) {
-    // A second tile of rows repeats the first one where there is none.
+    // A missing second tile of rows repeats the first one.
     const char* first = rows + first_row * row_bytes(d) + start / kTile * bytes;
     const char* second = start + kTile < count ? first + bytes : first;
     _tile_zero(0);

@@ -17,23 +17,23 @@
 namespace uefl::cpu {
 namespace {
 
-// When bounds are looked at, measured (docs/design/kmeans-cpu.md).
-constexpr int64_t kSampleRows = 32;   // by which they are judged
-constexpr int64_t kLeastRows = 4096;  // to which the sample is little
-constexpr int64_t kLeastRounds = 16;  // to come, of which some earn what it costs to fill them
-constexpr int64_t kBlockRows = 256;   // found together by bounds
+// When to keep bounds, measured (docs/design/kmeans-cpu.md).
+constexpr int64_t kSampleRows = 32;   // rows of the sample that decides
+constexpr int64_t kLeastRows = 4096;  // fewer rows than this: the sample costs too much
+constexpr int64_t kLeastRounds = 16;  // fewer iterations left than this: filling the bounds does not pay
+constexpr int64_t kBlockRows = 256;   // rows per block of the bounded search
 
-// One run from given centres.
+// One run from given centers.
 class Lloyd {
  public:
-  Lloyd(const PreparedProblem& prepared, KMeansCentres centres, const KMeansOptions& options)
+  Lloyd(const PreparedProblem& prepared, KMeansCenters centers, const KMeansOptions& options)
       : prepared_(prepared),
         dense_(prepared.dense()),
         units_(prepared.units()),
-        k_(centres.count()),
+        k_(centers.count()),
         spherical_(options.spherical),
         max_iter_(options.max_iter),
-        centres_(std::move(centres)),
+        centers_(std::move(centers)),
         totals_(k_, dense_.d),
         labels_(dense_.n, -1) {}
 
@@ -41,7 +41,7 @@ class Lloyd {
 
   double inertia() const { return inertia_; }
   void write(const KMeansProblem& problem) const {
-    std::memcpy(problem.centres, centres_.data(), centres_.bytes());
+    std::memcpy(problem.centers, centers_.data(), centers_.bytes());
     std::copy(labels_.begin(), labels_.end(), problem.labels);
     *problem.inertia = inertia_;
     *problem.iterations = iterations_;
@@ -59,20 +59,20 @@ class Lloyd {
   const int64_t k_;
   const bool spherical_;
   const int64_t max_iter_;
-  KMeansCentres centres_;
+  KMeansCenters centers_;
   KMeansTotals totals_;  // of labels_
   std::vector<int64_t> labels_;
-  std::optional<KMeansBounds> bounds_,
-      sample_;  // of all rows, where they pay, and of some, by which that is seen
+  // Of all rows, used where bounds pay, and of the sample that decides.
+  std::optional<KMeansBounds> bounds_, sample_;
   std::vector<int64_t> sample_labels_;
-  int64_t one_in_ = 8;  // bounds pay while they leave one distance in so many: more take, one by one, as long
-                        // as a search of all
+  int64_t one_in_ = 8;  // bounds pay while they leave at most one distance in one_in_; more distances,
+                        // computed one by one, take longer than a search
   double inertia_ = 0;
   int64_t iterations_ = 0;
 };
 
 void Lloyd::run(double limit) {
-  bool converged = false;  // labels belong to the centres
+  bool converged = false;  // labels belong to the centers
   while (iterations_ < max_iter_ && !converged) {
     const bool changed = assign();
     ++iterations_;
@@ -82,20 +82,20 @@ void Lloyd::run(double limit) {
     if (!converged && shift <= limit) break;
   }
   if (!converged) assign();
-  std::vector<double> distances = prepared_.distances(centres_, labels_.data());
+  std::vector<double> distances = prepared_.distances(centers_, labels_.data());
   for (int64_t i = 0; i < dense_.n; ++i) distances[i] *= units_.weight(i);
   inertia_ = tree_sum(std::move(distances)) * prepared_.weight_unit();
 }
 
-// Gives each row the label of its nearest centre and brings the totals up to date; true when a label changed.
+// Gives each row the label of its nearest center and updates the totals; true when a label changed.
 bool Lloyd::assign() {
   const Parallel& parallel = prepared_.parallel();
   if (bounds_ || bounds_pay()) {
     const bool filled = bounds_.has_value();
     if (filled) {
-      bounds_->follow(centres_, parallel);
+      bounds_->follow(centers_, parallel);
     } else {
-      bounds_.emplace(dense_, 1, centres_, parallel);
+      bounds_.emplace(dense_, 1, centers_, parallel);
     }
     std::atomic<int64_t> scored = 0;
     const auto finder = [&]() -> FindLabels {
@@ -103,37 +103,37 @@ bool Lloyd::assign() {
         scored += bounds_->assign(first, last, found - first);
       };
     };
-    const bool changed = kmeans_step(rows_of(dense_), kBlockRows, finder, centres_.data(), units_, parallel,
+    const bool changed = kmeans_step(rows_of(dense_), kBlockRows, finder, centers_.data(), units_, parallel,
                                      labels_.data(), totals_, nullptr);
     if (filled && scored > dense_.n * k_ / one_in_) bounds_.reset(), one_in_ *= 2;
     return changed;
   }
-  const Search search({centres_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2,
+  const Search search({centers_.data(), dense_.wide ? Dtype::f64 : Dtype::f32, 1, k_, dense_.d}, Metric::l2,
                       true, "kmeans", parallel);
-  return kmeans_step(rows_of(dense_), search, centres_.data(), units_, parallel, labels_.data(), totals_,
+  return kmeans_step(rows_of(dense_), search, centers_.data(), units_, parallel, labels_.data(), totals_,
                      nullptr);
 }
 
-// Whether bounds of the iteration before leave few distances of some rows. Bounds of more centres than
-// elements would take more memory than float32 x, and looking through them half as long as a search.
+// Whether bounds of the previous iteration rule out most distances of the sample. Bounds for more centers
+// than elements would take more memory than float32 x, and reading them half as long as a search.
 bool Lloyd::bounds_pay() {
   if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds)
     return false;
-  if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // whose search is as fast
+  if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // the search is as fast there
   bool pay = false;
   if (sample_) {
-    sample_->follow(centres_, on_this_thread);
+    sample_->follow(centers_, on_this_thread);
     pay = sample_->assign(0, sample_->rows(), sample_labels_.data()) <= sample_->rows() * k_ / one_in_;
   }
   sample_.reset();
   if (pay) return true;
-  sample_.emplace(dense_, dense_.n / kSampleRows, centres_, on_this_thread);
+  sample_.emplace(dense_, dense_.n / kSampleRows, centers_, on_this_thread);
   sample_labels_.assign(sample_->rows(), 0);
   sample_->assign(0, sample_->rows(), sample_labels_.data());
   return false;
 }
 
-// Moves the centres to the means of their clusters; returns the sum of the squares of the moves.
+// Moves the centers to the means of their clusters; returns the sum of the squared moves.
 double Lloyd::update() {
   const int64_t d = dense_.d;
   const Rounding& rounding = units_.rounding;
@@ -150,19 +150,19 @@ double Lloyd::update() {
         mean[j] = rounding.middle[j] + static_cast<double>(totals.sums[k * d + j]) / rounding.scale[j] / mass;
       }
       if (spherical_ && !to_unit(mean.data(), d)) continue;
-      std::copy_n(centres_.exact(k), d, before.begin());
-      centres_.set(k, mean.data());
-      for (int64_t j = 0; j < d; ++j) mean[j] = centres_.exact(k)[j] - before[j];
+      std::copy_n(centers_.exact(k), d, before.begin());
+      centers_.set(k, mean.data());
+      for (int64_t j = 0; j < d; ++j) mean[j] = centers_.exact(k)[j] - before[j];
       moves[k] = square_norm(mean.data(), d);
     }
   });
   return tree_sum(moves);
 }
 
-// The first empty cluster takes the row that is farthest from its centre, the second one the next; update()
-// of the reference.
+// The first empty cluster takes the row farthest from its center, the second one the next: update() of the
+// reference.
 void Lloyd::fill_empty(KMeansTotals& totals) const {
-  const std::vector<double> distances = prepared_.distances(centres_, labels_.data());
+  const std::vector<double> distances = prepared_.distances(centers_, labels_.data());
   const int64_t n = dense_.n, spread = (int64_t{1} << ceil_log2(n)) - 1;
   std::vector<int64_t> keys;
   for (int64_t i = 0; i < n; ++i) {

@@ -1,4 +1,4 @@
-// The inner loops of the steps of k-means.
+// The inner loops of a k-means step.
 #include "cpu/kmeans_kernel.h"
 #include "cpu/simd.h"
 #include "cpu/variant.h"
@@ -13,8 +13,8 @@ inline const T* typed_row(const Dense& x, int64_t row) {
 
 template <class T>
 bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* high) {
-  constexpr int64_t kTogether = 4;   // rows that share one look at the extremes
-  constexpr int64_t kColumns = 256;  // whose extremes stay in the first-level cache
+  constexpr int64_t kTogether = 4;   // rows that share one read of the extremes
+  constexpr int64_t kColumns = 256;  // columns of extremes that stay in the first-level cache
   bool finite = true;
   for (int64_t start = 0; start < x.d; start += kColumns) {
     const int64_t columns = x.d - start < kColumns ? x.d - start : kColumns;
@@ -43,7 +43,7 @@ bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* hi
   return finite;
 }
 
-// Left to the compiler, whose own narrowing to 16 bits is the faster one.
+// Left to the compiler: its own narrowing to 16 bits is faster.
 template <class T>
 void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* values, int64_t* sums,
                     int64_t* squares) {
@@ -87,15 +87,15 @@ void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight
 }
 
 template <class T>
-double distance_typed(const T* row, const T* centre, int64_t d) {
-  constexpr int kSums = 8;  // on every instruction set, so that all of them add in the same order
+double distance_typed(const T* row, const T* center, int64_t d) {
+  constexpr int kSums = 8;  // the same on every instruction set, so that all add in the same order
   Doubles sums[kSums / kDoubles] = {}, value, other;
   int64_t j = 0;
   for (; j + kSums <= d; j += kSums) {
 #pragma GCC unroll 4
     for (int part = 0; part < kSums / kDoubles; ++part) {
       widen(row + j + part * kDoubles, value);
-      widen(centre + j + part * kDoubles, other);
+      widen(center + j + part * kDoubles, other);
       const Doubles difference = value - other;
       sums[part] += difference * difference;
     }
@@ -103,7 +103,7 @@ double distance_typed(const T* row, const T* centre, int64_t d) {
   double total[kSums];
   __builtin_memcpy(total, sums, sizeof total);
   for (int i = 0; j + i < d; ++i) {
-    const double difference = static_cast<double>(row[j + i]) - static_cast<double>(centre[j + i]);
+    const double difference = static_cast<double>(row[j + i]) - static_cast<double>(center[j + i]);
     total[i] += difference * difference;
   }
   return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
@@ -127,9 +127,9 @@ void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, 
   x.wide ? add(typed_row<double>(x, row)) : add(typed_row<float>(x, row));
 }
 
-double distance(const Dense& x, int64_t row, const char* centre) {
-  if (x.wide) return distance_typed(typed_row<double>(x, row), reinterpret_cast<const double*>(centre), x.d);
-  return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(centre), x.d);
+double distance(const Dense& x, int64_t row, const char* center) {
+  if (x.wide) return distance_typed(typed_row<double>(x, row), reinterpret_cast<const double*>(center), x.d);
+  return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(center), x.d);
 }
 
 template <class T, int kCount>
@@ -186,7 +186,7 @@ void distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, in
 }
 
 template <class T>
-float centre_typed(const T* row, int64_t d, const float* mean, float* y) {
+float center_typed(const T* row, int64_t d, const float* mean, float* y) {
   for (int64_t j = 0; j < d; ++j) y[j] = static_cast<float>(row[j] - mean[j]);
   Floats sum[2] = {}, value;
   for (int64_t j = 0; j < d; j += 2 * kLanes) {
@@ -199,12 +199,12 @@ float centre_typed(const T* row, int64_t d, const float* mean, float* y) {
   return sum_across(sum[0] + sum[1]);
 }
 
-float centre(const Dense& x, int64_t row, const float* mean, float* y) {
-  return x.wide ? centre_typed(typed_row<double>(x, row), x.d, mean, y)
-                : centre_typed(typed_row<float>(x, row), x.d, mean, y);
+float center(const Dense& x, int64_t row, const float* mean, float* y) {
+  return x.wide ? center_typed(typed_row<double>(x, row), x.d, mean, y)
+                : center_typed(typed_row<float>(x, row), x.d, mean, y);
 }
 
-// The lanes of each vector added up, as the lanes of one.
+// Sums the lanes of each vector: one result per lane.
 UEFL_INLINE Floats sums_across(Floats (&square)[kLanes]) {
   transpose(square);
 #pragma GCC unroll 4
@@ -219,7 +219,7 @@ void products(const float* y, const float* codes, int64_t pitch, const int32_t* 
               float* out) {
   int64_t i = 0;
   for (; i + kLanes <= count;
-       i += kLanes) {  // so many that the elements of the row are read once for all of them
+       i += kLanes) {  // enough vectors to read the elements of the row once for all of them
     Floats sum[kLanes] = {}, value, other;
     const float* b[kLanes];
     for (int c = 0; c < kLanes; ++c) b[c] = codes + code[i + c] * pitch;
@@ -234,7 +234,7 @@ void products(const float* y, const float* codes, int64_t pitch, const int32_t* 
     store(sums_across(sum), out + i);
   }
   for (; i < count; ++i) {
-    constexpr int kParts = 4;  // so that one addition need not wait for the last
+    constexpr int kParts = 4;  // independent sums, so that one addition does not wait for the last
     Floats sum[kParts] = {}, value, other;
     const float* b = codes + code[i] * pitch;
     for (int64_t j = 0; j < pitch; j += kParts * kLanes) {
@@ -276,7 +276,7 @@ int64_t improve(const int64_t* nearest, const double* weights, int shift, int64_
 }
 
 int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
-  constexpr int64_t kPiece = 1024;  // of elements, whose sums stay in the first-level cache
+  constexpr int64_t kPiece = 1024;  // elements per chunk: their sums stay in the first-level cache
   constexpr int kPieceLevel = 10;
   int64_t total[kRunLevels - kPieceLevel] = {}, all = 0;
   for (int64_t start = 0; start < d; start += kPiece) {
@@ -306,6 +306,6 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
 }  // namespace
 
 const KMeansKernel UEFL_VARIANT(kmeans){range,  quantise, move,     distance, distances,
-                                        centre, products, possible, improve,  squares};
+                                        center, products, possible, improve,  squares};
 
 }  // namespace uefl::cpu

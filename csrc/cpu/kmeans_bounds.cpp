@@ -14,16 +14,16 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 }  // namespace
 
-KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCentres& centres,
+KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCenters& centers,
                            const Parallel& parallel)
     : x_(x),
       stride_(stride),
       rows_((x.n + stride - 1) / stride),
-      k_(centres.count()),
+      k_(centers.count()),
       d_(x.d),
       pitch_((d_ + 63) / 64 * 64),
       width_(width(k_)),
-      centres_(centres.exact(0), centres.exact(0) + k_ * d_),
+      centers_(centers.exact(0), centers.exact(0) + k_ * d_),
       mean_(d_),
       codes_(k_ * pitch_),
       ways_(k_),
@@ -33,26 +33,26 @@ KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCentres& 
       reach_(new float[rows_ * width_]),
       own_(rows_, kInfinity) {
   std::vector<double> sum(d_);
-  for (int64_t i = 0; i < k_ * d_; ++i) sum[i % d_] += centres_[i];
+  for (int64_t i = 0; i < k_ * d_; ++i) sum[i % d_] += centers_[i];
   for (int64_t j = 0; j < d_; ++j) mean_[j] = static_cast<float>(sum[j] / static_cast<double>(k_));
   parallel(rows_, [&](int64_t lo, int64_t hi) {
     std::vector<float> y(pitch_);
     for (int64_t row = lo; row < hi; ++row) {
-      const double square = square_bound(kernel_.centre(x_, row * stride_, mean_.data(), y.data()), d_);
+      const double square = square_bound(kernel_.center(x_, row * stride_, mean_.data(), y.data()), d_);
       norms_[row] = static_cast<float>(std::sqrt(square) * (1 + 0x1p-20));
     }
     std::fill(&reach_[lo * width_], &reach_[hi * width_], -kInfinity);
   });
   most_norm_ = *std::max_element(norms_.begin(), norms_.end());
-  follow(centres, parallel);
+  follow(centers, parallel);
 }
 
-void KMeansBounds::follow(const KMeansCentres& centres, const Parallel& parallel) {
+void KMeansBounds::follow(const KMeansCenters& centers, const Parallel& parallel) {
   std::vector<double> squares(k_);
   parallel(k_, [&](int64_t lo, int64_t hi) {
     for (int64_t k = lo; k < hi; ++k) {
-      const double* now = centres.exact(k);
-      double *before = &centres_[k * d_], moved = 0;
+      const double* now = centers.exact(k);
+      double *before = &centers_[k * d_], moved = 0;
       for (int64_t j = 0; j < d_; ++j) {
         const double b = now[j] - mean_[j], step = now[j] - before[j];
         codes_[k * pitch_ + j] = static_cast<float>(b);
@@ -70,8 +70,7 @@ void KMeansBounds::follow(const KMeansCentres& centres, const Parallel& parallel
   const double most_way = *std::max_element(ways_.begin(), ways_.end()), half_square = most_square_ / 2,
                radius = std::sqrt(most_square_);
   error_ = 2 * score_error(d_, half_square, radius, most_norm_ * most_norm_, true);
-  // Beside it what is lost by rounding reach, bounds and limits: some five times 2^-24 of what they are made
-  // of.
+  // Rounding reach, bounds and limits loses about 5 * 2^-24 of their terms more.
   slack_ = error_ + 0x1p-20 * (half_square + most_norm_ * (radius + 2 * most_way));
 }
 
@@ -95,7 +94,7 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
     const double above = double{own_[row]} + half_squares_[label] + double{norm} * way_[label] + slack_;
     if (above < kInfinity && all_ruled_out(above)) continue;
 
-    kernel_.centre(x_, row * stride_, mean_.data(), y.data());
+    kernel_.center(x_, row * stride_, mean_.data(), y.data());
     float product;
     kernel_.products(y.data(), codes_.data(), pitch_, &label, 1, &product);
     const float score = product + half_squares_[label];
@@ -131,7 +130,7 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
   return scored;
 }
 
-// Which of the scored centres is the nearest.
+// The nearest of the scored centers.
 int64_t KMeansBounds::nearest(int64_t row, const int32_t* codes, const float* scores, int64_t count) const {
   const int64_t best = std::min_element(scores, scores + count) - scores;
   const double limit = scores[best] + error_;
@@ -145,7 +144,7 @@ int64_t KMeansBounds::nearest(int64_t row, const int32_t* codes, const float* sc
     for (int64_t j = 0; j < d_; ++j) {
       const double value =
           x_.wide ? reinterpret_cast<const double*>(x)[j] : reinterpret_cast<const float*>(x)[j];
-      const double difference = value - centres_[codes[i] * d_ + j];
+      const double difference = value - centers_[codes[i] * d_ + j];
       distance += difference * difference;
     }
     if (distance < least || (distance == least && codes[i] < codes[found])) least = distance, found = i;

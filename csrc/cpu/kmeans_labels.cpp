@@ -11,15 +11,15 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRows = 32;  // of which distances are taken together: they stay in the second-level cache
+constexpr int64_t kRows = 32;  // rows per block: their distances stay in the second-level cache
 
-// Calls work(lo, hi) for portions of `step` of n rows, at the same time.
+// Calls work(lo, hi) in parallel for portions of `step` of n rows.
 template <class Work>
 void in_portions(int64_t n, int64_t step, const Parallel& parallel, const Work& work) {
   parallel((n + step - 1) / step, [&](int64_t lo, int64_t hi) { work(lo * step, std::min(n, hi * step)); });
 }
 
-// Large finite numbers may overflow, too: only then is there a look at every element.
+// Large finite numbers may overflow too, so only an infinite sum leads to a check of every element.
 void require_finite(const StridedRows& x, const Parallel& parallel, bool finite) {
   if (!finite) kmeans_scales(x, nullptr, parallel, "kmeans_labels");
 }

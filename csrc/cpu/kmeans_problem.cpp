@@ -9,7 +9,7 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;  // of one portion, where a row costs little
+constexpr int64_t kRowsOfWork = 256;  // rows of one portion, where a row costs little
 
 }  // namespace
 
@@ -22,11 +22,11 @@ double square_norm(const double* values, int64_t d) {
 bool to_unit(double* values, int64_t d) {
   const double norm = std::sqrt(square_norm(values, d));
   for (int64_t j = 0; j < d; ++j)
-    values[j] = norm == 0 ? 0 : values[j] / norm;  // NaN stays NaN, and is refused
+    values[j] = norm == 0 ? 0 : values[j] / norm;  // NaN stays NaN, and is rejected
   return std::any_of(values, values + d, [](double value) { return value != 0; });
 }
 
-void KMeansCentres::set(int64_t k, const double* values) {
+void KMeansCenters::set(int64_t k, const double* values) {
   for (int64_t i = k * d_; i < (k + 1) * d_; ++i, ++values) {
     exact_[i] = wide_ ? *values : (narrow_[i] = static_cast<float>(*values));
   }
@@ -53,7 +53,7 @@ PreparedProblem::PreparedProblem(const KMeansProblem& problem, const KMeansOptio
   const bool seeding = options.seeding != Seeding::given;
   if (seeding || options.tol > 0) {
     const int64_t bits = std::min<int64_t>(kSeedingBits, (60 - ceil_log2(n * d)) / 2);
-    // The reach of a column is below 2^e, and its scale is 2^(mass_bits - e).
+    // The range of a column is below 2^e, and its scale is 2^(mass_bits - e).
     make_seeder(
         bits,
         *std::min_element(scales_.scale.begin(), scales_.scale.end()) * power_of_two(bits - mass_bits(n)),
@@ -90,13 +90,13 @@ void PreparedProblem::make_dense(const StridedRows& x, bool spherical) {
   });
 }
 
-// The rows as whole numbers, kept for seeding or only to see how much they vary.
+// The rows as integers, stored for seeding or used once for the variance.
 void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
   const int64_t n = dense_.n, d = dense_.d;
   const std::vector<double> scales(d, scale);
   const Rounding rounding{scales_.middle.data(), scales.data()};
   if (keep) {
-    // Rows near zero have small squares: less the mean of some, evenly spread.
+    // Rows near zero have small squares, so the mean of an evenly spread sample is subtracted.
     constexpr int64_t kSample = 64;
     const int64_t count = std::min(n, kSample);
     std::vector<int16_t> values(d);
@@ -131,9 +131,9 @@ void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
   variance_ = tree_sum(variances) / static_cast<double>(d) / scale / scale;
 }
 
-KMeansCentres PreparedProblem::given(const void* init, int64_t k, bool spherical) const {
+KMeansCenters PreparedProblem::given(const void* init, int64_t k, bool spherical) const {
   const int64_t d = dense_.d;
-  KMeansCentres centres(k, d, dense_.wide);
+  KMeansCenters centers(k, d, dense_.wide);
   std::vector<double> values(d);
   for (int64_t i = 0; i < k; ++i) {
     for (int64_t j = 0; j < d; ++j) {
@@ -143,22 +143,22 @@ KMeansCentres PreparedProblem::given(const void* init, int64_t k, bool spherical
         throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
     }
     if (spherical) to_unit(values.data(), d);
-    centres.set(i, values.data());
+    centers.set(i, values.data());
   }
-  return centres;
+  return centers;
 }
 
-KMeansCentres PreparedProblem::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
+KMeansCenters PreparedProblem::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
   const std::vector<int64_t> chosen = seeder_->seeds(seeding, k, seed, restart);
   std::vector<char> rows;
   for (const int64_t row : chosen) rows.insert(rows.end(), dense_.row(row), dense_.row(row + 1));
   return given(rows.data(), k, false);
 }
 
-std::vector<double> PreparedProblem::distances(const KMeansCentres& centres, const int64_t* labels) const {
+std::vector<double> PreparedProblem::distances(const KMeansCenters& centers, const int64_t* labels) const {
   std::vector<double> result(dense_.n);
   for_rows([&](int64_t lo, int64_t hi) {
-    for (int64_t i = lo; i < hi; ++i) result[i] = kernel_.distance(dense_, i, centres.centre(labels[i]));
+    for (int64_t i = lo; i < hi; ++i) result[i] = kernel_.distance(dense_, i, centers.center(labels[i]));
   });
   return result;
 }

@@ -1,4 +1,4 @@
-// Everything about the rows of a k-means that does not change during a fit: Data of ops/kmeans/reference.py.
+// The values of a k-means problem that do not change during a fit: Data of ops/kmeans/reference.py.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace uefl::cpu {
 // square_norms of ops/kmeans_step/reference.py.
 double square_norm(const double* values, int64_t d);
 
-// A row at length 1; one of zeros stays. False when it is zero.
+// Scales a row to length 1. Returns false, and changes nothing, when the row is zero.
 bool to_unit(double* values, int64_t d);
 
-// k centres [k, d] in the dtype of the rows, with the same numbers in float64 beside them.
-class KMeansCentres {
+// k centers [k, d] in the dtype of the rows, and the same numbers in float64.
+class KMeansCenters {
  public:
-  KMeansCentres(int64_t k, int64_t d, bool wide)
+  KMeansCenters(int64_t k, int64_t d, bool wide)
       : d_(d), wide_(wide), exact_(k * d), narrow_(wide ? 0 : k * d) {}
 
   const void* data() const { return wide_ ? static_cast<const void*>(exact_.data()) : narrow_.data(); }
-  const char* centre(int64_t k) const { return static_cast<const char*>(data()) + k * d_ * (wide_ ? 8 : 4); }
+  const char* center(int64_t k) const { return static_cast<const char*>(data()) + k * d_ * (wide_ ? 8 : 4); }
   const double* exact(int64_t k) const { return &exact_[k * d_]; }
   int64_t count() const { return static_cast<int64_t>(exact_.size()) / d_; }
   int64_t bytes() const { return static_cast<int64_t>(exact_.size()) * (wide_ ? 8 : 4); }
@@ -53,21 +53,21 @@ class PreparedProblem {
   double weight_unit() const { return scales_.weight_unit; }
   double variance() const { return variance_; }
 
-  KMeansCentres given(const void* init, int64_t k, bool spherical) const;
-  KMeansCentres seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
-  // Squared distances of the rows to their centres.
-  std::vector<double> distances(const KMeansCentres& centres, const int64_t* labels) const;
+  KMeansCenters given(const void* init, int64_t k, bool spherical) const;
+  KMeansCenters seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
+  // Squared distances of the rows to their centers.
+  std::vector<double> distances(const KMeansCenters& centers, const int64_t* labels) const;
 
  private:
   void make_dense(const StridedRows& x, bool spherical);
   void make_seeder(int64_t bits, double scale, bool keep);
-  // Calls work(lo, hi) for portions of the rows, at the same time.
+  // Calls work(lo, hi) in parallel for portions of the rows.
   template <class Work>
   void for_rows(const Work& work) const;
 
   const Parallel& parallel_;
   const KMeansKernel& kernel_ = kmeans_kernel();
-  std::vector<double> copy_;  // of x, when it is not dense
+  std::vector<double> copy_;  // of x, when x is not dense
   Dense dense_;
   KMeansScales scales_;
   std::vector<double> weights_;  // at most 1, or empty

@@ -10,8 +10,8 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRoundsOfDraws = 5;     // of k-means||, with 2 k draws each
-constexpr int64_t kMostDigits = 1 << 16;  // elements whose products AMX sums in 32 bits
+constexpr int64_t kRoundsOfDraws = 5;     // rounds of k-means||, with 2 k draws each
+constexpr int64_t kMostDigits = 1 << 16;  // elements: AMX sums their products in 32 bits
 
 const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
 #if defined(__x86_64__)
@@ -50,8 +50,8 @@ Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, 
   }
 }
 
-// Two products of numbers up to 32,639 fit 32 bits. By Cauchy's inequality those of a longer run do where its
-// squares do.
+// Two products of numbers up to 32,639 fit in 32 bits. By Cauchy's inequality the products of a longer run
+// fit if its squares do.
 int64_t Seeder::run() const {
   int64_t run = 2;
   for (int level = 2; level < kRunLevels; ++level) {
@@ -70,10 +70,10 @@ int64_t Seeder::potential(int64_t i, int64_t square) const {
   return std::llrint(weights_[i] * static_cast<double>(square));
 }
 
-Seeder::Candidates::Candidates(const Seeder& seeder, const std::vector<int64_t>& chosen)
+Seeder::CandidateGroups::CandidateGroups(const Seeder& seeder, const std::vector<int64_t>& chosen)
     : count(static_cast<int64_t>(chosen.size())),
       groups((count + kGroup - 1) / kGroup),
-      packed(groups * seeder.kernel_.group_bytes(seeder.d_) / static_cast<int64_t>(sizeof(SeedingLine))),
+      packed(groups * seeder.kernel_.group_bytes(seeder.d_) / static_cast<int64_t>(sizeof(CacheLine))),
       norms(groups * kGroup) {
   std::vector<int16_t> values(seeder.d_);
   for (int64_t c = 0; c < count; ++c) {
@@ -84,8 +84,8 @@ Seeder::Candidates::Candidates(const Seeder& seeder, const std::vector<int64_t>&
   }
 }
 
-// Of the rows of a block to the candidates of a group.
-void Seeder::distances(const Candidates& candidates, int64_t group, int64_t block,
+// Distances of a block of rows to the candidates of a group.
+void Seeder::distances(const CandidateGroups& candidates, int64_t group, int64_t block,
                        int64_t* const* out) const {
   kernel_.distances(rows(), norms_.data(), block * kBlock, block_end(block) - block * kBlock, d_, run(),
                     reinterpret_cast<const char*>(candidates.packed.data()) + group * kernel_.group_bytes(d_),
@@ -104,7 +104,7 @@ std::vector<int64_t> Seeder::running_sums(const Mass& mass) const {
   return running;
 }
 
-// The first row whose running sum exceeds the part `number` of the total; row 0 when all masses are 0.
+// The first row with a running sum above `number` times the total; row 0 when all masses are 0.
 template <class Mass>
 int64_t Seeder::draw(const std::vector<int64_t>& running, double number, const Mass& mass) const {
   const int64_t total = running.back();
@@ -136,8 +136,7 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
   const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k)));
   const int shift = static_cast<int>(60 - 2 * bits_ - ceil_log2(n_ * d_));
   const double* weights = weights_.empty() ? nullptr : weights_.data();
-  // Distances to the nearest chosen row, and what they would be with each candidate, which then change
-  // places.
+  // Distances to the nearest chosen row, and the same with each new candidate; the two swap.
   std::vector<std::vector<int64_t>> nearest_with(trials, std::vector<int64_t>(n_));
   std::vector<int64_t> nearest(n_, INT64_MAX >> 1), potentials(blocks() * trials), chosen, running(blocks());
   std::vector<char> taken(n_);
@@ -146,13 +145,14 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
 
   for (int64_t round = 0; round < k; ++round) {
     std::vector<int64_t> drawn(round == 0 ? 1 : trials);
-    const bool spread = round > 0 && running.back() > 0;  // false: fewer different rows than clusters
+    // False: fewer distinct rows than clusters.
+    const bool spread = round > 0 && running.back() > 0;
     const std::vector<int64_t> masses = spread ? std::vector<int64_t>() : running_sums(mass_left);
     for (int64_t t = 0; t < static_cast<int64_t>(drawn.size()); ++t) {
       const double number = uniform(t, round, restart, stage, seed);
       drawn[t] = spread ? draw(running, number, potential_of) : draw(masses, number, mass_left);
     }
-    const Candidates candidates(*this, drawn);
+    const CandidateGroups candidates(*this, drawn);
     parallel_(blocks(), [&](int64_t lo, int64_t hi) {
       for (int64_t block = lo; block < hi; ++block) {
         const int64_t first = block * kBlock, count = block_end(block) - first;
@@ -194,7 +194,7 @@ std::vector<int64_t> Seeder::oversampled(int64_t k, uint64_t seed, int64_t resta
       const double number = uniform(t, round, restart, kRounds, seed);
       fresh[t] = spread ? draw(running, number, potential_of) : draw(masses, number, mass_of);
     }
-    const Candidates candidates(*this, fresh);
+    const CandidateGroups candidates(*this, fresh);
     const int64_t before = static_cast<int64_t>(drawn.size());
     parallel_(blocks(), [&](int64_t lo, int64_t hi) {
       int64_t found[kGroup][kBlock], *out[kGroup];

@@ -1,6 +1,5 @@
-// Seeding of k-means, on rows as whole numbers: distances and potentials are integers, and so the same
-// whoever adds them up. The rules and the counters of the random numbers are those of Grid in
-// ops/kmeans/reference.py.
+// Seeding of k-means on integer rows: distances and potentials are integers, so the order of additions does
+// not matter. Grid in ops/kmeans/reference.py defines the rules and the random counters.
 #pragma once
 
 #include <array>
@@ -8,33 +7,29 @@
 #include <mutex>
 #include <vector>
 
+#include "cpu/cache_line.h"
 #include "cpu/kmeans.h"
 #include "cpu/kmeans_kernel.h"
 #include "cpu/kmeans_seeding_kernel.h"
 
 namespace uefl::cpu {
 
-constexpr int kSeedingBits = 14;  // of a whole number, beside its sign
+constexpr int kSeedingBits = 14;  // bits of an integer, without its sign
 constexpr int16_t kMostShift = 32639 - (1 << kSeedingBits);
-
-struct alignas(64) SeedingLine {
-  char bytes[64];
-};
 
 class Seeder {
  public:
-  // Memory for n rows of d elements; weights: at most 1, or empty for ones. shift [d], of magnitudes up to
-  // kMostShift, or empty: what rows are stored without. No distance depends on it, but short rows can be
-  // multiplied in fewer bits.
+  // Memory for n rows of d elements. weights: at most 1, or empty for ones. shift [d], of magnitudes up to
+  // kMostShift, or empty: subtracted from the stored rows. No distance depends on it, but short rows need
+  // fewer bits.
   Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift,
          const Parallel& parallel);
 
-  // To be called for all rows before anything else: row(i, values) gives row i, [d]. Thread-safe for
-  // different rows.
+  // Call this first, for all rows: row(i, values) writes row i, [d]. Thread-safe for disjoint rows.
   template <class Row>
   void store(int64_t lo, int64_t hi, const Row& row);
 
-  // Which k rows a fit begins with.
+  // The k rows that a fit begins with.
   std::vector<int64_t> seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
 
  private:
@@ -44,11 +39,11 @@ class Seeder {
   std::vector<int64_t> plus_plus(int64_t k, uint64_t seed, int64_t restart, Stage stage) const;
   std::vector<int64_t> oversampled(int64_t k, uint64_t seed, int64_t restart) const;
 
-  // Groups of candidates, packed: rows chosen[0], chosen[1], ...
-  struct Candidates {
-    Candidates(const Seeder& seeder, const std::vector<int64_t>& chosen);
+  // Packed groups of candidates: rows chosen[0], chosen[1], ...
+  struct CandidateGroups {
+    CandidateGroups(const Seeder& seeder, const std::vector<int64_t>& chosen);
     int64_t count, groups;
-    std::vector<SeedingLine> packed;
+    std::vector<CacheLine> packed;
     std::vector<int64_t> norms;
   };
 
@@ -65,21 +60,21 @@ class Seeder {
   }
   int64_t mass(int64_t i) const { return masses_.empty() ? int64_t{1} << mass_bits(n_) : masses_[i]; }
   int64_t potential(int64_t i, int64_t square) const;
-  void distances(const Candidates& candidates, int64_t group, int64_t block, int64_t* const* out) const;
+  void distances(const CandidateGroups& candidates, int64_t group, int64_t block, int64_t* const* out) const;
   int64_t run() const;
 
-  static constexpr int64_t kBlock = 256;  // rows whose distances stay in the first-level cache
+  static constexpr int64_t kBlock = 256;  // rows per block: their distances stay in the first-level cache
 
   const int64_t n_, d_, bits_;
   const Parallel& parallel_;
   const SeedingKernel& kernel_;
-  std::vector<SeedingLine> rows_;
+  std::vector<CacheLine> rows_;
   std::vector<int64_t> norms_;
   const std::vector<int16_t> shift_;
   std::mutex merge_;
   std::array<int64_t, kRunLevels> largest_{};  // sums of squares, for run()
-  std::vector<double> weights_;                // those of the potentials: weight * 2^shift
-  std::vector<int64_t> masses_;                // or empty: all the same
+  std::vector<double> weights_;                // weight * 2^shift, for the potentials
+  std::vector<int64_t> masses_;                // empty: all equal
 };
 
 template <class Row>

@@ -1,4 +1,4 @@
-// The distances of the seeding of k-means, on vectors; AMX has a kernel of its own, kmeans.amx.cpp.
+// The distances of the k-means seeding on vectors. AMX has its own kernel, kmeans.amx.cpp.
 #include "cpu/kmeans_seeding_kernel.h"
 #include "cpu/simd.h"
 #include "cpu/variant.h"
@@ -6,7 +6,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Rows in panels, a lane to each: [pairs of elements][kPanel rows][2]. A group: [pairs][kGroup
+// Rows in panels, one lane per row: [pairs of elements][kPanel rows][2]. A group: [pairs][kGroup
 // candidates][2].
 constexpr int kVectors = 2, kPanel = kVectors * kLanes;
 
@@ -42,7 +42,7 @@ UEFL_INLINE void add_wide(const Ints& numbers, SignedLongs (&sums)[2]) {
   for (int i = 0; i < 2; ++i) sums[i] += __builtin_convertvector(half[i], SignedLongs);
 }
 
-// Products of kCount candidates with the rows of a panel: as far as sums of 32 bits go, then on in 64.
+// Products of kCount candidates with the rows of a panel: summed in 32 bits as far as they fit, then in 64.
 template <int kCount>
 void multiply(const char* panel, const char* group, int64_t pairs, int64_t run, int64_t (*products)[kPanel]) {
   SignedLongs wide[kCount][kVectors][2] = {};
@@ -88,7 +88,8 @@ void distances_to(const char* rows, const int64_t* norms, int64_t first, int64_t
 
 void distances(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run,
                const char* group, const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
-  constexpr int kMost = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 4;  // whose sums fit into the registers
+  // Candidates with sums that fit into the registers.
+  constexpr int kMost = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 4;
   while (candidates > 0) {
     const int64_t passes = (candidates + kMost - 1) / kMost, now = (candidates + passes - 1) / passes;
     decltype(&distances_to<1>)

@@ -1,4 +1,4 @@
-// The inner loops of the seeding of k-means: distances between rows of whole numbers, exact.
+// The inner loops of the k-means seeding: exact distances between integer rows.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,17 @@ namespace uefl::cpu {
 
 constexpr int64_t kGroup = 8;  // candidates that are compared with a row at once
 
-// Squared distances of rows of whole numbers, of magnitudes up to 32,639, to groups of candidates.
+// Squared distances of integer rows, of magnitudes up to 32,639, to groups of candidates.
 struct SeedingKernel {
-  int64_t (*row_bytes)(int64_t d);    // memory of a row, of which there must be a multiple of 32
-  int64_t (*group_bytes)(int64_t d);  // and of a group
+  int64_t (*row_bytes)(int64_t d);    // memory of a row; call with multiples of 32 rows
+  int64_t (*group_bytes)(int64_t d);  // memory of a group
   void (*store)(const int16_t* values, int64_t d, int64_t row, char* rows);
   void (*load)(const char* rows, int64_t d, int64_t row, int16_t* values);
-  // Puts a row into its place in a group, which was zero.
+  // Writes a row into its place in a zeroed group.
   void (*pack)(const int16_t* values, int64_t d, int64_t place, char* group);
-  // out[c][0 .. count): distances of the rows from `first` on, a multiple of 32, to the first candidates of a
-  // group, given the squared norms of the rows and of the group. run: elements, a power of two, whose squares
-  // add up to less than 2^31 in every row, from a multiple of run on.
+  // out[c][0 .. count): distances of the rows from `first` on, a multiple of 32, to the candidates of a
+  // group, given the squared norms of the rows and of the group. run: a power of two; in every row the
+  // squares of `run` elements, from a multiple of run on, sum to less than 2^31.
   void (*distances)(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d,
                     int64_t run, const char* group, const int64_t* group_norms, int64_t candidates,
                     int64_t* const* out);

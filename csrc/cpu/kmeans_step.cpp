@@ -8,13 +8,13 @@
 #include <stdexcept>
 
 #include "cpu/features.h"
-#include "cpu/pieces.h"
+#include "cpu/striped_adder.h"
 
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;    // of one portion, where a row costs little
-constexpr double kHeaviest = 0x1p1000;  // of a weight
+constexpr int64_t kRowsOfWork = 256;    // rows of one portion, where a row costs little
+constexpr double kHeaviest = 0x1p1000;  // largest weight
 
 // The least e >= -900 with value < 2^e.
 int exponent(double value) {
@@ -119,12 +119,12 @@ void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, i
 }
 
 bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLabels()>& finder,
-                 const void* centres, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
+                 const void* centers, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
                  KMeansTotals& totals, double* distances) {
   const int64_t n = x.outer * x.inner, d = x.dim, blocks = (n + step - 1) / step;
-  const int64_t centre_bytes = d * (x.dtype == Dtype::f64 ? 8 : 4);
+  const int64_t center_bytes = d * (x.dtype == Dtype::f64 ? 8 : 4);
   std::atomic<bool> changed = false;
-  Pieces sums, masses;
+  StripedAdder sums, masses;
   parallel(blocks, [&](int64_t lo, int64_t hi) {
     const bool alone = lo == 0 && hi == blocks;  // needs no totals of its own
     KMeansTotals own(alone ? 0 : static_cast<int64_t>(totals.masses.size()), d);
@@ -142,7 +142,7 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
         const int64_t to = found[i - first];
         if (distances)
           distances[i] =
-              kmeans_kernel().distance(dense, i, static_cast<const char*>(centres) + to * centre_bytes);
+              kmeans_kernel().distance(dense, i, static_cast<const char*>(centers) + to * center_bytes);
         if (to == labels[i]) continue;
         mine.move(dense, i, units, labels[i], to);
         labels[i] = to;
@@ -158,7 +158,7 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
   return changed;
 }
 
-bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units,
+bool kmeans_step(const StridedRows& x, const Search& search, const void* centers, const KMeansUnits& units,
                  const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances) {
   const auto finder = [&]() -> FindLabels {
     const auto scratch = std::make_shared<Search::Scratch>(search);
@@ -166,7 +166,7 @@ bool kmeans_step(const StridedRows& x, const Search& search, const void* centres
       search.assign(rows_of(rows), first, last, found - first, *scratch);
     };
   };
-  return kmeans_step(x, search.block_rows(x.dim), finder, centres, units, parallel, labels, totals,
+  return kmeans_step(x, search.block_rows(x.dim), finder, centers, units, parallel, labels, totals,
                      distances);
 }
 

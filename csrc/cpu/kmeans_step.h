@@ -1,9 +1,8 @@
-// One step of Lloyd's algorithm on the CPU, in one pass over the rows: labels, sums, masses and distances, as
-// ops/kmeans_step/reference.py defines them, to the bit.
+// One step of Lloyd's algorithm on the CPU in one pass over the rows: labels, sums, masses and distances, bit
+// for bit as ops/kmeans_step/reference.py defines them.
 //
-// Sums are integers. So the order of the rows and the number of threads do not matter, and a step that
-// follows another one touches only the rows whose label changed: what a row added to its old cluster is taken
-// away again exactly.
+// Sums are integers, so the order of the rows and the number of threads do not matter. A later step touches
+// only rows with a changed label: it subtracts exactly the numbers that the row added to its old cluster.
 #pragma once
 
 #include <algorithm>
@@ -21,29 +20,29 @@ namespace uefl::cpu {
 
 inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static_cast<uint64_t>(n - 1)) : 0; }
 
-// n whole numbers of at most 2^this add up to at most 2^62.
+// n integers of at most 2^this sum to at most 2^62.
 inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
 
 inline double power_of_two(int64_t e) { return __builtin_ldexp(1.0, static_cast<int>(e)); }
 
-// The least power of two that is not below a value, 2^-900 at least.
+// The least power of two that is not below a value, and at least 2^-900.
 double least_power_of_two(double value);
 
-// Sum by halves: value i and value i + half, half a power of two.
+// Sum by halves: value i plus value i + half, half a power of two.
 double tree_sum(std::vector<double> values);
 
 inline StridedRows rows_of(const Dense& x) {
   return {x.data, x.wide ? Dtype::f64 : Dtype::f32, x.n, 1, x.d, x.d, 0, 1};
 }
 
-// Rows without gaps in float64, or in float32 for all other dtypes: in place where they are so already, else
-// a copy of some of them.
+// Rows without gaps, in float64 for float64 x and in float32 for other dtypes: in place where possible, else
+// a copy of some rows.
 class DenseRows {
  public:
   explicit DenseRows(const StridedRows& x);
 
   bool in_place() const { return in_place_; }
-  // Rows [lo, hi), to be asked for by their numbers in x; the next call takes the memory of a copy again.
+  // Rows [lo, hi) of x; the next call reuses the memory of a copy.
   Dense read(int64_t lo, int64_t hi);
 
  private:
@@ -58,13 +57,13 @@ struct KMeansScales {
   double mass_scale, weight_unit;
 };
 
-// weights [n] or null. Throws std::runtime_error, which names the op, when x or the weights are not finite or
-// too large, or weights are negative or all zero.
+// weights [n] or null. Throws std::runtime_error with the name of the op when x or the weights are not finite
+// or too large, or when weights are negative or all zero.
 KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
                            const std::string& op);
 
-// What a row adds to its cluster: round((x - middle) * weight * scale) to the sums, round(weight *
-// mass_scale) to the mass.
+// A row adds round((x - middle) * weight * scale) to the sums of its cluster and round(weight * mass_scale)
+// to its mass.
 struct KMeansUnits {
   Rounding rounding;
   const double* weights;  // [n], at most 1, or null for ones
@@ -77,7 +76,7 @@ struct KMeansUnits {
 struct KMeansTotals {
   KMeansTotals(int64_t k, int64_t d) : d(d), sums(k * d), masses(k) {}
 
-  // Takes a row from a cluster (none if negative) to another one.
+  // Moves a row from a cluster (none if negative) to another one.
   void move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to);
   int64_t empty() const { return std::count(masses.begin(), masses.end(), 0); }
 
@@ -85,18 +84,18 @@ struct KMeansTotals {
   std::vector<int64_t> sums, masses;  // [k, d] and [k]
 };
 
-// Finds the labels of rows [first, last) of x, which lie as DenseRows has them; labels[0] is that of the
-// first, before and after.
+// Updates the labels of rows [first, last) of x, given as DenseRows stores them; labels[0] belongs to row
+// `first`.
 using FindLabels = std::function<void(const Dense& x, int64_t first, int64_t last, int64_t* labels)>;
 
-// Gives each row of x [n, d] its label, and takes it there in the totals from where `labels` says that it
-// was: -1 for nowhere. Blocks of so many rows are found together, by a finder of each thread. centres [k, d]
-// in the dtype of DenseRows. distances [n], squared, or null. True when a label changed.
+// Gives each row of x [n, d] its label, and moves it in the totals from its old label (-1: none). Each thread
+// has a finder, which labels `block` rows together. centers [k, d] in the dtype of DenseRows. distances [n],
+// squared, or null. Returns true when a label changed.
 bool kmeans_step(const StridedRows& x, int64_t block_rows, const std::function<FindLabels()>& finder,
-                 const void* centres, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
+                 const void* centers, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
                  KMeansTotals& totals, double* distances);
-// The same with the labels of a search of the centres.
-bool kmeans_step(const StridedRows& x, const Search& search, const void* centres, const KMeansUnits& units,
+// The same with labels from a search of the centers.
+bool kmeans_step(const StridedRows& x, const Search& search, const void* centers, const KMeansUnits& units,
                  const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances);
 
 const KMeansKernel& kmeans_kernel();

@@ -1,6 +1,6 @@
-// The product on AMX. Rows are the left operand, which takes them as they lie; units are turned when they are
-// packed. For a block of rows and a slab of inputs, which the second-level cache holds, the panels of units
-// pass by once.
+// The product on AMX. Rows are the left operand, which takes them as they are in memory; units are transposed
+// when they are packed. For a block of rows and a slab of inputs, which the second-level cache holds, the
+// panels of units pass once.
 #if defined(__x86_64__)
 #include "cpu/linear_kernel.h"
 #include "cpu/vq_assign_tiles.h"
@@ -9,12 +9,12 @@ namespace uefl::cpu {
 namespace {
 
 constexpr int kParts = 3;
-constexpr int64_t kStepBytes =
-    kParts * 2 * kTileBytes;   // 32 rows, or units, of 32 inputs: [3 parts][2] tiles
-constexpr int64_t kSlab = 16;  // steps; short chains of additions also lose less than one long one
+// 32 rows, or units, of 32 inputs: [3 parts][2] tiles.
+constexpr int64_t kStepBytes = kParts * 2 * kTileBytes;
+// Steps; short chains of additions also have a smaller error than one long chain.
+constexpr int64_t kSlab = 16;
 constexpr int64_t kPairBytes = kSlab * kStepBytes;
-constexpr int64_t kBlock =
-    128;  // rows that are multiplied by a panel of units in turn; 32 if there is one slab
+constexpr int64_t kBlock = 128;  // rows that a panel of units multiplies in turn; 32 if there is one slab
 constexpr int64_t kWorkBytes =
     2 * kBlock / kPair * kPairBytes;  // one block is multiplied while the next one is split
 
@@ -23,8 +23,8 @@ inline int64_t slab_end(int64_t inputs, int64_t slab) {
   return slab + kSlab < steps_of(inputs) ? slab + kSlab : steps_of(inputs);
 }
 
-// 32 values as three times 32 bfloat16, in the order of split() in vq_assign_tiles.h. Returns the larger of
-// the magnitudes of each pair, as bits: a NaN is larger than any number.
+// 32 values as three times 32 bfloat16, in the order of split() in vq_assign_tiles.h. Returns the larger
+// magnitude of each pair, as bits: a NaN is larger than any number.
 inline __attribute__((always_inline)) __m512i split_in_three(__m512 (&rest)[2], __m512i (&parts)[kParts]) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const __m512i most = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(rest[0]), magnitude),
@@ -53,7 +53,7 @@ struct alignas(64) Sums {
 template <class Between>
 inline __attribute__((always_inline)) void multiply(const char* rows, const char* units, int64_t steps,
                                                     Sums& sums, const Between& between) {
-  asm volatile("" ::: "memory");  // GCC 12's tile loads do not say that they read memory
+  asm volatile("" ::: "memory");  // GCC 12 does not know that tile loads read memory
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -121,8 +121,8 @@ void pack_panel(const float* weight, int64_t inputs, int64_t outputs, int64_t pa
   }
 }
 
-// Splits the rows of a block, of one slab, 32 inputs at a time. A pair of tiles that is not full repeats the
-// last row.
+// Splits the rows of a block for one slab, 32 inputs at a time. An incomplete pair of tiles repeats the last
+// row.
 class Splitter {
  public:
   inline __attribute__((always_inline)) Splitter(const float* x, int64_t rows, int64_t inputs, int64_t slab,
@@ -165,7 +165,7 @@ class Splitter {
   __m512i most_ = _mm512_setzero_si512();
 };
 
-// The sums of a slab to 32 rows of y, on top of what is there, or of the bias.
+// Adds the sums of a slab to 32 rows of y, or to the bias in the first slab.
 inline void add(const Sums& sums, const float* bias, int64_t rows, int64_t columns, int64_t outputs,
                 float* y) {
   for (int64_t half = 0; half * kTile < columns; ++half, y += kTile) {

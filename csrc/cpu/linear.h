@@ -1,5 +1,5 @@
-// y = x weight^T + bias in float32, with the same bits whatever the number of threads. What comes before the
-// first dropout of an MC-dropout head is such a product.
+// y = x weight^T + bias in float32, with the same bits for any number of threads. MC-dropout heads use it for
+// the layers before the first dropout.
 #pragma once
 
 #include "cpu/linear_kernel.h"
@@ -7,8 +7,7 @@
 
 namespace uefl::cpu {
 
-// On the tiles of AMX where there are enough rows to pay for them and three bfloat16 hold each value, in
-// float32 elsewhere.
+// Uses AMX tiles where the rows are many enough and three bfloat16 hold each value, else float32.
 void linear(const LinearOperands& operands, const Parallel& parallel);
 
 }  // namespace uefl::cpu

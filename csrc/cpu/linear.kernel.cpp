@@ -1,8 +1,7 @@
-// The product in float32 on vectors; AMX has a kernel of its own, linear.amx.cpp.
+// The product in float32 on vectors. AMX has its own kernel, linear.amx.cpp.
 //
-// A tile of rows stays in the first-level cache while a group of units, packed, passes by from the second. A
-// result is the same chain of additions wherever it is computed, 256 inputs at a time: its bits depend on its
-// row and its unit alone.
+// A tile of rows stays in the first-level cache while a packed group of units passes from the second. Each
+// result is one chain of additions, 256 inputs at a time, so its bits depend only on its row and its unit.
 #include "cpu/linear_kernel.h"
 #include "cpu/simd.h"
 #include "cpu/variant.h"
@@ -19,12 +18,12 @@ constexpr int64_t kMostUnits = 512;  // half a megabyte
 constexpr int kRows = kLanes == 8 ? 6 : 4;  // 15 of 16 registers with FMA
 constexpr int64_t kMostUnits = 256;
 #endif
-constexpr int64_t kLine = 16;  // floats of a line of the cache
+constexpr int64_t kLine = 16;  // floats of a cache line
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Inputs [start, start + depth) of units [first, last) as [panels of kUnits][kDepth][kUnits]. A panel that is
-// not full repeats the last unit.
+// Inputs [start, start + depth) of units [first, last) as [panels of kUnits][kDepth][kUnits]. An incomplete
+// panel repeats the last unit.
 void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, int64_t depth,
           float* packed) {
   for (; first < last; first += kUnits, packed += kDepth * kUnits) {
@@ -48,7 +47,7 @@ void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, 
   }
 }
 
-// kTileRows rows times a panel, of which `columns` units are real, on top of what is at `before`.
+// kTileRows rows times a panel of `columns` valid units, added to `before`.
 template <int kTileRows>
 void multiply(const float* tile, const float* packed, int64_t depth, const float* before,
               int64_t before_stride, int64_t columns, int64_t stride, float* y) {
@@ -66,7 +65,7 @@ void multiply(const float* tile, const float* packed, int64_t depth, const float
       for (int v = 0; v < kVectors; ++v) multiply_add(units[v], tile[r * kDepth + j], sum[r][v]);
     }
   }
-  float sums[kTileRows][kUnits];  // for the units of a panel that is not full
+  float sums[kTileRows][kUnits];  // for the units of an incomplete panel
 #pragma GCC unroll 16
   for (int r = 0; r < kTileRows; ++r) {
 #pragma GCC unroll 2
@@ -96,8 +95,7 @@ void multiply_rows(int64_t rows, const float* tile, const float* packed, int64_t
     multiply_rows<kTileRows - 1>(rows, tile, packed, depth, before, before_stride, columns, stride, y);
 }
 
-// Asks the memory for a share of the rows that come next: line `part` of each, and every `parts` lines from
-// there.
+// Prefetches a share of the next rows: line `part` of each, and every `parts` lines from there.
 inline void ask_for(const float* x, int64_t rows, int64_t stride, int64_t depth, int64_t part,
                     int64_t parts) {
   for (int64_t j = part * kLine; j < depth; j += parts * kLine) {
@@ -111,7 +109,7 @@ void run_group(const LinearOperands& op, int64_t row_begin, int64_t row_end, int
   float *tile = work, *packed = work + kRows * kDepth;
   const int64_t panels = (last - first + kUnits - 1) / kUnits;
   int64_t start = 0;
-  do {  // once without inputs, too
+  do {  // also runs once without inputs
     const int64_t depth = least(op.inputs - start, kDepth);
     pack(op, first, last, start, depth, packed);
     for (int64_t row = row_begin; row < row_end; row += kRows) {

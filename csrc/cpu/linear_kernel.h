@@ -12,7 +12,7 @@ struct LinearOperands {
   int64_t rows, inputs, outputs;
 };
 
-// The work is [groups of units][tiles of rows]; run() does the pieces [lo, hi) of it and packs the units that
+// The work is [groups of units][tiles of rows]; run() does tasks [lo, hi) of it and packs the units that
 // these need. Thread-safe.
 struct LinearKernel {
   int64_t tile_rows, most_units;                // of a tile, of a group
@@ -22,10 +22,10 @@ struct LinearKernel {
 
 extern const LinearKernel linear_portable, linear_avx2, linear_avx512;
 
-// The parts of linear.amx.cpp, where each value is the sum of three bfloat16, and six of the nine products
-// reach the last bits of a float32. packed is [panels of 32 units][steps of 32 inputs][3 parts][2] tiles.
-// largest: magnitude of a unit (of 32) or row, as bits; it is raised, so it begins at zero. base: the bias,
-// and zeros up to a whole panel.
+// The parts of linear.amx.cpp: each value is the sum of three bfloat16, and six of the nine products give all
+// bits of a float32. packed: [panels of 32 units][steps of 32 inputs][3 parts][2] tiles. largest: magnitude
+// of a unit (of 32) or row, as bits; the kernel raises it, so it starts at zero. base: the bias, padded with
+// zeros to a whole panel.
 struct LinearTiles {
   int64_t work_bytes;
   int64_t (*panel_bytes)(int64_t inputs);

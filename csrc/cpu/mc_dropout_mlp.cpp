@@ -12,8 +12,8 @@ const McKernel& kernel() { return pick<&mc_portable, &mc_avx2, &mc_avx512>(); }
 
 constexpr int64_t kLineFloats = 16;
 
-// What vectors of any width are aligned in.
-struct alignas(64) Line {
+// The alignment for vectors of any width.
+struct alignas(64) FloatLine {
   float value[kLineFloats];
 };
 
@@ -74,14 +74,14 @@ void McDropout::run(const StridedRows& x, int64_t lo, int64_t hi, const McStats&
   int64_t total = 0;
   for (const int64_t size : sizes) total += size * lanes;
   const int64_t lines = (total + kLineFloats - 1) / kLineFloats;
-  const std::unique_ptr<Line[]> workspace(new Line[lines]);
+  const std::unique_ptr<FloatLine[]> workspace(new FloatLine[lines]);
   float* parts[6];
   for (int64_t i = 0, offset = 0; i < 6; offset += sizes[i++] * lanes) parts[i] = workspace[0].value + offset;
 
   const float share = 1.0f / static_cast<float>(model_.passes);
   for (int64_t first = lo; first < hi; first += group_rows()) {
     const int64_t rows = std::min(hi - first, group_rows());
-    std::fill(workspace.get(), workspace.get() + lines, Line{});
+    std::fill(workspace.get(), workspace.get() + lines, FloatLine{});
     with_type(x.dtype, [&]<class T>(const T*) {
       for (int64_t row = 0; row < rows; ++row) {
         float* target = parts[0] + row / lanes * inputs * lanes + row % lanes;

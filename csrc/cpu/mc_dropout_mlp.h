@@ -1,8 +1,8 @@
 // Monte-Carlo dropout of the last layers of an MLP on the CPU: passes, softmax and statistics of a tile of
-// rows, one row to a lane.
+// rows, one row per lane.
 //
-// For each pass, each layer's inputs are kept or dropped, multiplied by its weights and activated; the logits
-// of the last one become probabilities, which enter the running statistics. Masks come from Philox as
+// In each pass, the inputs of each layer are kept or dropped, multiplied by the weights and activated. The
+// last logits become probabilities and enter the running statistics. Masks come from Philox, as
 // ops/mc_dropout_mlp/reference.py defines them, in a buffer of one tile. A tile of rows belongs to one thread
 // and its passes run in order, so results do not depend on the number of threads.
 #pragma once
@@ -23,14 +23,14 @@ struct McStats {
 
 class McDropout {
  public:
-  // widths: of the input, of each layer's output. parameters: of each layer the weights [out, in] and the
-  // bias [out], one after the other. thresholds: of the input, of each layer's output: a unit is dropped
-  // where its 16 random bits are below. All are copied.
+  // widths: of the input and of the output of each layer. parameters: for each layer the weights [out, in]
+  // and the bias [out], one after the other. thresholds: for the input and for the output of each layer; a
+  // unit is dropped where its 16 random bits are below. All are copied.
   McDropout(const std::vector<int64_t>& widths, const float* parameters,
             const std::vector<uint32_t>& thresholds, McActivation activation, int64_t passes, bool consistent,
             uint64_t seed);
 
-  // Rows that are worked on together; a share of the work begins and ends at a multiple of it.
+  // Rows that are computed together; a task begins and ends at a multiple of it.
   int64_t group_rows() const;
 
   // Rows [lo, hi) of x, with lo a multiple of group_rows(). Thread-safe.
@@ -42,7 +42,7 @@ class McDropout {
   McModel model_;
 };
 
-// keep[row * columns + column] of rows [lo, hi) in one pass and stream, as the definition draws them.
+// keep[row * columns + column] of rows [lo, hi) in one pass and stream, as the reference draws them.
 void dropout_mask(uint64_t seed, int64_t lo, int64_t hi, int64_t columns, uint32_t pass, uint32_t stream,
                   uint32_t threshold, bool consistent, bool* keep);
 

@@ -7,18 +7,18 @@ namespace uefl::cpu {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kMostOutputs = 12;  // and as many sums for the second pass: 24 of the 32 registers
+constexpr int kMostOutputs = 12;  // plus the same number of sums for the second pass: 24 of the 32 registers
 #else
 constexpr int kMostOutputs = 6;
 #endif
 
 inline Floats* vectors(float* data) { return reinterpret_cast<Floats*>(data); }
 
-// The random words of one layer's inputs (or of the logits) in one pass, for a tile: words[w] holds units 2 w
-// (low half) and 2 w + 1.
+// The random words of the inputs of one layer (or of the logits) in one pass, for a tile: words[w] holds
+// units 2 w (low half) and 2 w + 1.
 //
-// The counter is (pass, row, stream, unit / 8), so that most of the first three rounds is the same for all
-// rows or for all units: what is known is computed once, and a call costs seven rounds and two exclusive ors.
+// The counter is (pass, row, stream, unit / 8), so most of the first three rounds is the same for all rows or
+// for all units. That part is computed once; a call then takes seven rounds and two exclusive ors.
 UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_t pass, uint32_t stream,
                       int64_t units, Words* words) {
   uint32_t key0[kPhiloxRounds], key1[kPhiloxRounds];
@@ -28,8 +28,8 @@ UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_
   }
   const uint64_t from_stream = uint64_t{kPhiloxMultiplier1} * stream,
                  from_pass = uint64_t{kPhiloxMultiplier0} * pass;
-  Longs first[2] = {}, second[2] = {};  // of the even and of the odd rows: the products of rounds 2 and 3
-                                        // that do not depend on the unit
+  // Of even and odd rows: the products of rounds 2 and 3 that do not depend on the unit.
+  Longs first[2] = {}, second[2] = {};
   for (int odd = 0; odd < 2; ++odd) {
     Longs word0 = {};
     for (int i = 0; i < kLanes / 2; ++i) {
@@ -115,7 +115,7 @@ void multiply_block(const McLayer& layer, const float* weights, const Floats* in
   }
 }
 
-// The probabilities of one pass enter the statistics (Welford's update).
+// Adds the probabilities of one pass to the statistics (Welford's update).
 UEFL_INLINE void add_pass(const McModel& model, Floats* logits, const Words* words, int64_t pass,
                           Floats* mean, Floats* moment, Floats& entropy) {
   if (model.logit_threshold) {
@@ -147,12 +147,13 @@ UEFL_INLINE void add_pass(const McModel& model, Floats* logits, const Words* wor
 
 template <int PASSES>
 void run_passes(const McModel& model, const McGroup& group, int64_t pass) {
-  const int64_t words_step = model.width / 2;  // in vectors, as the others
+  const int64_t words_step = model.width / 2;  // in vectors, like the other steps
   Floats* const buffers[2] = {vectors(group.hidden), vectors(group.hidden) + kMcPasses * model.width};
   Words* const all_words = reinterpret_cast<Words*>(group.words);
   for (int64_t tile = 0; tile < group.tiles; ++tile) {
     const Floats* input = vectors(group.input) + tile * model.inputs;
-    int64_t input_step = 0;  // all passes start from the same
+    // All passes start from the same input.
+    int64_t input_step = 0;
     const auto words_of = [&](int64_t stream) { return all_words + stream * kMcPasses * words_step; };
     const auto draw_stream = [&](int64_t stream, int64_t units, uint32_t threshold) {
       if (threshold == 0 || (model.consistent && tile > 0)) return;

@@ -7,21 +7,21 @@
 
 namespace uefl::cpu {
 
-constexpr int64_t kMcPasses = 2;  // that share a load of the weights
+constexpr int64_t kMcPasses = 2;  // passes that share a load of the weights
 constexpr int64_t kMcGroup = 8;   // tiles that share a draw, where all rows have the same masks
 
 struct McLayer {
   int64_t inputs, outputs;
-  int64_t block;         // outputs that are summed together; the last block may reach beyond the layer
+  int64_t block;         // outputs that are summed together; the last block may extend past the layer
   uint32_t threshold;    // of the dropout on the inputs; 0: none
-  const float* weights;  // [blocks, inputs, block], with the scale of the dropout in them
+  const float* weights;  // [blocks, inputs, block], multiplied by the scale of the dropout
   const float* bias;     // [blocks, block]
 };
 
 struct McModel {
   const McLayer* layers;
-  int64_t depth, inputs, width;  // depth 0: the inputs are the logits; width: the most that any layer has of
-                                 // inputs, or of outputs with what its last block adds
+  int64_t depth, inputs, width;  // depth 0: the inputs are the logits; width: the largest number of inputs,
+                                 // or of outputs in whole blocks, of any layer
   uint32_t logit_threshold;
   float logit_scale;
   McActivation activation;
@@ -30,15 +30,15 @@ struct McModel {
   uint64_t seed;
 };
 
-// A tile is as many rows as a vector has lanes. All are vectors, a row to a lane, as floats.
+// A tile has one row per vector lane. All arrays are vectors of floats, one row per lane.
 struct McGroup {
   int64_t first_row, tiles;
   float* input;     // [tiles, inputs]; given
-  float* hidden;    // [2, passes, width]; scratch
-  uint32_t* words;  // [depth + 1, passes, width / 2]: scratch, each of two units
+  float* hidden;    // [2, passes, width]; workspace
+  uint32_t* words;  // [depth + 1, passes, width / 2]; workspace, two units per word
   float* mean;      // [tiles, classes]; results, zero at the start
   float* moment;    // [tiles, classes]: sum of the squared deviations from the mean
-  float* entropy;   // [tiles]: sum of the passes' entropies
+  float* entropy;   // [tiles]: sum of the entropies of the passes
 };
 
 struct McKernel {

@@ -5,7 +5,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Columns that are copied together: their cache lines, one each in `rows`, fit the ways of a set.
+// Columns that are copied together: one cache line per column of `rows`; all of them fit the ways of a set.
 constexpr int64_t kColumns = 8;
 
 template <class T, bool write>

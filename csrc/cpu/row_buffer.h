@@ -1,6 +1,6 @@
-// Rows whose elements lie apart in memory, as in a channels-first map, brought side by side some rows at a
-// time: read in place, an element of a row is a cache line of its own, and maps with a power of two of pixels
-// have all of them in the same few sets.
+// Copies rows with scattered elements, such as those of a channels-first map, into contiguous memory, some
+// rows at a time. Read in place, each element of a row costs a cache line, and maps with a power of two of
+// pixels put all of these lines into the same few sets.
 #pragma once
 
 #include <cstdint>
@@ -20,18 +20,18 @@ class RowBuffer {
  public:
   explicit RowBuffer(const StridedRows& rows) : rows_(rows) {}
 
-  // Rows [lo, hi) with their elements side by side: in place where they are, else in memory that the next
-  // call takes again. read() fills it; after place() the caller does, and write() takes the rows to where
-  // they belong.
+  // Rows [lo, hi) with contiguous elements: in place if they are so already, else in memory that the next
+  // call reuses. read() fills the memory. After place() the caller fills it, and write() copies the rows
+  // back.
   Span read(int64_t lo, int64_t hi);
   Span place(int64_t lo, int64_t hi);
   void write();
 
-  // So many rows of every tensor of a pass stay in the second-level cache, and fill their cache lines.
+  // Number of rows: those of all tensors of a pass stay in the second-level cache and fill their cache lines.
   static int64_t rows_for(int64_t dim) { return dim < 256 ? 64 : dim < 1024 ? 32 : 16; }
 
  private:
-  // From row to row, in elements; not a power of two, which would put a column into one set of the cache.
+  // Elements from row to row; not a power of two, which would put a column into one set of the cache.
   int64_t pitch() const { return rows_.dim + 64 / element_size(rows_.dtype); }
   bool in_place() const { return rows_.dim_stride == 1 || rows_.dim == 1; }
 

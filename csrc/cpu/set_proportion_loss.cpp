@@ -33,7 +33,7 @@ double log_sum_exp(const double* values, int64_t count, int64_t stride) {
   return most + std::log(total);
 }
 
-// The definition of one set. Returns its loss.
+// Evaluates one set by the definition. Returns its loss.
 template <class T>
 double define(const StridedRows& logits, int64_t begin, int64_t end, const T* proportions, void* gradient) {
   const int64_t k = logits.dim, n = end - begin;
@@ -41,7 +41,8 @@ double define(const StridedRows& logits, int64_t begin, int64_t end, const T* pr
   for (int64_t i = 0; i < n; ++i) {
     const std::vector<double> z = read_row(logits, begin + i);
     double all = log_sum_exp(z.data(), k, 1);
-    if (std::isinf(all)) all = kNan;  // no distribution: NaN in all classes
+    // No distribution: NaN in all classes.
+    if (std::isinf(all)) all = kNan;
     for (int64_t j = 0; j < k; ++j) log_p[i * k + j] = z[j] - all;
   }
   double loss = 0;
@@ -64,7 +65,7 @@ double define(const StridedRows& logits, int64_t begin, int64_t end, const T* pr
   return loss;
 }
 
-// Percentages and counts, not what rounding and clamping leave.
+// Rejects percentages and counts, but not the errors of rounding and clamping.
 constexpr double kTolerance = 1e-3;
 
 template <class T>

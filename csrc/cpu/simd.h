@@ -1,7 +1,7 @@
-// The vectors of an instruction set and what the kernels do with them: one text for all, and an intrinsic
-// where GCC's vector types do not come to the instruction that is meant. Vectors are as wide as the
-// registers: wider ones GCC lowers through memory. Float results may differ in the last bits between
-// instruction sets (FMA or not); integers never do.
+// The vectors of an instruction set and the operations of the kernels on them. One source serves all
+// instruction sets; an intrinsic stands where the vector types of GCC do not compile to the intended
+// instruction. Vectors are as wide as the registers, since GCC lowers wider ones through memory. Float
+// results may differ in the last bits between instruction sets (FMA or not); integers never do.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #if defined(__ARM_NEON)
 #include <arm_neon.h>
 #elif defined(__SSE2__)
-// What GCC 12 says of the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
+// GCC 12 warns about the undefined operands in its own AVX-512 headers (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
@@ -47,7 +47,7 @@ typedef float HalfFloats __attribute__((vector_size(4 * kDoubles)));
 
 UEFL_INLINE Floats broadcast(float value) {
   return value - Floats{};
-}  // 0 + value is an addition: of -0 it makes 0
+}  // not `0 + value`, which would turn -0 into 0
 UEFL_INLINE Ints broadcast(int32_t value) { return value - Ints{}; }
 
 template <class Vector>
@@ -86,7 +86,7 @@ UEFL_INLINE float most_across(const Floats& x) { return _mm512_reduce_max_ps((__
 UEFL_INLINE float sum_across(const Floats& x) { return _mm512_reduce_add_ps((__m512)x); }
 #else
 typedef float Floats4 __attribute__((vector_size(16)));
-// Lane 0 of what combine() makes of all lanes, by halves.
+// Reduces all lanes by halves with combine() and returns lane 0.
 template <class Combine>
 UEFL_INLINE float across(const Floats& x, const Combine& combine) {
   Floats4 half;
@@ -110,7 +110,7 @@ UEFL_INLINE float sum_across(const Floats& x) {
 }
 #endif
 
-// The first n elements, -infinity in the other lanes; and back.
+// Loads or stores the first n elements; the other lanes are -infinity.
 #if defined(__AVX512F__)
 UEFL_INLINE __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
@@ -142,7 +142,7 @@ UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) {
 }
 #endif
 
-// A bit for each lane of a that is at most that of b.
+// One bit per lane: a <= b.
 UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LE_OQ);
@@ -157,8 +157,7 @@ UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
 #endif
 }
 
-// x with infinity in one lane; not through memory, where a vector that is read after a part of it was written
-// has to wait.
+// x with infinity in one lane. Not through memory: reading a vector after a partial write stalls.
 UEFL_INLINE Floats with_infinity(const Floats& x, int lane) {
   Ints numbers;
   for (int i = 0; i < kLanes; ++i) numbers[i] = i;
@@ -194,8 +193,8 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #if defined(__AVX512F__)
   return (SignedLongs)_mm512_cvtpd_epi64((__m512d)x);
 #else
-  // 1.5 * 2^52 on top leaves an integer below 2^51 in the low bits: once for x in units of 2^26, an even
-  // number of ones, once for the rest. Products are exact, so it does not matter whether they are fused.
+  // Adding 1.5 * 2^52 leaves an integer below 2^51 in the low bits: once for x in units of 2^26, an even
+  // number of ones, once for the rest. Products are exact, so fusing them changes nothing.
   constexpr double kTop = 0x1.8p52;
   constexpr uint64_t kTopBits = 0x4338000000000000u;
 #if defined(__FMA__)
@@ -209,8 +208,8 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #endif
 }
 
-// The two products of each pair of 16-bit numbers, added to a sum of 32 bits. By hand: around the intrinsics
-// GCC 12 copies every sum, or moves all products before all sums, which then do not fit into the registers.
+// The two products of each pair of 16-bit numbers, added to a 32-bit sum. In assembly: with intrinsics GCC 12
+// copies every sum, or moves all products before all sums, which then spill.
 UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
 #if defined(__AVX512VNNI__)
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -239,7 +238,7 @@ UEFL_INLINE Ints rounded(const Floats& x) {
 #endif
 }
 
-// Two vectors of numbers as pairs of 16 bits, in an order of its own.
+// Packs two vectors of numbers into pairs of 16 bits, in an order of its own.
 UEFL_INLINE Ints pairs_of(const Ints& a, const Ints& b) {
 #if defined(__AVX512F__)
   return (Ints)_mm512_packs_epi32((__m512i)a, (__m512i)b);
@@ -264,8 +263,7 @@ UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
 #endif
 }
 
-// The lanes of vectors to vectors of the lanes: one perfect shuffle of the whole square moves each of its
-// log2(kLanes) address bits by one.
+// Transposes a square of vectors: one perfect shuffle moves each of its log2(kLanes) address bits by one.
 UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
 #if defined(__clang__)
 #define UEFL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -286,7 +284,7 @@ UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
 #undef UEFL_SHUFFLE
 }
 
-// Zero where word < threshold, bit by bit, so that what is dropped leaves nothing, not even a NaN.
+// Zero where word < threshold, by a bit mask, so that a dropped NaN becomes zero too.
 UEFL_INLINE void keep_from(const Words& word, uint32_t threshold, Floats& x) {
 #if defined(__AVX512F__)
   const __mmask16 keep =
@@ -297,7 +295,7 @@ UEFL_INLINE void keep_from(const Words& word, uint32_t threshold, Floats& x) {
 #endif
 }
 
-// The 64-bit products of the low halves of x, whatever the high halves hold.
+// The 64-bit products of the low halves of x; the high halves are ignored.
 UEFL_INLINE void multiply(const Longs& x, uint32_t factor, Longs& product) {
 #if defined(__AVX512F__)
   product = (Longs)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
@@ -372,12 +370,11 @@ UEFL_INLINE void normal_logarithm(Floats& x) {
   x = fused(n, zero + 0x1.63p-1f, f + tail);
 }
 
-// The two above have another order of operations than the two that follow, for MC dropout; results of a
-// version keep their bits.
-constexpr float kLeastExponent = -87;  // exp of it is still a normal float
+// MC dropout uses the next two. Their order of operations differs from the two above, and both stay: results
+// keep their bits.
+constexpr float kLeastExponent = -87;  // its exponential is still a normal float
 
-// exp(x) for x in [-87, 0], within 2 units in the last place; NaN stays NaN. 2^n times a polynomial on |r| <=
-// ln(2) / 2 (Cephes).
+// exp(x) for x in [-87, 0] within 2 ulp; NaN stays NaN. 2^n times a polynomial on |r| <= ln(2) / 2 (Cephes).
 UEFL_INLINE void exponential(const Floats& x, Floats& result) {
   const float round = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   const Floats shifted = x * 1.44269504f + round, n = shifted - round;
@@ -395,7 +392,7 @@ UEFL_INLINE void exponential(const Floats& x, Floats& result) {
 // ln(x) for finite x >= 1, within 2 units in the last place of 1. A polynomial on [sqrt(1/2), sqrt(2))
 // (Cephes).
 UEFL_INLINE void logarithm(const Floats& x, Floats& result) {
-  const Ints bits = (Ints)x - 0x3f3504f3;  // of sqrt(1/2)
+  const Ints bits = (Ints)x - 0x3f3504f3;  // bits of sqrt(1/2)
   const Ints exponent = bits >> 23;
   const Floats m = (Floats)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f,
                n = __builtin_convertvector(exponent, Floats), square = m * m;
@@ -407,7 +404,7 @@ UEFL_INLINE void logarithm(const Floats& x, Floats& result) {
   result = (p * m * square - 2.12194440e-4f * n) - 0.5f * square + m + 0.693359375f * n;
 }
 
-// x to act(x), absolute error below 1e-6 for |x| <= 8.
+// act(x) with an absolute error below 1e-6 for |x| <= 8.
 UEFL_INLINE void activate(McActivation activation, Floats& x) {
   const Floats size = x < 0.0f ? -x : x;
   const auto decay = [](const Floats& exponent, Floats& value) {

@@ -1,4 +1,4 @@
-// Rows of logits for the definitions in float64, and the kernels of the instruction set in use.
+// Rows of logits in float64 for the definitions, and the kernels of the instruction set in use.
 #pragma once
 
 #include <cstdint>

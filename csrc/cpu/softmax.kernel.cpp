@@ -1,4 +1,4 @@
-// Exponentials of a row of logits in float32, and the ops made of them.
+// Exponentials of a row of logits in float32, and the ops that use them.
 #include "cpu/simd.h"
 #include "cpu/softmax_kernel.h"
 #include "cpu/variant.h"
@@ -110,7 +110,7 @@ int64_t nll_typed(const TransitionRun& run) {
   return pending;
 }
 
-// out[r][j] = sum_i weights[r][i] table[i][j] for R rows and `Vectors` vectors of j: the order of the
+// out[r][j] = sum_i weights[r][i] table[i][j] for R rows and `Vectors` vectors of j. The order of the
 // additions is the same for any R.
 template <int R, int Vectors>
 UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const float* table, int64_t count,
@@ -140,7 +140,7 @@ UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const f
 template <int R>
 UEFL_INLINE void multiply(const float* weights, int64_t row_stride, const float* table, int64_t count,
                           int64_t width, float* out) {
-  constexpr int kVectors = R == 1 ? 4 : 2;  // as many sums at a time as hide the latency of an addition
+  constexpr int kVectors = R == 1 ? 4 : 2;  // enough sums at a time to hide the latency of an addition
   int64_t j = 0;
   for (; j + kVectors * kLanes <= width; j += kVectors * kLanes) {
     weighted_sums<R, kVectors>(weights, row_stride, table + j, count, width, out + j, width);
@@ -149,8 +149,8 @@ UEFL_INLINE void multiply(const float* weights, int64_t row_stride, const float*
     weighted_sums<R, 1>(weights, row_stride, table + j, count, width, out + j, width);
 }
 
-// Rows of a tile: up to kTile that follow one another and are of one group, their exponentials in run.row.
-// body(first row, rows, group); fewer than kTile go one at a time.
+// Tiles of up to kTile consecutive rows of one group, with their exponentials in run.row. Calls body(first
+// row, rows, group); fewer than kTile rows go one at a time.
 template <class T, class Body>
 UEFL_INLINE void tiles(const TransitionRun& run, const Body& body) {
   for (int64_t n = run.lo; n < run.hi;) {
@@ -176,7 +176,7 @@ UEFL_INLINE void set_sums(const TransitionRun& run, int64_t rows, int64_t group)
   }
 }
 
-// Whether none of the sums is so small that it may have lost terms.
+// Whether every sum is large enough to have lost no terms.
 UEFL_INLINE bool is_safe(const float* sets, int64_t padded_m, float all) {
   bool safe = all >= kSmallest;
   for (int64_t i = 0; i < padded_m; i += kLanes) {
@@ -251,13 +251,13 @@ int64_t probs_backward_typed(const TransitionRun& run) {
         load(run.mix + r * end + j, sum);
         store(e * (sum - s * inverse_all[r]), row + j);
       }
-      write<T>(row, k, run.gradient + (n + r) * bytes);  // of a pending row, written over by the definition
+      write<T>(row, k, run.gradient + (n + r) * bytes);  // of a pending row; the definition overwrites it
     }
   });
   return pending;
 }
 
-// Exponentials twice, for less than storing all of them costs.
+// Computes exponentials twice, which costs less than storing them.
 template <class T>
 bool proportion_typed(const ProportionRun& run) {
   const int64_t k = run.logits.dim, end = padded(k), bytes = k * static_cast<int64_t>(sizeof(T));
@@ -289,7 +289,7 @@ bool proportion_typed(const ProportionRun& run) {
   return true;
 }
 
-// float64 goes by the definition and never comes here.
+// float64 uses the definition and never comes here
 template <class Body>
 inline void with_narrow_type(Dtype dtype, const Body& body) {
   if (dtype == Dtype::f32) return body(static_cast<const float*>(nullptr));

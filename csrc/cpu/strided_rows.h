@@ -1,7 +1,6 @@
-// Where the rows of x lie and how one element of any dtype becomes a float; shared by every kernel and its
-// callers. Everything with code in it has internal linkage: files compiled for different instruction sets
-// include this header, and a function that the linker could merge between them might run AVX-512 on a CPU
-// that lacks it.
+// The memory layout of the rows of x, and conversions of elements of any dtype; every kernel and its callers
+// share this. All code here has internal linkage: files for different instruction sets include this header,
+// and the linker could otherwise merge a function compiled for AVX-512 into code for a CPU without it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@ namespace uefl::cpu {
 
 enum class Dtype { f32, bf16, f16, f64 };
 
-// x as [outer, inner, dim]; strides are counted in elements and may be zero or negative.
+// x as [outer, inner, dim]; strides are in elements and may be zero or negative.
 struct StridedRows {
   const void* data;
   Dtype dtype;
@@ -40,8 +39,8 @@ inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
 inline float widen(BFloat16 value) { return float_from_bits(static_cast<uint32_t>(value.bits) << 16); }
 
-// Without branches, so that loops over it vectorise, and without subnormal floats, so that flush-to-zero does
-// not touch it.
+// Without branches, so that loops over it vectorize, and without subnormal floats, so that flush-to-zero does
+// not affect it.
 inline float widen(Half value) {
   const uint32_t exponent = value.bits & 0x7c00u, bits = (value.bits & 0x7fffu) << 13;
   const float normal = float_from_bits(bits + ((exponent == 0x7c00u ? 224u : 112u) << 23));
@@ -117,7 +116,7 @@ inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const
       return false;
     }
   }
-  if (used < 2) {  // one run of rows: as [outer, 1, dim], the form whose addresses need no division
+  if (used < 2) {  // one run of rows: as [outer, 1, dim], which needs no division for addresses
     size[1] = size[0], stride[1] = stride[0];
     size[0] = 1, stride[0] = 0;
   }

@@ -1,4 +1,4 @@
-// How work is shared out among threads.
+// Division of work among threads.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace uefl::cpu {
 
-// Calls work(lo, hi) for parts of [0, count), at the same time where it can.
+// Calls work(lo, hi) for parts of [0, count), in parallel where possible.
 using Parallel = std::function<void(int64_t count, const std::function<void(int64_t lo, int64_t hi)>& work)>;
 
 inline void on_this_thread(int64_t count, const std::function<void(int64_t lo, int64_t hi)>& work) {
   work(0, count);
 }
 
-// For a front end that has no thread pool of its own: calls work(0), ..., work(threads - 1), the first on
-// this thread. When all have ended, rethrows the exception of the first that threw one: left in its thread it
-// would end the process.
+// For a front end without a thread pool: calls work(0), ..., work(threads - 1), the first on this thread.
+// After all have ended, rethrows the exception of the lowest number: an exception that leaves a thread would
+// end the process.
 template <class Work>
 void on_threads(int64_t threads, const Work& work) {
   std::vector<std::exception_ptr> errors(threads);

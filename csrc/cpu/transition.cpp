@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// log of the sum over k of exp(z_k + log_weight_k), the definition.
+// log of the sum over k of exp(z_k + log_weight_k), by the definition.
 template <class T>
 double log_sum_exp(const std::vector<double>& z, const T* log_weight) {
   double most = -kInfinity, total = 0;
@@ -35,10 +35,10 @@ bool is_empty(const T* log_weight, int64_t k) {
   return std::all_of(log_weight, log_weight + k, [](T value) { return value == -kInfinity; });
 }
 
-// Whether a row looks like shares of the classes instead of their logarithms: nothing below 0, and the sum is
-// 1, with room for half precision. Logarithms of priors do for no set (it would be likelier than it can be
-// for every class at once), those of counts for no counts, those of other weights (1 to e) may. With one
-// class it is all the same: a constant changes nothing.
+// Whether a row looks like class proportions instead of their logarithms: nothing below 0, and a sum of 1
+// with room for half precision. Logarithms of priors never do (the set would have to be certain for every
+// class), nor do logarithms of counts; logarithms of other weights (1 to e) may. With one class it does not
+// matter: a constant changes nothing.
 template <class T>
 bool is_shares(const T* row, int64_t k) {
   if (k == 1) return false;
@@ -89,7 +89,7 @@ Transition::Transition(const char* op, const StridedRows& logits, const int64_t*
     }
   });
   require_groups();
-  // A matrix with more sets than the batch has rows costs no more than the rows that are used.
+  // A matrix with more sets than rows in the batch costs only the rows that are used.
   const std::vector<bool> used = targets ? require_targets() : std::vector<bool>(log.g * log.m, true);
   for (int64_t set = 0; !targets && set < log.g * log.m; ++set) require_logarithms(set);
   if (logits.dtype != Dtype::f64) linearise(used);
@@ -164,8 +164,8 @@ void Transition::linearise(const std::vector<bool>& used) {
   }
 }
 
-// Blocks [lo, hi) by the kernel, and what it leaves by the definition: define(n, z, matrix, marginal) with z
-// in float64 and the logarithms of the group of row n.
+// Blocks [lo, hi) by the kernel, and its pending rows by the definition: define(n, z, matrix, marginal) with
+// z in float64 and the logarithms of the group of row n.
 template <class Kernel, class Define>
 void Transition::each_row(int64_t lo, int64_t hi, TransitionRun run, const Kernel& kernel,
                           const Define& define) const {

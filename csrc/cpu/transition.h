@@ -1,14 +1,14 @@
-// The transition ops on the CPU: which set a sample comes from, given logits of its class.
+// The transition ops on the CPU: the set that a sample comes from, given logits of its class.
 //
 // With e_k = exp(z_k - max z), A = exp(matrix) and s = exp(marginal), all of them are ratios of dot products
 // with e:
 //   nll             loss = log(e.s) - log(e.A_y),   gradient_k = e_k (s_k / e.s - A_yk / e.A_y)
 //   probs           log g_m = log(e.A_m) - log(e.s)
 //   probs_backward  gradient_k = e_k (sum_m G_m A_mk / e.A_m - sum_m G_m s_k / e.s)
-// So one exponential per element of the logits, and one per element of the matrix for the whole call. The
-// rows of A are divided by their largest element: a product is lost to underflow only where the dot product
-// is tiny, and there, as in float64 and where a row is not finite, the definition is evaluated: log-sum-exps
-// in float64. Rows do not depend on each other, so neither do results on threads.
+// So each element of the logits takes one exponential, and each element of the matrix one per call. The rows
+// of A are divided by their largest element: a product underflows only where the dot product is tiny. There,
+// for float64, and where a row is not finite, the definition is evaluated: log-sum-exps in float64. Rows are
+// independent, so results do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +20,25 @@ namespace uefl::cpu {
 
 struct TransitionRun;
 
-// Contiguous logarithms, matrix [g, m, k] and marginal [g, k], double where the logits are and else float.
+// Contiguous logarithms, matrix [g, m, k] and marginal [g, k], double for double logits, else float.
 struct LogTransition {
   const void *matrix, *marginal;
   int64_t g, m, k;
 };
 
-// Prepared for one call. All pointers must outlive it. Blocks of rows may be worked on in parallel.
+// Prepared for one call. All pointers must outlive it. Blocks of rows may run in parallel.
 class Transition {
  public:
-  // targets: for nll, else null; groups: null when g = 1. Throws std::runtime_error, which names the op, when
-  // the marginal has NaN or +inf, a group has no class, a group or a target is out of range, a target is a
-  // set whose row is -inf throughout or a row has shares.
+  // targets: for nll, else null; groups: null when g = 1. Throws std::runtime_error with the name of the op
+  // when the marginal has NaN or +inf, a group has no class, a group or a target is out of range, the row of
+  // a target is all -inf, or a row holds proportions.
   Transition(const char* op, const StridedRows& logits, const int64_t* targets, const int64_t* groups,
              const LogTransition& log, int64_t ignore_index = 0);
 
   int64_t blocks() const { return (rows_ + block_rows_ - 1) / block_rows_; }
 
-  // Blocks [lo, hi). loss [B], log_g and grad [B, m]: double where the logits are and else float. gradient
-  // [B, k]: the dtype of the logits.
+  // Blocks [lo, hi). loss [B], log_g and grad [B, m]: double for double logits, else float. gradient [B, k]:
+  // the dtype of the logits.
   void nll(int64_t lo, int64_t hi, void* loss, void* gradient) const;  // gradient may be null
   void probs(int64_t lo, int64_t hi, void* log_g) const;
   void probs_backward(int64_t lo, int64_t hi, const void* grad, void* gradient) const;
@@ -59,8 +59,7 @@ class Transition {
   const LogTransition log_;
   const int64_t ignore_index_, rows_, block_rows_, padded_m_, padded_k_;
 
-  // What float32 works with; rows that no target names are left out. A row of -inf throughout has scale -inf
-  // and ones.
+  // The float32 tables; rows without a target are left out. A row of -inf has scale -inf and ones.
   std::vector<float> matrix_;      // [g, m, padded k]: exp(log - scale), zero in the padding
   std::vector<float> transposed_;  // [g, k, padded m]: the same for probs, ones in the padding
   std::vector<float> marginal_;    // [g, padded k]

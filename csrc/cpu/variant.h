@@ -1,8 +1,8 @@
 // For a source NAME.kernel.cpp, which CMake compiles once for each instruction set with -DUEFL_ISA=...:
 // UEFL_VARIANT(vq) is vq_avx2 there.
 //
-// Such a source uses no standard templates and has internal linkage throughout but for that constant, for the
-// reason given in strided_rows.h.
+// Such a source uses no standard templates, and everything except that constant has internal linkage:
+// strided_rows.h has the reason.
 #pragma once
 
 #define UEFL_JOIN(name, isa) name##_##isa

@@ -32,10 +32,10 @@ Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const 
       rows_(x_.outer * x_.inner),
       block_rows_(search.block_rows(x_.dim)),
       errors_((rows_ + block_rows_ - 1) / block_rows_),
-      largest_(codebook.segments * codebook.k),
+      largest_(codebook.books * codebook.k),
       bits_(62 -
             std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows_ * (x_.dim / codebook.d), 1) - 1))),
-      fixed_(output.sums ? codebook.segments * codebook.k * codebook.d : 0) {
+      fixed_(output.sums ? codebook.books * codebook.k * codebook.d : 0) {
   if (!output.sums) return;
   constexpr int kRoom = 3;
   const double* codeword = search.codes();
@@ -76,8 +76,8 @@ void Vq::run(int64_t lo, int64_t hi) {
   }
 }
 
-// 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: N rows below 2^exponent each cannot
-// exceed 2^62. Zero for a codeword with a row that is not finite.
+// 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: the sum of N rows, each below
+// 2^exponent, stays below 2^62. Zero for a codeword with a row that is not finite.
 double Vq::scale(int64_t code) const {
   constexpr int kLeast = 31;
   const double largest = std::bit_cast<double>(largest_[code]);
@@ -101,7 +101,7 @@ void Vq::add(int64_t lo, int64_t hi) {
                   .scales = scales.data(),
                   .fixed = fixed.data()});
   }
-  pieces_.add(fixed, fixed_);
+  adder_.add(fixed, fixed_);
 }
 
 void Vq::write_sums(int64_t lo, int64_t hi) {

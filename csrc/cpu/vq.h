@@ -2,16 +2,16 @@
 // in a second one.
 //
 // Results do not depend on the number of threads: each block owns its error sum, and counts and sums are
-// integers. The sums are in 64-bit fixed point, in the units that ops/vq/composed.py defines, so they equal
-// it to the bit. A unit may depend on all rows of its codeword, which are known only when every row has been
-// searched: hence the second pass.
+// integers. The sums are 64-bit fixed-point numbers in the units of ops/vq/composed.py, so both agree bit for
+// bit. The unit of a codeword may depend on all its rows, which are known only after the search: hence the
+// second pass.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 #include <vector>
 
-#include "cpu/pieces.h"
+#include "cpu/striped_adder.h"
 #include "cpu/vq_assign.h"
 
 namespace uefl::cpu {
@@ -19,13 +19,13 @@ namespace uefl::cpu {
 struct VqOutput {
   void* quantized;   // [N, S * d] in the dtype of x
   int64_t* indices;  // [N, S]
-  int64_t* counts;   // [segments, k] of the codebook, zeroed by the caller
-  double* sums;      // the same shape with d, or null
+  int64_t* counts;   // [books, k] of the codebook, zeroed by the caller
+  double* sums;      // [books, k, d], or null
 };
 
 class Vq {
  public:
-  // codes: the codebook in the dtype of x, which is what `quantized` receives. All pointers must outlive the
+  // codes: the codebook in the dtype of x, from which `quantized` is gathered. All pointers must outlive the
   // object.
   Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x,
      const VqOutput& output);
@@ -48,7 +48,7 @@ class Vq {
 
  private:
   int64_t first_row(int64_t block) const;
-  int64_t codebook_step() const { return codebook_.segments == 1 ? 0 : codebook_.k; }
+  int64_t codebook_step() const { return codebook_.books == 1 ? 0 : codebook_.k; }
   double scale(int64_t code) const;
 
   const Search& search_;
@@ -59,12 +59,12 @@ class Vq {
   const int64_t rows_, block_rows_;
   std::vector<double> errors_;  // one per block
   std::vector<int64_t>
-      largest_;     // per codeword the largest |x| of its rows, as bits: they order like the values, NaN last
-  const int bits_;  // of a row, so that all of them add up within 2^62
+      largest_;     // per codeword the largest |x| of its rows, as bits, which sort like the values, NaN last
+  const int bits_;  // bits per row, so that all rows sum to at most 2^62
   std::vector<int> expected_;   // expected_shift() of each codeword; empty without sums
   std::vector<int64_t> fixed_;  // sums in the unit of the codeword
-  std::mutex merge_;            // of counts
-  Pieces pieces_;               // of the sums
+  std::mutex merge_;            // guards counts
+  StripedAdder adder_;          // adds to fixed_
 };
 
 }  // namespace uefl::cpu

@@ -1,4 +1,4 @@
-// What follows the search of vq on one run of rows, and the gradient.
+// The steps of vq after the search, on one run of rows, and the gradient.
 #include "common/rotation.h"
 #include "cpu/simd.h"
 #include "cpu/variant.h"
@@ -7,7 +7,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Sums of a row are eight partial sums, on every instruction set, so that all of them add in the same order.
+// The sum over a row is eight partial sums, on every instruction set, so that all add in the same order.
 constexpr int kSums = 8, kParts = kSums / kDoubles;
 
 UEFL_INLINE double sum(const Doubles (&parts)[kParts]) {
@@ -154,7 +154,7 @@ inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
     }
   }
   const Rotation turn = rotation({sum(xx), sum(qq), sum(xq), sum(xg), sum(qg)});
-  for (int64_t j = 0; j < segment.d; j += kDoubles) {  // again, now from the first-level cache
+  for (int64_t j = 0; j < segment.d; j += kDoubles) {  // second read, from the first-level cache
     load_all(j);
     const Doubles gradient = g * turn.scale + (x * turn.along + q * turn.towards) + (x - q) * pull;
     store(gradient, segment.out + j, segment.d - j);

@@ -1,21 +1,20 @@
 // The search on AMX: tiles of 16 x 32 bfloat16, multiplied into 16 x 16 sums in float32.
 //
-// Rows and codewords are split into two bfloat16 each (common/certificate.h). Codewords are the left operand,
-// rows the right one, so the scores of a codeword lie side by side and each vector lane keeps the best and
-// second best of one row: no reduction at the end, and the six vectors of 32 rows stay in registers. The
-// price, turning the rows into columns, is paid once per row.
+// Rows and codewords are split into two bfloat16 each (common/certificate.h). Codewords are the left operand
+// and rows the right one, so each vector lane keeps the best and second-best score of one row: no reduction
+// at the end, and the six vectors of 32 rows stay in registers. In return, each row is transposed once.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 
 namespace uefl::cpu {
 namespace {
 
-constexpr int kGroups = 6;  // pairs of tiles of rows that share one sweep over the codewords
-constexpr int64_t kSweepBytes =
-    1 << 19;  // codewords that stay in the second-level cache while all rows of a tile pass
+constexpr int kGroups = 6;  // pairs of row tiles that share one sweep over the codewords
+// Codewords that stay in the second-level cache while all rows of a tile pass.
+constexpr int64_t kSweepBytes = 1 << 19;
 
-// The sums of all three products of 32 codewords and 32 rows. between() is called after every four products
-// of tiles. Eight loads for twelve: from the second-level cache, where long codewords come from, a tile takes
+// The sums of all three products of 32 codewords and 32 rows. between() runs after every four tile products.
+// Eight loads serve twelve products: loading a tile of a long codeword from the second-level cache takes
 // longer than a product.
 template <class Between>
 inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part,
@@ -40,25 +39,24 @@ inline __attribute__((always_inline)) void multiply(const char* codes, const cha
   products.end();
 }
 
-struct TopTwo {
+struct BestTwo {
   __m512 best[2], second[2];
   __m512i index[2];
 };
 
 // Scores that wait for their comparisons.
-struct Pending {
+struct PendingScores {
   const Products* products;
   const float* half_squares;
-  TopTwo* top;
+  BestTwo* top;
   int code;  // the first one
 };
 
-// The tile unit takes one of the two vector ports, so comparisons are free among products, and not after
-// them: those of one block of scores are handed out in portions, one after every few products of the next
-// block.
+// The tile unit takes one of the two vector ports, so comparisons are free while products run. The
+// comparisons of one block of scores are issued in portions, one after every few products of the next block.
 class Comparisons {
  public:
-  inline __attribute__((always_inline)) explicit Comparisons(const Pending& pending)
+  inline __attribute__((always_inline)) explicit Comparisons(const PendingScores& pending)
       : from_(pending), top_(*pending.top) {}
   inline __attribute__((always_inline)) void until(int k) {
     for (; done_ < k; ++done_) {
@@ -79,8 +77,8 @@ class Comparisons {
   }
 
  private:
-  const Pending from_;
-  TopTwo top_;
+  const PendingScores from_;
+  BestTwo top_;
   int done_ = 0;
 };
 
@@ -91,11 +89,11 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
   const int64_t sweep = kSweepBytes / (2 * part) + 1;
   const int64_t steps = 3 * part / (2 * kTileBytes);  // of four products, in a block
   const int64_t bytes =
-      (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // to ask for in a step
-  const int rate =
-      static_cast<int>((int64_t{kPair} << 16) / steps) + 1;  // codewords to compare in a step, in 2^-16
-  TopTwo tops[kGroups], nowhere;
-  for (TopTwo& top : tops) {
+      (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // lines to prefetch per step
+  const int rate = static_cast<int>((int64_t{kPair} << 16) / steps) +
+                   1;  // codewords to compare per step, in units of 2^-16
+  BestTwo tops[kGroups], nowhere;
+  for (BestTwo& top : tops) {
     for (int i = 0; i < 2; ++i) {
       top.best[i] = top.second[i] = _mm512_set1_ps(__builtin_inff());
       top.index[i] = _mm512_setzero_si512();
@@ -103,7 +101,7 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
   }
   nowhere = tops[0];
   Products products[2] = {};
-  Pending pending{&products[1], half_squares, &nowhere, 0};
+  PendingScores pending{&products[1], half_squares, &nowhere, 0};
   const char* line = ahead.next;
   int turn = 0;
   for (int64_t begin = 0; begin < blocks; begin += sweep) {
@@ -127,7 +125,7 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
   }
   Comparisons(pending).finish();
   for (int64_t r = 0; r < count; ++r) {
-    const TopTwo& top = tops[r / kPair];
+    const BestTwo& top = tops[r / kPair];
     const int64_t i = r / kTile % 2, lane = r % kTile;
     best[r] = top.best[i][lane];
     second[r] = top.second[i][lane];

@@ -14,27 +14,26 @@
 namespace uefl::cpu {
 namespace {
 
-// Measured (docs/design/search-cpu.md). AMX pads elements and codewords to 32, and turning rows into columns
-// costs as much as a few codewords.
+// Measured (docs/design/search-cpu.md). AMX pads elements and codewords to 32, and transposing rows costs as
+// much as a few codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-// What a pass in half the bits costs besides its products, above all for the codewords that it leaves
-// possible, is paid by long ones.
+// A half-precision pass pays for itself on long codewords only: it leaves candidates to score again.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
   if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
   return d >= (k < 512 ? 64 : 32) && k >= (isa == Isa::avx2 ? 64 : 32);
 }
 
-constexpr int64_t kSmallK = 64;        // codewords, whose scores with 16 rows fit into the tile registers
-constexpr int64_t kWithoutTiles = 16;  // that skip the prefilter after one for which it did little
+constexpr int64_t kSmallK = 64;        // codewords: their scores with 16 rows fit into the tile registers
+constexpr int64_t kSkippedTiles = 16;  // tiles that skip the prefilter after a tile where it helped little
 
 // A NaN (of a row, or from a mean that overflowed) must survive all later values: the bound is then infinite.
 void raise(double& largest, double value) {
   if (!std::isnan(largest) && !(value <= largest)) largest = value;
 }
 
-// Long rows come in smaller tiles, which with some codewords stay in the second-level cache.
+// Tiles of long rows are smaller: with some codewords they stay in the second-level cache.
 int64_t tile_rows(int64_t at_most, int64_t d) {
   return std::min(at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64));
 }
@@ -48,13 +47,13 @@ void widen_row(const StridedRows& x, int64_t n, int64_t column, std::vector<doub
   });
 }
 
-// The rows that come after `end`, up to `next` of them, where rows lie in one piece.
+// The rows after `end`, up to `next` of them, where rows are contiguous.
 Ahead ahead_of(const StridedRows& x, int64_t end, int64_t next, int64_t column, int64_t d) {
   const bool in_one_piece = x.inner == 1 && x.dim_stride == 1 && x.outer_stride == d;
   return {element(x, end, column), element(x, in_one_piece ? std::min(end + next, x.outer) : end, column)};
 }
 
-// The smallest of `count` scores, a multiple of four, NaN left out.
+// The smallest of `count` scores, a multiple of four, ignoring NaN.
 float least(const float* scores, int64_t count) {
   float lane[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
   for (int64_t k = 0; k < count; k += 4) {
@@ -65,7 +64,7 @@ float least(const float* scores, int64_t count) {
 
 }  // namespace
 
-Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
+SearchPlan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   const Isa best = isa();
 #if defined(__x86_64__)
   const bool always = on_every_shape();
@@ -84,7 +83,7 @@ Plan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
 #endif
 }
 
-void check_blocks(const Plan& plan) {
+void check_blocks(const SearchPlan& plan) {
   if (!plan.prefilter || plan.prefilter->block_codes == plan.kernel->block_codes) return;
   throw std::logic_error("the passes of a search must take blocks of as many codewords, got " +
                          std::to_string(plan.prefilter->block_codes) + " before " +
@@ -93,13 +92,13 @@ void check_blocks(const Plan& plan) {
 
 int64_t block_rows(int64_t dim, int64_t k) {
   // About 2^21 multiply-adds, some tens of microseconds, and at most 2^16 elements, which stay in the
-  // second-level cache. Whole tiles on every instruction set: 192 is a multiple of 12, 6 and 4. The same for
-  // all of them, as the error sum is.
+  // second-level cache. 192 is a multiple of 12, 6 and 4, so blocks are whole tiles on every instruction set,
+  // and equal on all of them, as the error sum requires.
   const int64_t rows = std::min((int64_t{1} << 21) / (dim * k), (int64_t{1} << 16) / dim);
   return std::max<int64_t>(192, rows / 192 * 192);
 }
 
-// A tile of rows on its way through a kernel, and what comes out.
+// A tile of rows in a kernel, and its results.
 struct Search::FineTile {
   static constexpr int64_t kMaxRows = 192;
 
@@ -107,7 +106,7 @@ struct Search::FineTile {
       : kernel(kernel),
         rows(kernel.load_top_two ? kernel.rows : tile_rows(kernel.rows, d)),
         d(d),
-        y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]) {}
+        y(new CacheLine[kernel.tile_bytes(rows, d) / sizeof(CacheLine)]) {}
 
   void load(const StridedRows& x, const int64_t* row, int64_t count, int64_t column, const float* mean) {
     const char* source[kMaxRows];
@@ -131,43 +130,43 @@ struct Search::FineTile {
 
   const VqAssignKernel& kernel;
   const int64_t rows, d;
-  const std::unique_ptr<Line[]> y;
+  const std::unique_ptr<CacheLine[]> y;
   RowSize size[kMaxRows];
   float best[kMaxRows], second[kMaxRows];
   int64_t index[kMaxRows];
   std::vector<float> scores;  // of rows that are scored again
 };
 
-// The same for the pass before it.
+// The same for the prefilter.
 struct Search::PrefilterTile {
   PrefilterTile(const PrefilterKernel& kernel, int64_t d)
       : kernel(kernel),
         rows(tile_rows(kernel.rows, d)),
-        y(new Line[kernel.tile_bytes(rows, d) / sizeof(Line)]),
-        scratch(new Line[kernel.scratch_bytes / sizeof(Line)]),
+        y(new CacheLine[kernel.tile_bytes(rows, d) / sizeof(CacheLine)]),
+        scratch(new CacheLine[kernel.scratch_bytes / sizeof(CacheLine)]),
         row(new float[table_pitch(d)]),
         values(d) {}
 
   const PrefilterKernel& kernel;
   const int64_t rows;
-  const std::unique_ptr<Line[]> y, scratch;
+  const std::unique_ptr<CacheLine[]> y, scratch;
   const std::unique_ptr<float[]> row;
   std::vector<double> values;  // of a row
   RowSize size[Candidates::kRows];
   Candidates found;
 };
 
-double Search::error_bound(const Segment& segment, const RowSize& row) const {
+double Search::error_bound(const Book& book, const RowSize& row) const {
   const bool euclidean = metric_ == Metric::l2;
   if (plan_.kernel->arithmetic == Arithmetic::f32)
-    return score_error(d_, segment.half_square, segment.radius, row.square, euclidean);
-  return score_error_bf16x3(d_, segment.half_square, segment.radius, segment.fine.rest_radius, row.square,
-                            row.rest, euclidean);
+    return score_error(d_, book.half_square, book.radius, row.square, euclidean);
+  return score_error_bf16x3(d_, book.half_square, book.radius, book.fine.rest_radius, row.square, row.rest,
+                            euclidean);
 }
 
-double Search::prefilter_error(const Segment& segment, const RowSize& row) const {
+double Search::prefilter_error(const Book& book, const RowSize& row) const {
   const auto bound = plan_.prefilter->arithmetic == Arithmetic::bf16 ? score_error_bf16 : score_error_i16;
-  return bound(d_, segment.half_square, segment.radius, segment.prefilter.rest_radius, row.square, row.rest,
+  return bound(d_, book.half_square, book.radius, book.prefilter.rest_radius, row.square, row.rest,
                metric_ == Metric::l2);
 }
 
@@ -191,7 +190,7 @@ void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indic
 
 void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
   const int64_t segments = x.dim / d_;
-  if (x.dim_stride != 1 && x.dim > 1) {  // elements side by side first
+  if (x.dim_stride != 1 && x.dim > 1) {  // make the elements of a row contiguous first
     RowBuffer together(x);
     for (int64_t first = lo; first < hi; first += block_rows(x.dim)) {
       const int64_t last = std::min(first + block_rows(x.dim), hi);
@@ -210,20 +209,20 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
   const auto see = [&](const RowSize* size, int64_t count) {
     for (int64_t r = 0; r < count; ++r) scratch.finite_ = scratch.finite_ && std::isfinite(size[r].square);
   };
-  int64_t without = 0;  // rows that are not worth a look of the prefilter, as the last ones were not
+  int64_t skipping = 0;  // rows that skip the prefilter because it helped little before
   for (int64_t start = lo, end; start < hi; start = end) {
-    if (plan_.prefilter && without <= 0) {
+    if (plan_.prefilter && skipping <= 0) {
       PrefilterTile& tile = scratch.prefilter();
       end = std::min(start + tile.rows, hi);
-      const int64_t in_vain = look(tile, x, s, start, end, indices, uncertain);
+      const int64_t in_vain = prefilter_tile(tile, x, s, start, end, indices, uncertain);
       see(tile.size, end - start);
-      // Only where either way gives the same: what is fast must not depend on the rows before.
-      if (exact_ && 2 * in_vain > end - start) without = kWithoutTiles * tile.rows;
+      // Only where both ways give the same result, which must not depend on earlier rows.
+      if (exact_ && 2 * in_vain > end - start) skipping = kSkippedTiles * tile.rows;
     } else {
       end = std::min(start + scratch.fine().rows, hi);
       certify(scratch.fine(), x, s, start, end, indices, uncertain);
       see(scratch.fine().size, end - start);
-      without -= end - start;
+      skipping -= end - start;
     }
     if (static_cast<int64_t>(uncertain.size()) >= kRescored)
       rescore(scratch.fine(), x, s, uncertain, indices);
@@ -231,26 +230,25 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
   if (!uncertain.empty()) rescore(scratch.fine(), x, s, uncertain, indices);
 }
 
-// The prefilter for rows [start, end), of which those with many codewords within the bound go to `uncertain`.
-// Returns how many.
-int64_t Search::look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
-                     int64_t* indices, std::vector<int64_t>& uncertain) const {
+// Runs the prefilter on rows [start, end). Rows with many codewords within the bound go to `uncertain`.
+// Returns their number.
+int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start,
+                               int64_t end, int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
-  const Segment& segment = this->segment(s);
+  const Book& book = this->book(s);
   Candidates& found = tile.found;
   const char* source[Candidates::kRows] = {};
   for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, s * d_);
-  tile.kernel.load(source, count, x.dtype, d_, segment.mean.data(), tile.y.get(), tile.size);
+  tile.kernel.load(source, count, x.dtype, d_, book.mean.data(), tile.y.get(), tile.size);
   for (int64_t r = 0; r < count; ++r) {
-    // With what rounding best + margin, and the margin itself, may lose: |best| is at most about h + |y||b|.
-    const double error = prefilter_error(segment, tile.size[r]);
-    const double slack = 0x1p-22 * (segment.half_square + std::sqrt(tile.size[r].square) * segment.radius);
+    // slack: the rounding of best + margin and of the margin itself; |best| is at most about h + |y||b|.
+    const double error = prefilter_error(book, tile.size[r]);
+    const double slack = 0x1p-22 * (book.half_square + std::sqrt(tile.size[r].square) * book.radius);
     found.margin[r] = error < 0x1p120 ? static_cast<float>(2.01 * error + slack) : NAN;
   }
-  tile.kernel.candidates(tile.y.get(), count, segment.prefilter.lines.get(), segment.half_squares.data(),
-                         blocks_, d_, segment.unit, ahead_of(x, end, tile.rows, s * d_, d_),
-                         tile.scratch.get(), found);
-  // Scoring a codeword in float32 costs as much as the fine pass for some sixteen.
+  tile.kernel.candidates(tile.y.get(), count, book.prefilter.lines.get(), book.half_squares.data(), blocks_,
+                         d_, book.unit, ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
+  // Scoring a codeword in float32 costs as much as the fine pass over about sixteen.
   const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, Candidates::kMost));
   for (int64_t r = 0; r < count; ++r) {
     const float limit = found.best[r] + found.margin[r];
@@ -270,17 +268,17 @@ int64_t Search::look(PrefilterTile& tile, const StridedRows& x, int64_t s, int64
   return static_cast<int64_t>(uncertain.size()) - before;
 }
 
-// The nearest of a few codewords, which are in ascending order.
+// The nearest of a few codewords, given in ascending order.
 int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
                        int* codes, int count) const {
-  const Segment& segment = this->segment(s);
+  const Book& book = this->book(s);
   float score[Candidates::kMost];
-  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, segment.mean.data(), segment.table.get(),
-                               segment.half_squares.data(), codes, count, tile.row.get(), score);
+  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, book.mean.data(), book.table.get(),
+                               book.half_squares.data(), codes, count, tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);
   if (!exact_) return codes[best];
-  const double limit = score[best] + 2 * score_error(d_, segment.half_square, segment.radius, size.square,
-                                                     metric_ == Metric::l2);
+  const double limit =
+      score[best] + 2 * score_error(d_, book.half_square, book.radius, size.square, metric_ == Metric::l2);
   int left = 0;
   for (int i = 0; i < count; ++i) {
     if (!(score[i] > limit)) codes[left++] = codes[i];
@@ -290,31 +288,31 @@ int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int
   double least = std::numeric_limits<double>::infinity();
   int64_t index = codes[0];
   for (int i = 0; i < left; ++i) {
-    const double value = canonical(tile.values.data(), segment.targets + codes[i] * d_);
+    const double value = canonical(tile.values.data(), book.targets + codes[i] * d_);
     if (value < least) least = value, index = codes[i];
   }
   return index;
 }
 
-// Steps 1 and 2 for rows [start, end), of which those whose winner is not certain go to `uncertain`.
+// Steps 1 and 2 for rows [start, end). Rows without a certain winner go to `uncertain`.
 void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
                      int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
-  const Segment& segment = this->segment(s);
-  tile.top_two(x, start, count, s * d_, segment.mean.data(), fine(segment).lines.get(),
-               segment.half_squares.data(), blocks_);
-  // The bound of the largest row, which mostly suffices for all, saves two square roots for each.
+  const Book& book = this->book(s);
+  tile.top_two(x, start, count, s * d_, book.mean.data(), fine(book).lines.get(), book.half_squares.data(),
+               blocks_);
+  // The bound of the largest row is usually enough for all and saves two square roots for each.
   RowSize largest{0, 0};
   for (int64_t r = 0; r < count; ++r) {
     raise(largest.square, tile.size[r].square);
     raise(largest.rest, tile.size[r].rest);
   }
-  const double bound = exact_ ? error_bound(segment, largest) : 0;
+  const double bound = exact_ ? error_bound(book, largest) : 0;
   for (int64_t r = 0; r < count; ++r) {
     indices[(start + r) * segments + s] =
         std::isnan(tile.size[r].square) ? 0 : tile.index[r];  // a NaN may round to a number in bfloat16
     const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
-    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(segment, tile.size[r])))
+    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(book, tile.size[r])))
       uncertain.push_back(start + r);
   }
 }
@@ -326,25 +324,25 @@ void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vecto
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codes,
                 total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(tile.rows, kRescored);
-  const Segment& segment = this->segment(s);
+  const Book& book = this->book(s);
   tile.scores.resize(together * padded);
   std::vector<double> values(d_);
   for (int64_t start = 0; start < total; start += together) {
     const int64_t count = std::min(together, total - start);
-    tile.load(x, &rows[start], count, s * d_, segment.mean.data());
-    kernel.scores(tile.y.get(), count, fine(segment).lines.get(), segment.half_squares.data(), blocks_, d_,
+    tile.load(x, &rows[start], count, s * d_, book.mean.data());
+    kernel.scores(tile.y.get(), count, fine(book).lines.get(), book.half_squares.data(), blocks_, d_,
                   tile.scores.data());
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = rows[start + r];
       const float* score = &tile.scores[r * padded];
       widen_row(x, n, s * d_, values);
-      // NaN or infinity, here or in a score, leaves no codeword out: hence the negated comparison.
-      const double limit = least(score, padded) + 2 * error_bound(segment, tile.size[r]);
+      // Negated, so that a NaN or infinity, here or in a score, leaves no codeword out.
+      const double limit = least(score, padded) + 2 * error_bound(book, tile.size[r]);
       double best = std::numeric_limits<double>::infinity();
       int64_t index = 0;
       for (int64_t k = 0; k < k_; ++k) {
         if (score[k] > limit) continue;
-        const double value = canonical(values.data(), segment.targets + k * d_);
+        const double value = canonical(values.data(), book.targets + k * d_);
         if (value < best) best = value, index = k;
       }
       indices[n * segments + s] = index;
@@ -369,7 +367,7 @@ double Search::canonical(const double* row, const double* target) const {
 
 StridedRows Search::flatten_segments(const StridedRows& x) const {
   const int64_t segments = x.dim / d_;
-  if (segments_.size() != 1 || segments == 1 || (x.inner != 1 && x.outer != 1)) return x;
+  if (books_.size() != 1 || segments == 1 || (x.inner != 1 && x.outer != 1)) return x;
   const int64_t sizes[3] = {x.outer * x.inner, segments, d_};
   const int64_t strides[3] = {x.inner == 1 ? x.outer_stride : x.inner_stride, d_ * x.dim_stride,
                               x.dim_stride};

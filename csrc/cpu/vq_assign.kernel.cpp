@@ -1,4 +1,4 @@
-// The search in float32 on vectors; AMX has kernels of its own.
+// The search in float32 on vectors. AMX has its own kernels.
 #include "cpu/simd.h"
 #include "cpu/variant.h"
 #include "cpu/vq_assign_kernel.h"
@@ -12,15 +12,15 @@ constexpr int kRows = 12;  // 12 x 2 sums, 2 vectors of codewords and a row elem
 #elif defined(__AVX2__)
 constexpr int kRows = 6;  // 15 of 16
 #else
-constexpr int kRows = 4;  // 12 of 16, and products on their way to the sums
+constexpr int kRows = 4;  // 12 of 16, and products in flight
 #endif
 constexpr int kGroups =
     48 / kRows;  // groups of rows that pass by a block of codewords, which stays in the first-level cache
-constexpr int64_t kLine = 64;  // of the cache, and the alignment of panels
+constexpr int64_t kLine = 64;  // bytes of a cache line, and the alignment of panels
 constexpr float kInfinity = __builtin_inff();
 
-// A group of rows is laid out [ceil(d / 64)][kRows][64]: rows at a distance known to the compiler, so that
-// each is one address away.
+// A group of rows is [ceil(d / 64)][kRows][64]: a constant distance between rows, so the compiler can address
+// each directly.
 inline int64_t group_floats(int64_t d) { return (d + kChunk - 1) / kChunk * kChunk * kRows; }
 int64_t tile_bytes(int64_t, int64_t d) {
   return kGroups * group_floats(d) * static_cast<int64_t>(sizeof(float));
@@ -36,9 +36,9 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
   return 0;
 }
 
-// |y|^2 of a row of a group, filled up with zeros to whole vectors.
+// |y|^2 of a row of a group, padded with zeros to whole vectors.
 inline double square_row(const float* row, int64_t d) {
-  Floats sum[2] = {}, value;  // two, so that one addition need not wait for the last
+  Floats sum[2] = {}, value;  // two sums, so that one addition does not wait for the last
   for (int64_t start = 0; start < d; start += kChunk, row += kRows * kChunk) {
     for (int64_t j = 0; j < kChunk && start + j < d; j += kLanes) {
       load(row + j, value);
@@ -62,14 +62,14 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
   });
 }
 
-// Scores of each group of rows against each block of codewords, handed to sink(block, group, scores) in
+// Scores of each group of rows against each block of codewords, passed to sink(block, group, scores) in
 // registers.
 template <class Sink>
 UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, const float* half_squares,
                               int64_t blocks, int64_t d, Ahead ahead, const Sink& sink) {
   const int64_t groups = (count + kRows - 1) / kRows, steps = blocks * groups * ((d + kChunk - 1) / kChunk);
   const int64_t lines =
-      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;  // to ask for in a step
+      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;  // lines to prefetch per step
   for (int64_t block = 0; block < blocks; ++block) {
     const float* tile = static_cast<const float*>(y);
     for (int64_t group = 0; group < groups; ++group) {

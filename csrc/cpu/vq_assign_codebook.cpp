@@ -1,5 +1,5 @@
-// A codebook made ready for a search: in float64, less its mean, packed for the passes that the plan has. All
-// in parallel, also the first touch of the memory: nothing is set to zero before it is filled.
+// Prepares a codebook for a search: in float64, less its mean, packed for the passes of the plan. All in
+// parallel, including the first touch of the memory: nothing is zeroed before it is filled.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace uefl::cpu {
 namespace {
 
-// code / |code| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.
+// code / |code| with the norm summed in order; a zero codeword (or a norm that underflows) stays zero.
 void to_unit(const double* code, int64_t d, double* unit) {
   double square = 0;
   for (int64_t j = 0; j < d; ++j) square += code[j] * code[j];
@@ -20,7 +20,7 @@ void to_unit(const double* code, int64_t d, double* unit) {
   for (int64_t j = 0; j < d; ++j) unit[j] = norm > 0 ? code[j] / norm : 0;
 }
 
-// Infinite when one of them, from a mean that overflowed, is not finite.
+// Infinite when a value is not finite, as after a mean that overflowed.
 double largest_of(const std::vector<double>& values) {
   const bool finite =
       std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
@@ -37,12 +37,12 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       d_(codebook.d),
       plan_(plan(d_, k_)),
       blocks_((k_ + plan_.kernel->block_codes - 1) / plan_.kernel->block_codes),
-      codes_(new double[codebook.segments * k_ * d_]),
-      units_(metric == Metric::cosine ? new double[codebook.segments * k_ * d_] : nullptr),
-      segments_(codebook.segments) {
+      codes_(new double[codebook.books * k_ * d_]),
+      units_(metric == Metric::cosine ? new double[codebook.books * k_ * d_] : nullptr),
+      books_(codebook.books) {
   check_blocks(plan_);
   std::atomic<bool> valid = true;
-  parallel(codebook.segments * k_, [&](int64_t lo, int64_t hi) {
+  parallel(codebook.books * k_, [&](int64_t lo, int64_t hi) {
     bool all = true;
     with_type(codebook.dtype, [&]<class T>(const T*) {
       const T* data = static_cast<const T*>(codebook.data);
@@ -60,48 +60,49 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
         ": the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; "
         "re-initialise those codewords (or lower the learning rate)");
   }
-  for (int64_t s = 0; s < codebook.segments; ++s) {
-    segments_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;
-    prepare(segments_[s], parallel);
+  for (int64_t s = 0; s < codebook.books; ++s) {
+    books_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;
+    prepare(books_[s], parallel);
   }
 }
 
-// Packs every codeword into its lane of a block: pack_code(k, block), which returns the square of what its
-// first part leaves.
+// Packs every codeword into its lane of a block: pack_code(k, block), which returns the squared error of its
+// first part.
 template <class PackCode>
 void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
                   const PackCode& pack_code) const {
-  const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(Line)), codes = plan_.kernel->block_codes;
-  panels.lines.reset(new Line[blocks_ * lines]);
+  const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(CacheLine)),
+                codes = plan_.kernel->block_codes;
+  panels.lines.reset(new CacheLine[blocks_ * lines]);
   std::vector<double> rest(k_);
   parallel(blocks_, [&](int64_t lo, int64_t hi) {
-    std::fill(&panels.lines[lo * lines], &panels.lines[hi * lines], Line{});
+    std::fill(&panels.lines[lo * lines], &panels.lines[hi * lines], CacheLine{});
     for (int64_t k = lo * codes; k < std::min(hi * codes, k_); ++k)
       rest[k] = pack_code(k, &panels.lines[k / codes * lines]);
   });
   panels.rest_radius = std::sqrt(largest_of(rest));
 }
 
-// Codeword k less the mean. Returns the square of its length.
-double Search::centre(const Segment& segment, int64_t k, float* code) const {
-  const double* target = segment.targets + k * d_;
+// Codeword k less the mean. Returns its squared length.
+double Search::center(const Book& book, int64_t k, float* code) const {
+  const double* target = book.targets + k * d_;
   double square[4] = {};
   for (int64_t j = 0; j < d_; ++j) {
-    const double value = target[j] - segment.mean[j];
+    const double value = target[j] - book.mean[j];
     code[j] = static_cast<float>(value);
     square[j % 4] += value * value;
   }
   return (square[0] + square[1]) + (square[2] + square[3]);
 }
 
-// The mean of the codewords, added up in portions that do not depend on the threads; zeros for cosine.
-std::vector<float> Search::mean(const Segment& segment, const Parallel& parallel) const {
+// The mean of the codewords, summed in portions that do not depend on the threads; zeros for cosine.
+std::vector<float> Search::mean(const Book& book, const Parallel& parallel) const {
   constexpr int64_t kPortion = 512;  // codewords
   const int64_t portions = metric_ == Metric::l2 ? (k_ + kPortion - 1) / kPortion : 0;
   std::vector<double> sums(portions * d_), sum(d_);
   parallel(portions, [&](int64_t lo, int64_t hi) {
     for (int64_t k = lo * kPortion; k < std::min(hi * kPortion, k_); ++k) {
-      for (int64_t j = 0; j < d_; ++j) sums[k / kPortion * d_ + j] += segment.targets[k * d_ + j];
+      for (int64_t j = 0; j < d_; ++j) sums[k / kPortion * d_ + j] += book.targets[k * d_ + j];
     }
   });
   for (size_t i = 0; i < sums.size(); ++i) sum[i % d_] += sums[i];
@@ -110,49 +111,48 @@ std::vector<float> Search::mean(const Segment& segment, const Parallel& parallel
   return mean;
 }
 
-void Search::prepare(Segment& segment, const Parallel& parallel) const {
-  segment.mean = mean(segment, parallel);
+void Search::prepare(Book& book, const Parallel& parallel) const {
+  book.mean = mean(book, parallel);
   const PrefilterKernel* prefilter = plan_.prefilter;
   const int64_t pitch = table_pitch(d_);
-  if (prefilter) segment.table.reset(new float[k_ * pitch]);
-  segment.half_squares.assign(blocks_ * plan_.kernel->block_codes, std::numeric_limits<float>::infinity());
+  if (prefilter) book.table.reset(new float[k_ * pitch]);
+  book.half_squares.assign(blocks_ * plan_.kernel->block_codes, std::numeric_limits<float>::infinity());
   std::vector<double> square(k_);
   std::vector<float> largest(k_);
   parallel(k_, [&](int64_t lo, int64_t hi) {
     std::vector<float> memory(prefilter ? 0 : d_);
     for (int64_t k = lo; k < hi; ++k) {
-      float* code = prefilter ? &segment.table[k * pitch] : memory.data();
-      square[k] = centre(segment, k, code);
-      segment.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
+      float* code = prefilter ? &book.table[k * pitch] : memory.data();
+      square[k] = center(book, k, code);
+      book.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
       std::fill(code + d_, code + (prefilter ? pitch : d_), 0.0f);
       for (int64_t j = 0; j < d_; ++j) largest[k] = std::max(largest[k], std::fabs(code[j]));
     }
   });
   const double most = largest_of(square);
-  segment.half_square = metric_ == Metric::l2 ? most / 2 : 0;
-  segment.radius = std::sqrt(most);
+  book.half_square = metric_ == Metric::l2 ? most / 2 : 0;
+  book.radius = std::sqrt(most);
   if (!prefilter) {
-    fine(segment, parallel);
+    fine(book, parallel);
     return;
   }
-  segment.unit =
-      fixed_unit(static_cast<float>(segment.radius), *std::max_element(largest.begin(), largest.end()));
-  pack(segment.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
-    return prefilter->pack(&segment.table[k * pitch], d_, segment.unit, k % prefilter->block_codes, block);
+  book.unit = fixed_unit(static_cast<float>(book.radius), *std::max_element(largest.begin(), largest.end()));
+  pack(book.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
+    return prefilter->pack(&book.table[k * pitch], d_, book.unit, k % prefilter->block_codes, block);
   });
 }
 
-// What the kernel takes; with a prefilter, packed by the first thread that needs it.
-const Search::Panels& Search::fine(const Segment& segment, const Parallel& parallel) const {
-  std::call_once(segment.fine_once, [&] {
+// The codewords packed for the kernel; with a prefilter, the first thread that needs them packs them.
+const Search::Panels& Search::fine(const Book& book, const Parallel& parallel) const {
+  std::call_once(book.fine_once, [&] {
     const VqAssignKernel& kernel = *plan_.kernel;
-    pack(segment.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
+    pack(book.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
       std::vector<float> code(d_);
-      centre(segment, k, code.data());
+      center(book, k, code.data());
       return kernel.pack(code.data(), d_, k % kernel.block_codes, block);
     });
   });
-  return segment.fine;
+  return book.fine;
 }
 
 }  // namespace uefl::cpu

@@ -1,4 +1,4 @@
-// The search on one tile of rows: what each instruction set offers.
+// The search on one tile of rows: the interface of each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace uefl::cpu {
 
-// What the scores are computed in, which decides how far to trust them (common/certificate.h).
+// The arithmetic of the scores, which decides their error bound (common/certificate.h).
 enum class Arithmetic { f32, bf16x3, bf16, i16 };
 
 // Upper bounds for the certificate: |y|^2, and |y - y1|^2 of the first part where the arithmetic has parts.
@@ -15,8 +15,7 @@ struct RowSize {
   double square, rest;
 };
 
-// The rows that will be loaded next, where they lie in one piece; a kernel may ask the memory for them while
-// it computes.
+// The rows that will be loaded next, where they are contiguous; a kernel may prefetch them.
 struct Ahead {
   const char *next, *end;
 };
@@ -26,14 +25,14 @@ struct Ahead {
 struct VqAssignKernel {
   Arithmetic arithmetic;
   int rows, block_codes;
-  // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, and so aligned.
+  // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, so they stay aligned.
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
-  // Puts one centred codeword into its lane of a block, which was zero. Returns |b - b1|^2 where there are
+  // Writes one centered codeword into its lane of a zeroed block. Returns |b - b1|^2 where the arithmetic has
   // parts.
   double (*pack)(const float* code, int64_t d, int64_t lane, void* block);
-  // y = row - mean for the rows that start at source[0 .. count), their elements side by side, and the size
-  // of each; both have room for all rows of the tile.
+  // y = row - mean for the contiguous rows at source[0 .. count), and the size of each; both have room for
+  // all rows of the tile.
   void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
                RowSize* size);
   // Best and second-best score of each row over all blocks, and the codeword of the best.
@@ -42,7 +41,7 @@ struct VqAssignKernel {
   // All scores, [count][blocks * block_codes].
   void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
                  int64_t d, float* out);
-  // Where a kernel searches rows as it loads them, and then has no top_two: both in one. Its load() and
+  // Both in one, for a kernel that searches rows while it loads them and has no top_two. Its load() and
   // scores() take up to kRescored rows.
   void (*load_top_two)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean,
                        void* y, RowSize* size, const void* panels, const float* half_squares, int64_t blocks,
@@ -58,15 +57,15 @@ namespace {
 
 constexpr int64_t kChunk = 64;  // elements of a row that are loaded together
 
-// Float32 sums of d squares are too small by less than 1 % and what underflowed.
+// Float32 sums of d squares are too small by less than 1 % plus underflow.
 inline double square_bound(double sum, int64_t d) { return 1.01 * sum + static_cast<double>(d) * 0x1p-125; }
 
 template <class T>
-inline float centre(T value, float mean) {
+inline float center(T value, float mean) {
   return static_cast<float>(widen(value) - mean);  // in float64 for float64, then rounded once
 }
 
-// Elements [start, min(start + 64, d)) of kRows rows, less the mean, into chunk [kRows][64], filled up with
+// Elements [start, min(start + 64, d)) of kRows rows, less the mean, into chunk [kRows][64], padded with
 // zeros to a multiple of kFill. Rows from `count` on repeat the last.
 template <class T, int kRows, int kFill>
 inline void load_chunk(const char* const* source, int64_t count, int64_t start, int64_t d, const float* mean,
@@ -76,9 +75,9 @@ inline void load_chunk(const char* const* source, int64_t count, int64_t start, 
   for (int r = 0; r < kRows; ++r, chunk += kChunk) {
     const T* x = reinterpret_cast<const T*>(source[r < count ? r : count - 1]) + start;
     if (n == kChunk) {
-      for (int64_t j = 0; j < kChunk; ++j) chunk[j] = centre(x[j], mean[j]);
+      for (int64_t j = 0; j < kChunk; ++j) chunk[j] = center(x[j], mean[j]);
     } else {
-      for (int64_t j = 0; j < n; ++j) chunk[j] = centre(x[j], mean[j]);
+      for (int64_t j = 0; j < n; ++j) chunk[j] = center(x[j], mean[j]);
     }
     for (int64_t j = n; j % kFill != 0; ++j) chunk[j] = 0;
   }

@@ -1,9 +1,9 @@
 // The search on AMX among up to 64 codewords, in the same three products as vq_assign.amx.cpp.
 //
-// The sums of 16 rows and all codewords fit into the tile registers, so a row is needed once. Rows are the
-// left operand, which takes them as they lie: what is turned instead is the sums, and they are fewer. While
-// 16 rows are multiplied the next 16 are split, row after row, so that the memory is read without a pause and
-// the vector port that the tile unit leaves free is not idle.
+// The sums of 16 rows and all codewords fit into the tile registers, so a row is read once. Rows are the left
+// operand, which takes them as they are in memory; the sums are transposed instead, because they are fewer.
+// While 16 rows are multiplied, the next 16 are split row after row: memory is read without a pause, and the
+// vector port that the tile unit leaves free is busy.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 
@@ -14,8 +14,8 @@ constexpr int kRows = 192;
 
 inline int64_t steps_of(int64_t d) { return (d + kDepth - 1) / kDepth; }
 
-// 16 rows: [depth][2 parts] tiles. A tile of rows is two of them, of which one is multiplied while the other
-// is filled.
+// 16 rows: [depth][2 parts] tiles. A tile of rows is two of them: one is multiplied while the other is
+// filled.
 inline int64_t group_bytes(int64_t d) { return steps_of(d) * 2 * kTileBytes; }
 int64_t two_groups(int64_t, int64_t d) { return 2 * group_bytes(d); }
 
@@ -28,7 +28,8 @@ double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
   for (int64_t start = 0; start < d; start += kDepth) {
     alignas(64) char packed[4 * kTileBytes] = {};
     const int64_t n = d - start < kDepth ? d - start : kDepth;
-    squares += pack<2>(code + start, n, 0, packed);  // two tiles of each part, of which it fills one line
+    // two tiles of each part; one line of each is filled
+    squares += pack<2>(code + start, n, 0, packed);
     for (int part = 0; part < 2; ++part, target += 2 * kTileBytes) {
       for (int w = 0; w < kTile; ++w)
         __builtin_memcpy(target + w * 64, packed + part * part_bytes(n) + w * 4, 4);
@@ -39,10 +40,10 @@ double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
 
 // Splits 16 rows, one after the other, 32 elements at a time.
 template <class T>
-class Splitter {
+class RowSplitter {
  public:
-  inline __attribute__((always_inline)) Splitter(const char* const* source, int64_t count, int64_t d,
-                                                 const float* mean, char* group, RowSize* size)
+  inline __attribute__((always_inline)) RowSplitter(const char* const* source, int64_t count, int64_t d,
+                                                    const float* mean, char* group, RowSize* size)
       : source_(source), count_(count), d_(d), mean_(mean), group_(group), size_(size) {}
 
   inline __attribute__((always_inline)) void until(int64_t unit) {
@@ -74,9 +75,9 @@ class Splitter {
                                        _mm512_maskz_loadu_ps(half[i], mean_ + start_ + i * kTile));
       }
     } else {
-      alignas(64) float centred[kDepth] = {};
-      for (int64_t j = 0; j < n; ++j) centred[j] = centre(x[j], mean_[start_ + j]);
-      for (int i = 0; i < 2; ++i) value[i] = _mm512_load_ps(centred + i * kTile);
+      alignas(64) float centerd[kDepth] = {};
+      for (int64_t j = 0; j < n; ++j) centerd[j] = center(x[j], mean_[start_ + j]);
+      for (int i = 0; i < 2; ++i) value[i] = _mm512_load_ps(centerd + i * kTile);
     }
   }
 
@@ -98,17 +99,17 @@ class Splitter {
   __m512 square_ = _mm512_setzero_ps(), rest_ = _mm512_setzero_ps();
 };
 
-// Sums of 16 rows with 16 codewords in each tile.
-struct alignas(64) Sums {
+// TileSums of 16 rows with 16 codewords in each tile.
+struct alignas(64) TileSums {
   float product[4][kTile][kTile];
 };
 
-// Tiles 0 to 3 += 16 rows times the 16 codewords of each of 2 * kBlocks tiles. between(): after every three
-// products.
+// Tiles 0 to 3 += 16 rows times the 16 codewords of each of 2 * kBlocks tiles. between() runs after every
+// three products.
 template <int kBlocks, class Between>
 inline __attribute__((always_inline)) void multiply(const char* rows, const char* panels, int64_t d,
-                                                    Sums& sums, const Between& between) {
-  asm volatile("" ::: "memory");  // GCC 12's tile loads do not say that they read memory
+                                                    TileSums& sums, const Between& between) {
+  asm volatile("" ::: "memory");  // GCC 12 does not know that tile loads read memory
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -142,10 +143,10 @@ inline __attribute__((always_inline)) void multiply(const char* rows, const char
   }
 }
 
-// Of 16 rows: each has its lane.
+// Of 16 rows, one per lane.
 template <int kBlocks>
-inline void compare(const Sums& sums, const float* half_squares, int64_t count, float* best, float* second,
-                    int64_t* index) {
+inline void compare(const TileSums& sums, const float* half_squares, int64_t count, float* best,
+                    float* second, int64_t* index) {
   __m512 least = _mm512_set1_ps(__builtin_inff()), next = least;
   __m512i code = _mm512_setzero_si512();
   for (int tile = 0; tile < 2 * kBlocks; ++tile) {
@@ -173,12 +174,12 @@ void load_top_two_typed(const char* const* source, int64_t count, int64_t d, con
                         float* second, int64_t* index) {
   const int64_t units = kTile * steps_of(d);
   constexpr int kPortion = kTile / (2 * kBlocks);
-  Sums sums;
-  Splitter<T>(source, count, d, mean, y, size).until(units);
+  TileSums sums;
+  RowSplitter<T>(source, count, d, mean, y, size).until(units);
   for (int64_t first = 0, turn = 0; first < count; first += kTile, turn ^= 1) {
     const int64_t following = first + kTile;
-    Splitter<T> splitter(source + following, count - following, d, mean, y + (turn ^ 1) * group_bytes(d),
-                         size + following);
+    RowSplitter<T> splitter(source + following, count - following, d, mean, y + (turn ^ 1) * group_bytes(d),
+                            size + following);
     int64_t unit = 0;
     const int64_t portion = following < count ? kPortion : 0;
     multiply<kBlocks>(y + turn * group_bytes(d), panels, d, sums,
@@ -204,7 +205,7 @@ void load_groups(const char* const* source, int64_t count, Dtype dtype, int64_t 
   with_type(dtype, [&]<class T>(const T*) {
     for (int64_t first = 0; first < count; first += kTile) {
       char* group = static_cast<char*>(y) + first / kTile * group_bytes(d);
-      Splitter<T>(source + first, count - first, d, mean, group, size + first).until(kTile * steps_of(d));
+      RowSplitter<T>(source + first, count - first, d, mean, group, size + first).until(kTile * steps_of(d));
     }
   });
 }
@@ -213,7 +214,7 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
             int64_t d, float* out) {
   const ConfiguredTiles configured;
   const auto nothing = [] {};
-  Sums sums;
+  TileSums sums;
   for (int64_t first = 0; first < count; first += kTile) {
     const char *rows = static_cast<const char*>(y) + first / kTile * group_bytes(d),
                *codes = static_cast<const char*>(panels);

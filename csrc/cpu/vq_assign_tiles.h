@@ -2,11 +2,7 @@
 // or the first part for one (vq_prefilter.amx.cpp).
 #pragma once
 
-// GCC 12 warns about the deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-
+#include "cpu/amx.h"
 #include "cpu/vq_assign_kernel.h"
 
 namespace uefl::cpu {
@@ -17,8 +13,7 @@ constexpr int kPair = 2 * kTile;      // rows, and codewords, multiplied togethe
 constexpr int64_t kDepth = 32;        // elements in one tile
 constexpr int64_t kTileBytes = 1024;  // [16][32] bfloat16
 
-// One part (the bfloat16 nearest to the values, or nearest to what that leaves) of 32 rows or codewords:
-// [depth][2] tiles.
+// One part of 32 rows or codewords (the nearest bfloat16, or the nearest to the rest): [depth][2] tiles.
 inline int64_t part_bytes(int64_t d) { return (d + kDepth - 1) / kDepth * 2 * kTileBytes; }
 
 // 32 codewords, or a tile of rows, of kParts parts each.
@@ -31,33 +26,19 @@ int64_t tile_bytes(int64_t count, int64_t d) {
   return (count + kPair - 1) / kPair * kParts * part_bytes(d);
 }
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-const TileConfig
-    kConfig;  // in memory for good: the compiler does not see that the instruction reads all of it
-
-struct ConfiguredTiles {
-  ConfiguredTiles() { _tile_loadconfig(&kConfig); }
-  ~ConfiguredTiles() { _tile_release(); }  // or every later switch of threads saves 8 KiB
-};
-
-// The bfloat16 nearest to each of 32 values, ties away from zero, and the one nearest to what that leaves.
-// Element j shares a word with element j + 16, which rows and codewords agree on: so packing takes no
-// shuffle.
+// The bfloat16 nearest to each of 32 values, ties away from zero, and the bfloat16 nearest to the rest.
+// Element j shares a word with element j + 16, in rows and codewords alike, so packing needs no shuffle.
 struct Split {
   __m512i first, second;
   __m512 rest[2];  // value - first
 };
 
-// The bfloat16 nearest to each value, in the high half of its word; what is below is of no meaning.
+// The bfloat16 nearest to each value, in the high half of its word; the low half is undefined.
 inline __attribute__((always_inline)) __m512i nearest(__m512 value) {
   return _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000));
 }
 
-// What nearest() leaves of a value.
+// The rest of a value after nearest().
 inline __attribute__((always_inline)) __m512 rest_of(__m512 value, __m512i rounded) {
   return _mm512_sub_ps(
       value, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000)))));
@@ -76,11 +57,11 @@ inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split
   out.second = words(nearest(out.rest[0]), nearest(out.rest[1]));
 }
 
-// Codewords lie in a tile as they are: [16][16 words].
+// Codewords keep their order in a tile: [16][16 words].
 template <int kParts>
 double pack(const float* code, int64_t d, int64_t lane, void* block) {
   char* target = static_cast<char*>(block) + lane / kTile * kTileBytes + lane % kTile * 64;
-  __m512d squares = _mm512_setzero_pd();  // in float64, where they do not underflow
+  __m512d squares = _mm512_setzero_pd();  // in float64, where the squares do not underflow
   for (int64_t start = 0; start < d; start += kDepth, target += 2 * kTileBytes) {
     const int64_t n = d - start < kDepth ? d - start : kDepth;
     const uint32_t mask = 0xffffffffu >> (kDepth - n);
@@ -99,7 +80,7 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
   return _mm512_reduce_add_pd(squares);
 }
 
-// [16][16] of 32 bits, rows to columns.
+// Transposes [16][16] of 32 bits.
 inline __attribute__((always_inline)) void transpose(const void* source, int64_t stride, void* target,
                                                      int64_t target_stride) {
   __m512i a[16], b[16];
@@ -128,8 +109,8 @@ inline __attribute__((always_inline)) void transpose(const void* source, int64_t
   for (int i = 0; i < 16; ++i) _mm512_storeu_si512(static_cast<char*>(target) + i * target_stride, a[i]);
 }
 
-// Rows lie in a tile as columns: [16 words][16 rows]. A row is read in one go, for the sake of the
-// prefetcher, then columns are formed.
+// Rows are columns of a tile: [16 words][16 rows]. A row is read in one go, which suits the hardware
+// prefetcher; then the columns are formed.
 template <class T, int kParts>
 void load_columns(const char* const* source, int64_t count, int64_t d, const float* mean, char* y,
                   RowSize* size) {
@@ -196,7 +177,7 @@ void load(const char* const* source, int64_t count, Dtype dtype, int64_t d, cons
   char* tile = static_cast<char*>(y);
   with_type(dtype, [&]<class T>(const T*) {
     for (int64_t r = 0; r < (count + kPair - 1) / kPair * kPair; r += kTile) {
-      const int64_t from = r < count ? r : count - 1;  // a second tile without rows repeats the last one
+      const int64_t from = r < count ? r : count - 1;  // a second tile without rows repeats the last row
       RowSize unused[kTile];
       load_columns<T, kParts>(source + from, count - from, d, mean,
                               tile + r / kPair * kParts * part_bytes(d) + r / kTile % 2 * kTileBytes,
@@ -205,7 +186,7 @@ void load(const char* const* source, int64_t count, Dtype dtype, int64_t d, cons
   });
 }
 
-// 32 codewords times 32 rows: summed in tiles 0 to 3, then in memory on their way to the scores.
+// 32 codewords times 32 rows: summed in tiles 0 to 3, then stored in memory for the scores.
 struct alignas(64) Products {
   float value[kPair][2][kTile];
 

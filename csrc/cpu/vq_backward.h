@@ -3,9 +3,9 @@
 //
 //   grad = scale g + pull (x - q) + along x + towards q
 //
-// Straight through, scale is 1 and the last two terms are absent; the rotation trick makes three numbers per
-// segment of dot products (csrc/common/rotation.h). Codewords are gathered again from the indices: nothing
-// else is kept of the forward pass.
+// For the straight-through estimator, scale is 1 and the last two terms are absent. The rotation trick
+// computes three factors per segment from dot products (csrc/common/rotation.h). Codewords are gathered again
+// from the indices: the forward pass stores nothing else.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,10 @@
 namespace uefl::cpu {
 
 struct VqBackward {
-  StridedRows x, grad_quantized;  // of one dtype; the data of grad_quantized are null where there is none
-  StridedRows grad_x;             // likewise; its data are written
-  bool wide;  // codewords, and what is not rotated, are in float64, not in float32; what is rotated always is
+  StridedRows x, grad_quantized;  // of one dtype; null data in grad_quantized: no gradient
+  StridedRows grad_x;             // output, of the same dtype
+  bool wide;  // codewords, and arithmetic without rotation, are in float64, else in float32; rotation is
+              // always in float64
   bool rotation;
   int64_t d, codebook_step;  // as in VqRun
   const int64_t* indices;    // [N, S]
@@ -25,7 +26,7 @@ struct VqBackward {
   double pull;
 };
 
-// Rows [lo, hi). Safe to call from several threads.
+// Rows [lo, hi). Thread-safe.
 void vq_backward(const VqBackward& run, int64_t lo, int64_t hi);
 
 }  // namespace uefl::cpu

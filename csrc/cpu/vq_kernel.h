@@ -1,4 +1,4 @@
-// What follows the search of vq on one run of rows, and the gradient.
+// The steps of vq after the search, on one run of rows, and the gradient.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace uefl::cpu {
 
-// Pointers to [N, ..] are to the first row of the run; the elements of a row of x are side by side.
+// Pointers to [N, ..] are to the first row of the run; the elements of a row of x are contiguous.
 struct VqRun {
   Span x;
   int64_t rows, d;
-  int64_t codebook_step;   // codewords from one segment's codebook to the next: k, or 0 when all segments
-                           // share one
+  int64_t
+      codebook_step;  // codewords from the codebook of one segment to the next: k, or 0 for a shared codebook
   const int64_t* indices;  // [N, S]
   const char* codes;       // [.., k, d] in the dtype of x
   const double* exact;     // the same, in float64
@@ -27,7 +27,7 @@ struct VqSums {
   Span x;
   int64_t rows, d, codebook_step;
   const int64_t* indices;
-  const double* scales;  // [.., k] units of `fixed` in 1.0; 0: leave its rows out
+  const double* scales;  // [.., k] units of `fixed` in 1.0; 0: leave the rows of this codeword out
   int64_t* fixed;        // [.., k, d]
 };
 
@@ -35,7 +35,7 @@ struct VqBackwardRun {
   Span x, grad_quantized, grad_x;
   int64_t rows, d, codebook_step;
   const int64_t* indices;
-  const void* codes;  // in float64 where wide, else in float32
+  const void* codes;  // in float64 if wide, else in float32
   bool wide, rotation;
   double pull;
 };

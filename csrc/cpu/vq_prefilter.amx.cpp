@@ -1,8 +1,8 @@
-// The first pass on AMX: one product of bfloat16 instead of three.
+// The prefilter on AMX: one product of bfloat16 instead of three.
 //
-// A chunk of codewords is scored, keeping the best score of each row, and then looked through for what comes
-// close to it. Both are comparisons, and the tile unit leaves one of the two vector ports to them: they are
-// handed out in portions, one after every few products of later codewords.
+// A chunk of codewords is scored, keeping the best score of each row, and then scanned for scores near the
+// best. The tile unit leaves one of the two vector ports to these comparisons. They are issued in portions,
+// one after every few products of later codewords.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 #include "cpu/vq_prefilter_candidates.h"
@@ -10,9 +10,9 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int kChunkBlocks = 8;  // whose scores with 32 rows, 32 KiB, are looked through together
+constexpr int kChunkBlocks = 8;  // blocks that are scanned together; their scores with 32 rows take 32 KiB
 
-// The products of 32 codewords and 32 rows. between() is called after every four of them.
+// The products of 32 codewords and 32 rows. between() runs after every four of them.
 template <class Between>
 inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part,
                                                     Products& products, const Between& between) {
@@ -28,7 +28,7 @@ inline __attribute__((always_inline)) void multiply(const char* codes, const cha
   products.end();
 }
 
-// Products of a chunk with 32 rows that wait for something.
+// Products of a chunk with 32 rows that wait for comparisons.
 struct Chunk {
   const Products* products;
   const float* half_squares;  // of its first codeword
@@ -62,7 +62,7 @@ class Lowest {
   int done_ = 0;
 };
 
-// What comes close to it.
+// Lists the codewords with scores near the best.
 class Close {
  public:
   inline __attribute__((always_inline)) Close(const Chunk& chunk, Candidates& found)
@@ -112,7 +112,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
                 chunks = (blocks + kChunkBlocks - 1) / kChunkBlocks;
   const int64_t steps = part / (2 * kTileBytes);  // of four products, in a block
   const int64_t bytes =
-      (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // to ask for in a step
+      (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // lines to prefetch per step
   const char* line = ahead.next;
   for (int64_t r = 0; r < groups * kPair; ++r) {
     out.best[r] = __builtin_inff();
@@ -129,12 +129,12 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
                           static_cast<int>(end - begin) * kPair, g * kPair};
       Close close(waiting, out);
       Lowest lowest(current, out);
-      // In 2^-16 codewords, a step.
+      // In units of 2^-16 codewords per step.
       const int rate = static_cast<int>((int64_t{waiting.codes} << 16) / (steps * (end - begin))) + 1;
       const int lowest_rate = static_cast<int>((int64_t{kPair} << 16) / steps) + 1;
       int progress = 0;
       for (int64_t block = begin; block < end; ++block) {
-        const int scored = static_cast<int>(block - begin) * kPair;  // all but those of this block
+        const int scored = static_cast<int>(block - begin) * kPair;  // all except this block
         int lowest_progress = 0;
         const auto between = [&]() __attribute__((always_inline)) {
           for (ahead.next += bytes; line < ahead.next && line < ahead.end; line += 64)

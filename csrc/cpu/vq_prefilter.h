@@ -1,6 +1,6 @@
-// A first pass over all codewords in half the bits, for long codewords: it lists, for each row, the codewords
-// that its error bound leaves possible. Mostly that is one; a few are scored again in float32
-// (score_candidates), rows with many go to the kernels of vq_assign_kernel.h.
+// A prefilter over all codewords in half the bits, for long codewords: it lists, for each row, the codewords
+// that its error bound leaves possible. Usually that is one. A few are scored again in float32
+// (score_candidates); rows with many go to the kernels of vq_assign_kernel.h.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace uefl::cpu {
 
-// The codewords whose score is at most best + margin, in ascending order, for each row of a tile.
+// The codewords with a score of at most best + margin, in ascending order, for each row of a tile.
 struct Candidates {
   static constexpr int kRows = 192, kMost = 16;
-  float margin[kRows];  // in; NaN lists nothing, where infinity would list infinite scores
+  float margin[kRows];  // input; NaN lists nothing, where infinity would list infinite scores
   float best[kRows];
-  int count[kRows];  // kMost + 1: more than there is room for
+  int count[kRows];  // kMost + 1: too many to list
   int code[kRows][kMost];
   float score[kRows][kMost];
 };
@@ -32,7 +32,7 @@ struct PrefilterKernel {
                RowSize* size);
   void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares,
                      int64_t blocks, int64_t d, float unit, Ahead ahead, void* scratch, Candidates& out);
-  // Float32 scores of `count` codewords with one row; `codes`: centred, table_pitch(d) apart, filled up with
+  // Float32 scores of `count` codewords with one row; `codes`: centered, table_pitch(d) apart, padded with
   // zeros. y: room for a row.
   void (*score_candidates)(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes,
                            const float* half_squares, const int* code, int count, float* y, float* score);
@@ -45,9 +45,9 @@ namespace {
 
 inline int64_t table_pitch(int64_t d) { return (d + 15) / 16 * 16; }
 
-// Unit of 16-bit numbers for a vector: its length comes to at most 46,000 units, so that a product of two,
-// each 0.5 units off in up to 2^16 elements, stays below 2^31, and its largest element to 32,767. Not below
-// 2^-40, so that products of units are normal floats.
+// Unit of 16-bit numbers for a vector. Its length is at most 46,000 units, so that a product of two, each 0.5
+// units off in up to 2^16 elements, stays below 2^31; its largest element is at most 32,767. The unit is at
+// least 2^-40, so that products of units are normal floats.
 inline float fixed_unit(float norm, float largest) {
   const float by_norm = norm * (1 / 46000.0f), by_element = largest * (1 / 32767.0f);
   const float unit = (by_norm > by_element ? by_norm : by_element) * (1 + 0x1p-20f);

@@ -1,5 +1,5 @@
-// The first pass in 16-bit fixed point: an instruction multiplies twice as many elements as an FMA, and the
-// sums are exact. AMX has a first pass of its own, vq_prefilter.amx.cpp.
+// The prefilter in 16-bit fixed point: an instruction multiplies twice the elements of an FMA, and the sums
+// are exact. AMX has its own prefilter, vq_prefilter.amx.cpp.
 #if defined(__SSE2__) && (!defined(__AVX512F__) || defined(__AVX512VNNI__))  // elsewhere float32 is as fast
 #include "cpu/variant.h"
 #include "cpu/vq_prefilter_candidates.h"
@@ -9,24 +9,24 @@ namespace {
 
 constexpr int kPanels = 2, kCodes = kPanels * kLanes;  // vectors of a block of codewords, and codewords
 #if defined(__AVX512F__)
-constexpr int kRows = 12,
-              kGroups = 4;  // 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers
+// 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers.
+constexpr int kRows = 12, kGroups = 4;
 #elif defined(__AVX2__)
-constexpr int kRows = 6,
-              kGroups = 8;  // 12 sums, 2 vectors of codewords, a row element and products: 16 of 16
+// 12 sums, 2 vectors of codewords, a row element and products: 16 of 16.
+constexpr int kRows = 6, kGroups = 8;
 #else
 constexpr int kRows = 4, kGroups = 12;
 #endif
-constexpr int kTileRows =
-    kRows * kGroups;  // groups of rows pass by a block of codewords, which stays in the first-level cache
-constexpr int kChunkBlocks = 16;        // blocks whose scores are looked through together
+// Groups of rows pass by a block of codewords, which stays in the first-level cache.
+constexpr int kTileRows = kRows * kGroups;
+constexpr int kChunkBlocks = 16;        // blocks of scores that are scanned together
 constexpr int64_t kDepth = 2 * kLanes;  // elements that are packed together, into kLanes words
 constexpr int64_t kLine = 64;
 
 inline int64_t words(int64_t d) { return (d + kDepth - 1) / kDepth * kLanes; }
 
-// A tile: the unit of each row; its words [groups][ceil(words / 64)][kRows][64], so that each row is one
-// constant address away; the floats of a row on their way there.
+// A tile: the unit of each row; its words [groups][ceil(words / 64)][kRows][64], so that each row has a
+// constant offset; a buffer for the floats of a row.
 constexpr int64_t kUnitBytes = (kTileRows * 4 + kLine - 1) / kLine * kLine;
 inline int64_t group_words(int64_t d) { return (words(d) + kChunk - 1) / kChunk * kChunk * kRows; }
 int64_t tile_bytes(int64_t, int64_t d) {
@@ -34,8 +34,8 @@ int64_t tile_bytes(int64_t, int64_t d) {
 }
 int64_t block_bytes(int64_t d) { return words(d) * kCodes * 4; }
 
-// kDepth elements in units, as pairs in kLanes words; which element lies where does not matter, as long as
-// rows and codewords agree. Adds the squares of what rounding leaves.
+// kDepth elements in units, as pairs in kLanes words. The order of the elements does not matter as long as
+// rows and codewords agree. Adds the squared rounding errors.
 UEFL_INLINE Ints quantise(const float* values, float unit, float per_unit, Floats& rest) {
   Ints integers[2];
 #pragma GCC unroll 2
@@ -61,10 +61,10 @@ double pack(const float* code, int64_t d, float unit, int64_t lane, void* block)
   return square_bound(sum_across(rest), d);
 }
 
-// A row less the mean, filled up with zeros to a multiple of kDepth.
+// A row less the mean, padded with zeros to a multiple of kDepth.
 template <class T>
-inline void centre_row(const T* x, int64_t d, const float* mean, float* y) {
-  for (int64_t j = 0; j < d; ++j) y[j] = centre(x[j], mean[j]);
+inline void center_row(const T* x, int64_t d, const float* mean, float* y) {
+  for (int64_t j = 0; j < d; ++j) y[j] = center(x[j], mean[j]);
   for (int64_t j = d; j % kDepth != 0; ++j) y[j] = 0;
 }
 
@@ -76,7 +76,7 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
   const int64_t depth = words(d);
   for (int64_t r = 0; r < count; ++r) {
     with_type(dtype,
-              [&]<class T>(const T*) { centre_row(reinterpret_cast<const T*>(source[r]), d, mean, row); });
+              [&]<class T>(const T*) { center_row(reinterpret_cast<const T*>(source[r]), d, mean, row); });
     Floats sum[2] = {}, largest[2] = {}, rest = {}, value;
     for (int64_t j = 0; j < d; j += kDepth) {
 #pragma GCC unroll 2
@@ -105,7 +105,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
   const int64_t depth = words(d), groups = (count + kRows - 1) / kRows,
                 steps = blocks * groups * ((depth + kChunk - 1) / kChunk);
   const int64_t lines =
-      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;   // to ask for in a step
+      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;   // lines to prefetch per step
   auto* const scores = static_cast<float (*)[kTileRows][kCodes]>(scratch);  // of a chunk of blocks
   Floats lowest[kTileRows];
   for (int r = 0; r < kTileRows; ++r) out.best[r] = __builtin_inff(), out.count[r] = 0;

@@ -1,4 +1,4 @@
-// The lists of candidates, of every first pass alike.
+// The lists of candidates, shared by all prefilters.
 #pragma once
 
 #include "cpu/simd.h"
@@ -7,7 +7,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Notes a codeword; drops those that the best score known by now rules out when there are too many.
+// Adds a codeword. When the list is full, first drops the codewords that the best score so far rules out.
 __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, float score) {
   int& count = found.count[row];
   if (count == Candidates::kMost) {
@@ -24,7 +24,7 @@ __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, fl
     found.code[row][count] = code;
     found.score[row][count] = score;
   } else {
-    count = Candidates::kMost;  // and one more
+    count = Candidates::kMost;  // mark the list as too long
   }
   ++count;
 }
@@ -39,7 +39,7 @@ void score_candidates(const char* source, Dtype dtype, int64_t d, const float* m
   for (int64_t j = 0; j < pitch && j < 256; j += 16) fetch(0, j);
   with_type(dtype, [&]<class T>(const T*) {
     const T* x = reinterpret_cast<const T*>(source);
-    for (int64_t j = 0; j < d; ++j) y[j] = centre(x[j], mean[j]);
+    for (int64_t j = 0; j < d; ++j) y[j] = center(x[j], mean[j]);
   });
   for (int64_t j = d; j < pitch; ++j) y[j] = 0;
   for (int i = 0; i < count; ++i) {

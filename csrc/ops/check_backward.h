@@ -1,5 +1,4 @@
-// What a direct call of vq_backward must satisfy besides what a search must (check_search.h), on the CPU and
-// on a GPU alike.
+// Checks a direct call of vq_backward on the CPU and on a GPU, in addition to the checks of check_search.h.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

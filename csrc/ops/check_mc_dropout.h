@@ -1,5 +1,5 @@
-// What a direct call of torch.ops must satisfy before an MC-dropout kernel follows its pointers, on the CPU
-// and on a GPU alike. The public function checks with more care (ops/mc_dropout_mlp/__init__.py).
+// Checks a direct call of torch.ops before an MC-dropout kernel reads its pointers, on the CPU and on a GPU.
+// The public function checks more (ops/mc_dropout_mlp/__init__.py).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -21,7 +21,7 @@ inline uint32_t dropout_threshold(double p) {
   return static_cast<uint32_t>(std::min(65535.0, std::nearbyint(p * 65536)));
 }
 
-// Of a name that the check has let through.
+// The name has passed the check.
 inline McActivation activation_of(const std::string& name) {
   return name == "gelu"   ? McActivation::gelu
          : name == "relu" ? McActivation::relu

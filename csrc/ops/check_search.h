@@ -1,5 +1,5 @@
-// What a direct call of torch.ops must satisfy before a kernel follows its pointers, on the CPU and on a GPU
-// alike. The public functions check with more care (uefl_kernels/_checks.py).
+// Checks a direct call of torch.ops before a search kernel reads its pointers, on the CPU and on a GPU. The
+// public functions check more (uefl_kernels/_checks.py).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -10,7 +10,7 @@
 
 namespace uefl {
 
-// Of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books =
+// Sizes of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books =
 // segments.
 struct SearchSizes {
   int64_t books, k, d, segments;
@@ -28,7 +28,7 @@ inline SearchSizes check_search(const std::string& op, const torch::stable::Tens
                 type == ScalarType::Double,
             "expected float32, bfloat16, float16 or float64");
   }
-  // Of a kind that the kernel was dispatched for is at least one of the two, and so both are.
+  // The dispatcher guarantees the device of one of the two; this check makes both equal.
   require(x.is_cpu() == codebook.is_cpu() && x.is_cuda() == codebook.is_cuda() &&
               x.get_device_index() == codebook.get_device_index(),
           "x and codebook must be on the same device");

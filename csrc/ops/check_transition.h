@@ -1,6 +1,5 @@
-// What a direct call of torch.ops must satisfy before a kernel of the transition and set-proportion ops
-// follows its pointers, on the CPU and on a GPU alike. The public functions check with more care
-// (uefl_kernels/_checks.py).
+// Checks a direct call of torch.ops before a kernel of the transition and set-proportion ops reads its
+// pointers, on the CPU and on a GPU. The public functions check more (uefl_kernels/_checks.py).
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -1,4 +1,4 @@
-// A tensor's element type in the terms of the kernels.
+// The element type of a tensor as the kernels name it.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,7 +16,7 @@ inline cpu::Dtype dtype_of(const torch::stable::Tensor& tensor) {
       return cpu::Dtype::bf16;
     case ScalarType::Half:
       return cpu::Dtype::f16;
-    default:  // the checks of the op have seen the others off
+    default:  // the checks of the op have rejected all others
       return cpu::Dtype::f64;
   }
 }

@@ -1,4 +1,4 @@
-// What torch sees of kmeans and kmeans_step on the CPU.
+// Registers kmeans and kmeans_step for the CPU.
 #include "cpu/kmeans.h"
 
 #include <torch/csrc/stable/library.h>
@@ -33,13 +33,13 @@ bool has_shape(const Tensor& tensor, const std::vector<int64_t>& shape, ScalarTy
          std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()) == shape;
 }
 
-ScalarType centre_dtype(const Tensor& x) {
+ScalarType center_dtype(const Tensor& x) {
   return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
 bool has_valid_dtype(const Tensor& x) {
   const ScalarType dtype = x.scalar_type();
-  return dtype == centre_dtype(x) || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
+  return dtype == center_dtype(x) || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
 }
 
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
@@ -77,9 +77,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
                                                   bool spherical, int64_t n_init, int64_t max_iter,
                                                   double tol) {
   const int64_t problems = static_cast<int64_t>(sizes.size()), d = x_given.dim() == 2 ? x_given.size(1) : 0;
-  const ScalarType out = centre_dtype(x_given);
+  const ScalarType out = center_dtype(x_given);
   const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  const int64_t centres_count = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
+  const int64_t centers_count = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
   require(x_given.is_cpu() && d > 0 && x_given.size(0) == rows,
           "x must have shape [sum of sizes, d], on the CPU");
   require(has_valid_dtype(x_given), "expected float32, bfloat16, float16 or float64");
@@ -90,12 +90,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
   require(n_init >= 1 && max_iter >= 1, "n_init and max_iter must be at least 1");
   require(!weights_given || has_shape(*weights_given, {rows}, ScalarType::Double),
           "weights must be float64 of shape [sum of sizes]");
-  require(!init_given || has_shape(*init_given, {centres_count, d}, out),
+  require(!init_given || has_shape(*init_given, {centers_count, d}, out),
           "init must have shape [sum of clusters, d] and the dtype of the centres");
 
   const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x_given;
   const Tensor init = init_given ? torch::stable::contiguous(*init_given) : x_given;
-  Tensor centres = torch::stable::new_empty(x_given, {centres_count, d}, out);
+  Tensor centers = torch::stable::new_empty(x_given, {centers_count, d}, out);
   Tensor labels = torch::stable::new_empty(x_given, {rows}, ScalarType::Long);
   Tensor inertia = torch::stable::new_empty(x_given, {problems}, ScalarType::Double);
   Tensor iterations = torch::stable::new_empty(x_given, {problems}, ScalarType::Long);
@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
                                    tol};
   const int64_t bytes = d * (out == ScalarType::Double ? 8 : 4);
   std::vector<cpu::KMeansProblem> work;
-  for (int64_t p = 0, row = 0, centre = 0; p < problems; row += sizes[p], centre += clusters[p], ++p) {
+  for (int64_t p = 0, row = 0, center = 0; p < problems; row += sizes[p], center += clusters[p], ++p) {
     const auto from = [](const Tensor& tensor, int64_t offset) {
       return static_cast<const char*>(tensor.const_data_ptr()) + offset;
     };
@@ -120,17 +120,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
     work.push_back(
         {.x = view,
          .weights = weights_given ? reinterpret_cast<const double*>(from(weights, row * 8)) : nullptr,
-         .init = init_given ? from(init, centre * bytes) : nullptr,
+         .init = init_given ? from(init, center * bytes) : nullptr,
          .k = clusters[p],
          .seed = static_cast<uint64_t>(seeds[p]),
-         .centres = static_cast<char*>(centres.mutable_data_ptr()) + centre * bytes,
+         .centers = static_cast<char*>(centers.mutable_data_ptr()) + center * bytes,
          .labels = static_cast<int64_t*>(labels.mutable_data_ptr()) + row,
          .inertia = static_cast<double*>(inertia.mutable_data_ptr()) + p,
          .iterations = static_cast<int64_t*>(iterations.mutable_data_ptr()) + p});
   }
   if (problems == 1) {
     cpu::kmeans(work[0], options, in_parallel);
-  } else {  // a problem to a thread; an exception must not leave it there
+  } else {  // one problem per thread; an exception must not leave the thread
     std::vector<std::exception_ptr> errors(problems);
     in_parallel(problems, [&](int64_t lo, int64_t hi) {
       for (int64_t p = lo; p < hi; ++p) {
@@ -145,10 +145,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
       if (errors[p]) rethrow_as(p, errors[p]);
     }
   }
-  return {centres, labels, inertia, iterations};
+  return {centers, labels, inertia, iterations};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given,
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centers_given,
                                                        std::optional<Tensor> weights_given,
                                                        const Tensor& middle_given, const Tensor& scale_given,
                                                        const Tensor& mass_scale, bool with_inertia) {
@@ -157,8 +157,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   };
   expect(x.is_cpu() && x.dim() == 2 && x.size(1) > 0, "x must have shape [N, d], on the CPU");
   expect(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
-  const int64_t n = x.size(0), d = x.size(1), k = centres_given.dim() == 2 ? centres_given.size(0) : 0;
-  expect(k > 0 && has_shape(centres_given, {k, d}, centre_dtype(x)),
+  const int64_t n = x.size(0), d = x.size(1), k = centers_given.dim() == 2 ? centers_given.size(0) : 0;
+  expect(k > 0 && has_shape(centers_given, {k, d}, center_dtype(x)),
          "centres must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all "
          "else");
   expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double),
@@ -166,7 +166,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   expect(has_shape(middle_given, {d}, ScalarType::Double) &&
              has_shape(scale_given, {d}, ScalarType::Double) && has_shape(mass_scale, {}, ScalarType::Double),
          "units must be float64 of shapes [d], [d] and []");
-  const Tensor centres = torch::stable::contiguous(centres_given),
+  const Tensor centers = torch::stable::contiguous(centers_given),
                weights = torch::stable::contiguous(weights_given.value_or(middle_given));
   const Tensor middle = torch::stable::contiguous(middle_given),
                scale = torch::stable::contiguous(scale_given);
@@ -184,12 +184,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
          masses = torch::stable::new_empty(x, {k}, ScalarType::Long);
 
   for (int64_t i = 0; i < k * d; ++i) {
-    const double value = dtype_of(centres) == cpu::Dtype::f64
-                             ? doubles(centres)[i]
-                             : static_cast<const float*>(centres.const_data_ptr())[i];
+    const double value = dtype_of(centers) == cpu::Dtype::f64
+                             ? doubles(centers)[i]
+                             : static_cast<const float*>(centers.const_data_ptr())[i];
     expect(std::abs(value) <= cpu::kLargest, "centres must be finite, and at most 2^480 (3e144)");
   }
-  const cpu::Search search({centres.const_data_ptr(), dtype_of(centres), 1, k, d}, cpu::Metric::l2, true,
+  const cpu::Search search({centers.const_data_ptr(), dtype_of(centers), 1, k, d}, cpu::Metric::l2, true,
                            "kmeans_step", in_parallel);
   const cpu::StridedRows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
   const cpu::KMeansUnits units{
@@ -198,7 +198,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   std::vector<double> distances(with_inertia ? n : 0);
   int64_t* out = static_cast<int64_t*>(labels.mutable_data_ptr());
   std::fill(out, out + n, -1);
-  cpu::kmeans_step(rows, search, centres.const_data_ptr(), units, in_parallel, out, totals,
+  cpu::kmeans_step(rows, search, centers.const_data_ptr(), units, in_parallel, out, totals,
                    with_inertia ? distances.data() : nullptr);
   std::copy(totals.sums.begin(), totals.sums.end(), static_cast<int64_t*>(sums.mutable_data_ptr()));
   std::copy(totals.masses.begin(), totals.masses.end(), static_cast<int64_t*>(masses.mutable_data_ptr()));

@@ -1,4 +1,4 @@
-// What torch sees of kmeans_labels and kmeans_distances on the CPU.
+// Registers kmeans_labels and kmeans_distances for the CPU.
 #include "cpu/kmeans_labels.h"
 
 #include <torch/csrc/stable/library.h>
@@ -27,7 +27,7 @@ ScalarType center_dtype(const Tensor& x) {
   return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// x as rows, when it fits the centers [k, d] of the dtype.
+// x as rows, after the check against the centers [k, d] of the dtype.
 cpu::StridedRows rows_of(const Tensor& x, const Tensor& centers, ScalarType dtype) {
   const auto require = [](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(std::string("kmeans_labels: ") + expected);

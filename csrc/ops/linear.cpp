@@ -1,4 +1,4 @@
-// What torch sees of linear on the CPU.
+// Registers linear for the CPU.
 #include "cpu/linear.h"
 
 #include <torch/csrc/stable/library.h>

@@ -1,4 +1,4 @@
-// What torch sees of mc_dropout_mlp and dropout_mask on the CPU: shapes, dispatch-key registration.
+// Registers mc_dropout_mlp and dropout_mask for the CPU, with checks of shapes.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

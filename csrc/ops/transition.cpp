@@ -1,5 +1,4 @@
-// What torch sees of the transition ops and set_proportion_loss on the CPU: shapes, dispatch-key
-// registration.
+// Registers the transition ops and set_proportion_loss for the CPU, with checks of shapes.
 #include "cpu/transition.h"
 
 #include <torch/csrc/stable/library.h>
@@ -19,7 +18,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Losses and constants: float64 where the logits are, else float32.
+// Losses and constants: float64 for float64 logits, else float32.
 ScalarType wide(const Tensor& logits) {
   return logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
@@ -37,10 +36,10 @@ cpu::StridedRows rows_of(const Tensor& logits) {
 
 const int64_t* indices(const Tensor& tensor) { return static_cast<const int64_t*>(tensor.const_data_ptr()); }
 
-// The arguments that the transition ops share; holds the tensors whose memory the kernels read.
-struct Input {
-  Input(const char* op, const Tensor& logits_given, const Tensor& log_transition, const Tensor& log_marginal,
-        const std::optional<Tensor>& groups_given)
+// The shared arguments of the transition ops; holds the tensors that the kernels read.
+struct TransitionInput {
+  TransitionInput(const char* op, const Tensor& logits_given, const Tensor& log_transition,
+                  const Tensor& log_marginal, const std::optional<Tensor>& groups_given)
       : check(op, logits_given), logits(logits_given) {
     check.require(log_transition.dim() == 3 && log_transition.numel() > 0,
                   "log_transition must have shape [G, M, K]");
@@ -70,7 +69,7 @@ std::tuple<Tensor, Tensor> transition_nll(const Tensor& logits, const Tensor& ta
                                           const Tensor& log_transition, const Tensor& log_marginal,
                                           std::optional<Tensor> groups, int64_t ignore_index,
                                           bool with_gradient) {
-  const Input input("transition_nll", logits, log_transition, log_marginal, groups);
+  const TransitionInput input("transition_nll", logits, log_transition, log_marginal, groups);
   input.check.index(targets, logits.size(0));
   const Tensor sets = torch::stable::contiguous(targets);
   Tensor loss = torch::stable::new_empty(logits, {logits.size(0)}, wide(logits));
@@ -86,7 +85,7 @@ std::tuple<Tensor, Tensor> transition_nll(const Tensor& logits, const Tensor& ta
 
 Tensor log_transition_probs(const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal,
                             std::optional<Tensor> groups) {
-  const Input input("log_transition_probs", logits, log_transition, log_marginal, groups);
+  const TransitionInput input("log_transition_probs", logits, log_transition, log_marginal, groups);
   Tensor log_g = torch::stable::new_empty(logits, {logits.size(0), input.log.m}, wide(logits));
   const cpu::Transition run("log_transition_probs", rows_of(logits), nullptr, input.group_indices(),
                             input.log);
@@ -97,7 +96,7 @@ Tensor log_transition_probs(const Tensor& logits, const Tensor& log_transition, 
 
 Tensor log_transition_probs_backward(const Tensor& grad, const Tensor& logits, const Tensor& log_transition,
                                      const Tensor& log_marginal, std::optional<Tensor> groups) {
-  const Input input("log_transition_probs_backward", logits, log_transition, log_marginal, groups);
+  const TransitionInput input("log_transition_probs_backward", logits, log_transition, log_marginal, groups);
   input.check.values(grad, {logits.size(0), input.log.m});
   const Tensor weight = dense(grad, wide(logits));
   Tensor gradient = torch::stable::new_empty(logits, logits.sizes());

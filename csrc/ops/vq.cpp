@@ -1,4 +1,4 @@
-// What torch sees of vq_assign, vq and its gradient on the CPU: shapes, dispatch-key registration.
+// Registers vq_assign, vq and its gradient for the CPU, with checks of shapes.
 #include "cpu/vq.h"
 
 #include <torch/csrc/stable/library.h>
@@ -44,10 +44,10 @@ cpu::StridedRows rows_of(Tensor& tensor) {
   return rows;
 }
 
-// x and the codebook as the kernels see them; holds the tensors whose memory they point to.
-struct Input {
-  Input(const std::string& op, const Tensor& x_given, const Tensor& codebook_given,
-        const std::string& metric_name)
+// x and the codebook for the kernels; owns the tensors that they read.
+struct SearchInput {
+  SearchInput(const std::string& op, const Tensor& x_given, const Tensor& codebook_given,
+              const std::string& metric_name)
       : sizes(check_search(op, x_given, codebook_given, metric_name)),
         metric(metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine),
         x(x_given),
@@ -69,7 +69,7 @@ struct Input {
 };
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
-  const Input input("vq_assign", x, codebook, metric);
+  const SearchInput input("vq_assign", x, codebook, metric);
   Tensor indices = input.new_indices();
   const cpu::Search search(input.codes, input.metric, exact, "vq_assign", in_parallel);
   const cpu::StridedRows rows = search.flatten_segments(input.rows);
@@ -81,12 +81,12 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   return indices;
 }
 
-// rotation: for the backward pass alone.
+// rotation: for the backward pass only.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook,
                                                       std::string metric, bool exact, bool with_sums,
                                                       double codebook_weight, double commitment_weight,
                                                       bool /*rotation*/) {
-  const Input input("vq", x, codebook, metric);
+  const SearchInput input("vq", x, codebook, metric);
   const ScalarType dtype = x.scalar_type(),
                    loss_dtype = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   const Tensor codes =
@@ -120,12 +120,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   return {quantized, indices, loss, counts, sums};
 }
 
-// Rows that are a unit of work in a thread: enough of them to be worth the trouble.
+// Rows per task of a thread, enough to pay for starting it.
 int64_t backward_rows(int64_t dim) { return std::max<int64_t>(1, (1 << 15) / dim); }
 
 Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices,
                    std::optional<Tensor> grad_quantized, const Tensor& pull, bool rotation) {
-  Input input("vq_backward", x, codebook, "l2");
+  SearchInput input("vq_backward", x, codebook, "l2");
   const SearchSizes& sizes = input.sizes;
   check_backward(x, indices, grad_quantized ? &*grad_quantized : nullptr, pull, sizes);
   const Tensor chosen = torch::stable::contiguous(indices);

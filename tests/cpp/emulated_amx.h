@@ -1,10 +1,10 @@
-// The tile registers of AMX in memory, so that the kernels for them run on any CPU with AVX-512 BF16: the
-// build with -DUEFL_EMULATE_AMX=ON includes this file before all else in csrc/cpu/*.amx.cpp. A use that the
-// hardware refuses ends the program.
+// The tile registers of AMX in memory, so that its kernels run on any CPU with AVX-512 BF16. The build with
+// -DUEFL_EMULATE_AMX=ON includes this file first in csrc/cpu/*.amx.cpp. A use that the hardware rejects ends
+// the program.
 //
-// Products and sums come in the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS: one
-// float32 sum of the even elements and one of the odd ones, FMAs rounded to nearest even, subnormal numbers
-// taken and returned as zero.
+// Products and sums follow the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS: one float32
+// sum of the even elements and one of the odd ones, FMAs rounded to nearest even, subnormal inputs and
+// outputs as zero.
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC bug 105593
@@ -29,7 +29,7 @@ struct Registers {
   Config config = {};
   alignas(64) unsigned char tile[8][16][64] = {};
 
-  // A tile that may be used: the hardware raises an exception where none is configured, or one of no size.
+  // Returns a tile. The hardware raises an exception where no tile is configured, or one without size.
   auto& operator[](int t) {
     if (config.palette != 1 || !config.rows[t] || !config.column_bytes[t]) {
       std::fprintf(stderr, "tile %d is used and not configured\n", t);
@@ -58,7 +58,7 @@ inline void release() { registers = {}; }
 inline void zero(int t) { std::memset(registers[t], 0, sizeof registers.tile[t]); }
 
 inline void loadd(int t, const void* base, int64_t stride) {
-  zero(t);  // what is beyond the configured size
+  zero(t);  // zero beyond the configured size
   const Config& config = registers.config;
   for (int i = 0; i < config.rows[t]; ++i) {
     std::memcpy(registers[t][i], static_cast<const char*>(base) + i * stride, config.column_bytes[t]);
@@ -72,8 +72,7 @@ inline void stored(int t, void* base, int64_t stride) {
   }
 }
 
-// The shapes that a product takes: rows of the sum by 32-bit columns of the sum by 32-bit columns of the
-// rows.
+// The shapes of a product: rows of the sum by 32-bit columns of the sum by 32-bit columns of the rows.
 struct Shape {
   int rows, columns, depth;
 };
@@ -96,7 +95,7 @@ inline float half_of(uint32_t pair, int odd) {
   return value;
 }
 
-// Not inlined: between the two settings of MXCSR.
+// Not inlined: it must stay between the two settings of MXCSR.
 [[gnu::noinline]] inline void multiply_bf16(Shape shape, float (*sum)[16], const uint32_t (*a)[16],
                                             const uint32_t (*b)[16]) {
   for (int i = 0; i < shape.rows; ++i) {
@@ -127,7 +126,7 @@ inline void dpbf16ps(int sum, int a, int b) {
 
 inline void dpbssd(int sum, int a, int b) {
   const Shape shape = shape_of(sum, a, b);
-  const auto total = cells<uint32_t>(sum);  // wraps round
+  const auto total = cells<uint32_t>(sum);  // wraps around
   for (int i = 0; i < shape.rows; ++i) {
     for (int k = 0; k < shape.depth; ++k) {
       const auto* const left = reinterpret_cast<const int8_t*>(registers[a][i]) + 4 * k;

@@ -1,4 +1,4 @@
-// The error bounds of common/certificate.h against the errors that searches really make.
+// Compares the error bounds of common/certificate.h with the errors of real searches.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -29,7 +29,8 @@ static void measured_error_stays_below_the_bound() {
             exact += static_cast<long double>(b) * b / 2 - (static_cast<long double>(x[j]) - mean) * b;
           }
           float score = static_cast<float>(
-              radius_square / 2);  // products and sums rounded apart: the larger error of the two variants
+              radius_square /
+              2);  // products and sums rounded separately: the larger error of the two variants
           for (int64_t j = 0; j < d; ++j) {
             const volatile float product =
                 static_cast<float>(x[j] - mean) * static_cast<float>(c[j] - static_cast<double>(mean));
@@ -46,8 +47,7 @@ static void measured_error_stays_below_the_bound() {
   }
 }
 
-// What a kernel makes of rows and codewords: the scores, [rows][k], and the sizes that it reports for the
-// bound.
+// The output of a kernel for rows and codewords: the scores, [rows][k], and the sizes for the bound.
 struct Scored {
   std::vector<float> scores;
   std::vector<RowSize> size;
@@ -56,7 +56,7 @@ struct Scored {
 
 struct Problem {
   int64_t n, k, d;
-  std::vector<float> x, codes, mean;  // codes are centred
+  std::vector<float> x, codes, mean;  // codes are centered
 };
 
 struct alignas(64) Line {
@@ -72,7 +72,7 @@ static std::vector<const char*> rows_of(const Problem& of, int64_t room) {
   return source;
 }
 
-// For one block of codewords. half_squares: infinity where there is none.
+// For one block of codewords. half_squares: infinity in the padding.
 static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::vector<float>& half_squares,
                     float) {
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d));
@@ -101,7 +101,7 @@ static Scored score(const PrefilterKernel& kernel, const Problem& of, const std:
   kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(),
               out.size.data());
   Candidates found;
-  std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // every codeword is close enough to be listed
+  std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // the margin lists every codeword
   kernel.candidates(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, unit, {}, scratch.data(),
                     found);
   for (int64_t r = 0; r < of.n; ++r) {
@@ -122,7 +122,7 @@ static double bound_of(Arithmetic arithmetic, int64_t d, double half_square, dou
   return bound(d, half_square, radius, rest_radius, row.square, row.rest, true);
 }
 
-// The square of what rounding to bfloat16 leaves.
+// The squared error of rounding to bfloat16.
 static double rest_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -132,7 +132,7 @@ static double rest_of(float value) {
   return std::pow(double(value) - nearest, 2);
 }
 
-// Whether the kernel's sizes are at least what they stand for, where that is known without asking it.
+// Whether the sizes from the kernel are upper bounds, where the test can compute the true sizes.
 template <class Kernel>
 static void check_sizes(const Kernel& kernel, const Problem& of, const Scored& scored) {
   const bool in_bfloat16 = kernel.arithmetic == Arithmetic::bf16 || kernel.arithmetic == Arithmetic::bf16x3;
@@ -160,7 +160,7 @@ static float largest(const float* values, int64_t d) {
   return most;
 }
 
-// The largest error of a score, as a share of the bound that follows from the sizes that the kernel reports.
+// The largest error of a score, relative to the bound from the sizes of the kernel.
 template <class Kernel>
 static double worst_of(const Kernel& kernel, const Problem& of) {
   double half_square = 0;
@@ -179,8 +179,8 @@ static double worst_of(const Kernel& kernel, const Problem& of) {
   for (int64_t r = 0; r < of.n; ++r) {
     const double bound =
         bound_of(kernel.arithmetic, of.d, half_square, radius, scored.rest_radius, scored.size[r]);
-    CHECK(bound > 0, "a bound of %g", bound);  // and no NaN
-    if (bound == INFINITY) continue;           // such a row is looked at by the definition
+    CHECK(bound > 0, "a bound of %g", bound);  // and not NaN
+    if (bound == INFINITY) continue;           // the definition evaluates such a row
     for (int64_t k = 0; k < of.k; ++k) {
       long double exact = half[k];
       for (int64_t j = 0; j < of.d; ++j) {
@@ -218,8 +218,8 @@ static void a_kernel_keeps_its_bound(const char* name, const Kernel& kernel) {
   }
 }
 
-// A first pass leaves only the rest of one element, and multiplies it by one: then the bound is reached, and
-// a size that forgets the element breaks it.
+// The prefilter leaves only the rest of one element and multiplies it by one. The error then reaches the
+// bound, and a size without this element breaks it.
 static void every_element_counts(const char* name, const PrefilterKernel& kernel) {
   for (const int64_t d : {1, 2, 70, 530}) {
     const std::vector<float> mean(d);
@@ -232,7 +232,7 @@ static void every_element_counts(const char* name, const PrefilterKernel& kernel
                    of_code = worst_of(kernel, {1, 1, d, one, vector, mean});
       CHECK(of_row <= 1 && of_code <= 1, "%s, d %ld, %ld: error is %g and %g of the bound", name, long{d},
             long{j}, of_row, of_code);
-      if (kernel.arithmetic == Arithmetic::i16 && d == 1) continue;  // has next to no rest
+      if (kernel.arithmetic == Arithmetic::i16 && d == 1) continue;  // has almost no rest
       CHECK(of_row > 0.8 && of_code > 0.8,
             "%s, d %ld, %ld: the bound is far from the error, which is %g and %g of it", name, long{d},
             long{j}, of_row, of_code);
@@ -240,8 +240,7 @@ static void every_element_counts(const char* name, const PrefilterKernel& kernel
   }
 }
 
-// The most that a sum of products of integers can come to, either way: all of both vectors in one direction,
-// or in one element.
+// The largest sum of integer products, of either sign: both vectors in one direction, or in one element.
 template <class Kernel>
 static void sums_do_not_overflow(const char* name, const Kernel& kernel) {
   for (const int64_t d : {1, 2, 3, 64947, 1 << 16}) {
@@ -264,8 +263,7 @@ static void check_kernel(const char* name, const Kernel& kernel) {
   if constexpr (std::is_same_v<Kernel, PrefilterKernel>) every_element_counts(name, kernel);
 }
 
-// Rows and codewords packed, multiplied and measured by the code of the search itself, in every arithmetic
-// that this CPU has.
+// The search packs, multiplies and measures rows and codewords in every arithmetic of this CPU.
 static void every_kernel_keeps_its_bound() {
   check_kernel("portable", vq_assign_portable);
 #if defined(__x86_64__)
@@ -286,7 +284,7 @@ static float float16(double value) {
   return static_cast<float>(std::nearbyint(value / spacing) * spacing);
 }
 
-// One operation of a matrix unit that keeps 24 bits below the largest term and cuts off the rest of every
+// One operation of a matrix unit that keeps 24 bits below the largest term, and cuts off the rest of every
 // term and of their sum.
 static float multiply_add(const float* a, const float* b, int64_t n, float sum) {
   double largest = std::fabs(sum);

@@ -1,4 +1,4 @@
-// k-means against Lloyd's algorithm written out; steps, threads, seeding, empty clusters.
+// Compares k-means with a plain Lloyd's algorithm: steps, threads, seeding, empty clusters.
 #include <cmath>
 #include <numeric>
 
@@ -24,7 +24,7 @@ static Parallel threads(int64_t number) {
 }
 
 struct Outcome {
-  std::vector<float> centres;
+  std::vector<float> centers;
   std::vector<int64_t> labels;
   double inertia = 0;
   int64_t iterations = 0;
@@ -35,12 +35,12 @@ struct Outcome {
 static Outcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const float* init,
                    const Parallel& parallel, uint64_t seed = 0) {
   Outcome out{std::vector<float>(k * x.dim), std::vector<int64_t>(x.outer)};
-  kmeans({x, nullptr, init, k, seed, out.centres.data(), out.labels.data(), &out.inertia, &out.iterations},
+  kmeans({x, nullptr, init, k, seed, out.centers.data(), out.labels.data(), &out.inertia, &out.iterations},
          options, parallel);
   return out;
 }
 
-// Rows in no order around a few points.
+// Unordered rows around a few points.
 static std::vector<float> groups(int64_t n, int64_t d, int64_t count, std::mt19937& random) {
   const auto points = normal<float>(count * d, random, 0, 6);
   auto x = normal<float>(n * d, random);
@@ -50,32 +50,32 @@ static std::vector<float> groups(int64_t n, int64_t d, int64_t count, std::mt199
 
 static void is_lloyds_algorithm() {
   std::mt19937 random(1);
-  const int64_t n = 4200, d = 70, k = 8;  // of which bounds spare a part
+  const int64_t n = 4200, d = 70, k = 8;  // sizes for which bounds skip some distances
   const auto x = groups(n, d, 3 * k, random);
-  std::vector<float> centres(x.begin(), x.begin() + k * d);
+  std::vector<float> centers(x.begin(), x.begin() + k * d);
   const Outcome found = fit(dense(x, n, d), k, {Seeding::given, false, 1, 300, 0}, x.data(), alone);
   for (int64_t round = 0; round < found.iterations; ++round) {
     std::vector<double> sums(k * d);
     std::vector<int64_t> counts(k);
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t label = nearest(&x[i * d], 1, centres.data(), k, d);
+      const int64_t label = nearest(&x[i * d], 1, centers.data(), k, d);
       ++counts[label];
       for (int64_t j = 0; j < d; ++j) sums[label * d + j] += x[i * d + j];
     }
     for (int64_t i = 0; i < k * d; ++i)
-      centres[i] = static_cast<float>(sums[i] / static_cast<double>(counts[i / d]));
+      centers[i] = static_cast<float>(sums[i] / static_cast<double>(counts[i / d]));
   }
   double inertia = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t label = nearest(&x[i * d], 1, centres.data(), k, d);
+    const int64_t label = nearest(&x[i * d], 1, centers.data(), k, d);
     CHECK(found.labels[i] == label, "row %ld", static_cast<long>(i));
     for (int64_t j = 0; j < d; ++j)
-      inertia += std::pow(static_cast<double>(x[i * d + j]) - centres[label * d + j], 2);
+      inertia += std::pow(static_cast<double>(x[i * d + j]) - centers[label * d + j], 2);
   }
   CHECK(found.iterations > 2 && found.iterations < 300, "%ld iterations",
         static_cast<long>(found.iterations));
   for (int64_t i = 0; i < k * d; ++i)
-    CHECK(std::fabs(found.centres[i] - centres[i]) < 1e-5, "centre %ld", static_cast<long>(i));
+    CHECK(std::fabs(found.centers[i] - centers[i]) < 1e-5, "center %ld", static_cast<long>(i));
   CHECK(std::fabs(found.inertia - inertia) < 1e-6 * inertia, "inertia %g, expected %g", found.inertia,
         inertia);
 }
@@ -94,8 +94,8 @@ static void threads_change_nothing() {
   }
 }
 
-// Labels of bounds are those of the definition while centres settle, with ties, jumps, and numbers that
-// overflow float32.
+// Labels from bounds equal the definition while centers settle, with ties, jumps, and numbers that overflow
+// float32.
 template <class T>
 static void bounds_find_the_nearest(double scale) {
   std::mt19937 random(8);
@@ -103,25 +103,25 @@ static void bounds_find_the_nearest(double scale) {
     const int64_t n = 1200;
     auto x = normal<T>(n * d, random, 3 * scale, scale);
     std::copy_n(x.begin(), 5 * d, x.begin() + 5 * d);
-    KMeansCentres centres(k, d, sizeof(T) == 8);
+    KMeansCentres centers(k, d, sizeof(T) == 8);
     const auto step = normal<double>(k * d, random, 0, scale);
     std::vector<double> values(d);
     const auto place = [&](int64_t c, double far) {
       for (int64_t j = 0; j < d; ++j) values[j] = static_cast<double>(x[c * d + j]) + far * step[c * d + j];
-      centres.set(c, values.data());
+      centers.set(c, values.data());
     };
     for (int64_t c = 0; c < k; ++c) place(c, 1);
     const Dense rows{reinterpret_cast<const char*>(x.data()), sizeof(T) == 8, n, d};
-    KMeansBounds bounds(rows, 1, centres, threads(2));
+    KMeansBounds bounds(rows, 1, centers, threads(2));
     std::vector<int64_t> labels(n, k - 1);
     int64_t scored = 0;
     for (int round = 0; round < 8; ++round) {
       if (round == 5) place(2, -2);
-      if (round == 6) centres.set(1, centres.exact(0));  // as near as the first for all rows
-      bounds.follow(centres, threads(2));
+      if (round == 6) centers.set(1, centers.exact(0));  // as near as the first for all rows
+      bounds.follow(centers, threads(2));
       scored += bounds.assign(0, n / 3, labels.data()) + bounds.assign(n / 3, n, labels.data());
       for (int64_t i = 0; i < n; ++i) {
-        const int64_t expected = nearest(&x[i * d], 1, static_cast<const T*>(centres.data()), k, d);
+        const int64_t expected = nearest(&x[i * d], 1, static_cast<const T*>(centers.data()), k, d);
         CHECK(labels[i] == expected, "scale %g, d %ld, round %d, row %ld: %ld, expected %ld", scale,
               static_cast<long>(d), round, static_cast<long>(i), static_cast<long>(labels[i]),
               static_cast<long>(expected));
@@ -132,7 +132,7 @@ static void bounds_find_the_nearest(double scale) {
   }
 }
 
-// A step that starts from the labels of another one, and one that starts anew.
+// Compares a step from the labels of another step with a step from no labels.
 static void steps_add_up() {
   std::mt19937 random(3);
   const int64_t n = 500, d = 21, k = 11;
@@ -140,15 +140,15 @@ static void steps_add_up() {
   const std::vector<double> middle(d, 0.25), scale(d, 0x1p40), weights(n, 0.5);
   const KMeansUnits units{{middle.data(), scale.data()}, weights.data(), 0x1p50};
   const StridedRows rows{x.data(), Dtype::f64, n, 1, d, d, 0, 1};
-  const auto step = [&](const std::vector<double>& centres, const Parallel& parallel,
+  const auto step = [&](const std::vector<double>& centers, const Parallel& parallel,
                         std::vector<int64_t>& labels, KMeansTotals& totals) {
-    const Search search({centres.data(), Dtype::f64, 1, k, d}, Metric::l2, true);
+    const Search search({centers.data(), Dtype::f64, 1, k, d}, Metric::l2, true);
     std::vector<double> distances(n);
     const bool changed =
-        kmeans_step(rows, search, centres.data(), units, parallel, labels.data(), totals, distances.data());
+        kmeans_step(rows, search, centers.data(), units, parallel, labels.data(), totals, distances.data());
     for (int64_t i = 0; i < n; ++i) {
       double expected = 0;
-      for (int64_t j = 0; j < d; ++j) expected += std::pow(x[i * d + j] - centres[labels[i] * d + j], 2);
+      for (int64_t j = 0; j < d; ++j) expected += std::pow(x[i * d + j] - centers[labels[i] * d + j], 2);
       CHECK(std::fabs(distances[i] - expected) <= 1e-14 * expected, "distance %ld", static_cast<long>(i));
     }
     return changed;
@@ -171,7 +171,7 @@ static void steps_add_up() {
   CHECK(sums == expected.sums, "sums");
 }
 
-// Whatever the strides: elements of a row apart, and rows in reverse.
+// For all strides: elements of a row apart, and rows in reverse.
 static void rows_without_density() {
   std::mt19937 random(4);
   const int64_t n = 300, d = 6, k = 5;
@@ -187,8 +187,8 @@ static void rows_without_density() {
 static void empty_clusters_take_the_farthest_rows() {
   const std::vector<float> x{0, 1, 2, 50, 100}, init{1, 1e4, 2e4};
   const Outcome found = fit(dense(x, 5, 1), 3, {Seeding::given, false, 1, 1, 0}, init.data(), alone);
-  CHECK(found.centres == std::vector<float>({1, 100, 50}), "got %g, %g and %g", found.centres[0],
-        found.centres[1], found.centres[2]);
+  CHECK(found.centers == std::vector<float>({1, 100, 50}), "got %g, %g and %g", found.centers[0],
+        found.centers[1], found.centers[2]);
   CHECK(found.inertia == 2, "got %g", found.inertia);
 }
 
@@ -227,8 +227,7 @@ static void squares_of_runs() {
   }
 }
 
-// Rows of whole numbers, at random and at the ends of what they and their digits may be, where sums in 32
-// bits come closest to overflow.
+// Integer rows, random and at the extremes of their digits, where 32-bit sums come closest to overflow.
 static void distances_of_whole_numbers(int most) {
   std::mt19937 random(6);
   for (const int64_t d : {1, 2, 31, 64, 513, 1100, 5000}) {
@@ -239,7 +238,7 @@ static void distances_of_whole_numbers(int most) {
       x[i] = static_cast<int16_t>(i / d % 3 == 0 ? static_cast<int>(random() % (2 * most + 1)) - most
                                                  : ends[i / d % 5]);
     }
-    std::vector<SeedingLine> row_lines(room * seeding().row_bytes(d) / 64),
+    std::vector<CacheLine> row_lines(room * seeding().row_bytes(d) / 64),
         group_lines(seeding().group_bytes(d) / 64);
     char *const rows = row_lines[0].bytes, *const group = group_lines[0].bytes;
     std::vector<int64_t> norms(n), group_norms(kGroup);

@@ -1,4 +1,4 @@
-// linear against float64, row by row and unit by unit, within the rounding of a product in float32.
+// Compares linear with float64, row by row and unit by unit, within the rounding of a float32 product.
 #include <algorithm>
 #include <cmath>
 
@@ -9,12 +9,12 @@ using namespace uefl::cpu;
 
 static double worst;
 
-// The work in shares of so many pieces, the last one first.
+// Computes the product in shares of tasks, the last one first.
 static std::vector<float> product(const std::vector<float>& x, const std::vector<float>& weight,
                                   const std::vector<float>& bias, int64_t inputs, int64_t rows,
                                   int64_t share) {
   const int64_t outputs = static_cast<int64_t>(bias.size());
-  std::vector<float> y(rows * outputs + 16, 7);  // the last ones show what is written too far
+  std::vector<float> y(rows * outputs + 16, 7);  // the last elements reveal writes past the end
   linear({x.data(), weight.data(), bias.data(), y.data(), rows, inputs, outputs},
          [&](int64_t count, const auto& work) {
            for (int64_t lo = (count - 1) / share * share; lo >= 0; lo -= share)
@@ -42,8 +42,8 @@ static void near(const std::vector<float>& found, const std::vector<float>& x,
             "%.9g, expected %.9g", found[i], sum);
       continue;
     }
-    // On AMX one rounding of the sum for each pair of inputs and part, what the three products left out
-    // amount to, and the subnormal numbers; in float32 at most two for each input.
+    // Error bound. AMX: one rounding of the sum for each pair of inputs and part, the three products left
+    // out, and the subnormal numbers. float32: at most two roundings for each input.
     const double allowed = size * 0x1p-24 * (3 + 3.0 * static_cast<double>(std::min<int64_t>(inputs, 512))) +
                            0x1p-46 * x_most * weight_most;
     const double error = std::fabs(found[i] - sum);
@@ -64,8 +64,7 @@ static void sizes(int64_t rows, int64_t inputs, int64_t outputs) {
           static_cast<long long>(share));
 }
 
-// Sizes up to the ends of what AMX takes, and beside them values so small that their parts are subnormal
-// numbers.
+// Sizes at the limits of AMX, and values so small that their parts are subnormal.
 static void ends(int64_t inputs) {
   std::mt19937 random(1);
   const int64_t rows = 40, outputs = 37;
@@ -80,7 +79,7 @@ static void ends(int64_t inputs) {
        std::vector<float>(outputs), inputs);
 }
 
-// What three bfloat16 do not hold is right, too, wherever it is.
+// Values that three bfloat16 do not hold are correct too, in any place.
 static void beyond(int64_t inputs, int64_t at) {
   const int64_t rows = 40, outputs = 37;
   std::mt19937 random(1);

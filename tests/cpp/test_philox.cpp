@@ -1,4 +1,4 @@
-// Philox4x32-10 against the known answers of Random123 (kat_vectors), at compile time and at run time.
+// Compares Philox4x32-10 with the known answers of Random123 (kat_vectors), at compile time and at run time.
 #include "check.h"
 #include "common/philox.h"
 

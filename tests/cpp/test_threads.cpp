@@ -1,9 +1,9 @@
-// on_threads: every piece once, and an exception of any thread reaches the caller after the others have
-// ended. Pieces: threads that add whole arrays at the same time leave nothing out.
+// on_threads runs every task once, and rethrows an exception of any thread after the others have ended.
+// StripedAdder adds whole arrays from several threads without losing a value.
 #include <atomic>
 
 #include "check.h"
-#include "cpu/pieces.h"
+#include "cpu/striped_adder.h"
 #include "cpu/threads.h"
 
 using uefl::cpu::on_threads;
@@ -33,13 +33,13 @@ static void exceptions_reach_the_caller() {
 static void sums_of_many_threads() {
   constexpr int64_t kThreads = 8, kTimes = 50;
   for (const size_t size : {0, 1, 511, 1023, 1024, 1025, 100003}) {
-    uefl::cpu::Pieces pieces;
+    uefl::cpu::StripedAdder adder;
     std::vector<int64_t> total(size), expected(size);
     for (size_t i = 0; i < size; ++i) expected[i] = kTimes * kThreads * (static_cast<int64_t>(i) - 7);
     uefl::cpu::on_threads(kThreads, [&](int64_t) {
       std::vector<int64_t> own(size);
       for (size_t i = 0; i < size; ++i) own[i] = static_cast<int64_t>(i) - 7;
-      for (int64_t time = 0; time < kTimes; ++time) pieces.add(own, total);
+      for (int64_t time = 0; time < kTimes; ++time) adder.add(own, total);
     });
     CHECK(total == expected, "%zu elements", size);
   }

@@ -1,5 +1,5 @@
-// The CUDA kernels of the transition ops, run on the CPU thread by thread, against the CPU kernels in
-// float64. The emulation comes first.
+// Runs the CUDA kernels of the transition ops on the CPU, thread by thread, against the CPU kernels in
+// float64. The emulation is included first.
 #include <algorithm>
 #include <cmath>
 
@@ -31,7 +31,7 @@ static void near(const char* what, const std::vector<T>& found, const std::vecto
   }
 }
 
-// Logits of the precision of T, and a matrix of two groups with zeros, an absent class and an absent set.
+// Logits in the precision of T, and a matrix of two groups with zeros, an absent class and an absent set.
 template <class T>
 static void transition(int64_t b, int64_t k, int64_t m, double scale, double tolerance) {
   std::mt19937 random(static_cast<unsigned>(b + k + m));
@@ -77,7 +77,7 @@ static void transition(int64_t b, int64_t k, int64_t m, double scale, double tol
   near("gradient of probs", found_back, back, tolerance * static_cast<double>(m) * (1 + scale));
 }
 
-// Logits stored by columns, one matrix for all rows, a gradient that is not asked for; no rows.
+// Logits stored by columns, one matrix for all rows, no gradient, no rows.
 template <class T>
 static void layouts() {
   const int64_t b = 5, k = 37, m = 3;
@@ -143,7 +143,7 @@ static void proportions(int64_t n, int64_t k, double scale, double tolerance) {
   near("gradient of sets", found_slope, slope, tolerance * (1 + scale));
 }
 
-// What is no range of rows is taken to be one.
+// Invalid row ranges count as valid ones.
 static void ranges() {
   const int64_t n = 5, k = 3;
   std::mt19937 random(2);

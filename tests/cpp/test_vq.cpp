@@ -1,4 +1,4 @@
-// Vq against its definition written out: gather, error, counts and fixed-point sums.
+// Compares Vq with a plain definition: gather, error, counts and fixed-point sums.
 #include <cmath>
 
 #include "check.h"
@@ -55,8 +55,7 @@ static void no_rows() {
   CHECK(vq.error() == 0 && sums[0] == 0 && sums[1] == 0 && counts[0] == 0, "N = 0");
 }
 
-// Rows of very different size, one to a codeword, and an infinity: each sum has the precision of its own
-// rows.
+// Rows of very different size, one per codeword, and an infinity: each sum has the precision of its own rows.
 static void a_unit_for_each_codeword() {
   const double codes[5] = {-1, 0, 1, 1e16,
                            1e20};  // infinitely far from everything, the last row takes the first

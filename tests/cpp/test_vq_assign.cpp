@@ -1,4 +1,4 @@
-// Search against the definition written out, for the variant that UEFL_CPU names.
+// Compares Search with a plain definition, for the variant that UEFL_CPU names.
 #include <cmath>
 #include <thread>
 
@@ -38,8 +38,7 @@ static void odd_shapes() {
   }
 }
 
-// Rows on the midpoint of two codewords, and one float away from it: the float32 pass cannot tell, the
-// definition can.
+// Rows on the midpoint of two codewords, and one float away: only the definition can tell them apart.
 static void near_ties() {
   std::mt19937 random(3);
   const int64_t d = 24, k = 40, n = 400;
@@ -53,8 +52,7 @@ static void near_ties() {
   compare("near ties", x, codes, k, d);
 }
 
-// Enough codewords for the variants that look at all rows in narrower arithmetic first, and more than one
-// tile of rows.
+// Enough codewords for the variants with a prefilter, and more than one tile of rows.
 static void large_codebooks() {
   std::mt19937 random(9);
   for (const auto& [d, k] : {std::pair<int64_t, int64_t>{64, 1100}, {70, 4500}, {520, 300}}) {
@@ -67,8 +65,8 @@ static void large_codebooks() {
   }
 }
 
-// One codeword far from the others makes the bounds of all useless for a first pass in half the bits, which
-// is then left out; rows near that one, and those after them, are as others.
+// One codeword far from the others makes the bounds useless for the prefilter, which is then skipped. Rows
+// near that codeword, and the rows after them, get the same results as others.
 static void a_codeword_far_away() {
   std::mt19937 random(10);
   for (const int64_t d : {40, 300}) {
@@ -164,7 +162,7 @@ static void a_codebook_that_is_not_finite_is_refused() {
 }
 
 static void passes_that_count_codewords_differently_are_refused() {
-  const Plan own = plan(512, 512);
+  const SearchPlan own = plan(512, 512);
   check_blocks(own);
   PrefilterKernel other{};
   other.block_codes = own.kernel->block_codes;

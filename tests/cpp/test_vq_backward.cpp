@@ -1,5 +1,5 @@
-// vq_backward against its definition written out: straight through to the bit, rotated against the matrix of
-// the rotation.
+// Compares vq_backward with a plain definition: straight through bit for bit, rotated with the rotation
+// matrix.
 #include <cmath>
 
 #include "check.h"

@@ -1,5 +1,5 @@
-"""setuptools, which is asked for a compiler's packages only where the kernels are compiled, and for a Python
-that will do."""
+"""Wrap setuptools: check the Python version, and ask for a compiler's packages only where kernels are
+compiled."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
-    """What compiles the kernels; torch for its headers."""
+    """Return the packages that compile the kernels; torch has the headers."""
     if os.environ.get("UEFL_BUILD", "").lower() in ("off", "0", "no", "false"):
         return []
     return ["cmake>=3.26", "ninja", "pybind11>=2.13", "torch>=2.10"]
