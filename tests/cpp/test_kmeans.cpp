@@ -103,7 +103,7 @@ static void bounds_find_the_nearest(double scale) {
     const int64_t n = 1200;
     auto x = normal<T>(n * d, random, 3 * scale, scale);
     std::copy_n(x.begin(), 5 * d, x.begin() + 5 * d);
-    KMeansCentres centers(k, d, sizeof(T) == 8);
+    KMeansCenters centers(k, d, sizeof(T) == 8);
     const auto step = normal<double>(k * d, random, 0, scale);
     std::vector<double> values(d);
     const auto place = [&](int64_t c, double far) {
