@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -202,47 +203,54 @@ def page(folder: Path) -> str:
     parts = [
         "# Measured",
         (
-            "`python -m benchmarks.results > docs/measured.md` writes this page out of"
-            " [benchmarks/results](../benchmarks/results),\nwhich also has all peers, the errors of their"
-            ' answers, and their versions. The column "ours ms" names the instruction sets,\nthe best one'
+            "`python -m benchmarks.results > docs/measured.md` writes this page from"
+            " [benchmarks/results](../benchmarks/results), which also has all peers, the errors of their"
+            ' answers, and their versions. The column "ours ms" names the instruction sets, the best one'
             ' first; "times faster" has one number for each of them.'
-            " [benchmarks/README.md](../benchmarks/README.md) says what\nrows and rulers are."
+            " [benchmarks/README.md](../benchmarks/README.md) explains rows and rulers. [Peers](peers.md)"
+            " compares the features of the packages, and [Profile your shapes](guides/profile.md) measures"
+            " your own shapes."
         ),
     ]
     for path in sorted(folder.glob("*.csv")):
         rows = load(path)
         dates = sorted({row["date"] for row in rows})
-        parts.append(f"## {rows[0]['machine']}\n\n{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}.")
+        parts.append(f"## {_named(rows[0])}\n\n{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}.")
         parts.append(summary(rows))
     if rounds := sorted((folder / ROUNDS.name).glob("*.csv")):
         parts.append(rounds_page(rounds))
     parts += [
-        "## What the CUDA kernels should take on a GPU",
+        "## Expected times of the CUDA kernels",
         (
-            "Computed by `python -m benchmarks.gpu_model` from the bytes, products and instructions of the"
-            " kernels. Expected: every kernel\nat its wall, the unit that takes longest at its full rate; its"
-            " name follows its microseconds. The walls are bytes of device\nmemory, of the second-level cache"
-            " (L2) and of shared memory, products, pipes, the issue of instructions, the launch, and"
-            " the\ninstructions of a loop issued in order. Apart: products and instructions one after the"
-            " other. Latency of memory and barriers\nare not in it. Target: set for an H200 before any kernel"
-            " had run. Measured: a call in the results above; not yet, where no such\nGPU was at hand. The"
-            " rates of the H100 are measured, but for that of L2, which is a guess; those of the others are"
-            " vendors'\nfigures, scaled by what the H100 reaches of its own."
+            "`python -m benchmarks.gpu_model` computes them from the bytes, products and instructions of the"
+            " kernels.\n\n"
+            "- Expected: the time of the slowest unit at its full rate. The name of the unit follows the"
+            " microseconds. The units are the bytes of device memory, of the second-level cache (L2) and"
+            " of shared memory, products, pipes, the issue of instructions, the launch, and a loop with"
+            " its instructions in order.\n"
+            "- Apart: the time if products and other instructions do not overlap. The latency of memory and"
+            " barriers are left out.\n"
+            "- Target: set for an H200 before any kernel had run.\n"
+            '- Measured: a call in the results above, or "not yet" for a GPU that has not run it.\n\n'
+            "The rates of the H100 are measured, except the rate of L2, which is a guess. The rates of other"
+            " GPUs are vendors' figures, scaled by the ratio that the H100 reaches."
         ),
         gpu_model.summary(),
-        "## What the redesigned search should take: expected, not measured",
+        "## The redesigned search: expected, not measured",
         (
-            "Microseconds of a call, computed by `python -m benchmarks.gpu_search` from instructions counted"
-            ' in compiled sketches of the\nnew kernels. No GPU has run them. "Measured before" and'
-            " flash-kmeans are of the H100 above, before the redesign. Wall: the\nleast that bytes or"
-            " products allow. Issue and L2: what the instructions and the second-level cache need. Expected:"
-            " from the\nlargest wall at a rate that kernels reach, to products and comparisons one after the"
-            ' other.\n"starts first": sums that begin at the starts of the scores; "multicast": two blocks of'
-            " a cluster that share what they read\nof the codebook."
+            "Microseconds of a call. `python -m benchmarks.gpu_search` computes them from instructions"
+            " counted in compiled sketches of the new kernels. No GPU has run them.\n\n"
+            "- Measured before, flash-kmeans: on the H100 above, before the redesign.\n"
+            "- Wall: the least time for the bytes or the products.\n"
+            "- Issue and L2: the time for the instructions and for the second-level cache.\n"
+            "- Expected: from the largest wall at a realistic rate, to products and comparisons one after"
+            " the other.\n"
+            '- "starts first": sums that begin at the starts of the scores.\n'
+            '- "multicast": two blocks of a cluster share their reads of the codebook.'
         ),
         gpu_search.summary(),
     ]
-    return "\n\n".join(parts)
+    return "\n".join(_wrapped(line) for line in "\n\n".join(parts).split("\n"))
 
 
 def rounds_page(files: list[Path]) -> str:
@@ -251,8 +259,8 @@ def rounds_page(files: list[Path]) -> str:
         "## Federated rounds",
         (
             "`python -m benchmarks.uefl_round --save` and `fedul_round` write them: seconds of a round,"
-            " medians of turns, and how many times\nas long as ours by the clock. What stands behind the name"
-            " of the preset was set with `--set`."
+            " medians of turns, and the time relative to ours. Keys after the name of the preset were set with"
+            " `--set`."
         ),
     ]
     for path in files:
@@ -264,8 +272,19 @@ def rounds_page(files: list[Path]) -> str:
         for row in rows:
             numbers = (f"{float(row[name]):.3g}" for name in ("train_s", "measure_s", "wall_s", "wall_ratio"))
             lines.append(f"| {' | '.join((row['round'], row['threads'], row['loop'], *numbers))} |")
-        parts += [f"{rows[0]['machine']}, {rows[0]['date']}:", "\n".join(lines)]
+        parts += [f"{_named(rows[0])}, {rows[0]['date']}:", "\n".join(lines)]
     return "\n\n".join(parts)
+
+
+def _wrapped(line: str) -> str:
+    if line.startswith("|"):
+        return line
+    hanging = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 100, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+
+
+def _named(row: dict[str, str]) -> str:
+    return row["machine"].replace(", held to ", ", restricted to ")
 
 
 def _times(other: dict[str, str], mains: list[dict[str, str]]) -> str:

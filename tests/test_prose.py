@@ -1,6 +1,8 @@
 """The prose of the repository gets plainer, never odder. ``tools/prose.py`` counts."""
 
+import ast
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -9,14 +11,33 @@ ROOT = Path(__file__).parents[1]
 # turns of phrase per 10,000 words. The aim is 20, and 40 for tests: lower a bound when the text below it
 # improves
 BOUNDS = {
-    "uefl": 205,
-    "uefl_kernels": 145,
-    "csrc": 170,
-    "tests": 245,
-    "benchmarks": 120,
-    "docs": 115,
+    "uefl": 195,
+    "uefl_kernels": 138,
+    "csrc": 90,
+    "csrc/cpu csrc/common": 20,
+    "tests": 235,
+    "benchmarks": 100,
+    "docs": 65,
     "docs/design docs/guides docs/tutorials": 20,
-    "README.md CONTRIBUTING.md CHANGELOG.md": 40,
+    "README.md CONTRIBUTING.md CHANGELOG.md": 20,
+}
+
+
+# names of tests with more than 60 letters: lower the number when some are gone
+LONG_NAMES = 265
+# Markdown lines of more than 100 characters outside of tables, code and formulas: shrink these, too
+WIDE = {
+    "docs/api/layers.md": 4,
+    "docs/configuration.md": 60,
+    "docs/deploy.md": 55,
+    "docs/faults.md": 4,
+    "docs/kmeans.md": 25,
+    "docs/peers.md": 5,
+    "docs/reproduction.md": 95,
+    "docs/security.md": 98,
+    "docs/suites.md": 23,
+    "docs/tutorials/own-silos.md": 14,
+    "CHANGELOG.md": 30,
 }
 
 
@@ -42,3 +63,34 @@ def test_marks_are_counted_in_docstrings_comments_and_markdown(prose, tmp_path):
     (tmp_path / "a.md").write_text("Nothing but for this.\n\n```\nanew\n```\n")
     marks = {path.name: sum(s.marks for s in prose.sentences([path])) for path in tmp_path.iterdir()}
     assert marks == {"a.py": 2, "a.h": 1, "a.md": 1}
+
+
+def test_names_of_tests_fit_in_a_line():
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert sum(len(name) > 60 for name in names) <= LONG_NAMES
+
+
+def wide(text: str) -> list[str]:
+    """Return the lines of more than 100 characters outside of tables, code and formulas."""
+    text = re.sub(r"^( *)```.*?^ *```|^\$\$.*?\$\$$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [
+        line
+        for line in text.splitlines()
+        if len(line) > 100
+        and not line.lstrip().startswith("|")
+        and not line.startswith("    ")
+        and " " in re.sub(r"`[^`]*`", "", line.strip())
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
+)
+def test_markdown_has_at_most_100_columns(name):
+    lines = wide((ROOT / name).read_text(encoding="utf-8"))
+    assert len(lines) <= WIDE.get(name, 0), "\n".join(lines)
