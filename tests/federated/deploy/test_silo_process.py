@@ -1,0 +1,157 @@
+"""A silo in a process of its own: what it reads and writes, and what is left of its private state after
+``kill -9``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.federated.deploy.given import Given
+from tests.federated.test_at_home import NAMES, Silos
+from tests.federated.tiny import arm, federation, finish, settings
+from uefl.deploy import kept
+from uefl.deploy.kept import Kept
+from uefl.deploy.silo import SiloProgram
+from uefl.engines.codec import decode, encode
+
+pytestmark = pytest.mark.slow
+CONTEXT = multiprocessing.get_context("fork")
+HEADER = 8000  # bytes of JSON in a message or a reply of these runs, at most
+
+
+class Process:
+    """A program of a silo in a child process; called with a packet, as the program is.
+
+    Args:
+        name: of the silo.
+        folder: what it keeps.
+        dies: the function of :mod:`uefl.deploy.kept` at whose third call the process kills itself, if any.
+    """
+
+    def __init__(self, name, folder, dies=None):
+        self._start = lambda dies: self._begin(name, folder, dies)
+        self._start(dies)
+
+    def _begin(self, name, folder, dies):
+        self._pipe, theirs = CONTEXT.Pipe()
+        self.child = CONTEXT.Process(target=_serve, args=(theirs, name, folder, dies), daemon=True)
+        self.child.start()
+        theirs.close()
+        self.restarts = getattr(self, "restarts", -1) + 1
+
+    def __call__(self, packet):
+        frame = encode(packet).numpy().tobytes()
+        try:
+            self._pipe.send_bytes(frame)
+            return decode(torch.frombuffer(bytearray(self._pipe.recv_bytes()), dtype=torch.uint8))
+        except EOFError:  # the engine sends the message again
+            self.child.join()
+            assert self.child.exitcode == -signal.SIGKILL
+            self._start(None)
+            return self(packet)
+
+    def io(self):
+        """Bytes that the process has read and written, those of its files too."""
+        lines = Path(f"/proc/{self.child.pid}/io").read_text().splitlines()
+        counts = dict(line.split(": ") for line in lines)
+        return int(counts["rchar"]), int(counts["wchar"])
+
+    def close(self):
+        self.child.kill()
+        self.child.join()
+
+
+def _serve(pipe, name, folder, dies):
+    if dies is not None:
+        _die_in(dies)
+    own = Kept(folder)
+    own.secret = None  # as simulated clients draw
+    program = SiloProgram(Given(name, federation()), torch.device("cpu"), kept=own)
+    while True:
+        frame = torch.frombuffer(bytearray(pipe.recv_bytes()), dtype=torch.uint8)
+        pipe.send_bytes(encode(program(decode(frame))).numpy().tobytes())
+
+
+def _die_in(step):
+    place, calls = (kept, []) if step == "write_json" else (kept.StateFiles, [])
+    original = getattr(place, step)
+
+    def dying(*arguments):
+        calls.append(step)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+
+    setattr(place, step, dying)
+
+
+@contextmanager
+def silos(cfg, folder, dies=None):
+    """An engine over three processes; silo-1 dies."""
+
+    class Processes(Silos):
+        def program(self, name, fed):
+            return Process(name, self.folder / name, dies if name == "silo-1" else None)
+
+        def round(self, messages, deadline=None):
+            for reply in super().round(messages, deadline):
+                self.sizes |= {path.stem: path.stat().st_size for path in folder.rglob("*.safetensors")}
+                yield reply
+
+    engine = Processes(cfg, federation(), folder)
+    engine.sizes = {"": 0}
+    try:
+        yield engine
+    finally:
+        for program in engine.programs.values():
+            program.close()
+
+
+def states(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("step", ["write", "sync", "write_json"])
+@pytest.mark.parametrize("algorithm", ["scaffold", "uefl"])
+def test_a_silo_killed_in_its_third_round_resumes_bit_for_bit(algorithm, step, tmp_path):
+    keys = {"extend": "all", "rounds": [2, 2]} if algorithm == "uefl" else {"rounds": [4]}
+    cfg, found = settings(algorithm, **keys), []
+    for name, dies in (("whole", None), ("killed", step)):
+        with silos(cfg, tmp_path / name, dies) as engine:
+            one = arm(cfg, federation(), lambda _, engine=engine: engine, home=True)[0]
+            found.append((repr(finish(one)), [own.named for own in one.private], states(tmp_path / name)))
+            assert engine.programs["silo-1"].restarts == (dies is not None)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "uefl"])
+def test_the_reported_bytes_are_those_that_a_silo_reads_and_writes(algorithm, tmp_path):
+    """The process does nothing but read messages and write replies, and read and write its state."""
+    keys = {
+        "fedavg": {},
+        "fedper": {"private_mean": False, "personal": "all", "hidden": 4096},
+        "uefl": {"extend": "all", "codewords": 4000, "rounds": [2, 2], "new_codewords": "normal"},
+    }[algorithm]
+    cfg = settings(algorithm, **keys)
+    with silos(cfg, tmp_path) as engine:
+        for _ in range(2):  # after which it imports no module any more
+            finish(arm(cfg, federation(), lambda _: engine, home=True)[0])
+        engine.said.clear()
+        before = {name: engine.programs[name].io() for name in NAMES}
+        records = finish(arm(cfg, federation(), lambda _: engine, home=True)[0])
+        for name in NAMES:
+            after = engine.programs[name].io()
+            names = [reply.states[0] for reply in engine.said if reply.client == name]
+            sizes = [engine.sizes[name] for name in names]
+            assert (max(sizes) > len(names) * HEADER) == (algorithm != "fedavg")
+            # each message but the first names the state before it, and a turn that trains writes another one
+            files = sum(sizes[:-1]), sum(engine.sizes[name] for name in {*names})
+            for i, key in enumerate(("bytes_sent", "bytes_received")):
+                reported = sum(record[key] for record in records if record["client"] == name)
+                assert reported <= after[i] - before[name][i] - files[i] < reported + len(names) * HEADER
