@@ -95,7 +95,8 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   const cpu::StridedRows given = view(x, dtype);
 
   const py::gil_scoped_release release;
-  const cpu::Search search(codes, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact);
+  const cpu::Search search(codes, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact, "vq_assign",
+                           cpu::on_this_thread, cpu::Search::few(given, codes));
   const cpu::StridedRows rows = search.flatten_segments(given);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim),
                 blocks = (n + step - 1) / step;

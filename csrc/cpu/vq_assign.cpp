@@ -205,6 +205,7 @@ void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indic
 
 void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                             Scratch& scratch) const {
+  if (few_) return assign_few(x, s, lo, hi, indices, scratch);
   std::vector<int64_t>& uncertain = scratch.uncertain_;
   const auto see = [&](const RowSize* size, int64_t count) {
     for (int64_t r = 0; r < count; ++r) scratch.finite_ = scratch.finite_ && std::isfinite(size[r].square);

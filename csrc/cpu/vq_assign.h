@@ -6,6 +6,8 @@
 //   best (vq_assign_kernel.h, per instruction set).
 //   2. Accept the best where the gap exceeds the error bound of common/certificate.h.
 //   3. Score the other rows again and evaluate the few codewords within the bound by the definition.
+// Few rows are compared with the codebook as it lies (vq_assign_few_kernel.h), which costs less than packing
+// it; step 3 follows for the codewords within the bound.
 // Long codewords first pass a prefilter in half the bits (vq_prefilter.h). Rows with many codewords within
 // its larger bound go to step 1. Where few are left, each is scored in float32, and the definition decides
 // among those still possible. So the result depends only on the row and the codebook: not on the instruction
@@ -59,10 +61,14 @@ int64_t block_rows(int64_t dim, int64_t k);
 // A codebook prepared for one call.
 class Search {
  public:
-  // Copies the codebook. exact = false skips steps 2 and 3 and everything in float64. Throws
-  // std::runtime_error with the name of the op when the codebook is not finite or exceeds kLargest.
+  // Copies the codebook, unless `few`: it must then outlive the search. exact = false skips steps 2 and 3 and
+  // everything in float64. Throws std::runtime_error with the name of the op when the codebook is not finite
+  // or exceeds kLargest; a search of few rows throws it from assign().
   Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
-         const Parallel& parallel = on_this_thread);
+         const Parallel& parallel = on_this_thread, bool few = false);
+
+  // Whether x has so few rows that the codebook is not worth packing.
+  static bool few(const StridedRows& x, const Codebook& codebook);
 
   // Memory for the searches of one thread; reusing it saves page faults in every call.
   class Scratch;
@@ -72,7 +78,7 @@ class Search {
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
-  // The codewords in float64, [books, k, d].
+  // The codewords in float64, [books, k, d]; a search of few rows has only the chosen ones.
   const double* codes() const { return codes_.get(); }
 
   // x with one shared codebook, its segments viewed as rows where strides allow it: fuller tiles, the same
@@ -103,6 +109,12 @@ class Search {
   struct FineTile;
   struct PrefilterTile;
 
+  static void require(bool valid, const std::string& op);
+  void assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
+                  Scratch& scratch) const;
+  double few_limit(float least, double square) const;
+  int64_t nearest(const std::vector<int64_t>& codes, const double* row, double* target) const;
+  void widen_code(int64_t code, double* target) const;
   void assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                       Scratch& scratch) const;
   void prepare(Book& book, const Parallel& parallel) const;
@@ -124,8 +136,11 @@ class Search {
   double error_bound(const Book& book, const RowSize& row) const;
   double canonical(const double* row, const double* target) const;
 
+  const Codebook codebook_;
   Metric metric_;
-  bool exact_;
+  bool exact_, few_;
+  std::string op_;     // of a search of few rows,
+  Parallel parallel_;  // and its threads
   int64_t k_, d_;
   SearchPlan plan_;
   int64_t blocks_;

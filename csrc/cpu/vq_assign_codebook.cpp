@@ -7,18 +7,11 @@
 #include <stdexcept>
 
 #include "cpu/vq_assign.h"
+#include "cpu/vq_assign_few.h"
 #include "cpu/vq_prefilter.h"
 
 namespace uefl::cpu {
 namespace {
-
-// code / |code| with the norm summed in order; a zero codeword (or a norm that underflows) stays zero.
-void to_unit(const double* code, int64_t d, double* unit) {
-  double square = 0;
-  for (int64_t j = 0; j < d; ++j) square += code[j] * code[j];
-  const double norm = std::sqrt(square);
-  for (int64_t j = 0; j < d; ++j) unit[j] = norm > 0 ? code[j] / norm : 0;
-}
 
 // Infinite when a value is not finite, as after a mean that overflowed.
 double largest_of(const std::vector<double>& values) {
@@ -27,43 +20,64 @@ double largest_of(const std::vector<double>& values) {
   return finite ? *std::max_element(values.begin(), values.end()) : std::numeric_limits<double>::infinity();
 }
 
+float largest_size(const float* values, int64_t count) {
+  float largest[4] = {};
+  const auto four = [&](int64_t start, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      const float size = std::fabs(values[start + i]);
+      largest[i] = largest[i] < size ? size : largest[i];
+    }
+  };
+  const int64_t whole = count / 4 * 4;
+  for (int64_t j = 0; j < whole; j += 4) four(j, 4);
+  four(whole, count - whole);
+  return std::max({largest[0], largest[1], largest[2], largest[3]});
+}
+
 }  // namespace
 
 Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op,
-               const Parallel& parallel)
-    : metric_(metric),
+               const Parallel& parallel, bool few)
+    : codebook_(codebook),
+      metric_(metric),
       exact_(exact),
+      few_(few),
+      op_(few ? op : std::string()),
+      parallel_(few ? parallel : Parallel()),
       k_(codebook.k),
       d_(codebook.d),
       plan_(plan(d_, k_)),
       blocks_((k_ + plan_.kernel->block_codes - 1) / plan_.kernel->block_codes),
       codes_(new double[codebook.books * k_ * d_]),
-      units_(metric == Metric::cosine ? new double[codebook.books * k_ * d_] : nullptr),
+      units_(metric == Metric::cosine && !few ? new double[codebook.books * k_ * d_] : nullptr),
       books_(codebook.books) {
+  if (few_) return;  // each codeword is looked at with its scores
   check_blocks(plan_);
   std::atomic<bool> valid = true;
   parallel(codebook.books * k_, [&](int64_t lo, int64_t hi) {
-    bool all = true;
     with_type(codebook.dtype, [&]<class T>(const T*) {
-      const T* data = static_cast<const T*>(codebook.data);
-      for (int64_t i = lo * d_; i < hi * d_; ++i) {
-        codes_[i] = static_cast<double>(widen(data[i]));
-        all &= std::abs(codes_[i]) <= kLargest;
-      }
+      const T* const data = static_cast<const T*>(codebook.data);
+      double* const codes = codes_.get();
+      int64_t wrong = 0;
+      for (int64_t i = lo * d_, end = hi * d_; i < end; ++i) codes[i] = static_cast<double>(widen(data[i]));
+      for (int64_t i = lo * d_, end = hi * d_; i < end; ++i) wrong += std::abs(codes[i]) <= kLargest ? 0 : 1;
+      if (wrong != 0) valid = false;
     });
-    if (!all) valid = false;
     for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codes_[k * d_], d_, &units_[k * d_]);
   });
-  if (!valid) {
-    throw std::runtime_error(
-        op +
-        ": the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; "
-        "re-initialise those codewords (or lower the learning rate)");
-  }
+  require(valid, op);
   for (int64_t s = 0; s < codebook.books; ++s) {
     books_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;
     prepare(books_[s], parallel);
   }
+}
+
+void Search::require(bool valid, const std::string& op) {
+  if (valid) return;
+  throw std::runtime_error(
+      op +
+      ": the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; "
+      "re-initialize those codewords (or lower the learning rate)");
 }
 
 // Packs every codeword into its lane of a block: pack_code(k, block), which returns the squared error of its
@@ -86,12 +100,18 @@ void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
 // Codeword k less the mean. Returns its squared length.
 double Search::center(const Book& book, int64_t k, float* code) const {
   const double* target = book.targets + k * d_;
+  const float* mean = book.mean.data();
   double square[4] = {};
-  for (int64_t j = 0; j < d_; ++j) {
-    const double value = target[j] - book.mean[j];
-    code[j] = static_cast<float>(value);
-    square[j % 4] += value * value;
-  }
+  const auto four = [&](int64_t start, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const double value = target[start + i] - mean[start + i];
+      code[start + i] = static_cast<float>(value);
+      square[i] += value * value;
+    }
+  };
+  const int64_t whole = d_ / 4 * 4;
+  for (int64_t j = 0; j < whole; j += 4) four(j, 4);
+  four(whole, d_ - whole);
   return (square[0] + square[1]) + (square[2] + square[3]);
 }
 
@@ -126,7 +146,7 @@ void Search::prepare(Book& book, const Parallel& parallel) const {
       square[k] = center(book, k, code);
       book.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
       std::fill(code + d_, code + (prefilter ? pitch : d_), 0.0f);
-      for (int64_t j = 0; j < d_; ++j) largest[k] = std::max(largest[k], std::fabs(code[j]));
+      largest[k] = largest_size(code, d_);
     }
   });
   const double most = largest_of(square);

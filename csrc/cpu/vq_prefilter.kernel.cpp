@@ -54,9 +54,15 @@ double pack(const float* code, int64_t d, float unit, int64_t lane, void* block)
   Floats rest = {};
   for (int64_t start = 0; start < d; start += kDepth) {
     float values[kDepth] = {};
-    for (int64_t j = 0; j < kDepth && start + j < d; ++j) values[j] = code[start + j];
+    if (start + kDepth <= d) {
+      __builtin_memcpy(values, code + start, sizeof values);
+    } else {
+      for (int64_t j = start; j < d; ++j) values[j - start] = code[j];
+    }
     const Ints pairs = quantise(values, unit, 1 / unit, rest);
-    for (int w = 0; w < kLanes; ++w, target += kCodes) *target = pairs[w];
+#pragma GCC unroll 16
+    for (int w = 0; w < kLanes; ++w) target[w * kCodes] = pairs[w];
+    target += kLanes * kCodes;
   }
   return square_bound(sum_across(rest), d);
 }

@@ -30,6 +30,13 @@ void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& wor
   torch::stable::parallel_for(0, count, 16, work);
 }
 
+// Blocks of rows. An error, which only a search of few rows throws here, does not pass through torch's
+// threads.
+template <class Work>
+void for_blocks(bool few, int64_t blocks, const Work& work) {
+  few ? work(0, blocks) : torch::stable::parallel_for(0, blocks, 1, work);
+}
+
 // The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
 cpu::StridedRows rows_of(Tensor& tensor) {
   cpu::StridedRows rows;
@@ -71,13 +78,13 @@ struct SearchInput {
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
   const SearchInput input("vq_assign", x, codebook, metric);
   Tensor indices = input.new_indices();
-  const cpu::Search search(input.codes, input.metric, exact, "vq_assign", in_parallel);
+  const bool few = cpu::Search::few(input.rows, input.codes);
+  const cpu::Search search(input.codes, input.metric, exact, "vq_assign", in_parallel, few);
   const cpu::StridedRows rows = search.flatten_segments(input.rows);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
   int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
-  torch::stable::parallel_for(0, (n + step - 1) / step, 1, [&](int64_t lo, int64_t hi) {
-    search.assign(rows, lo * step, std::min(n, hi * step), out);
-  });
+  for_blocks(few, (n + step - 1) / step,
+             [&](int64_t lo, int64_t hi) { search.assign(rows, lo * step, std::min(n, hi * step), out); });
   return indices;
 }
 
@@ -100,12 +107,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
       ScalarType::Double);
   Tensor loss = torch::stable::new_empty(x, std::vector<int64_t>{}, loss_dtype);
 
-  const cpu::Search search(input.codes, input.metric, exact, "vq", in_parallel);
+  const bool few =
+      !with_sums && cpu::Search::few(input.rows, input.codes);  // sums need all codewords in float64
+  const cpu::Search search(input.codes, input.metric, exact, "vq", in_parallel, few);
   cpu::Vq run(search, input.codes, codes.const_data_ptr(), input.rows,
               {quantized.mutable_data_ptr(), static_cast<int64_t*>(indices.mutable_data_ptr()),
                static_cast<int64_t*>(counts.mutable_data_ptr()),
                with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});
-  torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.run(lo, hi); });
+  for_blocks(few, run.blocks(), [&](int64_t lo, int64_t hi) { run.run(lo, hi); });
   if (with_sums) {
     torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.add(lo, hi); });
     torch::stable::parallel_for(0, run.codes(), 256, [&](int64_t lo, int64_t hi) { run.write_sums(lo, hi); });

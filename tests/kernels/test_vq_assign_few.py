@@ -1,0 +1,101 @@
+"""Calls with at most 48 rows, which on the CPU are compared with the codebook as it lies."""
+
+import itertools
+
+import pytest
+import torch
+
+import uefl_kernels
+from uefl_kernels import vq_assign
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def expected(x, codebook, metric="l2"):
+    with uefl_kernels.backend("reference"):
+        return vq_assign(x, codebook, metric=metric)
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize(("rows", "k", "d"), [(1, 1, 1), (1, 33, 7), (3, 100, 8), (5, 17, 31), (32, 300, 65)])
+def test_every_dtype_and_offset(rows, k, d, metric):
+    torch.manual_seed(rows)
+    for dtype, code_dtype, offset in itertools.product(DTYPES, DTYPES, (0.0, 30.0)):
+        x, codebook = (offset + torch.randn(rows, d)).to(dtype), (offset + torch.randn(k, d)).to(code_dtype)
+        assert torch.equal(vq_assign(x, codebook, metric=metric), expected(x, codebook, metric))
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_rows_between_two_codewords(metric):
+    """The float32 scores cannot tell the two apart."""
+    torch.manual_seed(0)
+    codebook = torch.randn(200, 24)
+    a, b = torch.randint(200, (2, 2000))
+    x = (codebook[a] + codebook[b]) / 2
+    x[::3, 5] = torch.nextafter(x[::3, 5], torch.tensor(torch.inf))
+    wrong = sum(
+        (vq_assign(rows, codebook, metric=metric) != expected(rows, codebook, metric)).sum()
+        for rows in x.split(31)
+    )
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-30, 1e-19, 1e15, 1e19, 1e30, 3e37])
+def test_scales_whose_squares_underflow_or_overflow(scale, metric):
+    torch.manual_seed(1)
+    x, codebook = torch.randn(20, 9), torch.randn(40, 9)
+    for rows, codes in ((x * scale, codebook * scale), (x * scale, codebook), (x, codebook * scale)):
+        assert torch.equal(vq_assign(rows, codes, metric=metric), expected(rows, codes, metric))
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_ties_go_to_the_lowest_index(metric):
+    codebook = torch.randn(20, 5).repeat(4, 1)
+    assert torch.equal(vq_assign(codebook[:30], codebook, metric=metric)[:, 0], torch.arange(30) % 20)
+    zero = torch.zeros(3, 5)
+    assert torch.equal(vq_assign(zero, zero, metric=metric), torch.zeros(3, 1, dtype=torch.int64))
+
+
+def test_rows_that_are_not_finite():
+    x, codebook = torch.randn(8, 6), torch.randn(50, 6)
+    x[1, 2], x[3, 0], x[5, 5] = torch.nan, torch.inf, -torch.inf
+    for metric, precision in itertools.product(("l2", "cosine"), ("exact", "fast")):
+        found = vq_assign(x, codebook, metric=metric, precision=precision)
+        if precision == "exact":
+            assert torch.equal(found, expected(x, codebook, metric))
+        assert found[1] == 0
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_a_codebook_that_is_not_finite_is_refused(bad, precision, metric):
+    codebook = torch.randn(40, 6)
+    codebook[17, 3] = bad
+    for x in (torch.randn(2, 6), torch.full((1, 6), torch.nan)):
+        with pytest.raises(RuntimeError, match="vq_assign: the codebook"):
+            vq_assign(x, codebook, metric=metric, precision=precision)
+
+
+def test_segments_with_codebooks_of_their_own():
+    x, codebooks = torch.randn(4, 3, 12), torch.randn(3, 30, 4)
+    assert torch.equal(vq_assign(x, codebooks), expected(x, codebooks))
+    channels_first = torch.randn(2, 12, 5).transpose(1, 2)
+    assert torch.equal(vq_assign(channels_first, codebooks[0]), expected(channels_first, codebooks[0]))
+
+
+def test_one_row_by_itself_has_the_index_that_it_has_among_many():
+    torch.manual_seed(2)
+    x, codebook = torch.randn(300, 40).bfloat16(), torch.randn(500, 40)
+    together = vq_assign(x, codebook)
+    assert torch.equal(torch.cat([vq_assign(row, codebook) for row in x.split(7)]), together)
+
+
+def test_vq_of_few_rows():
+    x, codebook = torch.randn(9, 16), torch.randn(64, 16)
+    found, many = uefl_kernels.vq(x, codebook), uefl_kernels.vq(x.repeat(20, 1), codebook)
+    assert torch.equal(found.indices, many.indices[:9])
+    assert torch.equal(found.quantized, codebook[found.indices[:, 0]])
+    assert torch.equal(found.counts, many.counts // 20)
+    torch.testing.assert_close(found.loss, many.loss)
