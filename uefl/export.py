@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import uefl_kernels
+
 from . import checkpoint
 from .errors import UserError
 from .isolation import isolated
@@ -85,10 +87,10 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            program = torch.onnx.export(
-                module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), **keys
-            )
-        except torch.onnx.OnnxExporterError as error:
+            shapes = ({0: torch.export.Dim("batch")},)
+            exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
+            program = torch.onnx.export(exported.run_decompositions(uefl_kernels.decompositions()), **keys)
+        except RuntimeError as error:  # of torch.export or of the ONNX exporter
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise UserError(f"this model has no ONNX form here ({reason}); export it as .pt2") from None
     assert program is not None

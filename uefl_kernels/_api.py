@@ -6,8 +6,8 @@ The estimators are imported when they are asked for, since scikit-learn comes wi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import _decompositions as _registered  # noqa: F401
 from . import _flops
+from ._decompositions import decompositions
 from ._library import COMPILED, backend
 from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
 from .ops.kmeans_step import KMeansStep, KMeansUnits, kmeans_step
@@ -38,6 +38,7 @@ __all__ = [
     "VQOutput",
     "backend",
     "collision_report",
+    "decompositions",
     "kmeans",
     "kmeans_batched",
     "kmeans_step",

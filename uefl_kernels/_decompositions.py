@@ -1,15 +1,8 @@
-"""Searches in plain PyTorch, for exporters that know no custom ops: ``torch.onnx.export(..., dynamo=True)``
-takes them by itself.
-
-Indices are the argmin of distances by float64 products. They are those of the ops but for codewords that are
-equally near to some 15 digits.
-"""
+"""The ops of quantizers in plain PyTorch, for exporters that know no custom ops."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,22 +64,23 @@ def _segments(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     return x.reshape(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], codebook.shape[-1])
 
 
-def _tell(exporter: Any) -> None:
-    """Add the above to the table of torch.onnx alone: from torch's common table inductor would know them, and
-    refuse the ops."""
-    known = exporter.create_onnx_friendly_decomposition_table
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the ops of quantizers as plain PyTorch, for ``ExportedProgram.run_decompositions``.
 
-    @functools.wraps(known)
-    def table(onnx_registered_ops: set[Any]) -> Any:
-        ops = torch.ops.uefl
-        own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.hold.default: hold}
-        return known(onnx_registered_ops) | {
-            op: as_plain for op, as_plain in own.items() if op not in onnx_registered_ops
-        }
+    Exporters such as ``torch.onnx.export`` do not know custom ops. In a program with these decompositions a
+    search is the argmin of distances from float64 products: indices agree with those of the ops unless two
+    codewords are equally near to some 15 digits.
 
-    exporter.create_onnx_friendly_decomposition_table = table
+    Returns:
+        ``torch.export.default_decompositions()`` and the ops of this package.
 
+    Equivalent to: nothing in PyTorch.
 
-# a torch that has it elsewhere: all but ONNX export works
-with contextlib.suppress(ImportError, AttributeError):
-    _tell(importlib.import_module("torch.onnx._internal.exporter._decomp"))
+    Example::
+
+        program = torch.export.export(layer.eval(), (x,)).run_decompositions(uefl_kernels.decompositions())
+        torch.onnx.export(program, dynamo=True).save("layer.onnx")
+    """
+    ops = torch.ops.uefl
+    own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.hold.default: hold}
+    return {**torch.export.default_decompositions(), **own}

@@ -28,8 +28,9 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import torch
 
@@ -47,6 +48,8 @@ _NAMESPACE = {
 }
 _libraries = {name: torch.library.Library(name, "DEF") for name in sorted(set(_NAMESPACE.values()))}
 _overloads: dict[tuple[str, str], Any] = {}
+_packages: dict[str, str] = {}
+_arguments: dict[str, tuple[type[Any], ...]] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
 _fallbacks: dict[str, Callable[..., Any]] = {}
 # (namespace, op, dispatch key) -> the op that decides whether it is there
@@ -55,49 +58,95 @@ _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
 
 
-# those in use
-_TYPES = {torch.Tensor: "Tensor", torch.Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}
+SymInts = Annotated[Sequence[int], "SymInt[]"]
+"""Sizes of tensors, which ``torch.compile`` may leave open."""
+_TYPES: dict[Any, str] = {
+    torch.Tensor: "Tensor",
+    torch.Tensor | None: "Tensor?",
+    str: "str",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    Sequence[int]: "int[]",
+    Sequence[float]: "float[]",
+}
+Arguments = type[tuple[Any, ...]]
 
 
-def schema(name: str, arguments: type[tuple[Any, ...]], results: Sequence[str]) -> str:
-    """Write the schema of an op with the fields of a named tuple as arguments and tensors as results."""
-    taken = ", ".join(f"{_TYPES[kind]} {argument}" for argument, kind in get_type_hints(arguments).items())
-    return f"{name}({taken}) -> ({', '.join(f'Tensor {result}' for result in results)})"
+def schema(name: str, arguments: Sequence[Arguments], results: Sequence[str]) -> str:
+    """Write the schema of an op.
+
+    Args:
+        name: the name of the op.
+        arguments: named tuples, which hold the arguments one after the other.
+        results: names of the tensors that the op returns.
+    """
+    hints = [hint for part in arguments for hint in get_type_hints(part, include_extras=True).items()]
+    taken = ", ".join(f"{_type_of(kind)} {argument}" for argument, kind in hints)
+    returned = ", ".join(f"Tensor {result}" for result in results)
+    return f"{name}({taken}) -> " + (f"({returned})" if len(results) > 1 else returned)
 
 
-def _taking(arguments: Callable[..., Any] | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function take the arguments of an op one by one that takes them as one named tuple."""
-    return function if arguments is None else lambda *args: function(arguments(*args))
+def _type_of(kind: Any) -> str:
+    """Return the type of an argument in the language of schemas."""
+    return str(kind.__metadata__[0]) if get_origin(kind) is Annotated else _TYPES[kind]
+
+
+def _grouped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function``, which takes named tuples, as a function of the arguments of an op."""
+    only, *others = _arguments[name]
+    if not others:
+        return lambda *args: function(only(*args))
+    ends = list(accumulate(len(part._fields) for part in _arguments[name]))  # type: ignore[attr-defined]
+
+    def grouped(*args: Any) -> Any:
+        return function(
+            *(
+                part(*args[end - len(part._fields) : end])
+                for part, end in zip(_arguments[name], ends, strict=True)
+            )
+        )
+
+    return grouped
+
+
+def _in_module(module: str, function: str) -> Callable[..., Any]:
+    """Return a function of a module that is imported at the first call."""
+    return lambda *args: getattr(importlib.import_module(module), function)(*args)
 
 
 def define(
-    schema: str,
+    package: str,
+    name: str,
+    arguments: Arguments | tuple[Arguments, ...],
+    results: Sequence[str],
     *,
-    reference: Callable[..., Any],
     fake: Callable[..., Any],
     fallback: Callable[..., Any] | None = None,
-    arguments: Callable[..., Any] | None = None,
 ) -> None:
-    """Declare an op in every namespace.
+    """Declare an op in every namespace. The function ``name`` in ``reference.py`` of the package defines it.
 
     Args:
-        schema: name, arguments and results.
-        reference: the definition.
-        fake: shapes and dtypes of the results.
-        fallback: runs where no kernel does, by default the reference.
-        arguments: a named tuple; the three functions above take one of these instead of each argument.
+        package: the package of the op.
+        name: the name of the op.
+        arguments: a named tuple with the arguments of the op, or several, which follow one another. All
+            implementations in Python take these tuples.
+        results: names of the tensors that the op returns.
+        fake: returns empty tensors with the shapes and dtypes of the results.
+        fallback: runs where no kernel does; the default is the reference.
     """
-    name = schema.split("(", 1)[0]
-    reference, fake, fallback = (
-        _taking(arguments, function) for function in (reference, fake, fallback or reference)
-    )
-    _fakes[name] = fake
-    _fallbacks[name] = fallback
+    _packages[name] = package
+    _arguments[name] = arguments if isinstance(arguments, tuple) else (arguments,)
+    reference = _in_module(f"{package}.reference", name)
+    _fakes[name] = _grouped(name, fake)
+    _fallbacks[name] = _grouped(name, fallback or reference)
+    declared = schema(name, _arguments[name], results)
     for namespace, library in _libraries.items():
-        library.define(schema)
-        torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
+        library.define(declared)
+        torch.library.register_fake(f"{namespace}::{name}", _fakes[name], lib=library)
         _overloads[namespace, name] = getattr(getattr(torch.ops, namespace), name).default
-    for namespace, implementation in (("uefl", _fallbacks[name]), ("uefl_reference", reference)):
+    implementations = {"uefl": _fallbacks[name], "uefl_reference": _grouped(name, reference)}
+    for namespace, implementation in implementations.items():
         _libraries[namespace].impl(name, implementation, "CompositeExplicitAutograd")
 
 
@@ -135,13 +184,12 @@ def once_differentiable(op: str, gradient: torch.Tensor, *made_of: torch.Tensor 
     return once
 
 
-def define_triton(name: str, module: str) -> None:
-    """Attach ``module.<name>`` as the Triton backend; the module is imported at the first call, Triton may be
-    absent."""
+def define_triton(name: str) -> None:
+    """Attach the function ``name`` in ``triton.py`` of the op's package as the Triton backend.
 
-    def launch(*args: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args)
-
+    The module is imported at the first call, so Triton may be absent.
+    """
+    launch = _grouped(name, _in_module(f"{_packages[name]}.triton", name))
     for key in ("CPU", "CUDA"):
         _libraries["uefl_triton"].impl(name, launch, key)
 
@@ -156,21 +204,12 @@ def define_triton(name: str, module: str) -> None:
     _libraries["uefl"].impl(name, choose, "CUDA")
 
 
-def define_composed(
-    name: str, around: Callable[..., Any], kernel: str, arguments: Callable[..., Any] | None = None
-) -> None:
-    """On a GPU and in Triton, run ``around(kernel, ...)``: plain PyTorch around that backend's own kernel."""
-
-    def compose(namespace: str) -> Callable[..., Any]:
-        return _taking(arguments, functools.partial(around, _overloads[namespace, kernel]))
-
-    for namespace, key in (
-        ("uefl", "CUDA"),
-        ("uefl_cuda", "CUDA"),
-        ("uefl_triton", "CPU"),
-        ("uefl_triton", "CUDA"),
-    ):
-        _libraries[namespace].impl(name, compose(namespace), key)
+def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
+    """Run ``around(kernel, arguments)`` on GPUs and in Triton: PyTorch around a kernel of the same backend."""
+    places = [("uefl", "CUDA"), ("uefl_cuda", "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")]
+    for namespace, key in places:
+        composed = functools.partial(around, _overloads[namespace, kernel])
+        _libraries[namespace].impl(name, _grouped(name, composed), key)
         _composed[namespace, name, key] = kernel
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from uefl_kernels import MCStats
-from uefl_kernels.ops.mc_dropout_mlp import reference
+from uefl_kernels.ops.mc_dropout_mlp import composed
 
 from .conftest import normal
 
@@ -39,11 +39,11 @@ def stacked(
     x, weights, biases, *, p, passes, activation="gelu", logit_dropout=False, consistent=False, seed=0
 ):
     """The composition of the docstring, in float64, with all passes kept; differentiable."""
-    act, generator = reference.ACTIVATIONS[activation], torch.tensor(seed)
+    act, generator = composed.ACTIVATIONS[activation], torch.tensor(seed)
 
     def drop(value, t, stream):
-        keep = reference.dropout_mask(generator, *value.shape, t, stream, p, consistent)
-        return torch.where(keep, value * reference.scale(p), 0.0)
+        keep = torch.ops.uefl_reference.dropout_mask(generator, *value.shape, t, stream, p, consistent)
+        return torch.where(keep, value * composed.scale(p), 0.0)
 
     probs = []
     for t in range(passes):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import COMPILED, backend, kmeans, kmeans_batched, vq_assign
-from uefl_kernels.ops.kmeans import reference
-from uefl_kernels.ops.kmeans_step import reference as steps
+from uefl_kernels.ops.kmeans import composed
+from uefl_kernels.ops.kmeans_step import composed as steps
 
 from .conftest import DTYPES, normal
 
@@ -180,10 +180,10 @@ def test_fewer_different_rows_than_clusters(init):
 def test_random_rows_are_different():
     x = torch.arange(50.0)[:, None]
     for seed in range(20):
-        rows = reference.Data(x, None, reference.Grid).grid.seeds("random", 50, seed, 0)
+        rows = composed.Data(x, None, composed.Grid).grid.seeds("random", 50, seed, 0)
         assert rows.unique().numel() == 50
     first = [
-        int(reference.Data(x, None, reference.Grid).grid.seeds("random", 1, seed, 0)) for seed in range(600)
+        int(composed.Data(x, None, composed.Grid).grid.seeds("random", 1, seed, 0)) for seed in range(600)
     ]
     assert np.bincount(first, minlength=50).max() < 30  # 12 on average
 
@@ -544,21 +544,23 @@ def test_autocast():
 @pytest.mark.parametrize("spherical", [False, True])
 def test_the_host_is_not_asked(monkeypatch, method, spherical):
     """Fake tensors have no values: whatever needed one, a GPU would have to be waited for."""
-    monkeypatch.setattr(reference, "_looks", lambda ended, i: False)
-    monkeypatch.setattr(reference, "_require_valid", lambda *_: None)
-    monkeypatch.setattr(reference, "square_root", torch.sqrt)
+    monkeypatch.setattr(composed, "_looks", lambda ended, i: False)
+    monkeypatch.setattr(composed, "_require_valid", lambda *_: None)
+    monkeypatch.setattr(composed, "square_root", torch.sqrt)
 
     def step(x, centres, weights, *units_and_inertia):
         labels = x[:, 0].long()  # an answer of the right shape: a search has no value to ask for
-        return steps.compose(x, centres, labels, weights, *units_and_inertia)
+        return steps.after(steps.Arguments(x, centres, weights, *units_and_inertia), labels)
 
     with FakeTensorMode():
         x, weights, init = torch.empty(50, 4), torch.empty(50, dtype=torch.float64), torch.empty(6, 4)
         for mass in (None, weights):
             given = init if method == "given" else None
-            arguments = (x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4)
-            centres, labels, inertia, iterations = reference.batch(
-                reference.Parts(step, reference.Grid, reference.advance), *arguments
+            arguments = composed.Arguments(
+                x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4
+            )
+            centres, labels, inertia, iterations = composed.batch(
+                composed.Parts(step, composed.Grid, composed.advance), arguments
             )
             assert [tuple(t.shape) for t in (centres, labels, inertia, iterations)] == [
                 (6, 4),

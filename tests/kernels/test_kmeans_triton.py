@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from uefl_kernels import backend, kmeans
-from uefl_kernels.ops.kmeans import reference
-from uefl_kernels.ops.kmeans_step import reference as steps
+from uefl_kernels._dtypes import result_dtype
+from uefl_kernels.ops.kmeans import composed
+from uefl_kernels.ops.kmeans_step import composed as steps
 
 from . import ahead
 from .conftest import normal
@@ -29,20 +30,20 @@ def _interpreted(monkeypatch):
 
 def after(module, x, centres, weights, spherical, ended=False, limit=0.0):
     """The state after one iteration."""
-    data = reference.Data(x, weights, reference.Grid)
-    state = reference.State(centres.clone(), torch.tensor(ended), torch.tensor(3))
+    data = composed.Data(x, weights, composed.Grid)
+    state = composed.State(centres.clone(), torch.tensor(ended), torch.tensor(3))
     module.advance(
         data,
         state,
         torch.tensor(limit, dtype=torch.float64),
-        data.step(steps.kmeans_step, centres, False),
+        data.step(torch.ops.uefl_reference.kmeans_step, centres, False),
         spherical,
     )
     return state
 
 
 def assert_same_advance(*arguments, **options):
-    found, expected = (after(module, *arguments, **options) for module in (triton, reference))
+    found, expected = (after(module, *arguments, **options) for module in (triton, composed))
     for name, one, other in zip(found._fields, found, expected, strict=True):
         assert torch.equal(one, other), name
     return found
@@ -56,9 +57,9 @@ def test_advance_equals_the_reference(dtype, spherical):
     """Also where clusters are empty, more of them than there are rows to take, and rows weigh nothing."""
     for n, d, k, far in ((1, 1, 1, 0), (70, 9, 5, 2), (3, 2, 6, 5)):
         x = normal(n, d, seed=n).to(dtype)
-        centres = normal(k, d, seed=k, dtype=reference.centre_dtype(x))
+        centres = normal(k, d, seed=k, dtype=result_dtype(x))
         centres[len(centres) - far :] += 1000 + torch.arange(far)[:, None]  # empty
-        rows = reference.unit_rows(x.to(centres.dtype)) if spherical else x
+        rows = composed.unit_rows(x.to(centres.dtype)) if spherical else x
         assert_same_advance(rows, centres, None, spherical)
         assert_same_advance(
             rows.T.contiguous().T, centres, (torch.arange(n) % 3).double() + (n == 1), spherical, limit=1e9
@@ -78,8 +79,10 @@ def test_an_iteration_after_the_end_changes_nothing():
 def test_moves_are_added_up_in_one_order(monkeypatch):
     """Of many clusters by torch, of few by a kernel."""
     x, centres = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
-    data = reference.Data(x, None, reference.Grid)
-    moved = reference.update(data, centres, *data.step(steps.kmeans_step, centres, False)[:3], False)
+    data = composed.Data(x, None, composed.Grid)
+    moved = composed.update(
+        data, centres, *data.step(torch.ops.uefl_reference.kmeans_step, centres, False)[:3], False
+    )
     shift = float(steps.tree_sum(steps.square_norms(moved - centres)))
     below = float(torch.tensor(shift, dtype=torch.float64).nextafter(torch.tensor(0.0, dtype=torch.float64)))
     for tree in (4096, 32):
@@ -101,8 +104,8 @@ def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
         (normal(1, 1), None, 1, 0),
     ):
         expected, found = (
-            reference.Data(rows, mass, grid).grid.seeds(method, k, seed, 1)
-            for grid in (reference.Grid, triton_seeding.Grid)
+            composed.Data(rows, mass, grid).grid.seeds(method, k, seed, 1)
+            for grid in (composed.Grid, triton_seeding.Grid)
         )
         assert torch.equal(found, expected), (len(rows), found, expected)
 
@@ -113,8 +116,8 @@ def test_potentials_are_compared_as_whole_numbers(monkeypatch):
     x = torch.tensor([-1.0, 1.0]).repeat(40)[:, None] * torch.ones(1, 70)
     for seed in range(3):
         expected, found = (
-            reference.Data(x, None, grid).grid.seeds("k-means++", 3, seed, 0)
-            for grid in (reference.Grid, triton_seeding.Grid)
+            composed.Data(x, None, grid).grid.seeds("k-means++", 3, seed, 0)
+            for grid in (composed.Grid, triton_seeding.Grid)
         )
         assert torch.equal(found, expected)
 

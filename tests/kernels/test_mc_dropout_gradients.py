@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from uefl_kernels import mc_dropout_mlp
-from uefl_kernels.ops.mc_dropout_mlp import reference
+from uefl_kernels.ops.mc_dropout_mlp import composed
 
 from .conftest import normal
 from .mc_dropout_cases import assert_close, loss_of, mlp, stacked
 
 
-@pytest.mark.parametrize("activation", reference.ACTIVATIONS)
+@pytest.mark.parametrize("activation", composed.ACTIVATIONS)
 @pytest.mark.parametrize("logit_dropout", [False, True])
 def test_gradients_match_autograd_over_all_passes(activation, logit_dropout):
     x, weights, biases = mlp((11, 6, 9, 8, 4))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from uefl_kernels._philox import philox
-from uefl_kernels.ops.mc_dropout_mlp import reference
+from uefl_kernels.ops.mc_dropout_mlp import composed
 
 KNOWN_ANSWERS = [  # Random123, kat_vectors
     ([0, 0, 0, 0], 0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -68,7 +68,7 @@ def test_masks_drop_the_right_share_independently(p):
     drop = 1 - keep.double()
     deviation = math.sqrt(p * (1 - p))
     n = drop.numel()
-    assert abs(float(drop.mean()) - reference.threshold(p) / 65536) < 4 * deviation / math.sqrt(n)
+    assert abs(float(drop.mean()) - composed.threshold(p) / 65536) < 4 * deviation / math.sqrt(n)
     centred = (drop - p) / deviation
     for dim in range(3):  # neighbours in pass, row and column, and a neighbouring stream
         correlation = (centred * centred.roll(1, dim)).mean()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from uefl_kernels import COMPILED, vq, vq_assign
+from uefl_kernels import COMPILED, decompositions, vq, vq_assign
 from uefl_kernels._decompositions import vq as decomposed
 from uefl_kernels._decompositions import vq_assign as decomposed_assign
 from uefl_kernels.nn import (
@@ -43,7 +43,8 @@ def test_onnxruntime_agrees(name):
     layer(normal(4, 50, 8, seed=1))
     layer.eval()
     shapes = ({0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=2)},)
-    program = torch.onnx.export(layer, (normal(2, 5, 8),), dynamo=True, dynamic_shapes=shapes, verbose=False)
+    exported = torch.export.export(layer, (normal(2, 5, 8),), dynamic_shapes=shapes)
+    program = torch.onnx.export(exported.run_decompositions(decompositions()), dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     for x in (normal(2, 5, 8), normal(3, 200, 8, seed=2)):
         found = session.run(None, {session.get_inputs()[0].name: x.numpy()})

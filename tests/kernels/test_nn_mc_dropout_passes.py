@@ -12,7 +12,7 @@ from torch import nn
 
 from uefl_kernels import backend
 from uefl_kernels.nn import MCDropout
-from uefl_kernels.ops.mc_dropout_mlp import reference
+from uefl_kernels.ops.mc_dropout_mlp import composed
 
 from .mc_dropout_models import Branching, Coupled, Functional, Residual, Transposed, classifier
 
@@ -98,9 +98,10 @@ def test_passes_of_a_chain_are_those_of_the_definition(dtype, forced):
         [part.flatten().double() for linear in (first, second) for part in (linear.weight, linear.bias)]
     )
     rows = model[0](x).reshape(8, 16).double()
-    expected = reference.probs_of_passes(
+    given = composed.Arguments(
         rows, parameters, [16, 12, 5], [0.3, 0.2, 0.1], 5, "gelu", False, torch.tensor(8)
     )
+    expected = composed.probs_of_passes(given, torch.ops.uefl_reference.dropout_mask)
     assert found.dtype == dtype
     torch.testing.assert_close(
         found.double(), torch.stack([*expected]).reshape(5, 2, 4, 5), rtol=1e-5, atol=1e-6

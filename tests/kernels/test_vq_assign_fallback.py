@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fresh import python
-from uefl_kernels.ops.vq_assign import fallback, reference
+from uefl_kernels.ops.vq_assign import distances, fallback, reference
 
 from .conftest import DTYPES, normal
 from .search_cases import CASES
@@ -78,7 +78,7 @@ def test_few_rows_need_the_definition(monkeypatch):
         "_settle_pairs",
         lambda self, rows, pairs, indices: asked.append(pairs) or settle(self, rows, pairs, indices),
     )
-    monkeypatch.setattr(reference, "argmin", None)
+    monkeypatch.setattr(distances, "argmin", None)
     for offset in (0.0, 100.0):
         book = fallback._Book(codebook + offset, "l2", x.dtype)
         assert book.dtype == torch.float32
@@ -134,8 +134,8 @@ from uefl_kernels import backend, kmeans, kmeans_step, vq_assign, vq_with_sums
 from uefl_kernels.ops.vq_assign import fallback
 assert not uefl_kernels.COMPILED
 called = []
-search = fallback.search
-fallback.search = lambda *args: called.append(args) or search(*args)
+nearest = fallback._Book.nearest
+fallback._Book.nearest = lambda *args: called.append(args) or nearest(*args)
 torch.manual_seed(0)
 x, codebook = torch.randn(300, 6), torch.randn(20, 3)
 calls = {

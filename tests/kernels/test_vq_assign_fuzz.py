@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uefl_kernels import COMPILED, vq_assign
-from uefl_kernels.ops.vq_assign.reference import LARGEST
+from uefl_kernels.ops.vq_assign.distances import LARGEST
 
 from .conftest import DTYPES, wrong_indices
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from ..ops.kmeans import reference
-from ..ops.kmeans_step import reference as steps
+from ..ops.kmeans import composed
+from ..ops.kmeans_step import composed as steps
 
 
-def printing(step: reference.Step) -> reference.Advance:
-    """Return ``reference.advance`` that prints the inertia of each iteration and why a fit ended.
+def printing(step: composed.Step) -> composed.Advance:
+    """Return ``composed.advance`` that prints the inertia of each iteration and why a fit ended.
 
     Args:
         step: ``kmeans_step`` of the backend; the inertia before the centers move takes one more search.
     """
 
     def advance(
-        data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool
+        data: composed.Data, state: composed.State, limit: torch.Tensor, found: steps.Step, spherical: bool
     ) -> None:
         iteration, before = int(state.iterations), state.centres.clone()
         if iteration == 0:
             print("Initialization complete")
         inertia = data.step(step, before, True)[3] * data.weight_unit
         print(f"Iteration {iteration}, inertia {float(inertia)}.")
-        reference.advance(data, state, limit, found, spherical)
+        composed.advance(data, state, limit, found, spherical)
         if bool(state.ended):
             shift = float((state.centres.double() - before.double()).square().sum())
             why = (

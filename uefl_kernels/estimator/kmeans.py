@@ -10,15 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from .._dtypes import result_dtype
 from .._kmeans_checks import ALGORITHMS, check_method, check_request, starts
 from .._numbers import as_integer
 from ..ops.kmeans import KMeansResult, kmeans
-from ..ops.kmeans.blocks import Blocks, Found, Request, kmeans_of_blocks
-from ..ops.kmeans.reference import Fit, centre_dtype, unit_rows
+from ..ops.kmeans.blocks import Blocks, Found, kmeans_of_blocks
+from ..ops.kmeans.composed import Fit, Request, unit_rows
 from ..ops.kmeans.sparse import SparseRows, kmeans_of_sparse
 from ..ops.kmeans_labels import kmeans_distances, kmeans_labels, kmeans_labels_and_squares
 from ..ops.kmeans_step import kmeans_step
-from ..ops.kmeans_step.reference import least_power_of_two, mass_bits, require_valid_centres, tree_sum
+from ..ops.kmeans_step.composed import least_power_of_two, mass_bits, require_valid_centres, tree_sum
 from ._base import ClusteringEstimator, ConvergenceWarning, constraints
 from ._data import Back, blocks_of, column_names, numbers, rows_of, seed_of, source_of, to_numpy
 from ._rows import TakesRows
@@ -337,7 +338,7 @@ class KMeans(TakesRows, ClusteringEstimator):
                 return wanted
             require_valid_centres("kmeans", "init", wanted.given)
             assert blocks.like is not None
-            return wanted._replace(given=wanted.given.to(centre_dtype(blocks.like)))
+            return wanted._replace(given=wanted.given.to(result_dtype(blocks.like)))
 
         with _in_words_of_the_estimator():
             advance = printing if self.verbose else None
@@ -406,7 +407,7 @@ class KMeans(TakesRows, ClusteringEstimator):
 
     def _prepared(self, x: torch.Tensor) -> torch.Tensor:
         """Return rows as they are compared; rows that are not finite stay so."""
-        return unit_rows(x.to(centre_dtype(x))) if self.metric == "cosine" else x.detach()
+        return unit_rows(x.to(result_dtype(x))) if self.metric == "cosine" else x.detach()
 
     def _weights(
         self, sample_weight: Any, n: int | None, device: torch.device | str = "cpu"

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 
 from ..._checks import check_tensor
+from ..._dtypes import result_dtype
 from ..._kmeans_checks import check_method, check_request, check_shape, starts
 from ..._library import define, define_composed, resolve
 from ..._numbers import as_integer
 from .. import kmeans_step as _defined_first  # noqa: F401
-from . import reference
+from . import composed
 
 
 class KMeansResult(NamedTuple):
@@ -28,36 +29,25 @@ class KMeansResult(NamedTuple):
     """scalar, int64: how many times the centres were moved."""
 
 
-def _fake(
-    x: torch.Tensor,
-    weights: torch.Tensor | None,
-    init: torch.Tensor | None,
-    sizes: Sequence[int],
-    clusters: Sequence[int],
-    seeds: Sequence[int],
-    method: str,
-    spherical: bool,
-    n_init: int,
-    max_iter: int,
-    tol: float,
-) -> reference.Result:
+def _fake(given: composed.Arguments) -> composed.Result:
+    x, problems = given.x, len(given.sizes)
     return (
-        x.new_empty(sum(clusters), x.shape[1], dtype=reference.centre_dtype(x)),
+        x.new_empty(sum(given.clusters), x.shape[1], dtype=result_dtype(x)),
         x.new_empty(x.shape[0], dtype=torch.int64),
-        x.new_empty(len(sizes), dtype=torch.float64),
-        x.new_empty(len(sizes), dtype=torch.int64),
+        x.new_empty(problems, dtype=torch.float64),
+        x.new_empty(problems, dtype=torch.int64),
     )
 
 
 define(
-    "kmeans(Tensor x, Tensor? weights, Tensor? init, SymInt[] sizes, SymInt[] clusters, int[] seeds, str"
-    " method, bool spherical, int n_init, int max_iter, float tol) -> (Tensor centres, Tensor labels, Tensor"
-    " inertia, Tensor iterations)",
-    reference=reference.kmeans,
-    fallback=reference.kmeans_fallback,
+    __name__,
+    "kmeans",
+    composed.Arguments,
+    ["centres", "labels", "inertia", "iterations"],
     fake=_fake,
+    fallback=composed.fallback,
 )
-define_composed("kmeans", reference.kmeans_around, kernel="kmeans_step")
+define_composed("kmeans", composed.around, kernel="kmeans_step")
 
 
 def kmeans(
@@ -267,7 +257,7 @@ def _call(
     if isinstance(init, torch.Tensor):
         check_tensor(op, "init", init)
         check_shape(op, "init", init.shape, [sum(clusters), x.shape[1]])
-        centres = init.detach().to(reference.centre_dtype(x))
+        centres = init.detach().to(result_dtype(x))
     else:
         check_method(op, init)
     for name, tensor in (("weights", weights), ("init", centres)):
@@ -275,7 +265,7 @@ def _call(
             raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
     method = "given" if isinstance(init, torch.Tensor) else init
     runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
-    found = resolve("kmeans", x)(
+    given = composed.Arguments(
         x.detach(),
         weights,
         centres,
@@ -288,6 +278,7 @@ def _call(
         requests[0].max_iter,
         float(tol),
     )
+    found = resolve("kmeans", x)(*given)
     columns = zip(
         found[0].split(clusters), found[1].split(sizes), found[2].unbind(), found[3].unbind(), strict=True
     )

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 
 from ..._checks import DTYPES
+from ..._dtypes import result_dtype
 from ..._library import resolve
-from ..kmeans_step import reference as steps
-from . import grid, reference
+from ..kmeans_step import composed as steps
+from . import composed, grid
 
 
 class Blocks:
@@ -126,8 +127,8 @@ class Processes:
             raise RuntimeError(f"kmeans: process {failed[0]} could not use its rows; its own error says why")
 
 
-class BlockData(reference.Data):
-    """``reference.Data`` of the rows of all processes, of which this one reads its own in blocks.
+class BlockData(composed.Data):
+    """``composed.Data`` of the rows of all processes, of which this one reads its own in blocks.
 
     What is kept of the blocks is written into tensors that were there before: a small one that is made beside
     a block and outlives it keeps the allocator from using the block's memory again, and a fit would grow with
@@ -179,7 +180,7 @@ class BlockData(reference.Data):
             raise ValueError(f"kmeans: weights must have shape [{self.blocks.n}], got {list(weights.shape)}")
 
     def _unit(self, rows: torch.Tensor) -> torch.Tensor:
-        return reference.unit_rows(rows.to(reference.centre_dtype(rows))) if self.spherical else rows
+        return composed.unit_rows(rows.to(result_dtype(rows))) if self.spherical else rows
 
     def parts(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
         """Where the rows of each block are, the rows as they are clustered, and their weights."""
@@ -198,12 +199,12 @@ class BlockData(reference.Data):
         sums = torch.zeros_like(self.middle, dtype=torch.int64)
         squares = torch.zeros_like(sums)
         for _, rows, _ in self.parts():
-            values = self.quantised(rows).long()
+            values = self.quantized(rows).long()
             sums += values.sum(0)
             squares += values.square().sum(0)
         return self._variance(self.processes.sum(sums), self.processes.sum(squares))
 
-    def step(self, step: reference.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(self, step: composed.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
         """As there; labels are those of this process."""
         labels, squares = (
             torch.empty(len(self), dtype=torch.int64),
@@ -212,7 +213,7 @@ class BlockData(reference.Data):
         sums = torch.zeros(centres.shape, dtype=torch.int64)
         masses = torch.zeros(len(centres), dtype=torch.int64)
         for where, rows, weights in self.parts():
-            found = step(rows, centres, weights, self.middle, self.scale, self.mass_scale, False)
+            found = step(*self.step_of(rows, centres, weights, with_inertia=False))
             labels[where] = found[0]
             sums += found[1]
             masses += found[2]
@@ -234,7 +235,7 @@ class BlockData(reference.Data):
         bits[inside] = rows.double().view(torch.int64)
         return self.processes.sum(bits).view(torch.float64).to(rows.dtype)
 
-    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> reference.Far:
+    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> composed.Far:
         """As there."""
         count = min(self.n, len(centres))
         keys, numbers = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
@@ -250,7 +251,7 @@ class BlockData(reference.Data):
         numbers = self.processes.gather(numbers + self.first)
         top = keys.topk(count)
         mass = mass[top.indices]
-        return reference.Far(
+        return composed.Far(
             top.values,
             self.take(numbers[top.indices]),
             None if self.weights is None else mass,
@@ -285,7 +286,7 @@ class BlockGrid(grid.Grid):
         """As there."""
         picked, nearest, owner = self.take(fresh), nearest.clone(), owner.clone()
         for where, rows, _ in self.data.parts():
-            distances = functools.partial(grid.squared_distances, self.data.quantised(rows))
+            distances = functools.partial(grid.squared_distances, self.data.quantized(rows))
             nearest[where], owner[where] = grid.nearer(distances, picked, nearest[where], owner[where], count)
         return nearest, owner
 
@@ -294,12 +295,12 @@ class BlockGrid(grid.Grid):
         picked = self.take(chosen)
         found = torch.empty(len(self.data), len(chosen), dtype=torch.int64)
         for where, rows, _ in self.data.parts():
-            found[where] = grid.squared_distances(self.data.quantised(rows), picked)
+            found[where] = grid.squared_distances(self.data.quantized(rows), picked)
         return found
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
         """As there."""
-        return self.data.quantised(self.data.take(numbers))
+        return self.data.quantized(self.data.take(numbers))
 
     def few(self, values: torch.Tensor, weights: torch.Tensor) -> grid.Grid:
         """As there: few enough for memory."""
@@ -321,32 +322,20 @@ class BlockGrid(grid.Grid):
         return self.data.processes.sum(part)
 
 
-class Request(NamedTuple):
-    """What is asked of a fit, as ``reference.fit`` takes it."""
-
-    method: str
-    given: torch.Tensor | None
-    k: int
-    seed: int
-    n_init: int
-    max_iter: int
-    tol: float
-
-
 class Found(NamedTuple):
     """A fit, and the weight of each cluster, [k] float64."""
 
-    fit: reference.Fit
+    fit: composed.Fit
     counts: torch.Tensor
 
 
 def kmeans_of_blocks(
     blocks: Blocks,
     weights: torch.Tensor | None,
-    request: Callable[[int, int], Request],
+    request: Callable[[int, int], composed.Request],
     spherical: bool,
     group: Any = None,
-    advance: Callable[[reference.Step], reference.Advance] | None = None,
+    advance: Callable[[composed.Step], composed.Advance] | None = None,
 ) -> Found:
     """``kmeans`` of the rows of all processes of a group; labels are those of this one.
 
@@ -356,7 +345,7 @@ def kmeans_of_blocks(
         request: what is asked, or an error, when there are so many rows and columns in all.
         spherical: the metric is "cosine".
         group: of torch.distributed, its backend one for tensors on the CPU; None: this process alone.
-        advance: makes, of the step, what ends an iteration; None: ``reference.advance``.
+        advance: makes, of the step, what ends an iteration; None: ``composed.advance``.
     """
     with torch.device("cpu"):  # whatever the default device of the caller
         processes = Processes(group)
@@ -375,6 +364,6 @@ def kmeans_of_blocks(
         # drawn anew in each, unless it is given
         asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))
         step = resolve("kmeans_step", blocks.like)
-        parts = reference.Parts(step, grid.Grid, reference.advance if advance is None else advance(step))
-        fit = reference.fit(parts, data, **asked._asdict(), spherical=spherical)
+        parts = composed.Parts(step, grid.Grid, composed.advance if advance is None else advance(step))
+        fit = composed.fit(parts, data, asked, spherical)
         return Found(fit, data.counts(fit.labels, asked.k))

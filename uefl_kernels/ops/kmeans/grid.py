@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..._philox import uniforms
-from ..kmeans_step import reference as steps
+from ..kmeans_step import composed as steps
 
 _LANES = 8  # candidates that are compared with the rows at once
 _BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time

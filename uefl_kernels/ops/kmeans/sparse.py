@@ -22,9 +22,9 @@ import torch
 
 from ..._library import resolve
 from ..kmeans_labels import kmeans_distances
-from ..kmeans_step import reference as steps
-from ..vq_assign.reference import _sqrt as square_root
-from . import grid, reference
+from ..kmeans_step import composed as steps
+from ..vq_assign.distances import square_root
+from . import composed, grid
 
 _BLOCK_BYTES = 1 << 24  # of rows that are made dense at once
 _CANCELLED = 2.0**-20  # a squared distance below this part of |x|^2 + |c|^2 is computed from dense rows
@@ -35,7 +35,7 @@ class SparseRows:
 
     Args:
         matrix: the rows.
-        unit: scale each to length 1, as ``reference.unit_rows`` does.
+        unit: scale each to length 1, as ``composed.unit_rows`` does.
 
     Raises:
         RuntimeError: the values are not finite or too large.
@@ -142,8 +142,8 @@ class SparseRows:
         return found
 
 
-class SparseData(reference.Data):
-    """``reference.Data`` of sparse rows without weights."""
+class SparseData(composed.Data):
+    """``composed.Data`` of sparse rows without weights."""
 
     looks_for_empty = True
 
@@ -175,7 +175,7 @@ class SparseData(reference.Data):
         return zero, ((self.sparse.values - self.middle[column]) * self.grid_scale).round() - zero[column]
 
     def variance(self) -> torch.Tensor:
-        """Return what ``reference.Data`` does."""
+        """Return what ``composed.Data`` does."""
         zero, rest = (part.long() for part in self.on_grid)
         column = self.sparse.columns
         squares = (zero * zero * self.n).index_add_(
@@ -183,8 +183,8 @@ class SparseData(reference.Data):
         )
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
-    def step(self, step: reference.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
-        """Return what ``reference.Data.step`` does; ``step`` is not needed."""
+    def step(self, step: composed.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+        """Return what ``composed.Data.step`` does; ``step`` is not needed."""
         labels, squares = self.sparse.nearest(centres)
         counts = torch.bincount(labels, minlength=len(centres))
         # Sums are whole numbers, so only the rows whose label changed are moved: from their old cluster to
@@ -210,11 +210,11 @@ class SparseData(reference.Data):
         return labels, sums, counts * int(self.mass_scale), inertia
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return what ``reference.Data`` does."""
+        """Return what ``composed.Data`` does."""
         return self.sparse.take(numbers)
 
-    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> reference.Far:
-        """Return what ``reference.Data.farthest`` does, from keys of the rows that may be among the
+    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> composed.Far:
+        """Return what ``composed.Data.farthest`` does, from keys of the rows that may be among the
         farthest."""
         count = min(self.n, len(centres))
         norms = centres.double().square().sum(1)
@@ -230,7 +230,7 @@ class SparseData(reference.Data):
             keys.append(torch.where(distances > 0, key, -1))
         top = torch.cat(keys).topk(count)
         numbers = numbers[top.indices]
-        return reference.Far(top.values, self.take(numbers), None, labels[numbers])
+        return composed.Far(top.values, self.take(numbers), None, labels[numbers])
 
 
 class SparseGrid(grid.Grid):
@@ -267,11 +267,11 @@ class SparseGrid(grid.Grid):
 
 def kmeans_of_sparse(
     rows: SparseRows,
-    asked: Any,
+    asked: composed.Request,
     spherical: bool,
-    advance: Callable[[reference.Step], reference.Advance] | None = None,
-) -> reference.Fit:
+    advance: Callable[[composed.Step], composed.Advance] | None = None,
+) -> composed.Fit:
     """``kmeans`` of sparse rows without weights; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
     step = resolve("kmeans_step", rows.values)
-    parts = reference.Parts(step, grid.Grid, reference.advance if advance is None else advance(step))
-    return reference.fit(parts, SparseData(rows), **asked._asdict(), spherical=spherical)
+    parts = composed.Parts(step, grid.Grid, composed.advance if advance is None else advance(step))
+    return composed.fit(parts, SparseData(rows), asked, spherical)

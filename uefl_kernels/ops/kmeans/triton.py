@@ -4,7 +4,7 @@ whether that was the end.
 What comes before the first step is in ``triton_seeding.py``. Four small kernels on the results of
 ``kmeans_step``; the first two have nothing to do, and end at once, unless a cluster is empty, and none has
 anything to do after the end. The host is not waited for. All arithmetic is in float64 in the order of
-``reference.update``, launched without contraction to FMA, so the centres have the same bits as on the CPU.
+``composed.update``, launched without contraction to FMA, so the centres have the same bits as on the CPU.
 Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
@@ -14,10 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..kmeans_step import reference as steps
+from ..kmeans_step import composed as steps
 from ..vq_assign.triton import _halve
 from ..vq_assign.triton_epilogue import _fixed
-from . import reference
+from . import composed
 from .triton_seeding import Grid
 
 _LANES = tl.constexpr(8)  # partial sums of a squared distance
@@ -297,9 +297,9 @@ def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
 
 
 def advance(
-    data: reference.Data, state: reference.State, limit: torch.Tensor, found: steps.Step, spherical: bool
+    data: composed.Data, state: composed.State, limit: torch.Tensor, found: steps.Step, spherical: bool
 ) -> None:
-    """As ``reference.advance``, to the bit."""
+    """As ``composed.advance``, to the bit."""
     labels, sums, masses, _ = found
     rows, centres = data.rows, state.centres
     (n, d), k, device, weighted = rows.shape, len(centres), centres.device, data.weights is not None
@@ -360,6 +360,6 @@ def advance(
         _settle[(1,)](moves, limit, state.ended, state.iterations, len(moves), size, enable_fp_fusion=False)
 
 
-def parts(kmeans_step: reference.Step) -> reference.Parts:
+def parts(kmeans_step: composed.Step) -> composed.Parts:
     """What a fit is made of here."""
-    return reference.Parts(kmeans_step, Grid, advance)
+    return composed.Parts(kmeans_step, Grid, advance)

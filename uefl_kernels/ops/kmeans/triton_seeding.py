@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..kmeans_step import reference as steps
+from ..kmeans_step import composed as steps
 from ..vq_assign.triton_epilogue import _fixed
 from . import grid
 
@@ -209,7 +209,7 @@ class Grid(grid.Grid):
     """``grid.Grid`` with the rows drawn by the kernels above."""
 
     def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """As in the reference."""
+        """As in the composed."""
         search, chosen = _Search(self), self.masses.new_empty(k)
         for i in range(k):
             search.draw(chosen[i:], 1, i, restart, 0, seed)
@@ -217,7 +217,7 @@ class Grid(grid.Grid):
         return chosen
 
     def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
-        """As in the reference."""
+        """As in the composed."""
         search, chosen = _Search(self), self.masses.new_empty(k)
         trials = self.masses.new_empty(2 + int(math.log(k)))
         for i in range(k):
@@ -230,7 +230,7 @@ class Grid(grid.Grid):
         return chosen
 
     def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As in the reference."""
+        """As in the composed."""
         search, owner = _Search(self), torch.zeros_like(self.masses)
         drawn = self.masses.new_empty(1 + grid.PARALLEL_ROUNDS * 2 * k)
         first = 0

@@ -5,34 +5,38 @@ from __future__ import annotations
 
 import torch
 
+from ..._dtypes import result_dtype
 from ..._library import define, define_composed, forced, resolve
 from .. import vq_assign as _defined_first  # noqa: F401
-from . import reference
+from . import composed
 
 
-def _fake_labels(
-    x: torch.Tensor, centers: torch.Tensor, with_distances: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_labels(given: composed.Arguments) -> composed.Labels:
+    x, _, with_distances = given
     n = x.shape[0]
     return x.new_empty(n, dtype=torch.int64), x.new_empty(n if with_distances else 0, dtype=torch.float64)
 
 
-def _fake_distances(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty(x.shape[0], centers.shape[0], dtype=dtype)
+def _fake_distances(given: composed.Pairs) -> torch.Tensor:
+    return given.x.new_empty(given.x.shape[0], given.centers.shape[0], dtype=result_dtype(given.x))
 
 
 define(
-    "kmeans_labels(Tensor x, Tensor centers, bool with_distances) -> (Tensor labels, Tensor distances)",
-    reference=reference.kmeans_labels,
-    fallback=reference.kmeans_labels_fallback,
+    __name__,
+    "kmeans_labels",
+    composed.Arguments,
+    ["labels", "distances"],
     fake=_fake_labels,
+    fallback=composed.fallback,
 )
-define_composed("kmeans_labels", reference.kmeans_labels_around, kernel="vq_assign")
+define_composed("kmeans_labels", composed.around, kernel="vq_assign")
 define(
-    "kmeans_distances(Tensor x, Tensor centers) -> Tensor",
-    reference=reference.kmeans_distances,
+    __name__,
+    "kmeans_distances",
+    composed.Pairs,
+    ["distances"],
     fake=_fake_distances,
+    fallback=composed.kmeans_distances,
 )
 
 
@@ -42,13 +46,13 @@ def kmeans_labels(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: x holds NaN or infinity, or values beyond 2^480.
     """
-    labels: torch.Tensor = resolve("kmeans_labels", x)(x, centers, False)[0]
+    labels: torch.Tensor = resolve("kmeans_labels", x)(*composed.Arguments(x, centers, False))[0]
     return labels
 
 
 def kmeans_labels_and_squares(x: torch.Tensor, centers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the labels, and the squared distance [N] float64 of each row to its center. The same errors."""
-    found: tuple[torch.Tensor, torch.Tensor] = resolve("kmeans_labels", x)(x, centers, True)
+    found: composed.Labels = resolve("kmeans_labels", x)(*composed.Arguments(x, centers, True))
     return found
 
 
@@ -57,5 +61,5 @@ def kmeans_distances(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
     The same errors."""
     # plain PyTorch on a GPU, whatever the backend
     kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
-    distances: torch.Tensor = kernel.kmeans_distances(x, centers.double())
+    distances: torch.Tensor = kernel.kmeans_distances(*composed.Pairs(x, centers.double()))
     return distances

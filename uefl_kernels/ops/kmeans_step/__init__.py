@@ -9,7 +9,7 @@ import torch
 from ..._checks import check_tensor, packed
 from ..._kmeans_checks import check_shape
 from ..._library import define, define_triton, forced, resolve
-from . import reference
+from . import composed
 
 
 class KMeansUnits(NamedTuple):
@@ -44,20 +44,14 @@ class KMeansStep(NamedTuple):
     """What to give to the next step on these rows."""
 
 
-def _fake_units(x: torch.Tensor, weights: torch.Tensor | None) -> reference.Units:
+def _fake_units(given: composed.Rows) -> composed.Units:
+    x = given.x
     column, number = x.new_empty(x.shape[1], dtype=torch.float64), x.new_empty((), dtype=torch.float64)
     return column, torch.empty_like(column), number, torch.empty_like(number)
 
 
-def _fake(
-    x: torch.Tensor,
-    centres: torch.Tensor,
-    weights: torch.Tensor | None,
-    middle: torch.Tensor,
-    scale: torch.Tensor,
-    mass_scale: torch.Tensor,
-    with_inertia: bool,
-) -> reference.Step:
+def _fake(given: composed.Arguments) -> composed.Step:
+    x, centres = given[:2]
     return (
         x.new_empty(x.shape[0], dtype=torch.int64),
         x.new_empty(centres.shape, dtype=torch.int64),
@@ -66,21 +60,22 @@ def _fake(
     )
 
 
-# In the units of reference.units; weights at most 1. Sums and masses are counted in units, sums less the
-# middle.
 define(
-    "kmeans_step(Tensor x, Tensor centres, Tensor? weights, Tensor middle, Tensor scale, Tensor mass_scale,"
-    " bool with_inertia) -> (Tensor labels, Tensor sums, Tensor masses, Tensor inertia)",
-    reference=reference.kmeans_step,
-    fallback=reference.kmeans_step_fallback,
+    __name__,
+    "kmeans_step",
+    composed.Arguments,
+    ["labels", "sums", "masses", "inertia"],
     fake=_fake,
+    fallback=composed.fallback,
 )
-define_triton("kmeans_step", f"{__name__}.triton")
+define_triton("kmeans_step")
 define(
-    "kmeans_units(Tensor x, Tensor? weights) -> (Tensor middle, Tensor scale, Tensor mass_scale, Tensor"
-    " weight_unit)",
-    reference=reference.kmeans_units,
+    __name__,
+    "kmeans_units",
+    composed.Rows,
+    ["middle", "scale", "mass_scale", "weight_unit"],
     fake=_fake_units,
+    fallback=composed.kmeans_units,
 )
 
 
@@ -137,9 +132,9 @@ def kmeans_step(
         kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
         units = KMeansUnits(*kernel.kmeans_units(x, mass))
     middle, scale, mass_scale, weight_unit = units
-    labels, counted, counts, inertia = resolve("kmeans_step", x)(
-        x, before, None if mass is None else mass / weight_unit, middle, scale, mass_scale, True
-    )
+    mass = None if mass is None else mass / weight_unit
+    given = composed.Arguments(x, before, mass, middle, scale, mass_scale, with_inertia=True)
+    labels, counted, counts, inertia = resolve("kmeans_step", x)(*given)
     masses = counts.double() / mass_scale
     centred = counted.double() / scale
     means = torch.where((counts > 0)[:, None], (middle + centred / masses[:, None]).to(wide), before)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ..vq_assign.triton import assign
 from ..vq_assign.triton_epilogue import Epilogue
-from . import reference
+from . import composed
 
 _ROWS = 64
 
@@ -30,7 +30,7 @@ def _squares(
     D: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """|x - centre|^2 of each row as ``reference.square_norms`` adds it: eight partial sums. Launched without contraction to FMA."""
+    """Compute |x - center|^2 of each row in the order of ``composed.square_norms``. Launched without FMA."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     label = tl.load(labels + row, mask=row < n, other=0)
     lane = tl.arange(0, 8)
@@ -51,17 +51,9 @@ def _squares(
     tl.store(squares + row, first + second, mask=row < n)
 
 
-def kmeans_step(
-    x: torch.Tensor,
-    centres: torch.Tensor,
-    weights: torch.Tensor | None,
-    middle: torch.Tensor,
-    scale: torch.Tensor,
-    mass_scale: torch.Tensor,
-    with_inertia: bool,
-) -> reference.Step:
-    """The contract of ``ops/kmeans_step/__init__.py``; inertia, asked for at the end of a fit alone, reads x
-    once more."""
+def kmeans_step(given: composed.Arguments) -> composed.Step:
+    """Return labels, sums, masses and inertia. Inertia reads x once more; a fit asks for it at the end."""
+    x, centres, weights, middle, scale, mass_scale, with_inertia = given
     k, d = centres.shape
     centres = centres.contiguous()
     weights = None if weights is None else weights.contiguous()
@@ -83,5 +75,5 @@ def kmeans_step(
             _squares[(triton.cdiv(len(x), _ROWS),)](
                 x, centres, labels, squares, len(x), *x.stride(), d, _ROWS, enable_fp_fusion=False
             )
-        inertia = reference.tree_sum(squares if weights is None else weights * squares)
+        inertia = composed.tree_sum(squares if weights is None else weights * squares)
     return labels.contiguous(), sums, masses, inertia

@@ -16,12 +16,22 @@ times the rate of float32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._library import COMPILED, define, define_autograd, forced
-from . import reference
+
+
+class Arguments(NamedTuple):
+    """Arguments of the op."""
+
+    x: torch.Tensor
+    """``[N, D]``"""
+    weight: torch.Tensor
+    """``[M, D]``"""
+    bias: torch.Tensor
+    """``[M]``"""
 
 
 def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -38,11 +48,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     )
 
 
-define(
-    "linear(Tensor x, Tensor weight, Tensor bias) -> Tensor",
-    reference=reference.linear,
-    fake=lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias),
-)
+define(__name__, "linear", Arguments, ["product"], fake=lambda given: torch.nn.functional.linear(*given))
 define_autograd("linear", _backward, _setup)
 torch.library.register_autocast("uefl::linear", "cpu", torch.float32)
 

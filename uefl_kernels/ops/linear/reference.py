@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from . import Arguments
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x ``[N, D]``, weight ``[M, D]``, bias ``[M]`` -> ``[N, M]`` in the dtype of x."""
-    return torch.nn.functional.linear(x.double(), weight.double(), bias.double()).to(x.dtype)
+
+def linear(given: Arguments) -> torch.Tensor:
+    """Return x weight^T + bias, ``[N, M]`` in the dtype of x."""
+    return torch.nn.functional.linear(*(tensor.double() for tensor in given)).to(given.x.dtype)

@@ -3,66 +3,68 @@ made of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._checks import check_transition
+from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
-from ..transition_nll.reference import loss_dtype, require_groups, require_matrix, require_rows
-from . import reference
+from ..transition_nll.checks import require_groups, require_matrix, require_rows
 
 
-def _fake(
-    logits: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-) -> torch.Tensor:
-    return logits.new_empty(logits.shape[0], log_transition.shape[1], dtype=loss_dtype(logits))
+class Arguments(NamedTuple):
+    """Arguments of the op."""
+
+    logits: torch.Tensor
+    """``[B, K]``"""
+    log_transition: torch.Tensor
+    """``[G, M, K]``"""
+    log_marginal: torch.Tensor
+    """``[G, K]``"""
+    groups: torch.Tensor | None
+    """``[B]`` int64"""
 
 
-def _fake_backward(
-    grad: torch.Tensor,
-    logits: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-) -> torch.Tensor:
-    return logits.new_empty(logits.shape)
+class Gradient(NamedTuple):
+    """The first argument of the backward op."""
+
+    grad: torch.Tensor
+    """``[B, M]``"""
+
+
+def _fake(given: Arguments) -> torch.Tensor:
+    logits = given.logits
+    return logits.new_empty(len(logits), given.log_transition.shape[1], dtype=result_dtype(logits))
+
+
+def _fake_backward(_: Gradient, given: Arguments) -> torch.Tensor:
+    return given.logits.new_empty(given.logits.shape)
 
 
 class _Differentiable(torch.autograd.Function):
     """The op with its gradient; see ``transition_nll``."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, *constants: Any) -> torch.Tensor:
-        ctx.save_for_backward(logits, *constants)
-        log_g: torch.Tensor = resolve("log_transition_probs", logits)(logits, *constants)
+    def forward(ctx: Any, *given: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(*given)
+        logits: Any = given[0]
+        log_g: torch.Tensor = resolve("log_transition_probs", logits)(*given)
         return log_g
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        logits, *constants = ctx.saved_tensors  # once: non-reentrant checkpointing unpacks them a single time
+        # read once: non-reentrant checkpointing unpacks saved tensors a single time
+        given = Arguments(*ctx.saved_tensors)
         with torch.no_grad():
-            grad_logits = resolve("log_transition_probs_backward", logits)(grad, logits, *constants)
-        return once_differentiable("log_transition_probs", grad_logits, logits, grad), None, None, None
+            grad_logits = resolve("log_transition_probs_backward", given.logits)(grad, *given)
+        return once_differentiable("log_transition_probs", grad_logits, given.logits, grad), None, None, None
 
 
-define(
-    "log_transition_probs(Tensor logits, Tensor log_transition, Tensor log_marginal, Tensor? groups) ->"
-    " Tensor",
-    reference=reference.log_transition_probs,
-    fake=_fake,
-)
-define(
-    "log_transition_probs_backward(Tensor grad, Tensor logits, Tensor log_transition, Tensor log_marginal,"
-    " Tensor? groups) -> Tensor",
-    reference=reference.log_transition_probs_backward,
-    fake=_fake_backward,
-)
-define_triton("log_transition_probs", f"{__name__}.triton")
-define_triton("log_transition_probs_backward", f"{__name__}.triton")
+define(__name__, "log_transition_probs", Arguments, ["log_g"], fake=_fake)
+define(__name__, "log_transition_probs_backward", (Gradient, Arguments), ["grad_logits"], fake=_fake_backward)
+define_triton("log_transition_probs")
+define_triton("log_transition_probs_backward")
 
 
 def log_transition_probs(
@@ -100,7 +102,7 @@ def log_transition_probs(
         if torch.is_grad_enabled() and logits.requires_grad
         else resolve("log_transition_probs", logits)
     )
-    log_g: torch.Tensor = call(logits, matrix, marginal, groups)
+    log_g: torch.Tensor = call(*Arguments(logits, matrix, marginal, groups))
     return log_g
 
 

@@ -5,41 +5,35 @@ from __future__ import annotations
 
 import torch
 
-from ..transition_nll.reference import loss_dtype, require_groups, require_logarithms, require_matrix
+from ..._dtypes import result_dtype
+from ..transition_nll.checks import require_groups, require_logarithms, require_matrix
+from . import Arguments, Gradient
 
 
-def log_transition_probs(
-    logits: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-) -> torch.Tensor:
+def log_transition_probs(given: Arguments) -> torch.Tensor:
     """logits [B, K], log_transition [G, M, K], log_marginal [G, K], groups [B] | None -> log g [B, M].
 
     log g_bm = LSE_k(z_bk + log_transition_gmk) - LSE_k(z_bk + log_marginal_gk)
     """
+    logits, log_transition, log_marginal, groups = given
     z, matrix = logits.detach().double(), log_transition.double()
     require_matrix("log_transition_probs", log_marginal)
     group = require_groups("log_transition_probs", groups, logits.shape[0], log_transition)
     require_logarithms("log_transition_probs", log_transition)
     scores = [(z + matrix[:, m][group]).logsumexp(1) for m in range(matrix.shape[1])]
     log_g = torch.stack(scores, 1) - (z + log_marginal.double()[group]).logsumexp(1, keepdim=True)
-    return log_g.to(loss_dtype(logits))
+    return log_g.to(result_dtype(logits))
 
 
-def log_transition_probs_backward(
-    grad: torch.Tensor,
-    logits: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-) -> torch.Tensor:
-    """With G = grad [B, M]: dz_b = sum_m G_bm softmax(z_b + log_transition_gm) - (sum_m G_bm) softmax(z_b +
-    log_marginal_g).
+def log_transition_probs_backward(gradient: Gradient, given: Arguments) -> torch.Tensor:
+    """Return the gradient with respect to the logits.
 
-    A set whose row is -inf throughout has log g = -inf and no gradient.
+    With G = grad [B, M]: dz_b = sum_m G_bm softmax(z_b + log_transition_gm)
+                                 - (sum_m G_bm) softmax(z_b + log_marginal_g).
+    A set with a row of -inf has log g = -inf and no gradient.
     """
-    z, matrix, weight = logits.detach().double(), log_transition.double(), grad.double()
+    logits, log_transition, log_marginal, groups = given
+    z, matrix, weight = logits.detach().double(), log_transition.double(), gradient.grad.double()
     group = require_groups("log_transition_probs", groups, logits.shape[0], log_transition)
     total = torch.zeros_like(z)
     counted = torch.zeros_like(z[:, 0])

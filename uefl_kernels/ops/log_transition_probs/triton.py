@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..transition_nll.reference import loss_dtype
+from ..._dtypes import result_dtype
 from ..transition_nll.triton import SHAPE, largest, log_sum_exp, tile
+from . import Arguments, Gradient
 
 
 @triton.jit(do_not_specialize=SHAPE)
@@ -84,15 +85,11 @@ def _probs_backward(
     )
 
 
-def log_transition_probs(
-    logits: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-) -> torch.Tensor:
-    """The contract of ``reference.py``, without its errors."""
+def log_transition_probs(given: Arguments) -> torch.Tensor:
+    """Return log g; values are not checked."""
+    logits, log_transition, log_marginal, groups = given
     g, m, k = log_transition.shape
-    wide = loss_dtype(logits)
+    wide = result_dtype(logits)
     out = logits.new_empty(logits.shape[0], m, dtype=wide)
     matrix, marginal = log_transition.to(wide).contiguous(), log_marginal.to(wide).contiguous()
     of_row = matrix if groups is None else groups.contiguous()
@@ -114,29 +111,24 @@ def log_transition_probs(
     return out
 
 
-def log_transition_probs_backward(
-    grad: torch.Tensor,
-    logits: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-) -> torch.Tensor:
-    """The contract of ``reference.py``, without its errors."""
+def log_transition_probs_backward(gradient: Gradient, given: Arguments) -> torch.Tensor:
+    """Return the gradient with respect to the logits; values are not checked."""
+    logits, log_transition, log_marginal, groups = given
     g, m, k = log_transition.shape
-    wide = loss_dtype(logits)
-    gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    wide = result_dtype(logits)
+    grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     matrix, marginal = log_transition.to(wide).contiguous(), log_marginal.to(wide).contiguous()
     of_row = matrix if groups is None else groups.contiguous()
-    if gradient.numel():
+    if grad_logits.numel():
         computed_in, classes = tile(logits)
         with torch.cuda.device_of(logits):
             _probs_backward[(logits.shape[0] * triton.cdiv(k, classes),)](
-                grad.contiguous(),
+                gradient.grad.contiguous(),
                 logits,
                 matrix,
                 marginal,
                 of_row,
-                gradient,
+                grad_logits,
                 g,
                 m,
                 k,
@@ -145,4 +137,4 @@ def log_transition_probs_backward(
                 computed_in,
                 classes,
             )
-    return gradient
+    return grad_logits

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from ..._checks import check_reverse_mode, check_tensor
+from ..._dtypes import result_dtype
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
 from ..._numbers import as_integer, is_count, is_seed
 from ..linear import linear
-from . import backward, reference
+from . import composed
 
-_Arguments = tuple[torch.Tensor, torch.Tensor, list[int], list[float], int, str, bool, torch.Tensor]
 _NUMBER = (int, float, np.integer, np.floating)
 
 
@@ -37,18 +37,9 @@ class MCStats(NamedTuple):
     """``[..., C]``: mean of (p_t - mean_probs)^2."""
 
 
-def _fake(
-    x: torch.Tensor,
-    parameters: torch.Tensor,
-    widths: Sequence[int],
-    p: Sequence[float],
-    passes: int,
-    activation: str,
-    consistent: bool,
-    seed: torch.Tensor,
-) -> reference.Stats:
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    rows, classes = x.shape[0], widths[-1]
+def _fake(given: composed.Arguments) -> composed.Stats:
+    x, dtype = given.x, result_dtype(given.x)
+    rows, classes = x.shape[0], given.widths[-1]
     return (
         x.new_empty(rows, classes, dtype=dtype),
         x.new_empty(rows, dtype=dtype),
@@ -56,13 +47,15 @@ def _fake(
     )
 
 
-def _fake_backward(
-    _m: Any, _e: Any, _v: Any, mean: Any, x: torch.Tensor, parameters: torch.Tensor, *_: Any
-) -> Any:
-    return x.new_empty(x.shape), parameters.new_empty(parameters.shape)
+def _fake_backward(_: composed.Gradients, given: composed.Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    return given.x.new_empty(given.x.shape), given.parameters.new_empty(given.parameters.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: reference.Stats) -> None:
+def _fake_mask(given: composed.Mask) -> torch.Tensor:
+    return given.seed.new_empty(given.rows, given.columns, dtype=torch.bool)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: composed.Stats) -> None:
     x, parameters, *ctx.options, seed = inputs
     ctx.save_for_backward(output[0], x, parameters, seed)
 
@@ -71,38 +64,28 @@ def _backward(
     ctx: Any, grad_mean: torch.Tensor, grad_entropy: torch.Tensor, grad_variance: torch.Tensor
 ) -> tuple[Any, ...]:
     mean, x, parameters, seed = ctx.saved_tensors
-    gradients = grad_mean, grad_entropy, grad_variance
+    gradients = composed.Gradients(grad_mean, grad_entropy, grad_variance, mean)
+    given = composed.Arguments._make([x, parameters, *ctx.options, seed])
     with torch.no_grad():
-        results = torch.ops.uefl.mc_dropout_mlp_backward(*gradients, mean, x, parameters, *ctx.options, seed)
+        results = torch.ops.uefl.mc_dropout_mlp_backward(*gradients, *given)
     grad_x, grad_parameters = (
-        once_differentiable("mc_dropout_mlp", result, *gradients, x, parameters) for result in results
+        once_differentiable("mc_dropout_mlp", result, *gradients[:3], x, parameters) for result in results
     )
-    return grad_x, grad_parameters, None, None, None, None, None, None
+    return grad_x, grad_parameters, *[None] * (len(given) - 2)
 
 
-_HEAD = (
-    "Tensor x, Tensor parameters, int[] widths, float[] p, int passes, str activation, bool consistent,"
-    " Tensor seed"
-)
+define(__name__, "mc_dropout_mlp", composed.Arguments, ["mean", "expected_entropy", "variance"], fake=_fake)
 define(
-    f"mc_dropout_mlp({_HEAD}) -> (Tensor mean, Tensor expected_entropy, Tensor variance)",
-    reference=reference.mc_dropout_mlp,
-    fake=_fake,
-)
-define(
-    "mc_dropout_mlp_backward(Tensor grad_mean, Tensor grad_entropy, Tensor grad_variance, Tensor mean,"
-    f" {_HEAD}) -> (Tensor, Tensor)",
-    reference=backward.mc_dropout_mlp_backward,
+    __name__,
+    "mc_dropout_mlp_backward",
+    (composed.Gradients, composed.Arguments),
+    ["grad_x", "grad_parameters"],
     fake=_fake_backward,
+    fallback=composed.mc_dropout_mlp_backward,
 )
-define(
-    "dropout_mask(Tensor seed, int rows, int columns, int pass_, int stream, float p, bool consistent) ->"
-    " Tensor",
-    reference=reference.dropout_mask,
-    fake=lambda seed, rows, columns, *_: seed.new_empty(rows, columns, dtype=torch.bool),
-)
-define_triton("mc_dropout_mlp", f"{__name__}.triton")
-define_triton("dropout_mask", f"{__name__}.triton")
+define(__name__, "dropout_mask", composed.Mask, ["mask"], fake=_fake_mask, fallback=composed.dropout_mask)
+define_triton("mc_dropout_mlp")
+define_triton("dropout_mask")
 define_autograd("mc_dropout_mlp", _backward, _setup)
 
 
@@ -177,10 +160,10 @@ def mc_dropout_mlp(
         entropy, expected_entropy = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
-    arguments = _arguments(
+    given = _arguments(
         x, weights, biases, p, passes, activation, input_dropout, logit_dropout, consistent, seed
     )
-    mean, expected, variance = _overload(arguments[0])(*arguments)
+    mean, expected, variance = _overload(given.x)(*given)
     shape = x.shape[:-1]
     mean, variance, expected = (
         result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected)
@@ -202,11 +185,10 @@ def mc_dropout_probs(
 ) -> torch.Tensor:
     """The probabilities ``[passes, ..., C]`` that :func:`mc_dropout_mlp` sums up, by the same masks; ``p`` as
     with both flags."""
-    arguments = _arguments(x, weights, biases, p, passes, activation, True, True, consistent, seed)
-    hidden, parameters = arguments[0].to(arguments[1].dtype), arguments[1]
-    keep = torch.ops.uefl.dropout_mask.default
-    with torch.autocast(hidden.device.type, enabled=False):  # as in the op
-        probs = torch.stack([*reference.probs_of_passes(hidden, parameters, *arguments[2:], keep)])
+    given = _arguments(x, weights, biases, p, passes, activation, True, True, consistent, seed)
+    given = given._replace(x=given.x.to(given.parameters.dtype))
+    with torch.autocast(x.device.type, enabled=False):  # as in the op
+        probs = torch.stack([*composed.probs_of_passes(given, torch.ops.uefl.dropout_mask.default)])
     return probs.expand(passes, -1, -1).reshape(passes, *x.shape[:-1], probs.shape[-1])
 
 
@@ -221,7 +203,7 @@ def _arguments(
     logit_dropout: bool,
     consistent: bool,
     seed: int | None,
-) -> _Arguments:
+) -> composed.Arguments:
     """Those of the op: what comes before the first dropout as rows, the layers from there on, and one pass
     where nothing drops."""
     for name, given in (("weights", weights), ("biases", biases)):
@@ -242,20 +224,20 @@ def _arguments(
     biases = [None] * len(weights) if biases is None else biases
     rates = _check(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, seed)
     check_reverse_mode("mc_dropout_mlp", x, *weights, *biases)
-    act = reference.ACTIVATIONS[activation]
+    act = composed.ACTIVATIONS[activation]
     hidden, first = x.reshape(x.shape[:-1].numel(), x.shape[-1]), 0
     while first < len(weights) and rates[first] == 0:  # no dropout before this layer
         hidden = linear(act(hidden) if first > 0 else hidden, weights[first], biases[first])
         first += 1
     if 0 < first < len(weights):
         hidden = act(hidden)
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    dtype = result_dtype(hidden)
     parameters = [
         part.to(dtype)
         for weight, bias in zip(weights[first:], biases[first:], strict=True)
         for part in (weight.flatten(), weight.new_zeros(len(weight)) if bias is None else bias)
     ]
-    return (
+    return composed.Arguments(
         hidden,
         torch.cat(parameters) if parameters else hidden.new_zeros(0, dtype=dtype),
         [hidden.shape[-1], *(len(weight) for weight in weights[first:])],
@@ -344,9 +326,9 @@ def _check(
         raise ValueError(
             f"{op}: passes must be below 2^32, the counters that masks are drawn from; got {passes}"
         )
-    if not isinstance(activation, str) or activation not in reference.ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in composed.ACTIVATIONS:
         raise ValueError(
-            f"{op}: activation {activation!r} is not known, expected one of {tuple(reference.ACTIVATIONS)}"
+            f"{op}: activation {activation!r} is not known, expected one of {tuple(composed.ACTIVATIONS)}"
         )
     if seed is not None and not is_seed(seed):
         raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")

@@ -9,13 +9,11 @@ anything of the size of the passes, or are masks, in memory.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # No postponed annotations here: Triton reads the types of the arguments.
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 
-from . import reference
+from . import composed
 
 _ROWS, _UNITS = 64, 32  # rows of a program, units of a step: a multiple of 8
 _COLUMNS = 64  # outputs of a program, or classes of a step
@@ -29,7 +27,7 @@ _RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 
 @triton.jit
 def _bits(seed, row, column, pass_, stream):
-    """16 random bits of each unit, as ops/mc_dropout_mlp/reference.py draws them; row, column: broadcast,
+    """16 random bits of each unit, as ``reference.py`` draws them; row, column: broadcast,
     words of 32 bits count."""
     zero = (row * 0 + column * 0).to(tl.int32)
     block = zero + (column // 8).to(tl.int32)
@@ -271,10 +269,9 @@ def _accumulate(
         tl.store(moment_out + place, moment + deviation * (probs - mean), mask=inside)
 
 
-def dropout_mask(
-    seed: torch.Tensor, rows: int, columns: int, pass_: int, stream: int, p: float, consistent: bool
-) -> torch.Tensor:
-    """bool ``[rows, columns]``, the contract of ``reference.dropout_mask``."""
+def dropout_mask(given: composed.Mask) -> torch.Tensor:
+    """Return bool ``[rows, columns]``."""
+    seed, rows, columns, pass_, stream, p, consistent = given
     keep = torch.empty(rows, columns, dtype=torch.bool, device=seed.device)
     if keep.numel() > 0:
         grid = (triton.cdiv(rows, _ROWS) * triton.cdiv(columns, _UNITS),)
@@ -286,7 +283,7 @@ def dropout_mask(
                 columns,
                 pass_,
                 stream,
-                reference.threshold(p),
+                composed.threshold(p),
                 consistent,
                 _ROWS,
                 _UNITS,
@@ -295,20 +292,12 @@ def dropout_mask(
     return keep
 
 
-def mc_dropout_mlp(
-    x: torch.Tensor,
-    parameters: torch.Tensor,
-    widths: Sequence[int],
-    p: Sequence[float],
-    passes: int,
-    activation: str,
-    consistent: bool,
-    seed: torch.Tensor,
-) -> reference.Stats:
-    """The contract of ``ops/mc_dropout_mlp``."""
-    head, classes = reference.layers(parameters, widths), widths[-1]
+def mc_dropout_mlp(given: composed.Arguments) -> composed.Stats:
+    """Return the mean, the expected entropy and the variance."""
+    x, parameters, widths, p, passes, _, consistent, seed = given
+    head, classes = composed.layers(parameters, widths), widths[-1]
     if len(head) > 1 or classes > _MOST_CLASSES:
-        return _by_layers(x, head, classes, p, passes, activation, consistent, seed)
+        return _by_layers(given, head)
     rows, inputs = x.shape
     mean, variance = (torch.empty(rows, classes, device=x.device) for _ in range(2))
     entropy = torch.empty(rows, device=x.device)
@@ -328,10 +317,10 @@ def mc_dropout_mlp(
                 classes,
                 *x.stride(),
                 passes,
-                reference.threshold(p[0]) if head else 0,
-                reference.threshold(p[-1]),
-                reference.scale(p[0]),
-                reference.scale(p[-1]),
+                composed.threshold(p[0]) if head else 0,
+                composed.threshold(p[-1]),
+                composed.scale(p[0]),
+                composed.scale(p[-1]),
                 consistent,
                 len(head),
                 _ROWS,
@@ -342,17 +331,10 @@ def mc_dropout_mlp(
     return mean, entropy, variance
 
 
-def _by_layers(
-    x: torch.Tensor,
-    head: list[tuple[torch.Tensor, torch.Tensor]],
-    classes: int,
-    p: Sequence[float],
-    passes: int,
-    activation: str,
-    consistent: bool,
-    seed: torch.Tensor,
-) -> reference.Stats:
-    """A launch for each layer of a pass."""
+def _by_layers(given: composed.Arguments, head: list[tuple[torch.Tensor, torch.Tensor]]) -> composed.Stats:
+    """Launch a kernel for each layer of a pass."""
+    x, _, widths, p, passes, activation, consistent, seed = given
+    classes = widths[-1]
     rows = len(x)
     hidden = [x, *(torch.empty(rows, len(bias), device=x.device) for _, bias in head)]
     if not head:
@@ -374,8 +356,8 @@ def _by_layers(
                     *hidden[i].stride(),
                     t,
                     i,
-                    reference.threshold(p[i]),
-                    reference.scale(p[i]),
+                    composed.threshold(p[i]),
+                    composed.scale(p[i]),
                     activation if i > 0 else "none",
                     consistent,
                     _ROWS,
@@ -393,8 +375,8 @@ def _by_layers(
                 classes,
                 t,
                 len(head),
-                reference.threshold(p[-1]),
-                reference.scale(p[-1]),
+                composed.threshold(p[-1]),
+                composed.scale(p[-1]),
                 consistent,
                 _FEW_ROWS,
                 _COLUMNS,

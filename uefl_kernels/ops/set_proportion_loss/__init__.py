@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._checks import check_sets
+from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
-from ..transition_nll.reference import loss_dtype
-from . import reference
 
 
-def _fake(
-    logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    loss = logits.new_empty(proportions.shape[0], dtype=loss_dtype(logits))
-    return loss, logits.new_empty(logits.shape if with_gradient else (0,))
+class Arguments(NamedTuple):
+    """Arguments of the op."""
+
+    logits: torch.Tensor
+    """``[N, K]``"""
+    offsets: torch.Tensor
+    """``[S + 1]`` int64"""
+    proportions: torch.Tensor
+    """``[S, K]``"""
+    with_gradient: bool
+
+
+def _fake(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = given.logits
+    loss = logits.new_empty(len(given.proportions), dtype=result_dtype(logits))
+    return loss, logits.new_empty(logits.shape if given.with_gradient else (0,))
 
 
 class _Differentiable(torch.autograd.Function):
     """The op with its gradient; see ``transition_nll``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        logits, offsets, _, _ = given
         loss: torch.Tensor
-        loss, gradient = resolve("set_proportion_loss", logits)(logits, offsets, proportions, True)
+        loss, gradient = resolve("set_proportion_loss", logits)(*given)
         ctx.save_for_backward(logits, offsets, gradient)
         return loss
 
@@ -36,16 +45,11 @@ class _Differentiable(torch.autograd.Function):
         logits, offsets, gradient = ctx.saved_tensors
         weight = grad_loss.repeat_interleave(offsets.diff(), output_size=gradient.shape[0])
         grad_logits = (gradient * weight[:, None]).to(gradient.dtype)
-        return once_differentiable("set_proportion_loss", grad_logits, logits, grad_loss), None, None
+        return once_differentiable("set_proportion_loss", grad_logits, logits, grad_loss), None, None, None
 
 
-define(
-    "set_proportion_loss(Tensor logits, Tensor offsets, Tensor proportions, bool with_gradient) -> (Tensor"
-    " loss, Tensor gradient)",
-    reference=reference.set_proportion_loss,
-    fake=_fake,
-)
-define_triton("set_proportion_loss", f"{__name__}.triton")
+define(__name__, "set_proportion_loss", Arguments, ["loss", "gradient"], fake=_fake)
+define_triton("set_proportion_loss")
 
 
 def set_proportion_loss(
@@ -86,9 +90,8 @@ def set_proportion_loss(
             -(t * logits[begin:end].softmax(1).mean(0).log()).sum()
     """
     check_sets(logits, offsets, proportions)
-    loss: torch.Tensor
-    if torch.is_grad_enabled() and logits.requires_grad:
-        loss = _Differentiable.apply(logits, offsets, proportions)
-    else:
-        loss, _ = resolve("set_proportion_loss", logits)(logits, offsets, proportions, False)
-    return loss
+    with_gradient = torch.is_grad_enabled() and logits.requires_grad
+    given = Arguments(logits, offsets, proportions, with_gradient)
+    if not with_gradient:
+        return resolve("set_proportion_loss", logits)(*given)[0]  # type: ignore[no-any-return]
+    return _Differentiable.apply(*given)  # type: ignore[no-any-return]

@@ -7,21 +7,21 @@ import itertools
 
 import torch
 
-from ..transition_nll.reference import loss_dtype
+from ..._dtypes import result_dtype
+from . import Arguments
 
 _TOLERANCE = 1e-3  # percentages and counts, not what rounding and clamping leave
 
 
-def set_proportion_loss(
-    logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [N, K], offsets [S + 1], proportions [S, K] -> loss [S], gradient [N, K] | [0].
+def set_proportion_loss(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss ``[S]`` and gradient ``[N, K]``, or ``[0]`` without it.
 
     With p_n = softmax(z_n), the share w_nk = p_nk / (sum of p_nk over the set) and t the proportions of n's
     set:
       loss_s      = -sum_k t_sk log(mean of p_nk over the set), 0 where t_sk is 0
       gradient_nk = p_nk sum_j t_j w_nj - t_k w_nk
     """
+    logits, offsets, proportions, with_gradient = given
     z, t = logits.detach().double(), proportions.double()
     _require(offsets, t, logits.shape[0])
     log_p = z.log_softmax(1)
@@ -35,7 +35,7 @@ def set_proportion_loss(
         if with_gradient:
             pull = torch.where(t[s] == 0, 0.0, t[s] * (log_p[begin:end] - total).exp())
             gradient[begin:end] = log_p[begin:end].exp() * pull.sum(1, keepdim=True) - pull
-    return loss.to(loss_dtype(logits)), gradient.to(logits.dtype) if with_gradient else logits.new_empty(0)
+    return loss.to(result_dtype(logits)), gradient.to(logits.dtype) if with_gradient else logits.new_empty(0)
 
 
 def _require(offsets: torch.Tensor, proportions: torch.Tensor, n: int) -> None:

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..transition_nll.reference import loss_dtype
+from ..._dtypes import result_dtype
+from . import Arguments
 
 _ELEMENTS = 2048  # of a tile of rows and all classes
 _MOST_CLASSES = 1 << 14  # a tile has all of them: beyond, registers are far too few
@@ -78,17 +79,16 @@ def _loss(
             tl.store(at, slope.to(gradient.dtype.element_ty), mask=(row < end)[:, None] & (j < k)[None, :])
 
 
-def set_proportion_loss(
-    logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor, with_gradient: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The contract of ``reference.py``, without its errors; rows that belong to no set have gradient 0."""
+def set_proportion_loss(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss and gradient, 0 for rows outside of all sets; values are not checked."""
+    logits, offsets, proportions, with_gradient = given
     n, k = logits.shape
     if k > _MOST_CLASSES:
         raise ValueError(
             f"set_proportion_loss: the Triton kernel takes at most {_MOST_CLASSES} classes, got {k}; use"
             " backend 'reference'"
         )
-    wide = loss_dtype(logits)
+    wide = result_dtype(logits)
     loss = logits.new_empty(proportions.shape[0], dtype=wide)
     gradient = torch.zeros(logits.shape if with_gradient else (0,), dtype=logits.dtype, device=logits.device)
     classes = triton.next_power_of_2(k)

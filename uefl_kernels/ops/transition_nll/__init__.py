@@ -3,26 +3,36 @@ gradient in one pass."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._checks import check_transition
+from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
-from . import reference
 
 
-def _fake(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-    ignore_index: int,
-    with_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    loss = logits.new_empty(logits.shape[0], dtype=reference.loss_dtype(logits))
-    return loss, logits.new_empty(logits.shape if with_gradient else (0,))
+class Arguments(NamedTuple):
+    """Arguments of the op."""
+
+    logits: torch.Tensor
+    """``[B, K]``"""
+    targets: torch.Tensor
+    """``[B]`` int64"""
+    log_transition: torch.Tensor
+    """``[G, M, K]``"""
+    log_marginal: torch.Tensor
+    """``[G, K]``"""
+    groups: torch.Tensor | None
+    """``[B]`` int64"""
+    ignore_index: int
+    with_gradient: bool
+
+
+def _fake(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = given.logits
+    loss = logits.new_empty(logits.shape[0], dtype=result_dtype(logits))
+    return loss, logits.new_empty(logits.shape if given.with_gradient else (0,))
 
 
 class _Differentiable(torch.autograd.Function):
@@ -30,9 +40,10 @@ class _Differentiable(torch.autograd.Function):
     small batch."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, *constants: Any) -> torch.Tensor:
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        logits: torch.Tensor = given[0]
         loss: torch.Tensor
-        loss, gradient = resolve("transition_nll", logits)(logits, *constants, True)
+        loss, gradient = resolve("transition_nll", logits)(*given)
         ctx.save_for_backward(logits, gradient)
         return loss
 
@@ -40,23 +51,12 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, gradient = ctx.saved_tensors
         grad_logits = (gradient * grad_loss[:, None]).to(gradient.dtype)
-        return (
-            once_differentiable("transition_nll", grad_logits, logits, grad_loss),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        gradient = once_differentiable("transition_nll", grad_logits, logits, grad_loss)
+        return gradient, *[None] * (len(Arguments._fields) - 1)
 
 
-define(
-    "transition_nll(Tensor logits, Tensor targets, Tensor log_transition, Tensor log_marginal, Tensor?"
-    " groups, int ignore_index, bool with_gradient) -> (Tensor loss, Tensor gradient)",
-    reference=reference.transition_nll,
-    fake=_fake,
-)
-define_triton("transition_nll", f"{__name__}.triton")
+define(__name__, "transition_nll", Arguments, ["loss", "gradient"], fake=_fake)
+define_triton("transition_nll")
 
 
 def transition_nll(
@@ -116,10 +116,8 @@ def transition_nll(
     matrix, marginal = check_transition(
         "transition_nll", logits, log_transition, groups, log_marginal, targets
     )
-    constants = targets, matrix, marginal, groups, ignore_index
-    loss: torch.Tensor
-    if torch.is_grad_enabled() and logits.requires_grad:
-        loss = _Differentiable.apply(logits, *constants)
-    else:
-        loss, _ = resolve("transition_nll", logits)(logits, *constants, False)
-    return loss
+    with_gradient = torch.is_grad_enabled() and logits.requires_grad
+    given = Arguments(logits, targets, matrix, marginal, groups, ignore_index, with_gradient)
+    if not with_gradient:
+        return resolve("transition_nll", logits)(*given)[0]  # type: ignore[no-any-return]
+    return _Differentiable.apply(*given)  # type: ignore[no-any-return]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from ..._dtypes import result_dtype
+from . import Arguments
+from .checks import require_groups, require_matrix, require_rows
 
-def transition_nll(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-    ignore_index: int,
-    with_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [B, K], targets [B], log_transition [G, M, K], log_marginal [G, K], groups [B] | None -> loss [B], gradient [B, K] | [0].
+
+def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss ``[B]`` and gradient ``[B, K]``, or ``[0]`` without it.
 
     loss_b        = LSE_k(z_bk + log_marginal_gk) - LSE_k(z_bk + log_transition_gyk)
     gradient_b    = softmax(z_b + log_marginal_g) - softmax(z_b + log_transition_gy)
     """
+    logits, targets, log_transition, log_marginal, groups, ignore_index, with_gradient = given
     z = logits.detach().double()
     ignored = targets == ignore_index
     require_matrix("transition_nll", log_marginal)
@@ -27,105 +24,8 @@ def transition_nll(
     with_marginal = z + log_marginal.double()[group]
     with_row = z + log_transition.double()[group, rows]
     loss = torch.where(inside, with_marginal.logsumexp(1) - with_row.logsumexp(1), torch.nan)
-    loss = torch.where(ignored, 0.0, loss).to(loss_dtype(logits))
+    loss = torch.where(ignored, 0.0, loss).to(result_dtype(logits))
     if not with_gradient:
         return loss, logits.new_empty(0)
     gradient = torch.where(inside[:, None], with_marginal.softmax(1) - with_row.softmax(1), torch.nan)
     return loss, torch.where(ignored[:, None], 0.0, gradient).to(logits.dtype)
-
-
-def require_rows(
-    op: str, targets: torch.Tensor, ignored: torch.Tensor, group: torch.Tensor, log_transition: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row of each target, 0 where there is none, and whether there is one; on the CPU a wrong target is
-    an error."""
-    m = log_transition.shape[1]
-    inside = (targets >= 0) & (targets < m) & ~ignored
-    rows = torch.where(inside, targets, 0)
-    if targets.device.type == "cpu":
-        wrong = ~(inside | ignored)
-        if bool(wrong.any()):
-            b = int(wrong.nonzero()[0])
-            raise RuntimeError(
-                f"{op}: targets[{b}] is {int(targets[b])}, expected the index of a set, 0 to {m - 1}"
-            )
-        mine = log_transition[group, rows]
-        empty = inside & (mine == -torch.inf).all(1)
-        if bool(empty.any()):
-            b = int(empty.nonzero()[0])
-            raise RuntimeError(
-                f"{op}: targets[{b}] is {int(targets[b])}, but that set of group {int(group[b])} has a row of"
-                " -inf throughout in log_transition; a set with samples needs a class with a positive prior"
-            )
-        shares = inside & are_shares(mine)
-        if bool(shares.any()):
-            b = int(shares.nonzero()[0])
-            raise RuntimeError(_shares(op, int(group[b]), int(targets[b])))
-    return rows, inside
-
-
-def require_groups(
-    op: str, groups: torch.Tensor | None, b: int, log_transition: torch.Tensor
-) -> torch.Tensor:
-    """The group of each row; on the CPU one out of range is an error, elsewhere it is taken into the
-    range."""
-    if groups is None:
-        return torch.zeros(b, dtype=torch.int64, device=log_transition.device)
-    g = log_transition.shape[0]
-    if groups.device.type == "cpu":
-        wrong = (groups < 0) | (groups >= g)
-        if bool(wrong.any()):
-            b = int(wrong.nonzero()[0])
-            raise RuntimeError(
-                f"{op}: groups[{b}] is {int(groups[b])}, expected 0 to {g - 1}, the groups of log_transition"
-            )
-    return groups.clamp(0, g - 1)
-
-
-def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
-    """NaN or +inf in the matrix shows in its column sums, which are small enough to look at on every call; on
-    the CPU only."""
-    if log_marginal.device.type != "cpu":
-        return
-    wrong = log_marginal.isnan() | (log_marginal == torch.inf)
-    if bool(wrong.any()):
-        g, k = wrong.nonzero()[0].tolist()
-        raise RuntimeError(
-            f"{op}: log_transition of group {g} holds NaN or +inf for class {k}; expected logarithms of"
-            " priors, -inf for 0"
-        )
-    empty = (log_marginal == -torch.inf).all(1)
-    if bool(empty.any()):
-        g = int(empty.nonzero()[0])
-        raise RuntimeError(
-            f"{op}: log_transition of group {g} is -inf throughout; at least one class needs a positive prior"
-        )
-
-
-def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
-    """Shares in the place of their logarithms would give plausible numbers; on the CPU only."""
-    if log_transition.device.type == "cpu" and bool((shares := are_shares(log_transition)).any()):
-        raise RuntimeError(_shares(op, *shares.nonzero()[0].tolist()))
-
-
-def are_shares(rows: torch.Tensor) -> torch.Tensor:
-    """[..., K] -> [...]: nothing below 0, and the sum is 1, with room for half precision; more than one
-    class.
-
-    Logarithms of priors have that for no set (it would be likelier than it can be for every class at once),
-    those of counts for no counts, those of other weights (1 to e) may. With one class it is all the same: a
-    constant changes nothing.
-    """
-    return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01) & (rows.shape[-1] > 1)
-
-
-def _shares(op: str, group: int, of_set: int) -> str:
-    return (
-        f"{op}: log_transition of group {group} has shares that sum to 1 for set {of_set}, expected their"
-        " logarithms; make it by log_transition_matrix"
-    )
-
-
-def loss_dtype(logits: torch.Tensor) -> torch.dtype:
-    """float64 in, float64 out; everything else is float32."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .reference import loss_dtype
+from ..._dtypes import result_dtype
+from . import Arguments
 
 CLASSES = 128  # to a tile, at most
 SHAPE = ["g", "m", "k", "ignore_index"]  # run-time values: another one does not recompile
@@ -102,18 +103,11 @@ def _nll(
             )
 
 
-def transition_nll(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    log_transition: torch.Tensor,
-    log_marginal: torch.Tensor,
-    groups: torch.Tensor | None,
-    ignore_index: int,
-    with_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The contract of ``reference.py``, without its errors."""
+def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss and gradient; values are not checked."""
+    logits, targets, log_transition, log_marginal, groups, ignore_index, with_gradient = given
     b, k = logits.shape
-    wide = loss_dtype(logits)
+    wide = result_dtype(logits)
     loss = logits.new_empty(b, dtype=wide)
     gradient = torch.empty(logits.shape if with_gradient else (0,), dtype=logits.dtype, device=logits.device)
     if b:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._checks import check_reverse_mode, check_search, packed
+from ..._dtypes import result_dtype
 from ..._hold import hold
-from ..._library import define, define_autograd, define_composed, once_differentiable, resolve, schema
+from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
 from .. import vq_backward as _defined_first  # noqa: F401
-from . import composed, reference
+from . import composed
 from . import forward as _defined_before  # noqa: F401
 
 ESTIMATORS = ("straight_through", "rotation")
@@ -36,7 +37,7 @@ def _fake(given: composed.Arguments) -> composed.Result:
     return (
         torch.empty(x.shape, dtype=x.dtype, device=x.device),
         x.new_empty(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], dtype=torch.int64),
-        x.new_empty((), dtype=composed.loss_dtype(x)),
+        x.new_empty((), dtype=result_dtype(x)),
         x.new_empty(codebook.shape[:-1], dtype=torch.int64),
         x.new_empty(codebook.shape if given.with_sums else (0,), dtype=torch.float64),
     )
@@ -89,7 +90,7 @@ def _grad_x(
     weight = 0.0 if grad_loss is None else ctx.commitment_weight
     if weight == 0 and (grad_quantized is None or not ctx.rotation):
         return torch.zeros_like(x) if grad_quantized is None else grad_quantized
-    loss = x.new_zeros((), dtype=composed.loss_dtype(x)) if grad_loss is None else grad_loss
+    loss = x.new_zeros((), dtype=result_dtype(x)) if grad_loss is None else grad_loss
     pull = loss * (2 * weight / max(1, x.numel()))
     return vq_backward(x, codebook, indices, grad_quantized, pull, ctx.rotation)
 
@@ -111,13 +112,14 @@ def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.T
 
 
 define(
-    schema("vq", composed.Arguments, ("quantized", "indices", "loss", "counts", "sums")),
-    reference=reference.vq,
-    fallback=composed.fallback,
+    __name__,
+    "vq",
+    composed.Arguments,
+    ["quantized", "indices", "loss", "counts", "sums"],
     fake=_fake,
-    arguments=composed.Arguments,
+    fallback=composed.fallback,
 )
-define_composed("vq", composed.around, "vq_forward", arguments=composed.Arguments)
+define_composed("vq", composed.around, kernel="vq_forward")
 define_autograd("vq", _backward, _setup, gradient="vq_backward")
 
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from ..._dtypes import result_dtype
 from ..._library import triton_available
-from ..vq_assign.reference import require_valid
+from ..vq_assign.distances import require_valid
 from .forward import composed as forward
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -38,9 +39,9 @@ class Arguments(NamedTuple):
 
 
 def fallback(given: Arguments) -> Result:
-    """Compute ``vq`` with the faster search, for devices without a kernel."""
+    """Compute ``vq`` where no kernel runs."""
     require_valid("vq", given.codebook)
-    return compose(forward.vq_forward, forward.add, given)
+    return compose(lambda *args: forward.fallback(forward.Arguments(*args)), forward.add, given)
 
 
 def around(vq_forward: Callable[..., forward.Result], given: Arguments) -> Result:
@@ -55,9 +56,8 @@ def compose(vq_forward: Callable[..., forward.Result], add: Callable[..., None],
     rows = x.numel() // codebook.shape[-1]
     expected = expected_shift(codebook, rows) if given.with_sums else None
     scales = None if expected is None else power_of_two(expected)
-    quantized, indices, error, counts, largest, fixed = vq_forward(
-        x, codebook, scales, given.metric, given.exact
-    )
+    rows_given = forward.Arguments(x, codebook, scales, given.metric, given.exact)
+    quantized, indices, error, counts, largest, fixed = vq_forward(*rows_given)
     loss = error * ((given.codebook_weight + given.commitment_weight) / max(1, x.numel()))
     sums = error.new_empty(0)
     if expected is not None:
@@ -68,7 +68,7 @@ def compose(vq_forward: Callable[..., forward.Result], add: Callable[..., None],
         sums = torch.where(
             finite[:, None], fixed.double() * power_of_two(-shift)[:, None], torch.nan
         ).reshape(codebook.shape)
-    return quantized, indices, loss.to(loss_dtype(x)), counts.reshape(codebook.shape[:-1]), sums
+    return quantized, indices, loss.to(result_dtype(x)), counts.reshape(codebook.shape[:-1]), sums
 
 
 def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
@@ -113,8 +113,3 @@ def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
     """2^exponent in float64 by its bits: exact on every device, which pow is not, and no transfer from the
     host."""
     return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)
-
-
-def loss_dtype(x: torch.Tensor) -> torch.dtype:
-    """float64 in, float64 out; everything else is float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,14 +1,15 @@
-"""The definition of ``vq``: the definition of ``vq_forward``, a loss of its error, and sums of its counts."""
+"""The definition of ``vq``: a loss of the error of ``vq_forward``, and sums of its counts."""
 
 from __future__ import annotations
 
-from ..vq_assign.reference import require_valid
+import torch
+
+from ..vq_assign.distances import require_valid
 from . import composed
 from .forward import composed as forward
-from .forward.reference import vq_forward
 
 
 def vq(given: composed.Arguments) -> composed.Result:
-    """x [..., D], codebook [K, d] | [S, K, d] -> quantized, indices, loss, counts, sums (see ``ops/vq/__init__.py``)."""
+    """Return quantized, indices, loss, counts and sums."""
     require_valid("vq", given.codebook)
-    return composed.compose(vq_forward, forward.add, given)
+    return composed.compose(torch.ops.uefl_reference.vq_forward.default, forward.add, given)

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..._checks import check_search, packed
 from ..._library import define, define_triton, resolve
-from . import fallback, reference
+from . import fallback
 
 
-def _fake(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], x.shape[-1] // codebook.shape[-1], dtype=torch.int64)
+class Arguments(NamedTuple):
+    """Arguments of the op."""
+
+    x: torch.Tensor
+    """``[..., D]``"""
+    codebook: torch.Tensor
+    """``[K, d]`` or ``[S, K, d]``"""
+    metric: str
+    exact: bool
 
 
-define(
-    "vq_assign(Tensor x, Tensor codebook, str metric, bool exact) -> Tensor",
-    reference=reference.vq_assign,
-    fallback=fallback.vq_assign,
-    fake=_fake,
-)
-define_triton("vq_assign", f"{__name__}.triton")
+def _fallback(given: Arguments) -> torch.Tensor:
+    fallback.require_valid("vq_assign", given.codebook)
+    return fallback.search(given.x, given.codebook, given.metric)
+
+
+def _fake(given: Arguments) -> torch.Tensor:
+    x = given.x
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // given.codebook.shape[-1], dtype=torch.int64)
+
+
+define(__name__, "vq_assign", Arguments, ["indices"], fake=_fake, fallback=_fallback)
+define_triton("vq_assign")
 
 
 def vq_assign(
@@ -67,5 +81,6 @@ def vq_assign(
     """
     check_search("vq_assign", x, codebook, metric, precision)
     codebook = packed("vq_assign", "codebook", codebook)
-    indices: torch.Tensor = resolve("vq_assign", x)(x, codebook, metric, precision == "exact")
+    given = Arguments(x, codebook, metric, precision == "exact")
+    indices: torch.Tensor = resolve("vq_assign", x)(*given)
     return indices

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from . import reference
+from . import distances
+from .distances import require_valid as require_valid
 
 # scores of a block of rows: some megabytes, so that they stay in the cache between the passes over them
 _BLOCK_ELEMENTS = 1 << 21
@@ -22,13 +23,6 @@ _PAIR_ELEMENTS = 1 << 20  # of the float64 differences that are in memory at a t
 # magnitudes of a codebook whose products with ordinary rows are far from the limits of float32
 _NARROW = 1e-12, 1e12
 _LONGEST = 1 << 16  # elements of a codeword that float32 can add up: (d + 6) 2^-24 must be far below 1
-
-
-def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
-    """x [..., D], codebook [K, d] or [S, K, d] -> indices [..., S] int64, those of ``reference.vq_assign``;
-    always exact."""
-    reference.require_valid("vq_assign", codebook)
-    return search(x, codebook, metric)
 
 
 def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor:
@@ -47,7 +41,7 @@ class _Book:
 
     def __init__(self, codes: torch.Tensor, metric: str, rows: torch.dtype) -> None:
         self.metric = metric
-        self.exact = reference.unit(codes.double()) if metric == "cosine" else codes.double()
+        self.exact = distances.unit(codes.double()) if metric == "cosine" else codes.double()
         peak = self.exact.abs().amax()
         single = (
             torch.float64 not in (rows, codes.dtype)
@@ -144,8 +138,8 @@ class _Book:
         """The definition of all codewords."""
         if len(asked) == 0:
             return
-        for some in asked.split(max(1, reference.BLOCK_ELEMENTS // len(self.halves))):
-            indices[some] = reference.argmin(rows[some].double(), self.exact, self.metric)
+        for some in asked.split(max(1, distances.BLOCK_ELEMENTS // len(self.halves))):
+            indices[some] = distances.argmin(rows[some].double(), self.exact, self.metric)
 
 
 def _above(norm: torch.Tensor, d: int) -> torch.Tensor:

@@ -32,6 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
+from . import Arguments
 from .triton_epilogue import _ELEMENTS, _OPEN_ROWS, Epilogue, _begin, _finish, _finish_open
 from .triton_pack import (
     _COUNT,
@@ -487,9 +488,9 @@ def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool, 
     return rows, flat, (0 if flat or x.dim() <= 2 else rows.stride(0), *rows.stride()[1:])
 
 
-def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
-    """x [..., D], codebook [K, d] | [S, K, d] -> indices [..., S] int64; the contract of ``ops/vq_assign/__init__.py``."""
-    return assign(x, codebook, metric, exact, Epilogue())[0]
+def vq_assign(given: Arguments) -> torch.Tensor:
+    """Return indices ``[..., S]``."""
+    return assign(*given, Epilogue())[0]
 
 
 def assign(

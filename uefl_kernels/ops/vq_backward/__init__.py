@@ -14,27 +14,28 @@ Triton read nothing for it and give NaN. x and g may have any strides; grad_x ha
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..._library import define, define_triton
-from . import reference
 
 
-def _fake(
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    indices: torch.Tensor,
-    grad_quantized: torch.Tensor | None,
-    pull: torch.Tensor,
-    rotation: bool,
-) -> torch.Tensor:
-    return torch.empty_like(x)
+class Arguments(NamedTuple):
+    """Arguments of the op."""
+
+    x: torch.Tensor
+    """``[..., D]``"""
+    codebook: torch.Tensor
+    """``[K, d]`` or ``[S, K, d]``"""
+    indices: torch.Tensor
+    """``[..., S]`` int64"""
+    grad_quantized: torch.Tensor | None
+    """the shape of x"""
+    pull: torch.Tensor
+    """scalar: the weight of x - q"""
+    rotation: bool
 
 
-define(
-    "vq_backward(Tensor x, Tensor codebook, Tensor indices, Tensor? grad_quantized, Tensor pull, bool"
-    " rotation) -> Tensor grad_x",
-    reference=reference.vq_backward,
-    fake=_fake,
-)
-define_triton("vq_backward", f"{__name__}.triton")
+define(__name__, "vq_backward", Arguments, ["grad_x"], fake=lambda given: torch.empty_like(given.x))
+define_triton("vq_backward")

@@ -6,19 +6,14 @@ from __future__ import annotations
 import torch
 
 from ..._gather import gather
+from . import Arguments
 
 _EPS = 1e-6  # norms below it count as this, as in the published code
 
 
-def vq_backward(
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    indices: torch.Tensor,
-    grad_quantized: torch.Tensor | None,
-    pull: torch.Tensor,
-    rotation: bool,
-) -> torch.Tensor:
-    """x [..., D], codebook [K, d] | [S, K, d], indices [..., S] int64, grad_quantized like x, pull scalar -> grad_x like x."""
+def vq_backward(given: Arguments) -> torch.Tensor:
+    """Return the gradient with respect to x."""
+    x, codebook, indices, grad_quantized, pull, rotation = given
     rotation = rotation and grad_quantized is not None
     wide = torch.float64 if rotation or torch.float64 in (x.dtype, codebook.dtype) else torch.float32
     codes, segments = gather(codebook, indices).to(wide), x.to(wide).unflatten(-1, (indices.shape[-1], -1))

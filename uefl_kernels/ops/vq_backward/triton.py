@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from . import Arguments
+
 _ROWS, _ELEMENTS = 16, 64
 # Run-time values: a new N or stride does not recompile. The stride of an element stays special, being 1
 # nearly always.
@@ -114,15 +116,9 @@ def _backward(
         tl.store(out + at_out + j * out_d, result.to(out.dtype.element_ty), mask=inside)
 
 
-def vq_backward(
-    x: torch.Tensor,
-    codebook: torch.Tensor,
-    indices: torch.Tensor,
-    grad_quantized: torch.Tensor | None,
-    pull: torch.Tensor,
-    rotation: bool,
-) -> torch.Tensor:
-    """x [..., D], codebook [K, d] | [S, K, d], indices [..., S] -> grad_x; the contract of ``ops/vq_backward/__init__.py``."""
+def vq_backward(given: Arguments) -> torch.Tensor:
+    """Return the gradient with respect to x."""
+    x, codebook, indices, grad_quantized, pull, rotation = given
     out = torch.empty_like(x)
     outputs = indices.numel()
     if outputs == 0:

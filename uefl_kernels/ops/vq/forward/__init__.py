@@ -15,12 +15,11 @@ from __future__ import annotations
 import torch
 
 from ...._library import define, define_triton
-from . import composed, reference
+from . import composed
 
 
-def _fake(
-    x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool
-) -> composed.Result:
+def _fake(given: composed.Arguments) -> composed.Result:
+    x, codebook, scales = given[:3]
     codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
     return (
         torch.empty(x.shape, dtype=x.dtype, device=x.device),
@@ -33,10 +32,11 @@ def _fake(
 
 
 define(
-    "vq_forward(Tensor x, Tensor codebook, Tensor? scales, str metric, bool exact)"
-    " -> (Tensor quantized, Tensor indices, Tensor error, Tensor counts, Tensor largest, Tensor fixed)",
-    reference=reference.vq_forward,
-    fallback=composed.vq_forward,
+    __name__,
+    "vq_forward",
+    composed.Arguments,
+    ["quantized", "indices", "error", "counts", "largest", "fixed"],
     fake=_fake,
+    fallback=composed.fallback,
 )
-define_triton("vq_forward", f"{__name__}.triton")
+define_triton("vq_forward")

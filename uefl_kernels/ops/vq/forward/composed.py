@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from ...._gather import flat_indices, gather
-from ...vq_assign import fallback
-from ...vq_assign.reference import require_valid
+from ...vq_assign.distances import require_valid
+from ...vq_assign.fallback import search
 
 Search = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def vq_forward(
-    x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool
-) -> Result:
-    """Compute what ``vq_forward`` returns with the faster search, for devices without a kernel."""
-    require_valid("vq_forward", codebook)
-    return around(fallback.search, x, codebook, scales, metric)
+class Arguments(NamedTuple):
+    """Arguments of the op."""
+
+    x: torch.Tensor
+    """``[..., D]``"""
+    codebook: torch.Tensor
+    """``[K, d]`` or ``[S, K, d]``"""
+    scales: torch.Tensor | None
+    """``[codes]`` float64"""
+    metric: str
+    exact: bool
 
 
-def around(
-    search: Search, x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str
-) -> Result:
-    """Compute everything after a search."""
+def fallback(given: Arguments) -> Result:
+    """Compute ``vq_forward`` where no kernel runs."""
+    require_valid("vq_forward", given.codebook)
+    return around(search, given)
+
+
+def around(search: Search, given: Arguments) -> Result:
+    """Compute ``vq_forward`` around a search."""
+    x, codebook, scales, metric, _ = given
     indices = search(x, codebook, metric)
     codes = gather(codebook, indices)
     error = (x.double() - codes.double().reshape(x.shape)).square().sum()

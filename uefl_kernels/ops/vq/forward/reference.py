@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
-from ...vq_assign.reference import require_valid, search
+from ...vq_assign.distances import require_valid
+from ...vq_assign.reference import search
 from . import composed
 
 
-def vq_forward(
-    x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool
-) -> composed.Result:
-    """x [..., D], codebook [K, d] | [S, K, d], scales [codes] -> see ``ops/vq/forward/__init__.py``; ``exact`` is always true here."""
-    require_valid("vq_forward", codebook)
-    return composed.around(search, x, codebook, scales, metric)
+def vq_forward(given: composed.Arguments) -> composed.Result:
+    """Return quantized, indices, error, counts, largest and fixed; ``exact`` makes no difference here."""
+    require_valid("vq_forward", given.codebook)
+    return composed.around(search, given)

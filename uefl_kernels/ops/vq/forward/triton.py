@@ -13,16 +13,15 @@ import triton.language as tl
 
 from ...vq_assign.triton import _rows, assign
 from ...vq_assign.triton_epilogue import Epilogue, _begin, _fixed
-from .composed import Result
+from .composed import Arguments, Result
 
 # Rows and at most so many elements of a tile; not tuned on a GPU yet.
 _ROWS, _ELEMENTS = 64, 64
 
 
-def vq_forward(
-    x: torch.Tensor, codebook: torch.Tensor, scales: torch.Tensor | None, metric: str, exact: bool
-) -> Result:
-    """The contract of ``ops/vq/forward/__init__.py``."""
+def vq_forward(given: Arguments) -> Result:
+    """Return quantized, indices, error, counts, largest and fixed."""
+    x, codebook, scales, metric, exact = given
     codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
     codebook = codebook.contiguous()
     with_sums = 0 if scales is None else codes

@@ -1,0 +1,345 @@
+"""``kmeans`` around a ``kmeans_step``: seeding, Lloyd iterations and inertia, with the same bits on every backend.
+
+Seeding sees the rows on a grid of whole numbers, with at most 2^14 steps from the middle of the data to its
+edge. Distances are then whole numbers, too, and so are the potentials that k-means++ compares.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..._dtypes import result_dtype
+from ..._library import SymInts, triton_available
+from ..kmeans_step import composed as steps
+from ..vq_assign.distances import square_root
+from .grid import Grid as Grid
+
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Step = Callable[..., steps.Step]
+Advance = Callable[["Data", "State", torch.Tensor, steps.Step, bool], None]
+
+_GRID_BITS = 14
+_LOOK_EVERY = 16  # iterations between two looks at whether a fit on a GPU has converged
+
+
+class Arguments(NamedTuple):
+    """Arguments of the op: a batch of problems."""
+
+    x: torch.Tensor
+    """``[N, d]``, the rows of all problems"""
+    weights: torch.Tensor | None
+    """``[N]`` float64"""
+    init: torch.Tensor | None
+    """``[K, d]``, the centers of all problems"""
+    sizes: SymInts
+    """rows of each problem"""
+    clusters: SymInts
+    """clusters of each problem"""
+    seeds: Sequence[int]
+    method: str
+    spherical: bool
+    n_init: int
+    max_iter: int
+    tol: float
+
+
+def fallback(given: Arguments) -> Result:
+    """Compute ``kmeans`` where no kernel runs."""
+    return batch(Parts(torch.ops.uefl.kmeans_step.default, Grid, advance), given)
+
+
+def around(kmeans_step: Step, given: Arguments) -> Result:
+    """Compute ``kmeans`` around the step of a backend, and all else in Triton where Triton is installed."""
+    parts = Parts(kmeans_step, Grid, advance)
+    if triton_available():
+        parts = importlib.import_module(f"{__package__}.triton").parts(kmeans_step)
+    return batch(parts, given)
+
+
+class Parts(NamedTuple):
+    """What a fit is made of."""
+
+    step: Step
+    grid: type[Grid]
+    advance: Advance
+
+
+def batch(parts: Parts, given: Arguments) -> Result:
+    """Solve each problem of a batch."""
+    x, weights, init, spherical = given.x, given.weights, given.init, given.spherical
+    if x.device.type == "cpu":
+        _require_valid(given)
+    fits: list[Fit] = []
+    row = centre = 0
+    for size, k, seed in zip(given.sizes, given.clusters, given.seeds, strict=True):
+        rows = x[row : row + size]
+        mass = None if weights is None else weights[row : row + size]
+        start = None if init is None else init[centre : centre + k]
+        data = Data(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, parts.grid)
+        request = Request(given.method, start, k, seed, given.n_init, given.max_iter, given.tol)
+        fits.append(fit(parts, data, request, spherical))
+        row, centre = row + size, centre + k
+    none = x.new_empty(0, dtype=torch.float64)
+    return (
+        torch.cat([x.new_empty(0, x.shape[1], dtype=result_dtype(x)), *(fit.centres for fit in fits)]),
+        torch.cat([none.long(), *(fit.labels for fit in fits)]),
+        torch.cat([none, *(fit.inertia.reshape(1) for fit in fits)]),
+        torch.cat([none.long(), *(fit.iterations.reshape(1) for fit in fits)]),
+    )
+
+
+class Request(NamedTuple):
+    """What a fit is asked for."""
+
+    method: str
+    given: torch.Tensor | None
+    """centers ``[k, d]`` to begin with, in place of seeds"""
+    k: int
+    seed: int
+    n_init: int
+    max_iter: int
+    tol: float
+
+
+def fit(parts: Parts, data: Data, request: Request, spherical: bool) -> Fit:
+    """Return the best of ``n_init`` starts from seeds or from given centers."""
+    method, given, k, seed, n_init, max_iter, tol = request
+    if given is not None and spherical:  # seeds are rows, which have length 1 already
+        given = unit_rows(given)
+    tries = []
+    for restart in range(n_init):
+        start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
+        tries.append(lloyd(parts, data, start.to(result_dtype(start)), spherical, max_iter, tol))
+    return _best(tries)
+
+
+class Data:
+    """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and
+    the grid for seeding.
+
+    ``blocks.py`` has one whose rows are not in memory at once.
+    """
+
+    looks_for_empty = False
+
+    def __init__(self, rows: torch.Tensor, weights: torch.Tensor | None, grid: type[Grid]) -> None:
+        self.rows, self._grid = rows, grid
+        self.n = len(rows)
+        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units(rows, weights)
+        self.weights = None if weights is None else weights / self.weight_unit
+
+    @functools.cached_property
+    def grid(self) -> Grid:
+        """The rows as whole numbers."""
+        n, d = self.rows.shape
+        values = torch.empty(n, d, dtype=torch.int16, device=self.rows.device)
+        for block in steps.blocks(self.rows):
+            values[block] = self.quantized(self.rows[block])
+        return self._grid(
+            values,
+            self.rows.new_ones(n, dtype=torch.float64) if self.weights is None else self.weights,
+            self.bits,
+        )
+
+    @functools.cached_property
+    def bits(self) -> int:
+        """So many bits and a sign has an element on the grid."""
+        return min(_GRID_BITS, (60 - steps.ceil_log2(self.n * len(self.scale))) // 2)
+
+    @functools.cached_property
+    def grid_scale(self) -> torch.Tensor:
+        """Steps of the grid in 1.0: the reach of a column is below 2^exponent, and its scale is 2^(mass_bits
+        - exponent)."""
+        return self.scale.amin() * 2.0 ** (self.bits - steps.mass_bits(self.n))
+
+    def quantized(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows on the grid, int16."""
+        return ((rows.double() - self.middle) * self.grid_scale).round().to(torch.int16)
+
+    def variance(self) -> torch.Tensor:
+        """Mean over the columns of the variance of the rows, unweighted and on the grid: what ``tol`` is
+        relative to."""
+        values = self.grid.values
+        squares = torch.stack([values[block].long().square().sum(0) for block in steps.blocks(values)]).sum(0)
+        return self._variance(values.sum(0, dtype=torch.int64), squares)
+
+    def _variance(self, sums: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        mean = sums.double() / self.n
+        return (
+            steps.tree_sum(squares.double() / self.n - mean * mean)
+            / len(mean)
+            / self.grid_scale
+            / self.grid_scale
+        )
+
+    def step(self, step: Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+        """``kmeans_step`` of these rows."""
+        return step(*self.step_of(self.rows, centres, self.weights, with_inertia))
+
+    def step_of(
+        self, rows: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, with_inertia: bool
+    ) -> steps.Arguments:
+        """Return the arguments of ``kmeans_step`` for some rows, in the units of these data."""
+        return steps.Arguments(rows, centres, weights, self.middle, self.scale, self.mass_scale, with_inertia)
+
+    def take(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The rows of these numbers."""
+        return self.rows[numbers]
+
+    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> Far:
+        """The rows that are farthest from their centres, as many as there are centres."""
+        keys = self.keys(self.rows, centres, labels, self.weights, 0)
+        top = keys.topk(min(self.n, len(centres)))
+        row = top.indices
+        return Far(
+            top.values, self.rows[row], None if self.weights is None else self.weights[row], labels[row]
+        )
+
+    def keys(
+        self,
+        rows: torch.Tensor,
+        centres: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor | None,
+        first: int,
+    ) -> torch.Tensor:
+        """Whole numbers in the order of the distances of rows to their centres, -1 for none; ``first`` is the
+        number of the first row.
+
+        A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest
+        first.
+        """
+        distances = steps.distances(rows, centres, labels)
+        spread = (1 << steps.ceil_log2(self.n)) - 1
+        numbers = torch.arange(first, first + len(rows), device=labels.device)
+        keys = (distances.view(torch.int64) & ~spread) | (spread - numbers)
+        return torch.where((distances > 0) & (steps.row_masses(rows, weights, self.mass_scale) > 0), keys, -1)
+
+
+class Far(NamedTuple):
+    """Rows [m] far from their centres, the farthest first."""
+
+    keys: torch.Tensor
+    rows: torch.Tensor
+    weights: torch.Tensor | None
+    labels: torch.Tensor
+
+
+class Fit(NamedTuple):
+    """The outcome of one start."""
+
+    centres: torch.Tensor
+    labels: torch.Tensor
+    inertia: torch.Tensor
+    iterations: torch.Tensor
+
+
+class State(NamedTuple):
+    """Where a fit is, on its device; ``advance`` writes into it."""
+
+    centres: torch.Tensor
+    """``[k, d]``"""
+    ended: torch.Tensor
+    """scalar, bool: what follows changes nothing."""
+    iterations: torch.Tensor
+    """scalar, int64"""
+
+
+def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
+    """Lloyd's algorithm; ends when the centres move by no more than ``tol`` times the variance of the data.
+
+    They do not move at all when no label changes: the sums are integers. An iteration after the end changes
+    nothing, so that the host need not know at once.
+    """
+    limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
+    state = State(
+        centres.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64)
+    )
+    for i in range(max_iter):
+        parts.advance(data, state, limit, data.step(parts.step, state.centres, False), spherical)
+        if _looks(state.ended, i) and bool(state.ended):
+            break
+    labels, _, _, inertia = data.step(parts.step, state.centres, True)
+    return Fit(state.centres, labels, inertia * data.weight_unit, state.iterations)
+
+
+def _looks(ended: torch.Tensor, i: int) -> bool:
+    """Whether the host asks after iteration i if the fit has ended: a GPU is stalled by that, and its
+    captured work has no answer."""
+    if ended.device.type == "cpu":
+        return True
+    return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
+
+
+def advance(data: Data, state: State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+    """Ends an iteration: moves the centres to the means of what ``kmeans_step`` found."""
+    labels, sums, masses, _ = found
+    moved = update(data, state.centres, labels, sums, masses, spherical)
+    shift = steps.tree_sum(steps.square_norms(moved.double() - state.centres.double()))
+    state.centres.copy_(torch.where(state.ended, state.centres, moved))
+    state.iterations.add_(~state.ended)
+    state.ended.logical_or_(~(shift > limit))
+
+
+def update(
+    data: Data,
+    centres: torch.Tensor,
+    labels: torch.Tensor,
+    sums: torch.Tensor,
+    masses: torch.Tensor,
+    spherical: bool,
+) -> torch.Tensor:
+    """The means of the clusters, [k, d] in the dtype of the centres, of what ``kmeans_step`` found.
+
+    An empty cluster takes the row that is farthest from its centre (the next one the next farthest), which
+    leaves its own cluster. A cluster that still has no mass keeps its centre.
+    """
+    empty = masses == 0
+    # to look may save a pass, but a GPU would have to be waited for
+    if not data.looks_for_empty or bool(empty.any()):
+        far = data.farthest(centres, labels)
+        rank = empty.long().cumsum(0) - 1  # of an empty cluster among the empty ones
+        taken = rank.clamp(0, len(far.keys) - 1)
+        takes = empty & (rank < len(far.keys)) & (far.keys[taken] >= 0)
+        weights = None if far.weights is None else far.weights[taken]
+        terms = steps.terms(far.rows[taken], weights, data.middle, data.scale) * takes[:, None]
+        mass = steps.row_masses(far.rows[taken], weights, data.mass_scale) * takes
+        sums = (sums + terms).index_add_(0, far.labels[taken], -terms)
+        masses = (masses + mass).index_add_(0, far.labels[taken], -mass)
+    means = data.middle + (sums.double() / data.scale) / (masses.double() / data.mass_scale)[:, None]
+    if spherical:
+        means = unit_rows(means)
+        masses = masses * (means != 0).any(1)
+    return torch.where((masses > 0)[:, None], means.to(centres.dtype), centres)
+
+
+def _require_valid(given: Arguments) -> None:
+    sizes, clusters = list(given.sizes), list(given.clusters)
+    masses = [None] * len(sizes) if given.weights is None else given.weights.split(sizes)
+    starts = [None] * len(sizes) if given.init is None else given.init.split(clusters)
+    for i, (rows, mass, centres) in enumerate(zip(given.x.split(sizes), masses, starts, strict=True)):
+        name = "kmeans" if len(sizes) == 1 else f"kmeans: problem {i}"
+        steps.require_valid(name, rows, mass)
+        if centres is not None:
+            steps.require_valid_centres(name, "init", centres)
+
+
+def unit_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows [n, d] at length 1, rounded to their dtype; a row of zeros stays."""
+    wide = rows.double()
+    norms = square_root(steps.square_norms(wide))
+    return torch.where(norms[:, None] == 0, 0.0, wide / norms[:, None]).to(rows.dtype)  # NaN stays NaN
+
+
+def _best(fits: list[Fit]) -> Fit:
+    """The fit of the lowest inertia, the first of equals."""
+    best, *others = fits
+    for fit in others:
+        better = fit.inertia < best.inertia
+        best = Fit(*(torch.where(better, new, old) for new, old in zip(fit, best, strict=True)))
+    return best

@@ -1,0 +1,217 @@
+"""The definition of ``kmeans_step`` and of the units that it counts in, so arranged that every backend agrees
+to the bit.
+
+* **Labels** are the argmin of the float64 distance (``vq_assign``).
+* **Sums over rows** are sums of 64-bit integers. Every column has a unit of its own, far below the precision
+  of the data.
+* **Inertia** adds float64 squared distances, each in eight partial sums (``square_norms``), by halves
+  (``tree_sum``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..vq.composed import power_of_two
+from ..vq_assign.distances import LARGEST
+from ..vq_assign.fallback import search
+
+Units = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+_HEAVIEST = 2.0**1000  # of a weight
+_LANES = 8  # partial sums of a squared distance
+_BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time
+
+
+class Arguments(NamedTuple):
+    """Arguments of ``kmeans_step``."""
+
+    x: torch.Tensor
+    """``[N, d]``"""
+    centres: torch.Tensor
+    """``[k, d]``"""
+    weights: torch.Tensor | None
+    """``[N]`` float64, at most 1"""
+    middle: torch.Tensor
+    """``[d]``, as in :class:`KMeansUnits`, like the next two"""
+    scale: torch.Tensor
+    """``[d]``"""
+    mass_scale: torch.Tensor
+    """scalar"""
+    with_inertia: bool
+
+
+class Rows(NamedTuple):
+    """Arguments of ``kmeans_units``."""
+
+    x: torch.Tensor
+    """``[N, d]``"""
+    weights: torch.Tensor | None
+    """``[N]`` float64"""
+
+
+def kmeans_units(given: Rows) -> Units:
+    """Compute the units of rows that can be clustered."""
+    if given.x.device.type == "cpu":
+        require_valid("kmeans_step", given.x, given.weights)
+    return units(*given)
+
+
+def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
+    """middle [d], scale [d], mass_scale [] and weight_unit [] of rows [N, d] and their weights; float64.
+
+    The middle of a column is half-way between its extremes, and a row adds round((x - middle) * weight *
+    scale) to the sum of its cluster and round(weight * mass_scale) to its mass, where weight is at most 1:
+    divided by weight_unit, a power of two. N rows cannot
+    overflow: they stay within 2^62.
+    """
+    n, d = x.shape
+    if n == 0:
+        middle, one = x.new_zeros(d, dtype=torch.float64), x.new_ones((), dtype=torch.float64)
+        return middle, torch.ones_like(middle), one * 2.0 ** mass_bits(n), one
+    return units_within(n, x.amin(0).double(), x.amax(0).double(), None if weights is None else weights.max())
+
+
+def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.Tensor | None) -> Units:
+    """The same of n rows of which only the extremes of their columns, [d] float64, and the greatest weight
+    are known."""
+    one = low.new_ones(())
+    middle = low / 2 + high / 2
+    scale = power_of_two(mass_bits(n) - exponent(torch.maximum(high - middle, middle - low)))
+    return middle, scale, one * 2.0 ** mass_bits(n), one if heaviest is None else least_power_of_two(heaviest)
+
+
+def fallback(given: Arguments) -> Step:
+    """Compute ``kmeans_step`` where no kernel runs."""
+    require_valid_step(given)
+    return after(given, search(given.x, given.centres, "l2")[:, 0])
+
+
+def after(given: Arguments, labels: torch.Tensor) -> Step:
+    """Compute ``kmeans_step`` after the search."""
+    x, centres, weights, middle, scale, mass_scale, with_inertia = given
+    sums = torch.zeros(centres.shape, dtype=torch.int64, device=x.device)
+    for block in blocks(x):
+        mass = None if weights is None else weights[block]
+        sums.index_add_(0, labels[block], terms(x[block], mass, middle, scale))
+    masses = torch.zeros_like(sums[:, 0]).index_add_(0, labels, row_masses(x, weights, mass_scale))
+    inertia = x.new_zeros((), dtype=torch.float64)
+    if with_inertia:
+        squares = distances(x, centres, labels)
+        inertia = tree_sum(squares if weights is None else weights * squares)
+    return labels.contiguous(), sums, masses, inertia
+
+
+def terms(
+    rows: torch.Tensor, weights: torch.Tensor | None, middle: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """What rows add to the sum of their cluster, [n, d] int64."""
+    centred = rows.double() - middle
+    return ((centred if weights is None else centred * weights[:, None]) * scale).round().long()
+
+
+def row_masses(x: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor) -> torch.Tensor:
+    """What rows add to the mass of their cluster, [n] int64."""
+    ones = x.new_ones(len(x), dtype=torch.float64) if weights is None else weights
+    return (ones * mass_scale).round().long()
+
+
+def distances(x: torch.Tensor, centres: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Squared distance of each row to its centre, [n] float64."""
+    squares = [square_norms(x[block].double() - centres[labels[block]].double()) for block in blocks(x)]
+    return torch.cat([x.new_empty(0, dtype=torch.float64), *squares])
+
+
+def blocks(x: torch.Tensor) -> list[slice]:
+    """Rows in portions whose float64 copies fit in little memory."""
+    n, d = x.shape
+    step = max(1, _BLOCK_ELEMENTS // max(1, d))
+    return [slice(start, min(n, start + step)) for start in range(0, n, step)]
+
+
+def square_norms(rows: torch.Tensor) -> torch.Tensor:
+    """Sum of squares of each row [n, d] of float64: eight partial sums over every eighth element, in
+    order."""
+    n, d = rows.shape
+    if rows.device.type == "cpu":  # where a cumulative sum adds in order
+        parts = -(-d // _LANES)
+        squares = torch.nn.functional.pad(rows * rows, (0, parts * _LANES - d)).reshape(n, parts, _LANES)
+        total = squares.cumsum(1)[:, -1] if parts > 0 else rows.new_zeros(n, _LANES)
+    else:
+        total = rows.new_zeros(n, _LANES)
+        for start in range(0, d, _LANES):
+            part = rows[:, start : start + _LANES]
+            total[:, : part.shape[1]] += part * part
+    total = total[:, :4] + total[:, 4:]
+    total = total[:, :2] + total[:, 2:]
+    return total[:, 0] + total[:, 1]
+
+
+def tree_sum(values: torch.Tensor) -> torch.Tensor:
+    """Sum of values [n] by halves: value i and value i + half, half a power of two."""
+    size = 1 << ceil_log2(len(values))
+    values = torch.cat([values, values.new_zeros(size - len(values))])
+    while len(values) > 1:
+        values = values[: len(values) // 2] + values[len(values) // 2 :]
+    return values.sum()
+
+
+def exponent(values: torch.Tensor) -> torch.Tensor:
+    """The least e >= -900 with values < 2^e."""
+    return torch.frexp(values).exponent.clamp(min=-900).long()
+
+
+def least_power_of_two(value: torch.Tensor) -> torch.Tensor:
+    """The least power of two that is not below a value, 2^-900 at least."""
+    mantissa, power = torch.frexp(value)
+    return power_of_two((power - (mantissa == 0.5).int()).clamp(min=-900).long())
+
+
+def mass_bits(n: int) -> int:
+    """n whole numbers of at most 2^this add up to at most 2^62."""
+    return 62 - ceil_log2(n)
+
+
+def ceil_log2(n: int) -> int:
+    """The least e with n <= 2^e; 0 for n = 0."""
+    return max(0, n - 1).bit_length()
+
+
+def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> None:
+    """Raise RuntimeError for values that cannot be clustered; for tensors on the CPU, a GPU would have to be
+    waited for."""
+    if not bool(torch.isfinite(x).all()):
+        raise RuntimeError(f"{op}: x holds NaN or infinity; remove or replace those rows")
+    if bool((x.abs() > LARGEST).any()):
+        raise RuntimeError(f"{op}: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
+    if weights is not None and not bool(
+        (weights >= 0).all() and (weights <= _HEAVIEST).all() and ((weights > 0).any() or len(x) == 0)
+    ):
+        raise RuntimeError(f"{op}: weights must be finite (at most 2^1000), not negative and not all zero")
+
+
+def require_valid_step(given: Arguments) -> None:
+    """Raise RuntimeError for arguments of a step that are not valid; on the CPU only."""
+    x, centres, weights, _, _, mass_scale, _ = given
+    if centres.device.type != "cpu":
+        return
+    require_valid_centres("kmeans_step", "centres", centres)
+    if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
+        raise RuntimeError(
+            "kmeans_step: units are of fewer rows than x has; give those of these rows or of more"
+        )
+    if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):
+        raise RuntimeError(
+            "kmeans_step: weights must be finite, not negative and not above those of the units"
+        )
+    if not bool(torch.isfinite(x).all()):
+        raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")
+
+
+def require_valid_centres(op: str, name: str, centres: torch.Tensor) -> None:
+    """The same for centres."""
+    if not bool((centres.double().abs() <= LARGEST).all()):
+        raise RuntimeError(f"{op}: {name} must be finite, and at most 2^480 (3e144)")

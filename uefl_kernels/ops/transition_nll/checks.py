@@ -1,0 +1,97 @@
+"""Checks of the values that the transition ops take; on the CPU only, as on a GPU they would wait for the device."""
+
+from __future__ import annotations
+
+import torch
+
+
+def require_rows(
+    op: str, targets: torch.Tensor, ignored: torch.Tensor, group: torch.Tensor, log_transition: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row of each target, 0 where there is none, and whether there is one; on the CPU a wrong target is
+    an error."""
+    m = log_transition.shape[1]
+    inside = (targets >= 0) & (targets < m) & ~ignored
+    rows = torch.where(inside, targets, 0)
+    if targets.device.type == "cpu":
+        wrong = ~(inside | ignored)
+        if bool(wrong.any()):
+            b = int(wrong.nonzero()[0])
+            raise RuntimeError(
+                f"{op}: targets[{b}] is {int(targets[b])}, expected the index of a set, 0 to {m - 1}"
+            )
+        mine = log_transition[group, rows]
+        empty = inside & (mine == -torch.inf).all(1)
+        if bool(empty.any()):
+            b = int(empty.nonzero()[0])
+            raise RuntimeError(
+                f"{op}: targets[{b}] is {int(targets[b])}, but that set of group {int(group[b])} has a row of"
+                " -inf throughout in log_transition; a set with samples needs a class with a positive prior"
+            )
+        shares = inside & are_shares(mine)
+        if bool(shares.any()):
+            b = int(shares.nonzero()[0])
+            raise RuntimeError(_shares(op, int(group[b]), int(targets[b])))
+    return rows, inside
+
+
+def require_groups(
+    op: str, groups: torch.Tensor | None, b: int, log_transition: torch.Tensor
+) -> torch.Tensor:
+    """The group of each row; on the CPU one out of range is an error, elsewhere it is taken into the
+    range."""
+    if groups is None:
+        return torch.zeros(b, dtype=torch.int64, device=log_transition.device)
+    g = log_transition.shape[0]
+    if groups.device.type == "cpu":
+        wrong = (groups < 0) | (groups >= g)
+        if bool(wrong.any()):
+            b = int(wrong.nonzero()[0])
+            raise RuntimeError(
+                f"{op}: groups[{b}] is {int(groups[b])}, expected 0 to {g - 1}, the groups of log_transition"
+            )
+    return groups.clamp(0, g - 1)
+
+
+def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
+    """NaN or +inf in the matrix shows in its column sums, which are small enough to look at on every call; on
+    the CPU only."""
+    if log_marginal.device.type != "cpu":
+        return
+    wrong = log_marginal.isnan() | (log_marginal == torch.inf)
+    if bool(wrong.any()):
+        g, k = wrong.nonzero()[0].tolist()
+        raise RuntimeError(
+            f"{op}: log_transition of group {g} holds NaN or +inf for class {k}; expected logarithms of"
+            " priors, -inf for 0"
+        )
+    empty = (log_marginal == -torch.inf).all(1)
+    if bool(empty.any()):
+        g = int(empty.nonzero()[0])
+        raise RuntimeError(
+            f"{op}: log_transition of group {g} is -inf throughout; at least one class needs a positive prior"
+        )
+
+
+def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
+    """Shares in the place of their logarithms would give plausible numbers; on the CPU only."""
+    if log_transition.device.type == "cpu" and bool((shares := are_shares(log_transition)).any()):
+        raise RuntimeError(_shares(op, *shares.nonzero()[0].tolist()))
+
+
+def are_shares(rows: torch.Tensor) -> torch.Tensor:
+    """[..., K] -> [...]: nothing below 0, and the sum is 1, with room for half precision; more than one
+    class.
+
+    Logarithms of priors have that for no set (it would be likelier than it can be for every class at once),
+    those of counts for no counts, those of other weights (1 to e) may. With one class it is all the same: a
+    constant changes nothing.
+    """
+    return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01) & (rows.shape[-1] > 1)
+
+
+def _shares(op: str, group: int, of_set: int) -> str:
+    return (
+        f"{op}: log_transition of group {group} has shares that sum to 1 for set {of_set}, expected their"
+        " logarithms; make it by log_transition_matrix"
+    )
