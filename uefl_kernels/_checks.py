@@ -1,4 +1,4 @@
-"""Input checks that the ops share; the message says what was wrong, what was expected and what to do."""
+"""Input checks that the ops share; each message names the fault, the expected value and a remedy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
-    """Raise TypeError for what is no dense tensor of one of the dtypes, ValueError for one on a device
-    without float64."""
+    """Raise TypeError unless this is a dense tensor of an allowed dtype, and ValueError on a device without
+    float64."""
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor).__name__
         todo = {"ndarray": "; torch.from_numpy makes it one", "list": "; torch.tensor makes it one"}.get(
@@ -35,8 +35,7 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
 
 
 def packed(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The contiguous tensor; RuntimeError in one line where no memory holds the copy: from C++ it would come
-    with a page of frames."""
+    """Return the contiguous tensor, or raise RuntimeError in one line if memory is too small for the copy."""
     if torch.compiler.is_compiling() or tensor.is_contiguous():
         return tensor.contiguous()
     try:
@@ -51,8 +50,8 @@ def packed(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
-    """Raise RuntimeError for a dual tensor of forward-mode differentiation, whose derivative would be lost
-    without a word, and for one of ``torch.func.grad``, which the autograd of these ops does not know.
+    """Raise RuntimeError for tensors of forward-mode differentiation and of ``torch.func.grad``. The ops
+    would lose their derivatives.
     """
     if torch.compiler.is_compiling():
         return
@@ -69,7 +68,7 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
 
 
 def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str) -> None:
-    """Validate what every codeword search takes; raises TypeError or ValueError before any work."""
+    """Validate the arguments of a search; raise TypeError or ValueError before any work."""
     check_tensor(op, "x", x)
     check_tensor(op, "codebook", codebook)
     if metric not in METRICS:
@@ -110,8 +109,8 @@ def check_transition(
     log_marginal: torch.Tensor | None,
     targets: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Validate what the transition ops take; the matrix as [G, M, K] and its column sums as [G, K], both in
-    log space."""
+    """Validate arguments of the transition ops. Return the matrix as [G, M, K] and its column sums as [G, K],
+    both in log space."""
     _check_logits(op, logits, "B")
     b, k = logits.shape
     _check_constant(op, "log_transition", log_transition, logits)
@@ -145,7 +144,7 @@ def check_transition(
 
 
 def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> None:
-    """Validate what ``set_proportion_loss`` takes."""
+    """Validate the arguments of ``set_proportion_loss``."""
     op = "set_proportion_loss"
     _check_logits(op, logits, "N")
     _check_index(op, "offsets", offsets, logits)

@@ -68,8 +68,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the ops of quantizers as plain PyTorch, for ``ExportedProgram.run_decompositions``.
 
     Exporters such as ``torch.onnx.export`` do not know custom ops. In a program with these decompositions a
-    search is the argmin of distances from float64 products: indices agree with those of the ops unless two
-    codewords are equally near to some 15 digits.
+    search is the argmin of distances from float64 products: indices agree with the ops unless two codewords
+    are equally near to some 15 digits.
 
     Returns:
         ``torch.export.default_decompositions()`` and the ops of this package.

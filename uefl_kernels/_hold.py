@@ -1,4 +1,4 @@
-"""A copy of a tensor that a compiler must not replace by the tensor itself."""
+"""Copy a tensor so that a compiler does not replace the copy by the tensor."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ torch.library.register_fake("uefl::hold", torch.empty_like, lib=_library)
 
 @contextlib.contextmanager
 def _saved_for_backward() -> Iterator[None]:
-    """What is traced inside is marked as selective checkpointing marks what it saves: no partitioner
-    recomputes it."""
-    # which saves nothing but the inputs of the graph, whatever is marked
+    """Mark ops that are traced inside as saved, as selective checkpointing does, so that no partitioner
+    recomputes them."""
+    # it saves the inputs of the graph only, in spite of the marks
     if functorch.activation_memory_budget == 0:
         raise RuntimeError(
             "uefl_kernels: torch._functorch.config.activation_memory_budget is 0, under which torch.compile"
@@ -54,12 +54,12 @@ _library.impl("hold", _Hold.apply, "Autograd")
 
 
 def hold(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that keeps its values for the backward pass while the tensor is updated in place behind it.
+    """Return a copy that keeps its values for the backward pass while the tensor is updated in place.
 
-    Under ``torch.compile``, ``clone()`` does not: inductor (torch 2.11) recomputes the clone in the backward
-    pass, from a buffer that the forward pass has updated by then, and the gradients are silently wrong. An op
-    of our own that is marked as saved is not recomputed, not in a checkpointed region or under a memory
-    budget either.
+    Under ``torch.compile`` a ``clone()`` is not enough: inductor (torch 2.11) recomputes it in the backward
+    pass, from a buffer that the forward pass has already updated, and the gradients are silently wrong.
+    Inductor does not recompute an op that is marked as saved, even in a checkpointed region or under a memory
+    budget.
     """
     if torch.compiler.is_compiling():
         held: torch.Tensor = torch.ops.uefl.hold(tensor)

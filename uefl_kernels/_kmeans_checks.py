@@ -1,5 +1,4 @@
-"""Checks of what a k-means is asked for, and its defaults; shared by the torch and the NumPy front end, so
-without torch."""
+"""Checks of the arguments of k-means, and their defaults, without torch: the NumPy front end shares them."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from ._numbers import as_integer, is_count
 
 INITS = ("k-means++", "k-means||", "random")
 METRICS = ("l2", "cosine")
-ALGORITHMS = ("lloyd", "elkan")  # scikit-learn's names, of the estimator alone
+ALGORITHMS = ("lloyd", "elkan")  # scikit-learn's names, for the estimator
 
 
 def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
-    """The array that a value is, in the byte order of this machine; a masked array is refused, its mask would
-    be lost."""
+    """Return a value as an array in the byte order of this machine. Masked arrays are refused: their mask
+    would be lost."""
     if np.ma.is_masked(value):
         raise TypeError(
             f"{op}: {name} is a masked array with masked values, which have no meaning here; remove those"
@@ -51,8 +50,8 @@ def check_request(
     k_name: str = "k",
     seed_name: str = "seed",
 ) -> Request:
-    """What is asked for; or TypeError or ValueError for a problem of n rows of d elements and k clusters that
-    cannot be solved."""
+    """Return the integers of a problem of n rows of d elements; raise TypeError or ValueError if it cannot be
+    solved."""
     k, max_iter, seed = (
         _integer(op, name, value) for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed))
     )
@@ -107,7 +106,7 @@ def check_shape(op: str, name: str, shape: Sequence[int], expected: Sequence[int
 
 
 def starts(n_init: int | str, init: str | None) -> int:
-    """How often to begin: given centres always give the same result, random rows differ the most."""
+    """Return the number of starts. Given centers need one; random rows need the most."""
     if init is None:
         return 1
     if isinstance(n_init, str):

@@ -1,20 +1,18 @@
-"""How an op is made: one schema, one reference, one fake; compiled kernels attach by dispatch key.
+"""Define ops: one schema, one reference and one fake each; compiled kernels attach by dispatch key.
 
-Every backend has a dispatcher namespace of its own, and an op has the same name and schema in each of them:
+Each backend has a dispatcher namespace, and an op has the same name and schema in all of them:
 
-=================  =============================================================================================
-``uefl``           the default: the compiled CPU kernel on CPU tensors, CUDA C++ or Triton on CUDA tensors, and where
-                   neither exists (no compiler, another architecture, XPU, ROCm without Triton) the fallback:
-                   the reference, but for ops with a search, whose plain PyTorch gives the same indices many
-                   times faster
+=================  =====================================================================================
+``uefl``           the default: the compiled CPU kernel on CPU tensors, CUDA C++ or Triton on CUDA tensors.
+                   Without a kernel (no compiler, another architecture, XPU, ROCm without Triton) the
+                   fallback runs: plain PyTorch with the same results as the reference
 ``uefl_reference`` plain PyTorch, the definition of correct
 ``uefl_triton``    the Triton kernel (on CPU tensors under ``TRITON_INTERPRET=1``)
 ``uefl_cuda``      the CUDA C++ kernel
-=================  =============================================================================================
+=================  =====================================================================================
 
-So a forced backend costs one dictionary look-up in Python and nothing in the kernels. Reference and fallback
-need float64, so the ops run on the CPU and on GPUs of CUDA and ROCm, not on a device that lacks it: MPS is
-refused in words.
+A forced backend costs one look-up in a dictionary. Reference and fallback need float64, so tensors on MPS are
+refused.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ import torch
 
 from . import _vector_math
 
-_vector_math.warm_up()  # every op passes here
+_vector_math.warm_up()  # every op imports this module
 
 BACKENDS = ("auto", "reference", "triton", "cuda", "cpu")
 _NAMESPACE = {
@@ -52,7 +50,7 @@ _packages: dict[str, str] = {}
 _arguments: dict[str, tuple[type[Any], ...]] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
 _fallbacks: dict[str, Callable[..., Any]] = {}
-# (namespace, op, dispatch key) -> the op that decides whether it is there
+# (namespace, op, dispatch key) -> the op that it is composed around
 _composed: dict[tuple[str, str, str], str] = {}
 _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
@@ -153,8 +151,8 @@ def define(
 def define_autograd(
     name: str, backward: Callable[..., Any], setup_context: Callable[..., Any], gradient: str | None = None
 ) -> None:
-    """Attach one backward to the op in every namespace; with ``gradient``, as ``backward(gradient_op, ...)``
-    of that namespace."""
+    """Attach one backward to the op in every namespace; ``gradient`` names an op of that namespace, which it
+    takes first."""
     for namespace, library in _libraries.items():
         attached = functools.partial(backward, _overloads[namespace, gradient]) if gradient else backward
         torch.library.register_autograd(
@@ -177,7 +175,7 @@ class _Once(torch.autograd.Function):
 
 
 def once_differentiable(op: str, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
-    """A gradient, whose derivative by anything that it was made of is an error, not a silent zero."""
+    """Return a gradient that raises RuntimeError when it is differentiated again."""
     if not torch.is_grad_enabled():  # without create_graph=True
         return gradient
     once: torch.Tensor = _Once.apply(op, gradient.detach(), *made_of)
@@ -214,13 +212,13 @@ def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
 
 
 def load() -> bool:
-    """Attach ``csrc/``; False when the package was installed without it, or when it does not load here (see
-    doctor)."""
+    """Load the compiled kernels. Return False if they are not installed or do not load; ``load_error`` gives
+    the reason."""
     global _load_error, _cuda_architectures
     path = Path(__file__).with_name("_C.abi3.so")
     if not path.exists():
         _load_error = "not built (installed with UEFL_BUILD=off, or from a source tree without `make setup`)"
-        note = path.with_name("_not_compiled.txt")  # of setup.py, whose warning pip does not show
+        note = path.with_name("_not_compiled.txt")  # setup.py wrote it, as pip hides warnings
         if note.exists():
             _load_error = note.read_text(encoding="utf-8").strip()
             warnings.warn(
@@ -231,9 +229,7 @@ def load() -> bool:
         return False
     try:
         torch.ops.load_library(str(path))
-    except (
-        OSError
-    ) as error:  # another torch than the one promised, a stripped system: fall back, and say so in doctor
+    except OSError as error:  # another torch, or a stripped system
         _load_error = str(error).splitlines()[0]
         return False
     architectures = ctypes.CDLL(str(path)).uefl_cuda_architectures
@@ -243,37 +239,37 @@ def load() -> bool:
 
 
 def load_error() -> str | None:
-    """Why the compiled library is absent, or None when it is loaded."""
+    """Return why the compiled library is absent, or None."""
     return _load_error
 
 
 def has_kernel(namespace: str, name: str, key: str) -> bool:
-    """True when the dispatcher holds a kernel (not the reference) for this op and key, or for the one that it
-    is composed around."""
+    """Return True if the dispatcher has a kernel for this op and key, or for the op inside of a composed
+    one."""
     while (namespace, name, key) in _composed:
         name = _composed[namespace, name, key]
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{name}", key)
 
 
 def ops() -> list[str]:
-    """Names of all ops."""
+    """Return the names of all ops."""
     importlib.import_module("._api", __package__)  # where the ops are defined
     return sorted(_fakes)
 
 
 def triton_available() -> bool:
-    """True when Triton is installed."""
+    """Return True if Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def cuda_architecture_built(device: torch.device) -> bool:
-    """True when csrc/cuda was compiled to code that runs on this device, be it machine code or PTX."""
+    """Return True if csrc/cuda was compiled for this device, as machine code or PTX."""
     return _runs_on(_cuda_architectures, torch.cuda.get_device_capability(device))
 
 
 @functools.cache
 def _native(name: str, device: torch.device) -> bool:
-    """True when csrc/cuda has the op and was compiled for this device; asked once in a process."""
+    """Return True if csrc/cuda has the op and was compiled for this device."""
     return (
         has_kernel("uefl_cuda", name, "CUDA")
         and torch.cuda.is_available()
@@ -283,8 +279,8 @@ def _native(name: str, device: torch.device) -> bool:
 
 @functools.cache
 def _runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Machine code runs on its generation from its minor version on, and so does ``f``; PTX on all that
-    follow; ``a`` on its own alone."""
+    """Return True if one of the architectures runs on a device. Machine code and ``f`` run on later minor
+    versions, PTX on all later versions, ``a`` on one version only."""
     for architecture in architectures:
         found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture)
         if found is None:
@@ -331,16 +327,15 @@ def backend(name: str) -> Iterator[None]:
 
 
 def forced() -> str:
-    """The backend asked for, or "auto"."""
+    """Return the forced backend, or "auto"."""
     return _forced
 
 
 def resolve(name: str, x: torch.Tensor) -> Any:
-    """The op overload that the active backend asks for; an absent one is an error, never a silent fallback.
+    """Return the overload of an op for the active backend; raise RuntimeError if a forced backend is absent.
 
-    A CUDA tensor gets the overload of the CUDA C++ kernel itself, so that no Python function runs between the
-    call and the kernel. A graph under compilation keeps the overload of ``uefl``, which another machine can
-    run.
+    A CUDA tensor gets the overload of the CUDA C++ kernel, so that no Python runs between call and kernel. A
+    graph under compilation keeps the overload of ``uefl``, so that other machines can run it.
     """
     if _forced == "auto" and x.is_cuda and not torch.compiler.is_compiling() and _native(name, x.device):
         return _overloads["uefl_cuda", name]
@@ -355,8 +350,7 @@ def resolve(name: str, x: torch.Tensor) -> Any:
 
 
 def check(name: str, device: torch.device | str) -> None:
-    """Raise now, before a long run, what the first call of an op on this device would raise about the
-    machine.
+    """Raise the error of the machine that the first call of an op on this device would raise.
 
     Raises:
         RuntimeError: the forced backend, or the instruction set that ``UEFL_CPU`` names, cannot run there;
@@ -366,7 +360,7 @@ def check(name: str, device: torch.device | str) -> None:
     on_nothing = torch.empty(0, 1, device=device)
     resolve(name, on_nothing)
     if on_nothing.device.type == "cpu" and _forced in ("auto", "cpu"):
-        # which reads UEFL_CPU for every op
+        # this reads UEFL_CPU
         _overloads["uefl", "vq_assign"](on_nothing, torch.zeros(1, 1), "l2", True)
 
 

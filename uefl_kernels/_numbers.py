@@ -1,4 +1,4 @@
-"""What counts as a whole number in an argument; without torch."""
+"""Whole numbers in arguments, without torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def as_integer(value: Any) -> int | None:
-    """The int that a value stands for: of Python, of NumPy, or anything with ``__index__``. None for bools,
-    lists of one and all else."""
+    """Return an integer of Python, NumPy or anything with ``__index__`` as an int, and None for all else,
+    such as bools."""
     if isinstance(value, int):
         return None if isinstance(value, bool) else value
     if str(getattr(value, "dtype", "")).endswith("bool") or getattr(value, "ndim", 0) != 0:
@@ -20,12 +20,12 @@ def as_integer(value: Any) -> int | None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is an integer of at least 1."""
+    """Return True for an integer of at least 1."""
     number = as_integer(value)
     return number is not None and number >= 1
 
 
 def is_seed(value: Any) -> bool:
-    """Whether it is an integer that seeds masks: from 0 to 2^63 - 1."""
+    """Return True for an integer from 0 to 2^63 - 1."""
     number = as_integer(value)
     return number is not None and 0 <= number < 2**63

@@ -17,8 +17,8 @@ def philox(counter: Sequence[Any], seed: Any) -> list[Any]:
     """Four words of counter -> four random words; the key is the low, then the high word of ``seed``, of any
     sign.
 
-    Words are in [0, 2^32), all in NumPy arrays of uint64, or all (and the seed) in torch tensors of int64,
-    whose products wrap as unsigned ones do.
+    Words are in [0, 2^32), in NumPy arrays of uint64 or (with the seed) in torch tensors of int64. Products
+    of int64 wrap like unsigned ones.
 
     Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
     """

@@ -1,4 +1,4 @@
-"""Report what is installed, which kernels are compiled, and which backend each op takes, and why.
+"""Report installed packages, compiled kernels, and the backend of each op with its reason.
 
 ``uefl doctor`` prints it, also where only the kernels are installed.
 """
@@ -107,7 +107,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
-    """Find the backend of an op on a device: what the dispatcher would do, without running anything."""
+    """Find the backend of an op on a device: the choice of the dispatcher, without a call."""
     import torch
 
     from . import _library as library

@@ -15,7 +15,7 @@ from ._numbers import is_count
 
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Share of rows whose largest probability is at the label; ``[B, C]``, ``[B]`` -> scalar."""
+    """Return the share of rows with the largest probability at the label; ``[B, C]``, ``[B]`` -> scalar."""
     labels = _check("accuracy", probs, labels)
     return ((probs.argmax(-1) == labels) & ~probs.isnan().any(-1)).double().mean()
 
@@ -63,7 +63,8 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
 
 
 def mutual_information(probs: torch.Tensor) -> torch.Tensor:
-    """What passes or members disagree about, in nats: the entropy of their mean less their mean entropy;
+    """Return the disagreement of passes or members, in nats: the entropy of their mean less their mean
+    entropy;
     ``[T, ..., C]`` -> ``[...]``.
 
     Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD),

@@ -18,7 +18,7 @@ __all__ = ["KMeansResult", "kmeans", "vq_assign"]
 
 
 class KMeansResult(NamedTuple):
-    """What :func:`kmeans` returns."""
+    """Result of :func:`kmeans`."""
 
     centres: npt.NDArray[Any]
     """``[k, d]``, the dtype of x."""
@@ -27,7 +27,7 @@ class KMeansResult(NamedTuple):
     inertia: float
     """Weighted sum of the squared distances of the rows to their centres."""
     iterations: int
-    """How many times the centres were moved."""
+    """The number of times that the centers were moved."""
 
 
 def vq_assign(

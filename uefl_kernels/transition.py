@@ -1,4 +1,4 @@
-"""The matrix that turns class probabilities into set probabilities, from what is known of the sets."""
+"""The matrix that turns class probabilities into set probabilities."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class NotFittedError(ValueError, AttributeError):
 
 
 class ConvergenceWarning(UserWarning):
-    """A fit ended in what the data do not support, such as more clusters than different rows."""
+    """Warn that the data do not support a fit, such as more clusters than different rows."""
 
 
 def constraints(*names: str) -> dict[str, list[Any]]:

@@ -1,5 +1,4 @@
-"""What the estimators inherit: scikit-learn's base classes where it is installed, or else the little of them
-that works alone."""
+"""Base classes of the estimators: from scikit-learn, or small ones of our own without it."""
 
 from __future__ import annotations
 

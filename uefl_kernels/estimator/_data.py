@@ -1,4 +1,4 @@
-"""From what a caller has (arrays, lists, data frames, tensors) to tensors, and back."""
+"""Convert arrays, lists, data frames and tensors to tensors, and results back."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _COMPLEX = "Complex data not supported: {} needs real numbers."
 
 
 def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Tensor, Back]:
-    """Rows [n, d] of one of the four dtypes, not copied where that can be, and the way back to the caller's
-    kind."""
+    """Return rows [n, d] of one of the four dtypes, without a copy if possible, and a function that converts
+    results to the kind of X."""
     x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), to_numpy)
     if x.dim() != 2:
         raise ValueError(
@@ -43,12 +43,12 @@ def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Te
 
 @dataclass(frozen=True)
 class Source:
-    """Rows [n, d] that are read or made dense in blocks: a file in memory, a sparse matrix."""
+    """Rows [n, d] of a memory-mapped file or a sparse matrix, in dense blocks."""
 
     n: int
     d: int
     select: Callable[[Any], torch.Tensor]
-    """The rows of a slice, or of an array of numbers."""
+    """Return the rows of a slice or of an array of numbers."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         step = max(1, _BLOCK_BYTES // (8 * self.d))
@@ -56,12 +56,12 @@ class Source:
             yield self.select(slice(start, start + step))
 
     def blocks(self) -> Blocks:
-        """For a fit."""
+        """Return the rows for a fit."""
         return Blocks(self.__iter__, lambda numbers: self.select(numbers.numpy()))
 
 
 def source_of(name: str, X: Any) -> Source | None:
-    """The rows of a ``numpy.memmap`` or a sparse matrix; None for all else."""
+    """Return the rows of a ``numpy.memmap`` or a sparse matrix, and None for all else."""
     if hasattr(X, "tocsr"):
         X, dense = X.tocsr(), lambda rows: rows.toarray()
     elif isinstance(X, np.memmap):
@@ -69,14 +69,14 @@ def source_of(name: str, X: Any) -> Source | None:
     else:
         return None
     if X.ndim != 2 or 0 in X.shape:
-        rows_of(name, np.empty(X.shape))  # which says what is wrong
+        rows_of(name, np.empty(X.shape))  # raises the error
     n, d = X.shape
     return Source(n, d, lambda index: rows_of(name, dense(X[index]))[0])
 
 
 def blocks_of(name: str, blocks: Any) -> Blocks:
-    """The blocks that a caller gives: something that can be iterated again and again, or a function that
-    returns an iterator."""
+    """Return blocks from an iterable that can be read many times, or from a function that returns an
+    iterator."""
     if not callable(blocks) and (not hasattr(blocks, "__iter__") or iter(blocks) is blocks):
         raise TypeError(
             f"{name}: blocks is {type(blocks).__name__}, which cannot be read more than once; a fit reads it"
@@ -91,7 +91,7 @@ def blocks_of(name: str, blocks: Any) -> Blocks:
 
 
 def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
-    """Weights or centres, in float64."""
+    """Return weights or centers in float64."""
     if isinstance(value, torch.Tensor):
         return real(name, value.detach()).double()
     array = without_na(native(name, argument, value))
@@ -106,14 +106,15 @@ def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
 
 
 def real(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, unless it is complex."""
+    """Return the tensor; raise ValueError if it is complex."""
     if tensor.is_complex():
         raise ValueError(_COMPLEX.format(name))
     return tensor
 
 
 def shared(array: Any) -> torch.Tensor:
-    """A tensor on the memory of an array, which is only read; torch warns when it could not be written to."""
+    """Return a tensor on the memory of an array, which is only read, without torch's warning for read-only
+    arrays."""
     if array.flags.writeable:
         return torch.from_numpy(array)
     with warnings.catch_warnings():
@@ -122,14 +123,14 @@ def shared(array: Any) -> torch.Tensor:
 
 
 def without_na(array: Any) -> Any:
-    """The array with NaN for what pandas calls missing, which NumPy cannot turn into a number."""
+    """Return the array with NaN for missing values of pandas."""
     pandas = sys.modules.get("pandas")
     return array if pandas is None or array.dtype.kind != "O" else np.where(pandas.isna(array), np.nan, array)
 
 
 def column_names(X: Any) -> Any:
-    """Names of the columns of a data frame when all are strings, else None; some strings and some not is an
-    error, as in scikit-learn."""
+    """Return the column names of a data frame if all are strings, else None. As in scikit-learn, a mixture is
+    an error."""
     columns = getattr(X, "column_names", getattr(X, "columns", None))  # of PyArrow, of all others
     if columns is None or isinstance(X, torch.Tensor) or len(columns) == 0:
         return None
@@ -146,8 +147,8 @@ def column_names(X: Any) -> Any:
 
 
 def check_names(estimator: str, seen: Any, names: Any) -> None:
-    """Raise ValueError for other column names than those of the fit, or in another order; warn where only one
-    of the two has any."""
+    """Raise ValueError for column names that differ from the fit, also in order; warn if only one of the two
+    has names."""
     if seen is None and names is None:
         return
     if seen is None:
@@ -179,7 +180,7 @@ def check_names(estimator: str, seen: Any, names: Any) -> None:
 
 
 def seed_of(random_state: Any) -> int:
-    """A seed for the kernels."""
+    """Return a seed for the kernels."""
     if random_state is None:
         return int(torch.randint(2**31, (), device="cpu"))  # whatever the default device
     if isinstance(random_state, np.random.RandomState):
@@ -194,7 +195,7 @@ def _keep(result: torch.Tensor) -> torch.Tensor:
 
 
 def to_numpy(result: torch.Tensor) -> Any:
-    """The way back for arrays."""
+    """Convert a result to NumPy."""
     return result.numpy()
 
 

@@ -1,4 +1,4 @@
-"""What the estimators do with the rows they are given, and remember of their columns."""
+"""Check the rows and columns that estimators are given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TakesRows:
     """An estimator of rows."""
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Whether there was a fit."""
+        """Return True after a fit."""
         raise NotImplementedError
 
     def _check_fitted(self) -> None:
@@ -32,7 +32,7 @@ class TakesRows:
         return x, back
 
     def _check_columns(self, names: Any, d: int, *, fitting: bool) -> None:
-        """Remember the number and names of the columns of a fit, or compare them with it."""
+        """Keep the number and names of the columns of a fit, or compare them with the fit."""
         if fitting:
             self.n_features_in_ = d
             if names is not None:

@@ -1,4 +1,4 @@
-"""What ``KMeans(verbose=1)`` prints, in the words of scikit-learn."""
+"""Print the progress of ``KMeans(verbose=1)`` as scikit-learn does."""
 
 from __future__ import annotations
 

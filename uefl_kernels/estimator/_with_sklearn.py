@@ -39,7 +39,7 @@ _CONSTRAINTS: dict[str, list[Any]] = {
 
 
 def constraints(*names: str) -> dict[str, list[Any]]:
-    """What scikit-learn checks of the parameters of these names, for ``_parameter_constraints``."""
+    """Return scikit-learn's constraints of some parameters, for ``_parameter_constraints``."""
     return {name: _CONSTRAINTS[name] for name in names}
 
 

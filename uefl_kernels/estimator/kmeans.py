@@ -27,14 +27,13 @@ from ._verbose import printing
 
 
 class KMeans(TakesRows, ClusteringEstimator):
-    """k-means clustering with exact labels: scikit-learn's ``KMeans`` in its conventions, on
+    """k-means clustering with exact labels, with the conventions of scikit-learn, on
     :func:`uefl_kernels.kmeans`.
 
-    Takes NumPy arrays (or what ``np.asarray`` makes of lists and data frames) or torch tensors on any device,
-    and gives back the same kind; a ``numpy.memmap`` is read in blocks, and the work on a sparse matrix
-    follows its non-zeros. Where scikit-learn is installed its base classes are those of this
-    one, but it is not needed. The seeds are drawn by other random numbers than scikit-learn's: of the same
-    quality, not the same ones.
+    Takes NumPy arrays, lists, data frames, or torch tensors on any device, and returns the same kind. A
+    ``numpy.memmap`` is read in blocks, and the work on a sparse matrix follows its non-zeros. scikit-learn is
+    not needed; if it is installed, the class inherits from its base classes. The random numbers differ from
+    scikit-learn's, so seeds give other starts of the same quality.
 
     Args:
         n_clusters: how many clusters, at most the number of rows.
@@ -121,8 +120,8 @@ class KMeans(TakesRows, ClusteringEstimator):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
         """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored. Returns self.
 
-        A ``numpy.memmap`` is read in blocks for each pass over the rows; the result is that of the same rows
-        in memory, to the bit. The work on a sparse matrix follows its non-zeros: centers and labels are those
+        A ``numpy.memmap`` is read in blocks for each pass over the rows; the result has the same bits as with
+        the rows in memory. The work on a sparse matrix follows its non-zeros: centers and labels are the same
         bits, inertia agrees up to rounding. With ``sample_weight`` it is made dense in blocks.
         """
         self._check_parameters()
@@ -157,12 +156,13 @@ class KMeans(TakesRows, ClusteringEstimator):
 
         Args:
             blocks: arrays or tensors ``[n_i, n_features]`` of one dtype, read again for every pass: a list,
-                an object whose iterator begins anew, or a function that returns an iterator. ``"k-means||"``
+                another iterable that can be read again, or a function that returns an iterator.
+                ``"k-means||"``
                 takes fewer passes than ``"k-means++"``, which takes two for each centre.
             sample_weight: ``[n_samples]``, of the rows of all blocks.
             group: a group of ``torch.distributed`` with a backend for the CPU (gloo), each process with
-                blocks of its own; their rows count in the order of the ranks. ``labels_`` are those of the
-                process, all else is the same in each. None: this process alone.
+                blocks of its own; their rows count in the order of the ranks. ``labels_`` belong to the rows
+                of the process; all else is the same in all processes. None: one process.
 
         Returns:
             self. In memory are one block and some tens of bytes a row, with ``"k-means++"`` 8 (2 + ln
@@ -185,12 +185,12 @@ class KMeans(TakesRows, ClusteringEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
-        """Move the centres by more rows, which are not kept. The first call is ``fit``, so it needs at least
+        """Move the centers by more rows, which are not kept. The first call is ``fit`` and needs at least
         ``n_clusters`` rows.
 
-        A centre becomes the mean of all rows that it was given so far, in this call those which it is nearest
-        to (``metric="cosine"``: scaled to length 1). ``labels_`` and ``inertia_`` are those of X with the new
-        centres.
+        A center becomes the mean of all rows of its cluster so far, including the rows of this call
+        (``metric="cosine"``: scaled to length 1). ``labels_`` and ``inertia_`` describe X with the new
+        centers.
 
         Source: MacQueen 1967; Sculley 2010, "Web-scale k-means clustering"; Zhong 2005, "Efficient online
             spherical k-means clustering".
@@ -227,7 +227,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         return self.fit(X, sample_weight=sample_weight)._transform(X)
 
     def predict(self, X: Any) -> Any:
-        """Nearest centre of each row, ``[n_samples]`` int64."""
+        """Return the nearest center of each row, ``[n_samples]`` int64."""
         if hasattr(X, "tocsr"):
             return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[0]))
         blocks, centres, back = self._fitted(X)
@@ -235,11 +235,11 @@ class KMeans(TakesRows, ClusteringEstimator):
             return back(_joined([kmeans_labels(block, centres) for block in blocks]))
 
     def transform(self, X: Any) -> Any:
-        """Distance of each row to each centre, ``[n_samples, n_clusters]``."""
+        """Return the distance of each row to each center, ``[n_samples, n_clusters]``."""
         return self._transform(X)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Minus the inertia of X."""
+        """Return minus the inertia of X."""
         if hasattr(X, "tocsr"):
             weights = self._weights(sample_weight, X.shape[0])
             squares = self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[1])
@@ -251,12 +251,12 @@ class KMeans(TakesRows, ClusteringEstimator):
         return -float(tree_sum(squares if weights is None else squares * weights))
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Whether there are centres."""
+        """Return True after a fit."""
         return hasattr(self, "cluster_centers_")
 
     @property
     def _n_features_out(self) -> int:
-        """How many columns ``transform`` gives."""
+        """Return the number of columns of ``transform``."""
         return len(self.cluster_centers_)
 
     def _check_parameters(self) -> None:
@@ -267,7 +267,7 @@ class KMeans(TakesRows, ClusteringEstimator):
             )
 
     def _requests(self, n: int, d: int, X: Any = None) -> list[Request]:
-        """Return what is asked of n rows of d elements: once, or for each start where ``init`` is a function
+        """Return the requests for n rows of d elements: one, or one for each start if ``init`` is a function
         of X."""
         k, seed = as_integer(self.n_clusters), seed_of(self.random_state)
         if k is not None and n < k:
@@ -351,7 +351,7 @@ class KMeans(TakesRows, ClusteringEstimator):
     def _sparse_fitted(
         self, X: Any, answer: Callable[[SparseRows, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Return what is asked of the rows of a sparse matrix and the centers of the fit."""
+        """Return the answer of a function of the rows of a sparse matrix and the centers of the fit."""
         self._check_fitted()
         source = source_of("KMeans", X)
         assert source is not None
@@ -390,8 +390,8 @@ class KMeans(TakesRows, ClusteringEstimator):
             return back(_joined([kmeans_distances(block, centres) for block in blocks]))
 
     def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
-        """Rows as the fit saw them, in blocks, the centres in their dtype, and the way back to the caller's
-        kind."""
+        """Return the rows in blocks as in the fit, the centers in their dtype, and a function that converts
+        results."""
         self._check_fitted()
         source = source_of("KMeans", X)
         if source is None:
@@ -459,7 +459,7 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _in_words_of_the_estimator() -> Iterator[None]:
-    """What the op says of its arguments is said of the estimator's: it looks at the values while it works."""
+    """Turn errors of an op about values into errors of the estimator."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

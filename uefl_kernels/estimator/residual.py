@@ -18,7 +18,7 @@ _BLOCK_ELEMENTS = 1 << 24  # distances that are in memory at a time
 
 
 class CollisionReport(NamedTuple):
-    """How well codes tell rows apart."""
+    """Collisions of codes."""
 
     rows: int
     """How many rows there are,"""
@@ -204,7 +204,7 @@ class ResidualKMeans(TakesRows, Estimator):
         return rows if isinstance(self.codebooks_, torch.Tensor) else rows.numpy()  # type: ignore[union-attr]
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Whether there are codebooks."""
+        """Return True after a fit."""
         return hasattr(self, "codebooks_")
 
     def _books(self, like: torch.Tensor) -> torch.Tensor:
