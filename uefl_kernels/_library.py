@@ -50,7 +50,7 @@ _packages: dict[str, str] = {}
 _arguments: dict[str, tuple[type[Any], ...]] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
 _fallbacks: dict[str, Callable[..., Any]] = {}
-# (namespace, op, dispatch key) -> the op that it is composed around
+# (namespace, op, dispatch key) -> the op inside of a composed one
 _composed: dict[tuple[str, str, str], str] = {}
 _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ def define_triton(name: str) -> None:
 
 
 def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
-    """Run ``around(kernel, arguments)`` on GPUs and in Triton: PyTorch around a kernel of the same backend."""
+    """Run ``around(kernel, arguments)`` on GPUs and in Triton, with a kernel of the same backend."""
     places = [("uefl", "CUDA"), ("uefl_cuda", "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")]
     for namespace, key in places:
         composed = functools.partial(around, _overloads[namespace, kernel])

@@ -60,7 +60,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-class ClusteringEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator):  # type: ignore[misc]
+class ClusteringEstimator(  # type: ignore[misc]
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator
+):
     """A clustering that also transforms."""
 
     def __sklearn_tags__(self) -> Any:

@@ -70,7 +70,9 @@ class KMeans(TakesRows, ClusteringEstimator):
 
     Equivalent to::
 
-        sklearn.cluster.KMeans(n_clusters, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=random_state)
+        sklearn.cluster.KMeans(
+            n_clusters, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=random_state
+        )
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = constraints(

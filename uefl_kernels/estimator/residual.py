@@ -21,11 +21,11 @@ class CollisionReport(NamedTuple):
     """Collisions of codes."""
 
     rows: int
-    """How many rows there are,"""
+    """The number of rows,"""
     distinct: int
     """different codes among them,"""
     colliding: int
-    """rows whose code another row has, too,"""
+    """rows that share their code,"""
     largest: int
     """rows with the code that most rows have,"""
     used: tuple[int, ...]
@@ -47,7 +47,8 @@ def collision_report(codes: Any) -> CollisionReport:
     Equivalent to::
 
         counts = np.unique(codes, axis=0, return_counts=True)[1]
-        len(codes), len(counts), counts[counts > 1].sum(), counts.max(), tuple(len(np.unique(level)) for level in codes.T)
+        used = tuple(len(np.unique(level)) for level in codes.T)
+        len(codes), len(counts), counts[counts > 1].sum(), counts.max(), used
     """
     # whatever the default device
     codes = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(np.asarray(codes))
@@ -62,11 +63,11 @@ def collision_report(codes: Any) -> CollisionReport:
 
 
 class ResidualKMeans(TakesRows, Estimator):
-    """Codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of what the
-    levels before it leave.
+    """Codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of the
+    residuals of the levels before.
 
     Takes NumPy arrays, what becomes one, or torch tensors, and gives back the same kind; sparse matrices are
-    made dense, since what a level leaves is. The same data and seed give the same bits.
+    made dense, as residuals are. The same data and seed give the same bits.
 
     Args:
         n_levels: how many levels.
@@ -175,8 +176,8 @@ class ResidualKMeans(TakesRows, Estimator):
         return self.fit(X, sample_weight=sample_weight).codes_
 
     def predict(self, X: Any) -> Any:
-        """Codes ``[n_samples, n_levels]`` int64: of each level the nearest centre to what the levels before
-        it leave."""
+        """Codes ``[n_samples, n_levels]`` int64: in each level the nearest center to the residual of the
+        levels before."""
         self._check_fitted()
         x, back = self._rows(X, fitting=False)
         if not bool(torch.isfinite(x).all()):
@@ -223,8 +224,8 @@ def balanced_labels(rows: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
     """Labels [n] that give no centre more than ceil(n / k) of the rows [n, d]: rows ask, centres keep the
     nearest, the first of equals.
 
-    A row asks the nearest centre that would keep it, until all are kept. What a full centre keeps only comes
-    nearer, so a centre that refused a row need not be asked again.
+    A row asks the nearest centre that would keep it, until all are kept. A full center only keeps nearer
+    rows, so a center that refused a row refuses it again.
     """
     n, k = len(rows), len(centres)
     room = -(-n // k)

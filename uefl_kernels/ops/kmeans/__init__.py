@@ -17,16 +17,16 @@ from . import composed
 
 
 class KMeansResult(NamedTuple):
-    """What a fit returns, on the device of x. Centres are float64 for float64 x and float32 for all else."""
+    """Result of a fit, on the device of x. Centers are float64 for float64 x and float32 for all else."""
 
     centres: torch.Tensor
     """``[k, d]``"""
     labels: torch.Tensor
-    """``[N]`` int64: the nearest of the centres returned."""
+    """``[N]`` int64: the nearest of these centers."""
     inertia: torch.Tensor
     """scalar, float64: weighted sum of the squared distances of the rows to their centres."""
     iterations: torch.Tensor
-    """scalar, int64: how many times the centres were moved."""
+    """scalar, int64: the number of iterations."""
 
 
 def _fake(given: composed.Arguments) -> composed.Result:
@@ -77,19 +77,19 @@ def kmeans(
             infinite). Differences below 1e-160, which only float64 has, count as none: their squares do.
         k: how many clusters, 1 <= k <= N.
         weights: ``[N]``, not negative, not all zero, at most 2^1000; the same as repeating rows. Checked on
-            the CPU. They are taken to 2^-(62 - log2 N) of the largest; what is less than half of that counts
-            as zero. Default: ones.
-        init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times. ``"k-means||"``: five rounds
-            that draw 2 k rows each, then k-means++ among these; fewer passes over many rows. ``"random"``:
-            different rows. Or the centres, ``[k, d]``.
-        n_init: how many starts, of which the lowest inertia is kept; ``"auto"``: 10 for ``"random"``, or else
+            the CPU. They are rounded to 2^-(62 - log2 N) of the largest, so smaller ones count as zero.
+            Default: ones.
+        init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times.
+            ``"k-means||"``: five rounds that draw 2 k rows each, then k-means++ among these; fewer passes over
+            many rows. ``"random"``: different rows. Or the centers, ``[k, d]``.
+        n_init: the number of starts; the lowest inertia wins; ``"auto"``: 10 for ``"random"``, or else
             1.
-        max_iter: at most so many iterations.
+        max_iter: the largest number of iterations.
         tol: stop when the squared movement of the centres, summed, is at most this times the mean variance of
             the columns; and in any case when no label changes.
         seed: of Philox4x32-10 (counters: ``Grid`` in ``grid.py``).
-        metric: ``"l2"``; or ``"cosine"``: rows and centres are scaled to length 1 (spherical k-means), and
-            inertia is that of the scaled rows. A row of zeros stays.
+        metric: ``"l2"``; or ``"cosine"``: rows and centers are scaled to length 1 (spherical k-means), also
+            for the inertia. A row of zeros stays.
 
     Centres are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of
     the reach of a column: half the distance between its extremes. So one value of 1e20 costs the centres of
@@ -101,9 +101,9 @@ def kmeans(
       centre.
 
     Returns:
-        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host looks
-        every 16 iterations whether the fit has converged, and otherwise waits for nothing; what was launched
-        in between changes nothing. While a CUDA graph
+        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host asks
+        every 16 iterations whether the fit has converged; iterations after the end change nothing. While a
+        CUDA graph
         is captured it does not look: all ``max_iter`` iterations are in the graph.
 
     Raises:
@@ -207,7 +207,7 @@ def _for_each(op: str, name: str, value: int | Sequence[int], problems: int) -> 
         return [number] * problems
     if not hasattr(value, "__iter__") or isinstance(value, str) or getattr(value, "ndim", 1) == 0:
         raise TypeError(f"{op}: {name} must be an int, or one for each problem, got {value!r}")
-    # what is no integer is refused by problem
+    # check_request refuses other values and names the problem
     return [entry if (number := as_integer(entry)) is None else number for entry in value]
 
 

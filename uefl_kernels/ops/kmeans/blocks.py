@@ -1,9 +1,7 @@
-"""``kmeans`` of rows that are not in memory at once, or not in one process: to the bit what it is of all of
-them together.
+"""``kmeans`` of rows in blocks or in several processes, with the same bits as ``kmeans`` of all rows.
 
-Everything that the fit asks of the rows is a sum of whole numbers, an extreme or a draw by such sums, which
-do not depend on where the rows are cut. Only the inertia adds real numbers, by halves of all rows: their
-squared distances are brought together for it.
+A fit needs sums of whole numbers, extremes, and draws by such sums; none depends on the cut of the rows. Only
+the inertia adds real numbers, by halves of all rows, so it gathers all squared distances.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ class Blocks:
 
 
 class Processes:
-    """The processes of a group, each with its part of the rows, in the order of their ranks; or one alone."""
+    """Processes of a group, in the order of their ranks, each with a part of the rows; or one process."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -128,11 +126,10 @@ class Processes:
 
 
 class BlockData(composed.Data):
-    """``composed.Data`` of the rows of all processes, of which this one reads its own in blocks.
+    """``composed.Data`` of the rows of all processes. Each process reads its own rows in blocks.
 
-    What is kept of the blocks is written into tensors that were there before: a small one that is made beside
-    a block and outlives it keeps the allocator from using the block's memory again, and a fit would grow with
-    the data.
+    Results are written into tensors that exist before a block is read. A small tensor made while a block
+    exists would stop the allocator from reusing the memory of the block, and memory would grow with the data.
     """
 
     looks_for_empty = True
@@ -183,7 +180,7 @@ class BlockData(composed.Data):
         return composed.unit_rows(rows.to(result_dtype(rows))) if self.spherical else rows
 
     def parts(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
-        """Where the rows of each block are, the rows as they are clustered, and their weights."""
+        """Yield the slice of each block, its rows as they are clustered, and their weights."""
         for start, block in self.blocks:
             where = slice(start, start + len(block))
             if len(block) > 0:
@@ -191,11 +188,11 @@ class BlockData(composed.Data):
 
     @property
     def grid(self) -> grid.Grid:
-        """The rows as whole numbers, made anew from the blocks in every pass."""
+        """Return the rows as whole numbers, made from the blocks in every pass."""
         return BlockGrid(self)
 
     def variance(self) -> torch.Tensor:
-        """As there."""
+        """Return the mean variance of the columns."""
         sums = torch.zeros_like(self.middle, dtype=torch.int64)
         squares = torch.zeros_like(sums)
         for _, rows, _ in self.parts():
@@ -205,7 +202,7 @@ class BlockData(composed.Data):
         return self._variance(self.processes.sum(sums), self.processes.sum(squares))
 
     def step(self, step: composed.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
-        """As there; labels are those of this process."""
+        """Compute ``kmeans_step``; labels cover the rows of this process."""
         labels, squares = (
             torch.empty(len(self), dtype=torch.int64),
             torch.empty(len(self) if with_inertia else 0, dtype=torch.float64),
@@ -226,7 +223,7 @@ class BlockData(composed.Data):
         return labels, self.processes.sum(sums), self.processes.sum(masses), inertia
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The rows of these numbers among those of all processes."""
+        """Return the rows of these numbers, counted over all processes."""
         own = numbers - self.first
         inside = (own >= 0) & (own < len(self))
         rows = self._unit(self.blocks.take(own[inside]))
@@ -236,7 +233,7 @@ class BlockData(composed.Data):
         return self.processes.sum(bits).view(torch.float64).to(rows.dtype)
 
     def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> composed.Far:
-        """As there."""
+        """Return the rows that are farthest from their centers."""
         count = min(self.n, len(centres))
         keys, numbers = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
         for where, rows, weights in self.parts():
@@ -266,13 +263,12 @@ class BlockData(composed.Data):
         return masses.double() / self.mass_scale * self.weight_unit
 
     def __len__(self) -> int:
-        """How many rows this process has."""
+        """Return the number of rows of this process."""
         return self.blocks.n or 0
 
 
 class BlockGrid(grid.Grid):
-    """``grid.Grid`` of such rows; masses, potentials and what is nearest are kept for the rows of this
-    process."""
+    """``grid.Grid`` of such rows; masses, potentials and nearest distances cover the rows of this process."""
 
     def __init__(self, data: BlockData) -> None:
         self.data, self.bits = data, data.bits
@@ -283,7 +279,7 @@ class BlockGrid(grid.Grid):
     def nearer(
         self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As there."""
+        """Return the nearest distances and their draws after more draws."""
         picked, nearest, owner = self.take(fresh), nearest.clone(), owner.clone()
         for where, rows, _ in self.data.parts():
             distances = functools.partial(grid.squared_distances, self.data.quantized(rows))
@@ -291,7 +287,7 @@ class BlockGrid(grid.Grid):
         return nearest, owner
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
-        """As there."""
+        """Return squared distances to some rows, whole numbers."""
         picked = self.take(chosen)
         found = torch.empty(len(self.data), len(chosen), dtype=torch.int64)
         for where, rows, _ in self.data.parts():
@@ -299,26 +295,26 @@ class BlockGrid(grid.Grid):
         return found
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """As there."""
+        """Return the values of some rows on the grid."""
         return self.data.quantized(self.data.take(numbers))
 
     def few(self, values: torch.Tensor, weights: torch.Tensor) -> grid.Grid:
-        """As there: few enough for memory."""
+        """Return a grid in memory of a few rows."""
         return grid.Grid(values, weights, self.bits)
 
     def sample(self, masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-        """As there: of the rows before the one that is drawn, every process counts its own."""
+        """Draw rows; each process counts its own rows before the drawn one."""
         totals = self.data.processes.gather(masses.sum()[None])
         running = masses.cumsum(0) + totals[: self.data.processes.rank].sum()
         return self.data.processes.sum(grid.sample(totals.sum(), running, draws))
 
     def remove(self, left: torch.Tensor, chosen: torch.Tensor) -> None:
-        """As there."""
+        """Set what is left of some rows to zero."""
         own = chosen - self.data.first
         left[own[(own >= 0) & (own < len(left))]] = 0
 
     def everywhere(self, part: torch.Tensor) -> torch.Tensor:
-        """As there."""
+        """Sum a tensor over all processes."""
         return self.data.processes.sum(part)
 
 
@@ -337,14 +333,14 @@ def kmeans_of_blocks(
     group: Any = None,
     advance: Callable[[composed.Step], composed.Advance] | None = None,
 ) -> Found:
-    """``kmeans`` of the rows of all processes of a group; labels are those of this one.
+    """Cluster the rows of all processes of a group; return the labels of this process.
 
     Args:
         blocks: the rows of this process, at least one.
         weights: ``[n]`` of these rows, float64, or None in all processes.
-        request: what is asked, or an error, when there are so many rows and columns in all.
+        request: returns the request for a number of rows and columns, or raises an error.
         spherical: the metric is "cosine".
-        group: of torch.distributed, its backend one for tensors on the CPU; None: this process alone.
+        group: of torch.distributed, its backend one for tensors on the CPU; None: one process.
         advance: makes, of the step, what ends an iteration; None: ``composed.advance``.
     """
     with torch.device("cpu"):  # whatever the default device of the caller
@@ -361,7 +357,7 @@ def kmeans_of_blocks(
         )
         bits = 0 if asked.given is None else int(asked.given.double().view(torch.int64).sum())
         processes.agree("what is asked for", [*numbers, *asked.method.encode().ljust(10), bits])
-        # drawn anew in each, unless it is given
+        # each process draws one, unless it is given
         asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))
         step = resolve("kmeans_step", blocks.like)
         parts = composed.Parts(step, grid.Grid, composed.advance if advance is None else advance(step))

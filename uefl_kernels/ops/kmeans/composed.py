@@ -1,4 +1,6 @@
-"""``kmeans`` around a ``kmeans_step``: seeding, Lloyd iterations and inertia, with the same bits on every backend.
+"""``kmeans`` around a ``kmeans_step``: seeding, Lloyd iterations and inertia.
+
+All backends give the same bits.
 
 Seeding sees the rows on a grid of whole numbers, with at most 2^14 steps from the middle of the data to its
 edge. Distances are then whole numbers, too, and so are the potentials that k-means++ compares.
@@ -62,7 +64,7 @@ def around(kmeans_step: Step, given: Arguments) -> Result:
 
 
 class Parts(NamedTuple):
-    """What a fit is made of."""
+    """Parts of a fit, which backends replace."""
 
     step: Step
     grid: type[Grid]
@@ -94,11 +96,11 @@ def batch(parts: Parts, given: Arguments) -> Result:
 
 
 class Request(NamedTuple):
-    """What a fit is asked for."""
+    """The request of a fit."""
 
     method: str
     given: torch.Tensor | None
-    """centers ``[k, d]`` to begin with, in place of seeds"""
+    """first centers ``[k, d]``, instead of seeds"""
     k: int
     seed: int
     n_init: int
@@ -119,10 +121,9 @@ def fit(parts: Parts, data: Data, request: Request, spherical: bool) -> Fit:
 
 
 class Data:
-    """One problem: rows [n, d], their weights at most 1 or None, the units in which they are added up, and
-    the grid for seeding.
+    """One problem: rows [n, d], weights of at most 1 or None, units of the sums, and the grid for seeding.
 
-    ``blocks.py`` has one whose rows are not in memory at once.
+    ``blocks.py`` and ``sparse.py`` have subclasses.
     """
 
     looks_for_empty = False
@@ -148,13 +149,13 @@ class Data:
 
     @functools.cached_property
     def bits(self) -> int:
-        """So many bits and a sign has an element on the grid."""
+        """Return the number of bits of an element on the grid, without the sign."""
         return min(_GRID_BITS, (60 - steps.ceil_log2(self.n * len(self.scale))) // 2)
 
     @functools.cached_property
     def grid_scale(self) -> torch.Tensor:
-        """Steps of the grid in 1.0: the reach of a column is below 2^exponent, and its scale is 2^(mass_bits
-        - exponent)."""
+        """Return the steps of the grid in 1.0. The reach of a column is below 2^exponent; its scale is
+        2^(mass_bits - exponent)."""
         return self.scale.amin() * 2.0 ** (self.bits - steps.mass_bits(self.n))
 
     def quantized(self, rows: torch.Tensor) -> torch.Tensor:
@@ -162,8 +163,8 @@ class Data:
         return ((rows.double() - self.middle) * self.grid_scale).round().to(torch.int16)
 
     def variance(self) -> torch.Tensor:
-        """Mean over the columns of the variance of the rows, unweighted and on the grid: what ``tol`` is
-        relative to."""
+        """Return the mean variance of the columns, without weights and on the grid; ``tol`` is relative to
+        it."""
         values = self.grid.values
         squares = torch.stack([values[block].long().square().sum(0) for block in steps.blocks(values)]).sum(0)
         return self._variance(values.sum(0, dtype=torch.int64), squares)
@@ -192,7 +193,7 @@ class Data:
         return self.rows[numbers]
 
     def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> Far:
-        """The rows that are farthest from their centres, as many as there are centres."""
+        """Return the k rows that are farthest from their centers."""
         keys = self.keys(self.rows, centres, labels, self.weights, 0)
         top = keys.topk(min(self.n, len(centres)))
         row = top.indices
@@ -208,8 +209,8 @@ class Data:
         weights: torch.Tensor | None,
         first: int,
     ) -> torch.Tensor:
-        """Whole numbers in the order of the distances of rows to their centres, -1 for none; ``first`` is the
-        number of the first row.
+        """Return whole numbers in the order of the distances of rows to their centers, -1 for zero; ``first``
+        is the number of the first row.
 
         A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest
         first.
@@ -240,21 +241,21 @@ class Fit(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where a fit is, on its device; ``advance`` writes into it."""
+    """State of a fit on its device; ``advance`` updates it."""
 
     centres: torch.Tensor
     """``[k, d]``"""
     ended: torch.Tensor
-    """scalar, bool: what follows changes nothing."""
+    """scalar, bool: later iterations change nothing."""
     iterations: torch.Tensor
     """scalar, int64"""
 
 
 def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
-    """Lloyd's algorithm; ends when the centres move by no more than ``tol`` times the variance of the data.
+    """Run Lloyd's algorithm until the centers move by at most ``tol`` times the variance of the data.
 
-    They do not move at all when no label changes: the sums are integers. An iteration after the end changes
-    nothing, so that the host need not know at once.
+    Sums are integers, so centers stand still when no label changes. Iterations after the end change nothing,
+    so the host need not know the end at once.
     """
     limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
     state = State(
@@ -269,15 +270,15 @@ def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_
 
 
 def _looks(ended: torch.Tensor, i: int) -> bool:
-    """Whether the host asks after iteration i if the fit has ended: a GPU is stalled by that, and its
-    captured work has no answer."""
+    """Return True if the host asks after iteration i for the end: a GPU waits for that, and captured work
+    cannot answer."""
     if ended.device.type == "cpu":
         return True
     return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
 
 
 def advance(data: Data, state: State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
-    """Ends an iteration: moves the centres to the means of what ``kmeans_step`` found."""
+    """End an iteration: move the centers to the means of the clusters."""
     labels, sums, masses, _ = found
     moved = update(data, state.centres, labels, sums, masses, spherical)
     shift = steps.tree_sum(steps.square_norms(moved.double() - state.centres.double()))
@@ -294,7 +295,7 @@ def update(
     masses: torch.Tensor,
     spherical: bool,
 ) -> torch.Tensor:
-    """The means of the clusters, [k, d] in the dtype of the centres, of what ``kmeans_step`` found.
+    """Return the means of the clusters, [k, d] in the dtype of the centers.
 
     An empty cluster takes the row that is farthest from its centre (the next one the next farthest), which
     leaves its own cluster. A cluster that still has no mass keeps its centre.
@@ -330,14 +331,14 @@ def _require_valid(given: Arguments) -> None:
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [n, d] at length 1, rounded to their dtype; a row of zeros stays."""
+    """Scale rows [n, d] to length 1, rounded to their dtype; a row of zeros stays."""
     wide = rows.double()
     norms = square_root(steps.square_norms(wide))
     return torch.where(norms[:, None] == 0, 0.0, wide / norms[:, None]).to(rows.dtype)  # NaN stays NaN
 
 
 def _best(fits: list[Fit]) -> Fit:
-    """The fit of the lowest inertia, the first of equals."""
+    """Return the fit of the lowest inertia, the first of equals."""
     best, *others = fits
     for fit in others:
         better = fit.inertia < best.inertia

@@ -34,7 +34,7 @@ class Grid:
         self.potential_scale = 2.0 ** (60 - 2 * bits - steps.ceil_log2(n * d))
 
     def seeds(self, method: str, k: int, seed: int, restart: int) -> torch.Tensor:
-        """Which rows a fit begins with, [k]."""
+        """Return the rows that a fit begins with, [k]."""
         if method == "random":
             return self.random(k, seed, restart)
         if method == "k-means++":
@@ -42,7 +42,7 @@ class Grid:
         return self.parallel(k, seed, restart)
 
     def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """k different rows, each with a probability in proportion to its weight among those that are left."""
+        """Draw k different rows, each with a probability in proportion to its weight among the rest."""
         left, chosen = self.masses.clone(), self.masses.new_zeros(k)
         for i in range(k):
             chosen[i : i + 1] = self.sample(left, uniforms(1, i, restart, 0, seed))
@@ -70,14 +70,15 @@ class Grid:
         return chosen
 
     def parallel(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """k-means||: five rounds of 2 k draws by squared distance, with replacement; then k-means++ among the rows drawn."""
+        """Draw k-means||: five rounds of 2 k draws by squared distance, with replacement; then k-means++ among
+        the drawn rows."""
         drawn, owner = self.oversampled(k, seed, restart)
         masses = self.everywhere(torch.zeros_like(drawn).index_add_(0, owner, self.masses))
         few = self.few(self.take(drawn), masses.double() / steps.least_power_of_two(masses.max().double()))
         return drawn[few.plus_plus(k, seed, restart, 2)]
 
     def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows drawn, and for each row of the grid which of them is nearest, the first of equals."""
+        """Return the drawn rows, and the nearest draw of each row of the grid, the first of equals."""
         drawn = self.sample(self.masses, uniforms(1, 0, restart, 1, seed))
         nearest = self.distances(drawn)[:, 0]
         owner = torch.zeros_like(nearest)
@@ -92,8 +93,8 @@ class Grid:
     def nearer(
         self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Squared distance to what is drawn, and to which draw, when ``fresh`` are drawn after ``count``
-        others."""
+        """Return the squared distance to the nearest draw, and its number, after ``fresh`` follow ``count``
+        draws."""
         return nearer(
             lambda group: squared_distances(self.values, group), self.take(fresh), nearest, owner, count
         )
@@ -111,13 +112,13 @@ class Grid:
         return type(self)(values, weights, self.bits)
 
     def sample(self, masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-        """For each draw in [0, 1) the first row whose running sum of masses [n] int64 exceeds that part of
-        their total; 0 if all are 0."""
+        """Return for each draw in [0, 1) the first row with a running sum of masses above this part of the
+        total; 0 if all are 0."""
         running = masses.cumsum(0)
         return sample(running[-1], running, draws)
 
     def remove(self, left: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Set what is left of the rows of these numbers to zero."""
+        """Set the remaining masses of these rows to zero."""
         left.index_fill_(0, chosen, 0)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
@@ -125,11 +126,11 @@ class Grid:
         return self.everywhere(values.sum(0))
 
     def everywhere(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of a number over all parts of the data, of which there is one here."""
+        """Sum a tensor over all parts of the data; here there is one part."""
         return part
 
     def potential(self, squares: torch.Tensor) -> torch.Tensor:
-        """Weighted squared distances [n, ...] in whole numbers whose sum is at most 2^62."""
+        """Return weighted squared distances [n, ...] as whole numbers with a sum of at most 2^62."""
         weights = (self.weights * self.potential_scale).reshape(-1, *[1] * (squares.dim() - 1))
         return (weights * squares.double()).round().long()
 

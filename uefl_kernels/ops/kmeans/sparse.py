@@ -1,14 +1,13 @@
-"""``kmeans`` of sparse rows by their non-zeros: centers and labels are those of the same rows in memory, to
-the bit.
+"""``kmeans`` of sparse rows by their non-zeros; centers and labels have the bits of the same dense rows.
 
-* **Labels**: scores |c|^2 / 2 - x.c in float64, whose rounding has a bound.
+* **Labels**: scores |c|^2 / 2 - x.c in float64, with a bound on their rounding.
   A row that the bound does not decide is searched as a dense row.
-* **Sums**: an element of zero adds the same whole number to its column in every row, so the non-zeros add
-  what differs from that.
+* **Sums**: an element of zero adds the same whole number to its column in every row, so non-zeros add the
+difference.
 * **Seeding**: on the grid, rows less a row of zeros are sparse again, and their distances are the same whole
   numbers.
 
-Inertia is added up from |x|^2 - 2 x.c + |c|^2: it agrees with that of dense rows up to rounding.
+Inertia is the sum of |x|^2 - 2 x.c + |c|^2: it agrees with dense rows up to rounding.
 """
 
 from __future__ import annotations
@@ -123,10 +122,12 @@ class SparseRows:
         return labels, (self.squares - 2 * own + norms[labels]).clamp(min=0)
 
     def error(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return a bound [n] on how far a score is from half the float64 distance of the definition, less |x|^2 / 2.
+        """Return a bound [n] on the error of scores.
+
+        The exact score is half the float64 distance of the definition, less |x|^2 / 2.
 
         Both are sums of at most d terms: their rounding is at most (d + 8) 2^-53 of the sum of the
-            magnitudes.
+        magnitudes.
         """
         lengths, radius = self.squares.sqrt(), norms.amax().sqrt()
         bound: torch.Tensor = lengths * radius + radius**2 / 2 + (lengths + radius) ** 2 / 2
@@ -159,7 +160,7 @@ class SparseData(composed.Data):
             rows.values[:, None], None, self.middle[column, None], self.scale[column, None]
         )[:, 0]
         self.terms -= self.zero[column]
-        # those of the last step, without the part of a row of zeros
+        # of the last step, without the part of a row of zeros
         self._labels, self._sums = self.terms, self.terms[:0]
 
     @functools.cached_property
@@ -187,8 +188,7 @@ class SparseData(composed.Data):
         """Return what ``composed.Data.step`` does; ``step`` is not needed."""
         labels, squares = self.sparse.nearest(centres)
         counts = torch.bincount(labels, minlength=len(centres))
-        # Sums are whole numbers, so only the rows whose label changed are moved: from their old cluster to
-        # the new one.
+        # Sums are whole numbers, so it is enough to move rows with a new label.
         if len(self._sums) != len(centres):
             self._labels, self._sums = (
                 torch.full_like(labels, -1),

@@ -1,7 +1,6 @@
-"""What follows a step in ``kmeans``, in Triton: means, rows for empty clusters, how far the centres moved,
-whether that was the end.
+"""The end of an iteration of ``kmeans`` in Triton: means, rows for empty clusters, moves, convergence.
 
-What comes before the first step is in ``triton_seeding.py``. Four small kernels on the results of
+Seeding is in ``triton_seeding.py``. Four small kernels on the results of
 ``kmeans_step``; the first two have nothing to do, and end at once, unless a cluster is empty, and none has
 anything to do after the end. The host is not waited for. All arithmetic is in float64 in the order of
 ``composed.update``, launched without contraction to FMA, so the centres have the same bits as on the CPU.
@@ -37,7 +36,7 @@ def _total(lanes, ROWS: tl.constexpr):
 
 @triton.jit
 def _empty(masses, k, CLUSTERS: tl.constexpr):
-    """How many of k masses are zero."""
+    """Count the zeros among k masses."""
     count = tl.zeros((CLUSTERS,), tl.int64)
     for start in range(0, k, CLUSTERS):
         cluster = start + tl.arange(0, CLUSTERS)
@@ -75,8 +74,8 @@ def _far(
     ROWS: tl.constexpr,
     CLUSTERS: tl.constexpr,
 ):
-    """keys [n]: the bits of the distance of each row to its centre, of which the last give way to the number
-    of the row; or -1."""
+    """Write keys [n]: the bits of the distance of each row to its center, the last ones replaced by the
+    number of the row; or -1."""
     if tl.load(ended) != 0:
         return
     if _empty(masses, k, CLUSTERS) == 0:
@@ -161,7 +160,7 @@ def _mean(
     WEIGHTED: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Elements j of the mean of a cluster, with the row that it gained and without those that others took."""
+    """Compute elements j of the mean of a cluster, with the row it gained and without the rows it lost."""
     sum = tl.load(sums + cluster * D + j, mask=valid, other=0)
     unit = tl.load(scale + j, mask=valid, other=1.0)
     if gained >= 0:
@@ -287,7 +286,7 @@ def _sum_by_halves(values, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["k"])
 def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
-    """Adds up the moves, counts the iteration, and says whether it was the last one. One program."""
+    """Add up the moves, count the iteration, and decide whether it was the last. One program."""
     if tl.load(ended) != 0:
         return
     place = tl.arange(0, SIZE)
@@ -299,7 +298,7 @@ def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
 def advance(
     data: composed.Data, state: composed.State, limit: torch.Tensor, found: steps.Step, spherical: bool
 ) -> None:
-    """As ``composed.advance``, to the bit."""
+    """Compute ``composed.advance``, with the same bits."""
     labels, sums, masses, _ = found
     rows, centres = data.rows, state.centres
     (n, d), k, device, weighted = rows.shape, len(centres), centres.device, data.weights is not None
@@ -361,5 +360,5 @@ def advance(
 
 
 def parts(kmeans_step: composed.Step) -> composed.Parts:
-    """What a fit is made of here."""
+    """Return the parts of a fit in Triton."""
     return composed.Parts(kmeans_step, Grid, advance)

@@ -20,10 +20,10 @@ from ..kmeans_step import composed as steps
 from ..vq_assign.triton_epilogue import _fixed
 from . import grid
 
-_BLOCK = 1024  # rows whose potential is summed up
+_BLOCK = 1024  # rows that share one partial sum
 _ROWS, _ELEMENTS = 64, 32  # of a tile; not tuned on a GPU yet
 _SUMS = 1024  # blocks that are added up at once
-# where the rows of a round go: every other one is not aligned to 16 bytes, which compiles nothing anew
+# where the rows of a round go: every other one is not aligned to 16 bytes; this compiles no second kernel
 _DRAWN = ["drawn", "chosen"]
 
 
@@ -86,7 +86,7 @@ def _draw(
     number = tl.max((upper * 2.0**26 + lower) * 2.0**-53, 0)
     target = tl.minimum((total.to(tl.float64) * number).to(tl.int64), total - 1)
 
-    # what the blocks before the row's own amount to, and how many they are
+    # the sum of the blocks before the block of the row, and their number
     before, found = total * 0, total * 0
     running = total * 0
     for start in range(0, blocks, SUMS):
@@ -243,17 +243,17 @@ class Grid(grid.Grid):
 
 
 class _Search:
-    """What a seeding knows of its rows so far, on their device."""
+    """State of a seeding on the device of its rows."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid, self.n, self.d = grid, *grid.values.shape
         self.blocks = triton.cdiv(self.n, _BLOCK)
         self.units = grid.weights * grid.potential_scale
         self.candidates = 1
-        # squared distance to what is chosen: to nothing yet
+        # squared distance to the chosen rows: to nothing yet
         self.nearest = torch.full_like(grid.masses, 1 << 62)
         self.sums = grid.masses.new_zeros(self.blocks)  # of the potentials, by block
-        self.left = grid.masses.clone()  # masses of what is not chosen
+        self.left = grid.masses.clone()  # masses of rows that are not chosen
         self.left_sums = (
             torch.nn.functional.pad(self.left, (0, self.blocks * _BLOCK - self.n)).reshape(-1, _BLOCK).sum(1)
         )
@@ -281,7 +281,7 @@ class _Search:
             )
 
     def compare(self, drawn: torch.Tensor, count: int) -> None:
-        """What each of them would leave."""
+        """Compute the potential that each candidate would leave."""
         self.candidates = 1 << steps.ceil_log2(count)
         if len(self.potentials) != self.blocks * self.candidates:
             self.potentials = self.sums.new_empty(self.blocks * self.candidates)

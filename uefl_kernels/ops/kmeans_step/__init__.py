@@ -13,8 +13,7 @@ from . import composed
 
 
 class KMeansUnits(NamedTuple):
-    """What a step has to know of all rows before the first one: where their sums begin and in which units
-    they are counted."""
+    """Origin and units of the sums over all rows, which a step needs in advance."""
 
     middle: torch.Tensor
     """``[d]`` float64: half-way between the extremes of a column."""
@@ -27,7 +26,7 @@ class KMeansUnits(NamedTuple):
 
 
 class KMeansStep(NamedTuple):
-    """What ``kmeans_step`` returns, on the device of x."""
+    """Result of ``kmeans_step``, on the device of x."""
 
     centres: torch.Tensor
     """``[k, d]``, the means of the clusters: float64 for float64 x and float32 for all else. A cluster
@@ -41,7 +40,7 @@ class KMeansStep(NamedTuple):
     inertia: torch.Tensor
     """scalar, float64: weighted sum of the squared distances of the rows to the centres given."""
     units: KMeansUnits
-    """What to give to the next step on these rows."""
+    """The argument ``units`` of the next step on these rows."""
 
 
 def _fake_units(given: composed.Rows) -> composed.Units:
@@ -90,8 +89,8 @@ def kmeans_step(
     for loops of one's own.
 
     The same input gives the same bits on every backend and for any number of threads: labels are the argmin
-    of the float64 distance, and sums over rows are sums of 64-bit integers. What :func:`kmeans` adds:
-    seeding, a new row for a cluster without any, an end.
+    of the float64 distance, and sums over rows are sums of 64-bit integers. :func:`kmeans` adds seeding, rows
+    for empty clusters, and a stopping rule.
 
     Args:
         x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at
@@ -106,8 +105,8 @@ def kmeans_step(
 
     Returns:
         :class:`KMeansStep` ``(centres, labels, sums, masses, inertia, units)``. No gradient. Masses are exact
-        to 2^-(62 - log2 N) of the largest weight, sums to that of the reach of a column: half the distance
-        between its extremes.
+        to 2^-(62 - log2 N) of the largest weight; sums are exact to the same part of the reach of a column,
+        half the distance between its extremes.
 
     Raises:
         TypeError, ValueError: shapes, dtypes or devices that do not fit.

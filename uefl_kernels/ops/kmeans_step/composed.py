@@ -1,5 +1,4 @@
-"""The definition of ``kmeans_step`` and of the units that it counts in, so arranged that every backend agrees
-to the bit.
+"""``kmeans_step`` and its units in plain PyTorch, in an order that gives the same bits on every backend.
 
 * **Labels** are the argmin of the float64 distance (``vq_assign``).
 * **Sums over rows** are sums of 64-bit integers. Every column has a unit of its own, far below the precision
@@ -76,8 +75,7 @@ def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
 
 
 def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.Tensor | None) -> Units:
-    """The same of n rows of which only the extremes of their columns, [d] float64, and the greatest weight
-    are known."""
+    """Return the units of n rows from the extremes of their columns, [d] float64, and the greatest weight."""
     one = low.new_ones(())
     middle = low / 2 + high / 2
     scale = power_of_two(mass_bits(n) - exponent(torch.maximum(high - middle, middle - low)))
@@ -108,13 +106,13 @@ def after(given: Arguments, labels: torch.Tensor) -> Step:
 def terms(
     rows: torch.Tensor, weights: torch.Tensor | None, middle: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
-    """What rows add to the sum of their cluster, [n, d] int64."""
+    """Return the terms of rows in the sum of their cluster, [n, d] int64."""
     centred = rows.double() - middle
     return ((centred if weights is None else centred * weights[:, None]) * scale).round().long()
 
 
 def row_masses(x: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor) -> torch.Tensor:
-    """What rows add to the mass of their cluster, [n] int64."""
+    """Return the terms of rows in the mass of their cluster, [n] int64."""
     ones = x.new_ones(len(x), dtype=torch.float64) if weights is None else weights
     return (ones * mass_scale).round().long()
 
@@ -126,7 +124,7 @@ def distances(x: torch.Tensor, centres: torch.Tensor, labels: torch.Tensor) -> t
 
 
 def blocks(x: torch.Tensor) -> list[slice]:
-    """Rows in portions whose float64 copies fit in little memory."""
+    """Cut rows into blocks with small float64 copies."""
     n, d = x.shape
     step = max(1, _BLOCK_ELEMENTS // max(1, d))
     return [slice(start, min(n, start + step)) for start in range(0, n, step)]

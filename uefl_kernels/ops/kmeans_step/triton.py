@@ -1,5 +1,5 @@
-"""``kmeans_step`` in Triton: the search of ``vq_assign``, whose rows are added to their clusters while they
-are in the cache.
+"""``kmeans_step`` in Triton: the search of ``vq_assign``, which adds rows to their clusters while the cache
+has them.
 
 Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in
 small cases, not timed.

@@ -5,13 +5,13 @@ x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias
 round otherwise on another number of threads. Here a result is one chain of additions, 256 inputs at a time,
 whichever thread computes it, in about torch's time.
 
-AMX multiplies bfloat16, so each value is taken as the sum of three, whose six larger products hold what a
-float32 holds: the error is about that of torch's product (0.4 to 1.1 of it in what was tried), the time 1.2
+AMX multiplies bfloat16, so each value is a sum of three bfloat16 numbers, and the six larger products keep
+the digits of float32. The error is 0.4 to 1.1 times the error of torch's product, measured; the time is 1.2
 to 1.7 times shorter. There, too, the product is one of float32 where there are too few rows to pay for it,
 and where a value is not finite or a row or unit is nothing but extremely large or small.
 
-Bytes that must move: each operand once. Operations: 2 N D M; on AMX 6 times as many, on a unit that has 16
-times the rate of float32.
+Bytes that must move: each operand once. Operations: 2 N D M; on AMX 6 times more, on a unit with 16 times the
+rate of float32.
 """
 
 from __future__ import annotations

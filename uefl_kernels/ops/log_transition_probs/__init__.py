@@ -74,16 +74,15 @@ def log_transition_probs(
     groups: torch.Tensor | None = None,
     log_marginal: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Log-probability of every set for every sample, given logits of its class: log of A p / sum(A p), p =
-    softmax(logits).
+    """Return the log-probability of every set for every sample: log of A p / sum(A p), p = softmax(logits).
 
     Args:
         logits, log_transition, groups, log_marginal: as in :func:`transition_nll`.
 
     Returns:
         log g ``[B, M]``, float32 (float64 for float64 logits), differentiable with respect to logits (a
-        second derivative raises RuntimeError). A set whose row
-        is -inf throughout, as of a group with fewer sets than M, has -inf and passes no gradient. Logits of
+        second derivative raises RuntimeError). A set with a row of -inf, such as a padded set of a small
+        group, has -inf and passes no gradient. Logits of
         -inf throughout give NaN.
 
     Raises:
@@ -94,7 +93,8 @@ def log_transition_probs(
 
     Equivalent to (``[M, K]``)::
 
-        (logits[:, None, :] + log_transition).logsumexp(2) - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
+        sets = (logits[:, None, :] + log_transition).logsumexp(2)
+        sets - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
     """
     matrix, marginal = check_transition("log_transition_probs", logits, log_transition, groups, log_marginal)
     call = (
@@ -141,7 +141,8 @@ def transition_double_softmax(
 
     Equivalent to (``[M, K]``)::
 
-        F.cross_entropy(log_transition_probs(logits, log_transition).exp(), targets, reduction="none", ignore_index=ignore_index)
+        g = log_transition_probs(logits, log_transition).exp()
+        F.cross_entropy(g, targets, reduction="none", ignore_index=ignore_index)
     """
     op = "transition_double_softmax"
     matrix, marginal = check_transition(op, logits, log_transition, groups, log_marginal, targets)

@@ -22,7 +22,7 @@ _NUMBER = (int, float, np.integer, np.floating)
 
 
 class MCStats(NamedTuple):
-    """What the passes say together; float32 (float64 for float64 x), in nats, p_t the probabilities of pass
+    """Statistics of the passes, float32 (float64 for float64 x), in nats; p_t are the probabilities of pass
     t."""
 
     mean_probs: torch.Tensor
@@ -32,7 +32,7 @@ class MCStats(NamedTuple):
     expected_entropy: torch.Tensor
     """``[...]``: mean of the entropies of p_t."""
     mutual_info: torch.Tensor
-    """``[...]``: entropy - expected_entropy, not below 0: what the passes disagree about (BALD)."""
+    """``[...]``: entropy - expected_entropy, not below 0: the disagreement of the passes (BALD)."""
     variance: torch.Tensor
     """``[..., C]``: mean of (p_t - mean_probs)^2."""
 
@@ -102,12 +102,12 @@ def mc_dropout_mlp(
     consistent: bool = False,
     seed: int | None = None,
 ) -> MCStats:
-    """Monte-Carlo dropout of a multi-layer perceptron: what ``passes`` draws of its dropouts say about each
-    row.
+    """Monte-Carlo dropout of a multi-layer perceptron: statistics of ``passes`` predictions of each row, with
+    different dropout masks.
 
     The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the inputs (x is then
-    what comes before the first dropout of a larger network) and on the logits. What comes before the first
-    dropout is computed once. Masks come from Philox4x32-10, with counters that ``reference.py`` documents,
+    the input of the first dropout of a larger network) and on the logits. Layers before the first dropout are
+    computed once. Masks come from Philox4x32-10, with counters that ``composed.py`` documents,
     and are the same on every backend, for any number of threads; so are the results on the CPU. Nothing of
     size passes x rows is stored.
 
@@ -119,9 +119,9 @@ def mc_dropout_mlp(
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so
-            splitting a batch changes the draws. Given the values before the first dropout, the bits of a row
-            do not depend on how many rows there are; those values come from torch's product, in float32 on a
-            CPU from our own of about its accuracy, and their last bits may (of our own with AMX alone).
+            splitting a batch changes the draws. The bits of a row do not depend on the number of rows, given
+            the values before the first dropout. The last bits of these values may depend on it (in float32 on
+            a CPU only with AMX).
         weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C
             logits.
         biases: ``[out]`` or None for each layer; None for none at all.
@@ -129,8 +129,8 @@ def mc_dropout_mlp(
             there is one, the hidden ones, the logits' if there is one). It is rounded to a multiple of 2^-16,
             at most 1 - 2^-16, and kept units are scaled by the inverse of the rounded probability, so that
             the expectation is exact. 0 for all of them is one network, which agrees with itself.
-        passes: T, at least 1. One pass has nothing to disagree with: variance and mutual_info are then 0 (the
-            latter but for rounding).
+        passes: T, at least 1. One pass has nothing to disagree with: variance and mutual_info are then 0, up
+            to rounding.
         activation: ``"gelu"`` (exact), ``"relu"``, ``"silu"`` or ``"tanh"``.
         input_dropout: drop inputs, too.
         logit_dropout: drop logits, too.
@@ -155,9 +155,11 @@ def mc_dropout_mlp(
     Equivalent to (two layers, other random draws)::
 
         hidden = F.gelu(F.linear(x, weights[0], biases[0]))  # once
-        probs = torch.stack([F.linear(F.dropout(hidden, p), weights[1], biases[1]).softmax(-1) for _ in range(passes)])
+        logits = [F.linear(F.dropout(hidden, p), weights[1], biases[1]) for _ in range(passes)]
+        probs = torch.stack(logits).softmax(-1)
         mean = probs.mean(0)
-        entropy, expected_entropy = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
+        entropy = torch.special.entr(mean).sum(-1)
+        expected_entropy = torch.special.entr(probs).sum(-1).mean(0)
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
     given = _arguments(
@@ -183,7 +185,7 @@ def mc_dropout_probs(
     consistent: bool,
     seed: int | None,
 ) -> torch.Tensor:
-    """The probabilities ``[passes, ..., C]`` that :func:`mc_dropout_mlp` sums up, by the same masks; ``p`` as
+    """Return the probabilities ``[passes, ..., C]`` of :func:`mc_dropout_mlp` with the same masks; ``p`` as
     with both flags."""
     given = _arguments(x, weights, biases, p, passes, activation, True, True, consistent, seed)
     given = given._replace(x=given.x.to(given.parameters.dtype))
@@ -204,8 +206,8 @@ def _arguments(
     consistent: bool,
     seed: int | None,
 ) -> composed.Arguments:
-    """Those of the op: what comes before the first dropout as rows, the layers from there on, and one pass
-    where nothing drops."""
+    """Return the arguments of the op: the rows before the first dropout, the layers after it, and one pass
+    without dropout."""
     for name, given in (("weights", weights), ("biases", biases)):
         if isinstance(given, torch.Tensor) or not (
             hasattr(given, "__getitem__") or (given is None and name == "biases")
@@ -272,7 +274,7 @@ def _check(
     logit_dropout: bool,
     seed: int | None,
 ) -> list[float]:
-    """The drop rate before each layer and that of the logits, 0 where there is no dropout; or an error before
+    """Return the drop rate before each layer and of the logits, 0 without a dropout; raise an error before
     any work."""
     op = "mc_dropout_mlp"
     if len(weights) == 0:

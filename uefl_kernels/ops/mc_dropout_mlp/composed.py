@@ -1,13 +1,13 @@
 """Masks, passes and gradient of ``mc_dropout_mlp`` in plain PyTorch.
 
-Unit ``column`` of row ``row`` is kept in pass ``pass_`` and stream ``stream`` if its 16 random bits are at least
-``threshold(p)``. The bits are half a word of Philox4x32-10 with
+Unit ``column`` of row ``row`` is kept in pass ``pass_`` and stream ``stream`` if its 16 random bits are at
+least ``threshold(p)``. The bits are half a word of Philox4x32-10 with
 
     counter = (pass, row, stream, column // 8)    key = (seed mod 2^32, seed div 2^32)
 
-Columns 8 c, 8 c + 1, 8 c + 2, ... take the low half of word 0, its high half, the low half of word 1, and so on.
-With ``consistent=True`` the counter has row 0 for all rows. Stream i is the dropout before layer i of the head;
-the last stream is the dropout on the logits. A dropped unit counts as zero, even if it is not finite; a kept
+Columns 8 c, 8 c + 1, 8 c + 2, ... take the low half of word 0, its high half, the low half of word 1, and
+so on. With ``consistent=True`` the counter has row 0 for all rows. Stream i is the dropout before layer i of
+the head; the last stream is the dropout on the logits. A dropped unit counts as zero, even if it is not finite; a kept
 unit is scaled so that the expectation is exact.
 """
 
@@ -82,13 +82,13 @@ class Mask(NamedTuple):
 
 
 def threshold(p: float) -> int:
-    """A unit is dropped with probability ``threshold(p) / 65536``, which differs from p by at most 2^-17 (p
-    up to 1 - 2^-17)."""
+    """Return 65536 times the probability of dropping a unit, which differs from p by at most 2^-17 (p up to 1
+    - 2^-17)."""
     return min(65535, round(p * 65536))
 
 
 def scale(p: float) -> float:
-    """What a kept unit is multiplied by."""
+    """Return the factor of a kept unit."""
     return 65536 / (65536 - threshold(p))
 
 
@@ -136,10 +136,11 @@ def probs_of_passes(given: Arguments, keep: Keep) -> Iterator[torch.Tensor]:
 def mc_dropout_mlp_backward(gradients: Gradients, given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the gradients with respect to x and the flat parameters, in their dtypes.
 
-    Masks are drawn again pass by pass, so the forward pass keeps nothing. With l the logits of a pass, q their
-    softmax and H its entropy:
+    Masks are drawn again pass by pass, so the forward pass keeps nothing. With l the logits of a pass, q
+    their softmax and H its entropy:
 
-    dL/dq = (grad_mean + 2 grad_variance (q - mean)) / passes    dL/dl = q (dL/dq - <q, dL/dq>) - grad_entropy q (ln q + H) / passes
+    dL/dq = (grad_mean + 2 grad_variance (q - mean)) / passes
+    dL/dl = q (dL/dq - <q, dL/dq>) - grad_entropy q (ln q + H) / passes
     """
     grad_mean, grad_entropy, grad_variance, mean = gradients
     x, parameters, widths, _, passes, activation, _, _ = given
@@ -150,7 +151,7 @@ def mc_dropout_mlp_backward(gradients: Gradients, given: Arguments) -> tuple[tor
 
     keep: Keep = torch.ops.uefl.dropout_mask.default
     for t in range(passes):
-        # of each layer: what the activation before it took, and what it took itself
+        # of each layer: the input of the activation before it, and its own input
         sums, inputs = [start], []
         for i, (weight, bias) in enumerate(head):
             inputs.append(drop(given, ACTIVATIONS[activation](sums[i]) if i > 0 else start, t, i, keep))

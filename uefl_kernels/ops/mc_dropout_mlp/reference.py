@@ -11,7 +11,7 @@ from .composed import mc_dropout_mlp_backward as mc_dropout_mlp_backward
 
 
 def mc_dropout_mlp(given: Arguments) -> Stats:
-    """Return the mean ``[B, C]``, the expected entropy ``[B]`` and the variance ``[B, C]`` over the passes."""
+    """Return mean ``[B, C]``, expected entropy ``[B]`` and variance ``[B, C]`` over the passes."""
     wide = given._replace(x=given.x.double(), parameters=given.parameters.double())
     mean = wide.x.new_zeros(len(wide.x), given.widths[-1])
     moment, entropy = torch.zeros_like(mean), wide.x.new_zeros(len(wide.x))

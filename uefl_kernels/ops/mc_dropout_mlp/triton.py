@@ -1,8 +1,8 @@
 """``mc_dropout_mlp`` and its masks in Triton. Right on an H100 in small cases, not timed.
 
-A head of one layer (or of none) and at most 256 classes is one launch: a program has ROWS rows for all
-passes, in each pass draws the masks of UNITS units at a time, multiplies what they keep by the weights, and
-adds the probabilities to statistics in registers. Other heads are a launch for each layer and pass, and one
+A head of one layer (or of none) and at most 256 classes is one launch: a program takes ROWS rows through all
+passes. In each pass it draws masks of UNITS units at a time, multiplies kept units by the weights, and adds
+the probabilities to statistics in registers. Other heads are a launch for each layer and pass, and one
 that adds the pass to the statistics: what lies between two layers is in memory for one pass. In neither is
 anything of the size of the passes, or are masks, in memory.
 """

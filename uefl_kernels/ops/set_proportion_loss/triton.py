@@ -2,7 +2,7 @@
 GPU yet.
 
 Everything stays in log space, in float32 (float64 for float64 logits). Each row's log-sum-exp, each class's
-log-sum-exp over the rows, then the gradient: rows are read three times, from the cache but for the first.
+log-sum-exp over the rows, then the gradient: rows are read three times, twice from the cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -51,7 +51,7 @@ def _loss(
     CLASSES: tl.constexpr,
 ):
     s, j = tl.program_id(0).to(tl.int64), tl.arange(0, CLASSES)
-    # What is not a range of rows is taken to be one: nothing outside is read.
+    # Offsets outside of the rows are clamped: nothing outside is read.
     begin = tl.minimum(tl.maximum(tl.load(offsets + s), 0), n)
     end = tl.minimum(tl.maximum(tl.load(offsets + s + 1), begin), n)
     share = tl.load(proportions + s * k + j, mask=j < k, other=0.0)

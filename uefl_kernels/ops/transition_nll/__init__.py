@@ -36,8 +36,8 @@ def _fake(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Differentiable(torch.autograd.Function):
-    """The op with its gradient. Registered with the op it would cost 35 us more a step, which is most of a
-    small batch."""
+    """The op with its gradient. A gradient registered with the op would cost 35 us more a step, most of the
+    time of a small batch."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
@@ -91,17 +91,16 @@ def transition_nll(
         log_transition[target]), every entry in [-1, 1]. An entry of -inf is a prior of zero and as good as
         any other; a class that no set of the group has gets gradient zero. Logits with NaN or +inf, or of
         -inf throughout, make the loss and the gradient of their sample NaN; a logit of -inf rules its class
-        out. Where that leaves no class with a positive prior in the target's set, the loss is +inf (NaN if it
-        leaves none in any other set either) and the gradient NaN.
+        out. If no class with a positive prior in the target's set is left, the loss is +inf (NaN if no set
+        has such a class) and the gradient NaN.
 
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit.
-        RuntimeError: on the CPU: a target or group out of range, a target whose row of log_transition is -inf
-            throughout, NaN or +inf in log_transition, or the row of a target (of more than one class) that
-            lies in [0, 1] and sums to 1
-            within 0.01: shares whose logarithm was forgotten. Logarithms of weights can look so too (those of
-                1 and e): a
-            constant added to the whole matrix lets them pass and changes no result. On a GPU, where a check
+        RuntimeError: on the CPU: a target or group out of range, a target with a row of -inf in
+            log_transition, NaN or +inf in log_transition, or a target's row (of more than one class) in [0,
+            1] with a sum of 1 within 0.01: shares instead of logarithms. Logarithms of weights such as 1 and
+            e can look like this, too: a constant added to the whole matrix lets them pass and changes no
+            result. On a GPU, where a check
             would stall the device, a target out of range, like a matrix with NaN, gives NaN, and a row of
             -inf gives a loss of +inf.
 
@@ -110,7 +109,8 @@ def transition_nll(
 
     Equivalent to (``[M, K]``)::
 
-        log_g = (logits[:, None, :] + log_transition).logsumexp(2) - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
+        sets = (logits[:, None, :] + log_transition).logsumexp(2)
+        log_g = sets - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
         F.nll_loss(log_g, targets, reduction="none", ignore_index=ignore_index)
     """
     matrix, marginal = check_transition(

@@ -1,4 +1,4 @@
-"""Checks of the values that the transition ops take; on the CPU only, as on a GPU they would wait for the device."""
+"""Checks of the values of transition ops, on the CPU only: on a GPU they would wait for the device."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 def require_rows(
     op: str, targets: torch.Tensor, ignored: torch.Tensor, group: torch.Tensor, log_transition: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row of each target, 0 where there is none, and whether there is one; on the CPU a wrong target is
-    an error."""
+    """Return the row of each target, 0 without one, and whether it has one; on the CPU a wrong target raises
+    RuntimeError."""
     m = log_transition.shape[1]
     inside = (targets >= 0) & (targets < m) & ~ignored
     rows = torch.where(inside, targets, 0)
@@ -38,8 +38,8 @@ def require_rows(
 def require_groups(
     op: str, groups: torch.Tensor | None, b: int, log_transition: torch.Tensor
 ) -> torch.Tensor:
-    """The group of each row; on the CPU one out of range is an error, elsewhere it is taken into the
-    range."""
+    """Return the group of each row; one out of range raises RuntimeError on the CPU and is clamped
+    elsewhere."""
     if groups is None:
         return torch.zeros(b, dtype=torch.int64, device=log_transition.device)
     g = log_transition.shape[0]
@@ -54,8 +54,8 @@ def require_groups(
 
 
 def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
-    """NaN or +inf in the matrix shows in its column sums, which are small enough to look at on every call; on
-    the CPU only."""
+    """Raise RuntimeError for NaN or +inf in the matrix, by its column sums, which are small; on the CPU
+    only."""
     if log_marginal.device.type != "cpu":
         return
     wrong = log_marginal.isnan() | (log_marginal == torch.inf)
@@ -74,18 +74,16 @@ def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
 
 
 def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
-    """Shares in the place of their logarithms would give plausible numbers; on the CPU only."""
+    """Raise RuntimeError for shares instead of logarithms, which would give plausible numbers; on the CPU
+    only."""
     if log_transition.device.type == "cpu" and bool((shares := are_shares(log_transition)).any()):
         raise RuntimeError(_shares(op, *shares.nonzero()[0].tolist()))
 
 
 def are_shares(rows: torch.Tensor) -> torch.Tensor:
-    """[..., K] -> [...]: nothing below 0, and the sum is 1, with room for half precision; more than one
-    class.
-
-    Logarithms of priors have that for no set (it would be likelier than it can be for every class at once),
-    those of counts for no counts, those of other weights (1 to e) may. With one class it is all the same: a
-    constant changes nothing.
+    """Return for rows [..., K] whether they look like shares: nothing below 0, a sum of 1 with room for half
+    precision, more than one class. Logarithms of priors or counts never do; logarithms of other weights (1 to
+    e) may. One class is no fault: a constant changes nothing.
     """
     return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01) & (rows.shape[-1] > 1)
 

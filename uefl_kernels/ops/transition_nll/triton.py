@@ -136,6 +136,6 @@ def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 def tile(logits: torch.Tensor) -> tuple[Any, int]:
     """The type that is computed in, and the classes to a tile: a power of two, so that a new K rarely
-    compiles anew."""
+    compiles a new kernel."""
     wide = tl.float64 if logits.dtype == torch.float64 else tl.float32
     return wide, min(CLASSES, triton.next_power_of_2(logits.shape[1]))

@@ -19,7 +19,7 @@ ESTIMATORS = ("straight_through", "rotation")
 
 
 class VQOutput(NamedTuple):
-    """What ``vq`` returns."""
+    """Result of ``vq``."""
 
     quantized: torch.Tensor
     """``[..., D]``, the dtype of x: every segment replaced by its codeword; its gradient passes to x."""
@@ -145,9 +145,9 @@ def vq(
         codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
         commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
         estimator: how the gradient of quantized reaches x: ``"straight_through"``, unchanged; ``"rotation"``,
-            turned and scaled by what takes each segment to its codeword. With lambda = |q| / |x|, u and v the
-            unit vectors of x and q and w that of u + v, the codeword is lambda R x with R = 1 - 2 w w^T + 2 v
-            u^T; held constant, that is lambda R^T times the gradient.
+            turned and scaled like the segment on the way to its codeword. With lambda = |q| / |x| and u, v, w
+            the unit vectors of x, q and u + v, the codeword is lambda R x with R = 1 - 2 w w^T + 2 v u^T.
+            With lambda and R constant, the gradient is multiplied by lambda R^T.
 
     Returns:
         :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to
@@ -172,7 +172,7 @@ def vq(
         indices = vq_assign(x, codebook)
         q = codebook[indices].reshape(x.shape)
         loss = codebook_weight * F.mse_loss(q, x.detach()) + commitment_weight * F.mse_loss(x, q.detach())
-        quantized = x + (q - x).detach()   # here exactly q; for "rotation": lambda.detach() * (R.detach() @ x)
+        quantized = x + (q - x).detach()   # exactly q; "rotation": lambda.detach() * (R.detach() @ x)
         counts = torch.bincount(indices.flatten(), minlength=K)
     """
     return _call(x, codebook, metric, precision, None, codebook_weight, commitment_weight, estimator)[0]
@@ -188,8 +188,7 @@ def vq_with_sums(
     commitment_weight: float = 0.25,
     estimator: str = "straight_through",
 ) -> tuple[VQOutput, torch.Tensor]:
-    """As :func:`vq`, with the sum of the segments of each codeword: what a moving average or k-means makes
-    codewords of.
+    """Compute :func:`vq`, and the sum of the segments of each codeword, for a moving average or k-means.
 
     Returns:
         the output, and sums in the shape of the codebook, float64: exact to the unit of a 64-bit fixed point,
@@ -204,7 +203,8 @@ def vq_with_sums(
     Equivalent to (``[K, d]``)::
 
         out = vq(x, codebook)
-        sums = torch.zeros(K, d, dtype=torch.float64).index_add_(0, out.indices.flatten(), x.reshape(-1, d).double())
+        sums = torch.zeros(K, d, dtype=torch.float64)
+        sums.index_add_(0, out.indices.flatten(), x.reshape(-1, d).double())
     """
     return _call(x, codebook, metric, precision, True, codebook_weight, commitment_weight, estimator)
 

@@ -1,7 +1,5 @@
-"""``vq`` around a ``vq_forward``: what runs on a GPU and in Triton around that backend's own, and elsewhere
-around plain PyTorch.
-
-A loss of its error and sums of its counts. No step synchronizes with the host.
+"""``vq`` around a ``vq_forward``: of the same backend on a GPU and in Triton, and in plain PyTorch elsewhere.
+It turns the error into a loss and whole numbers into sums. No step synchronizes with the host.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _BITS = 31  # that remain of the largest value of a codeword's rows, for any N b
 
 
 class Arguments(NamedTuple):
-    """What the op takes, in the order of its schema."""
+    """Arguments of the op."""
 
     x: torch.Tensor
     """``[..., D]``"""
@@ -72,8 +70,8 @@ def compose(vq_forward: Callable[..., forward.Result], add: Callable[..., None],
 
 
 def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
-    """The units that rows like their codeword would be counted in: how many, as a power of two, make 1.0;
-    [codes] int64.
+    """Return the expected units of the sums of each codeword: the exponent of 1.0 in these units, [codes]
+    int64.
 
     Sums are in 64-bit fixed point, so that the order of the rows does not change a bit. Every codeword has a
     unit of its own, 2^-(62 - ceil(log2 N) - e), where 2^e is above the largest |x| of its rows: N rows cannot
@@ -82,7 +80,7 @@ def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
 
     For one pass over the rows e has to be known before them. It is taken from the codeword, 2^e = 8 times the
     power of two above its largest element, and kept where it serves: where no row reaches 2^e, and 31 bits
-    remain. Else e is that of the rows, which are counted again.
+    remain. Otherwise e comes from the rows, which are counted again.
     """
     reach = codebook.detach().flatten(0, -2).abs().amax(1).double().nan_to_num(nan=0.0, posinf=0.0)
     return _digits(rows) - _exponent(reach) - _ROOM
@@ -91,7 +89,7 @@ def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
 def fixed_point(
     largest: torch.Tensor, expected: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the largest |x| of each codeword: whether it is finite, and the power of two of the units in 1.0."""
+    """Return whether the largest |x| of each codeword is finite, and the exponent of 1.0 in its units."""
     finite = largest.isfinite()
     needed = _digits(rows) - _exponent(torch.where(finite, largest, 0.0))
     spare = needed - expected
@@ -99,7 +97,7 @@ def fixed_point(
 
 
 def _digits(rows: int) -> int:
-    """So many bits of each of the rows can be added up within 2^62."""
+    """Return the number of bits of each row that add up within 2^62."""
     return 62 - max(0, rows - 1).bit_length()
 
 

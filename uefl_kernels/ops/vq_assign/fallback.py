@@ -1,11 +1,10 @@
-"""``vq_assign`` where no kernel is compiled: a blocked matrix product, and the definition for the rows that
-it does not decide.
+"""``vq_assign`` where no kernel is compiled: a blocked matrix product, and the definition for undecided rows.
 
-The product ranks the codewords of a row by s = |c|^2 / 2 - x.c (cosine: s = -x.c), which is their distance but for |x|^2. A bound
-on all rounding says how far two scores must be apart for the definition to order them the same way. A row
-whose best score is ahead of all others by that much is decided. Of another one, the definition
-(``reference.py``) is evaluated on the few codewords within the bound, or on all of them where they are many
-or where NaN or an overflow leaves no bound. So the indices are those of the definition.
+The product ranks the codewords of a row by s = |c|^2 / 2 - x.c (cosine: s = -x.c), half their distance less
+|x|^2 / 2. A bound on all rounding gives the gap above which the definition orders two scores the same way.
+A row is decided if its best score is ahead by this gap. For other rows the definition (``distances.py``) is
+evaluated on the few codewords within the bound, or on all codewords if they are many or if NaN or an overflow
+leaves no bound. So the indices agree with the definition.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import torch
 from . import distances
 from .distances import require_valid as require_valid
 
-# scores of a block of rows: some megabytes, so that they stay in the cache between the passes over them
+# scores of a block of rows: some megabytes, which stay in the cache between passes
 _BLOCK_ELEMENTS = 1 << 21
 _FEWEST_ROWS = 16
 _FEW = 8  # codewords within the bound, which are looked at one by one
 _PAIR_ELEMENTS = 1 << 20  # of the float64 differences that are in memory at a time
-# magnitudes of a codebook whose products with ordinary rows are far from the limits of float32
+# magnitudes of a codebook with products far from the limits of float32
 _NARROW = 1e-12, 1e12
 _LONGEST = 1 << 16  # elements of a codeword that float32 can add up: (d + 6) 2^-24 must be far below 1
 
@@ -31,12 +30,14 @@ def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor
     d = codebook.shape[-1]
     segments = x.reshape(-1, x.shape[-1] // d, d)
     books = [codebook] * segments.shape[1] if codebook.dim() == 2 else list(codebook)
-    shared = _Book(codebook, metric, x.dtype) if codebook.dim() == 2 else None
-    found = [(shared or _Book(book, metric, x.dtype)).nearest(segments[:, s]) for s, book in enumerate(books)]
+    shared = _Codes(codebook, metric, x.dtype) if codebook.dim() == 2 else None
+    found = [
+        (shared or _Codes(book, metric, x.dtype)).nearest(segments[:, s]) for s, book in enumerate(books)
+    ]
     return torch.stack(found, 1).reshape(*x.shape[:-1], len(books))
 
 
-class _Book:
+class _Codes:
     """One codebook [K, d], ready for the product."""
 
     def __init__(self, codes: torch.Tensor, metric: str, rows: torch.dtype) -> None:
@@ -89,11 +90,12 @@ class _Book:
     def _scores(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores [n, K] of rows [n, d], and the least difference [n] that decides.
 
-        With u the unit roundoff, R the radius of the centred codebook and |x| that of the centred row: centring rounds every element of
-        x and c once; |c|^2 / 2, the sum of d products and their difference are off by at most (d + 6) u (R^2 + |x| R), in any order and
-        with or without FMA; what falls below the smallest normal number, also where that is flushed to zero,
-        adds less than the last term. The definition itself is off by (d + 3) 2^-53 of a distance, which is at
-        most (|x| + R)^2. Two scores are off twice that.
+        With u the unit roundoff, R the radius of the centered codebook and |x| the norm of the centered row:
+        centering rounds every element of x and c once. |c|^2 / 2, the sum of d products and their difference
+        are off by at most (d + 6) u (R^2 + |x| R), in any order and with or without FMA. Values below the
+        smallest normal number, also if they are flushed to zero, add less than the last term. The definition
+        itself is off by (d + 3) 2^-53 of a distance, which is at most (|x| + R)^2. Two scores are off twice
+        that.
         """
         d = rows.shape[1]
         centred = rows.to(self.dtype) if self.middle is None else rows.to(self.dtype) - self.middle
@@ -106,11 +108,11 @@ class _Book:
             + (norm + r).square() * ((d + 3) * 2.0**-52)
             + (norm + r + 1) * (64 * d * info.tiny)
         )
-        # with room for what is rounded here, and in adding it to the best score
+        # with room for rounding here and in the sum with the best score
         return scores, (bound * 1.1).to(self.dtype)
 
     def _settle_pairs(self, rows: torch.Tensor, pairs: torch.Tensor, indices: torch.Tensor) -> None:
-        """The definition of a few codewords for each of a few rows; pairs [2, P] are in order."""
+        """Evaluate the definition for pairs [2, P] of rows and codewords, in order."""
         row, code = pairs
         if len(row) == 0:
             return
@@ -135,7 +137,7 @@ class _Book:
         return total
 
     def _settle_rows(self, rows: torch.Tensor, asked: torch.Tensor, indices: torch.Tensor) -> None:
-        """The definition of all codewords."""
+        """Evaluate the definition for all codewords."""
         if len(asked) == 0:
             return
         for some in asked.split(max(1, distances.BLOCK_ELEMENTS // len(self.halves))):
@@ -150,7 +152,7 @@ def _above(norm: torch.Tensor, d: int) -> torch.Tensor:
 
 
 def _full_float32(device: torch.device) -> bool:
-    """Whether a float32 product keeps 24 bits there, which a user may have given up for speed (TF32,
-    bfloat16)."""
+    """Return whether a float32 product keeps 24 bits on a device; users may allow TF32 or bfloat16 for
+    speed."""
     backends = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
     return backends.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined, no-any-return]

@@ -1,11 +1,11 @@
 """``vq_assign`` in Triton, for the GPUs that ``csrc/cuda`` was not built for; under ``TRITON_INTERPRET=1``
 also on CPU tensors.
 
-Three passes under the certificate of ``csrc/common/certificate.h``, none of which waits for the host or
-stores a score:
+Three passes under the certificate of ``csrc/common/certificate.h``, without a wait for the host, and without
+scores in memory:
 
-``_search``          every row against every codeword, one float16 product on the tensor cores; best and second best stay in
-                     registers. A row whose gap is within the error bound goes to a list.
+``_search``          every row against every codeword, one float16 product on the tensor cores; best and
+                     second best stay in registers. Rows with a gap within the error bound go to a list.
 ``_search_listed``   the rows of the list again, in three float16 products, which leaves a few in ten thousand
 ``_rescore``         those few in float64, the way the reference does
 
@@ -13,8 +13,8 @@ Without the certificate only rows that float16 cannot hold go to the list, and f
 
 Scores are half squared distances less a constant of the row: with y = x - mu, b = c - mu and mu the mean
 codeword,
-|x - c|^2 / 2 - |y|^2 / 2 = |b|^2 / 2 - y.b, which keeps its digits when the data sit far from the origin. For cosine
-mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of two into the
+|x - c|^2 / 2 - |y|^2 / 2 = |b|^2 / 2 - y.b, which keeps its digits when the data sit far from the origin.
+For cosine mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of two into the
 range of float16.
 
 A thread holds every eighth column of a tile of scores. It writes the number of the column into the lowest
@@ -61,7 +61,7 @@ _SHAPE = ["outputs", "outer", "segments", "books", "k"]
 
 
 class Config(NamedTuple):
-    """How a pass is cut; ``chunk`` elements are multiplied at a time, all of them where that is the width."""
+    """Tiles of a pass; ``chunk`` elements are multiplied at a time, all of them where that is the width."""
 
     rows: int
     codes: int
@@ -104,7 +104,7 @@ def _load(x, mu, begin, valid, start, stride_d, D: tl.constexpr, CHUNK: tl.const
 
 @triton.jit
 def _parts(y, up):
-    """y * up as the sum of two float16, but for 2^-22 of it."""
+    """Return y * up as the sum of two float16, up to 2^-22 of it."""
     scaled = y * up[:, None]
     high = scaled.to(tl.float16)
     return high, (scaled - high.to(tl.float32)).to(tl.float16)
@@ -190,7 +190,7 @@ def _score(
     for first in tl.range(0, padded_k, CODES):
         code = codes + (first + columns)[None, :].to(tl.int64) * (2 * WIDTH) + elements[:, None]
         dot = tl.zeros((ROWS, CODES), tl.float32)
-        if SPLIT:  # the small products first, so that they are added among themselves
+        if SPLIT:  # the small products first
             for start in tl.range(0, WIDTH, CHUNK):
                 high, low = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
                 dot = tl.dot(low, tl.load(code + start), dot)
@@ -234,7 +234,7 @@ def _score(
         error = norm * slope + (D + 8) * (1.01 * 2.0**-24 * half_square + 2.0**-125 * (1 + radius))
         if L2:
             error += (D + 8) * 2.0**-53 * norm * norm
-        # The number of the column took the place of as many units of the last place.
+        # The number of the column replaced the lowest bits.
         error += (BITS + 1) * 2.0**-24 * (tl.abs(least) + tl.abs(runner_up))
         certain = certain & (runner_up - least > 2.02 * error)
     return index.to(tl.int64), certain
@@ -371,8 +371,7 @@ def _search_listed(
     CODES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The listed outputs in three products; those that are certain now leave the list, their place becomes
-    -1."""
+    """The listed outputs in three products; certain rows leave the list: their place becomes -1."""
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
     count = tl.load(header + book * _FIELDS + _COUNT)
@@ -429,7 +428,7 @@ def _rescore(
     SCAN: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """The canonical answer of what is left on the list. Launched without contraction to FMA, which would
+    """Find the exact answer for the rows on the list. Launched without contraction to FMA, which would
     round differently."""
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
@@ -457,7 +456,7 @@ def _rescore(
                 lower = total < best  # NaN never is
                 winner = tl.where(lower, code, winner)
                 best = tl.where(lower, total, best)
-            # Where no distance is below infinity every winner still is 0, and so is the answer.
+            # If no distance is below infinity, every winner is still 0, which is the answer.
             index = tl.min(tl.where(best == tl.min(best, 0), winner, k - 1), 0)
             tl.store(indices + output, index.to(tl.int64))
             pending = tl.where(pending == output, -1, pending)
@@ -496,7 +495,8 @@ def vq_assign(given: Arguments) -> torch.Tensor:
 def assign(
     x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, epilogue: Epilogue
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """indices, and what is asked for in ``epilogue``; parts of the sum of (x - codeword)^2 when it asks for
+    """Return indices, and the results that ``epilogue`` asks for; parts of the sum of (x - codeword)^2 when
+    it asks for
     ``quantized``."""
     k, d = codebook.shape[-2:]
     s = x.shape[-1] // d

@@ -1,9 +1,8 @@
-"""What follows a search for the rows of a tile as soon as their codewords are known: ``Epilogue`` says what
-is wanted.
+"""Work on the rows of a tile as soon as their codewords are known: ``Epilogue`` selects it.
 
-x is read again while it is in the cache, so device memory sees it once. What many programs add to is an
-integer, and every program has a place of its own for its part of the loss, so the result has the same bits at
-every run. Rows that the first pass is not certain of are marked as open and follow in ``_finish_open``.
+x is read again while it is in the cache, so device memory sees it once. Programs add integers to shared
+memory, and each has a place for its part of the loss, so each run gives the same bits. Rows that the first
+pass is not certain of are marked as open and follow in ``_finish_open``.
 Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
@@ -21,7 +20,7 @@ _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
 class Epilogue(NamedTuple):
-    """What is wanted, None for what is not; codewords of ``[codes]`` are those of all books."""
+    """The requested results, None for others; codewords of ``[codes]`` are those of all books."""
 
     counts: torch.Tensor | None = None
     """``[codes]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where
@@ -36,7 +35,7 @@ class Epilogue(NamedTuple):
     scales of the column; rounded."""
     scales: torch.Tensor | None = None
     largest: torch.Tensor | None = None
-    """``[codes]`` int64, zeroed: the largest |x| as the bits of a double, infinity for a row that is not finite."""
+    """``[codes]`` int64, zeroed: the largest |x| as the bits of a double, infinity if a row is not finite."""
     middle: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     mass_scale: torch.Tensor | None = None
@@ -46,7 +45,8 @@ class Epilogue(NamedTuple):
 def _begin(
     output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr
 ):
-    """Where an output begins in x: FLAT [outputs / books, books * D], otherwise [A, B, segments * D]."""
+    """Return the place in x where an output begins: FLAT [outputs / books, books * D], otherwise [A, B,
+    segments * D]."""
     if FLAT:
         return (output // books) * stride_b + book * D * stride_d
     row = output // segments
@@ -157,7 +157,7 @@ def _finish_open(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """What the first pass left open, by now in indices; parts of the loss from place ``first`` on."""
+    """Finish rows that the first pass left open; parts of the loss from place ``first`` on."""
     output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = tl.load(opened + output, mask=output < outputs, other=0) != 0
     if tl.max(valid.to(tl.int32), 0) > 0:

@@ -1,4 +1,5 @@
-"""What the Triton passes of ``vq_assign`` read: a codebook centred, scaled into the range of float16 and
+"""The operands of the Triton passes of ``vq_assign``: a codebook centred, scaled into the range of float16
+and
 measured for the certificate.
 
 Two launches and no wait for the host: ``_centre`` finds the mean codeword and the largest element, ``_pack``
@@ -13,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-# The score of what is no codeword: beaten by every finite one that passes the certificate.
+# The score of padding: beaten by every finite one that passes the certificate.
 _NEVER = tl.constexpr(2.0**127)
 # Fields of the header of a book, 64 bits each: rows on the list, and as the bits of doubles the largest |c -
 # mu| of an element, |b|^2 / 2, |b|, and |b| less its first, and less its first and second float16 part, these
@@ -64,7 +65,7 @@ def _centre(
     CODES: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """mu, the mean of what is finite (0 for cosine, whose unit codewords need none), and the largest |c - mu|."""
+    """Compute mu, the mean of finite codewords (0 for cosine), and the largest |c - mu|."""
     program = tl.program_id(0).to(tl.int64)
     book, j = (
         program // (WIDTH // ELEMENTS),
@@ -177,7 +178,7 @@ class _Packed(NamedTuple):
 
 
 def _width(d: int) -> int:
-    """Elements of a packed codeword: what the matrix units and Triton's powers of two want."""
+    """Elements of a packed codeword: a size for the matrix units and a power of two."""
     return max(16, 1 << (d - 1).bit_length()) if d <= 512 else (d + 63) // 64 * 64
 
 

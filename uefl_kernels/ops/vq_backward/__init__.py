@@ -1,5 +1,5 @@
-"""``vq_backward``: the gradient of ``vq`` with respect to x, elementwise and in one pass; autograd calls it,
-users have no need to.
+"""``vq_backward``: the gradient of ``vq`` with respect to x, elementwise and in one pass; it is private:
+autograd calls it.
 
 Per segment, with q the codeword gathered again from the indices and g the gradient of ``quantized`` (absent:
 0)::
@@ -8,7 +8,7 @@ Per segment, with q the codeword gathered again from the indices and g the gradi
     rotation           grad_x = lambda R^T g + pull (x - q)        see estimator="rotation" of vq
 
 An index out of range is an error on the CPU; on a GPU, where a check would stall the device, CUDA C++ and
-Triton read nothing for it and give NaN. x and g may have any strides; grad_x has those of
+Triton read nothing for it and give NaN. x and g may have any strides; grad_x has the strides of
 ``torch.empty_like(x)``. Bytes that must move: x, g and grad_x, once each.
 """
 

@@ -1,5 +1,5 @@
-"""The definition of ``vq_backward``: straight through in float32 (float64 beside float64), as autograd would;
-rotated in float64."""
+"""The definition of ``vq_backward``: straight through in float32 (float64 if an input is float64), like
+autograd; rotated in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def vq_backward(given: Arguments) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, q: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """lambda R^T g, ``[..., d]`` float64: lambda = |q| / |x|, R = 1 - 2 w w^T + 2 v u^T, and u, v, w the unit vectors of x, q, u + v.
+    """Return lambda R^T g, ``[..., d]`` float64.
+
+    lambda = |q| / |x|, R = 1 - 2 w w^T + 2 v u^T, and u, v, w are the unit vectors of x, q, u + v.
 
     Source: Fifty et al. 2024, "Restructuring Vector Quantization with the Rotation Trick", section 4.2.
     """

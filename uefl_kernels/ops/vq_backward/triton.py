@@ -23,7 +23,7 @@ _SHAPE = ["outputs", "inner", "segments", "books", "k", "d", "x_a", "x_b", "g_a"
 
 @triton.jit
 def _begin(row, inner, segment, d, stride_a, stride_b, stride_d):
-    """Where a segment of a row begins in an array [A, B, D]."""
+    """Return the place where a segment of a row begins in an array [A, B, D]."""
     return ((row // inner) * stride_a + (row % inner) * stride_b + segment * d * stride_d)[:, None]
 
 

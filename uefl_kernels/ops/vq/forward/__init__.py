@@ -1,11 +1,16 @@
-"""``vq_forward``: what ``vq`` takes from the rows; ``vq`` calls it on GPUs, users have no need to.
+"""``vq_forward``: the pass of ``vq`` over the rows. It is private: ``vq`` calls it on GPUs.
 
-x [..., D], codebook [K, d] | [S, K, d], and for sums the units of each codeword, scales [codes] float64, codes being K or S * K, give
+Inputs: x [..., D], codebook [K, d] or [S, K, d], and for sums the units of each codeword, scales [codes]
+float64, where codes is K or S * K. Results:
 
-    quantized [..., D] in the dtype of x, indices [..., S] int64, error, the sum of (x - codeword)^2 in
-    float64, counts [codes] int64, largest   [codes] int64: the largest |x| of the rows of a codeword as the
-    bits of a float64, infinity for a row that is not finite, fixed     [codes, d] int64: the sum of round(x *
-    scale), ties to even; of no meaning where x * scale reaches 2^62 or is not finite.
+* quantized [..., D] in the dtype of x
+* indices [..., S] int64
+* error, the sum of (x - codeword)^2 in float64
+* counts [codes] int64
+* largest [codes] int64: the largest |x| of the rows of a codeword as the bits of a float64, infinity for a row
+  that is not finite
+* fixed [codes, d] int64: the sum of round(x * scale), ties to even; it has no meaning if x * scale reaches
+  2^62 or is not finite
 
 Bytes that must move: x and quantized once each, 8 an index.
 """

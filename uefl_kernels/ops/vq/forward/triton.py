@@ -15,7 +15,7 @@ from ...vq_assign.triton import _rows, assign
 from ...vq_assign.triton_epilogue import Epilogue, _begin, _fixed
 from .composed import Arguments, Result
 
-# Rows and at most so many elements of a tile; not tuned on a GPU yet.
+# Rows and the largest number of elements of a tile; not tuned on a GPU yet.
 _ROWS, _ELEMENTS = 64, 64
 
 
