@@ -72,7 +72,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     are equally near to some 15 digits.
 
     Returns:
-        ``torch.export.default_decompositions()`` and the ops of this package.
+        a dictionary from ops to functions: ``torch.export.default_decompositions()`` and the ops here, such
+        as ``uefl::vq``, of x ``[..., D]`` and a codebook ``[K, d]`` or ``[S, K, d]``.
+
+    Raises:
+        nothing.
+
+    Source: as :func:`vq_assign`.
 
     Equivalent to: nothing in PyTorch.
 

@@ -60,9 +60,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-class ClusteringEstimator(  # type: ignore[misc]
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Estimator
-):
+class _Mixins(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin):  # type: ignore[misc]
+    """Mixins of a transformer that clusters."""
+
+
+class ClusteringEstimator(_Mixins, Estimator):
     """A clustering that also transforms."""
 
     def __sklearn_tags__(self) -> Any:

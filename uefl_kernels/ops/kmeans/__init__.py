@@ -80,8 +80,8 @@ def kmeans(
             the CPU. They are rounded to 2^-(62 - log2 N) of the largest, so smaller ones count as zero.
             Default: ones.
         init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times.
-            ``"k-means||"``: five rounds that draw 2 k rows each, then k-means++ among these; fewer passes over
-            many rows. ``"random"``: different rows. Or the centers, ``[k, d]``.
+            ``"k-means||"``: five rounds that draw 2 k rows each, then k-means++ among these; fewer passes.
+            ``"random"``: different rows. Or the centers, ``[k, d]``.
         n_init: the number of starts; the lowest inertia wins; ``"auto"``: 10 for ``"random"``, or else
             1.
         max_iter: the largest number of iterations.

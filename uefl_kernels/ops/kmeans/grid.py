@@ -70,8 +70,7 @@ class Grid:
         return chosen
 
     def parallel(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """Draw k-means||: five rounds of 2 k draws by squared distance, with replacement; then k-means++ among
-        the drawn rows."""
+        """Draw five rounds of 2 k rows by squared distance, with replacement, then k-means++ among them."""
         drawn, owner = self.oversampled(k, seed, restart)
         masses = self.everywhere(torch.zeros_like(drawn).index_add_(0, owner, self.masses))
         few = self.few(self.take(drawn), masses.double() / steps.least_power_of_two(masses.max().double()))

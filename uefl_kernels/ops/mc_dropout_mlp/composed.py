@@ -7,8 +7,8 @@ least ``threshold(p)``. The bits are half a word of Philox4x32-10 with
 
 Columns 8 c, 8 c + 1, 8 c + 2, ... take the low half of word 0, its high half, the low half of word 1, and
 so on. With ``consistent=True`` the counter has row 0 for all rows. Stream i is the dropout before layer i of
-the head; the last stream is the dropout on the logits. A dropped unit counts as zero, even if it is not finite; a kept
-unit is scaled so that the expectation is exact.
+the head; the last stream is the dropout on the logits. A dropped unit counts as zero, even if it
+is not finite; a kept unit is scaled so that the expectation is exact.
 """
 
 from __future__ import annotations

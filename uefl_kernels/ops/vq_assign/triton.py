@@ -14,8 +14,8 @@ Without the certificate only rows that float16 cannot hold go to the list, and f
 Scores are half squared distances less a constant of the row: with y = x - mu, b = c - mu and mu the mean
 codeword,
 |x - c|^2 / 2 - |y|^2 / 2 = |b|^2 / 2 - y.b, which keeps its digits when the data sit far from the origin.
-For cosine mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of two into the
-range of float16.
+For cosine mu = 0, c is the unit codeword and the score is -x.c. Rows and codebook are scaled by powers of
+two into the range of float16.
 
 A thread holds every eighth column of a tile of scores. It writes the number of the column into the lowest
 mantissa bits and keeps the two least of each residue, so the order costs three minima a score; the columns of

@@ -7,8 +7,8 @@ float64, where codes is K or S * K. Results:
 * indices [..., S] int64
 * error, the sum of (x - codeword)^2 in float64
 * counts [codes] int64
-* largest [codes] int64: the largest |x| of the rows of a codeword as the bits of a float64, infinity for a row
-  that is not finite
+* largest [codes] int64: the largest |x| of the rows of a codeword as the bits of a float64, infinity for a
+  row that is not finite
 * fixed [codes, d] int64: the sum of round(x * scale), ties to even; it has no meaning if x * scale reaches
   2^62 or is not finite
 
