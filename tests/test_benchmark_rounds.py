@@ -1,4 +1,4 @@
-"""The comparisons of federated rounds run, and the published loop of UEFL does the work of ours."""
+"""Check that the comparisons of federated rounds run, and that the published UEFL loop equals ours."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def options(*keys):
 
 @pytest.mark.slow
 def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
-    """What is saved is shown on the page of measurements."""
+    """Check that the page of measurements shows saved rows."""
     uefl_round.main(
         ["--turns", "1", "--bf16", "--processes", "2", "--save", str(tmp_path / "rounds"), *options(*TINY)]
     )
@@ -60,7 +60,7 @@ def test_a_gpu_that_is_not_there_is_said_in_one_line(monkeypatch, capsys):
 
 
 def test_rounds_are_compared_turn_by_turn():
-    """Medians, and ratios to the first loop in the same turn."""
+    """Return medians, and ratios to the first loop in the same turn."""
     ours = [(1.0, 1.0, 2.0, 2.0), (3.0, 1.0, 4.0, 4.0), (2.0, 1.0, 3.0, 3.0)]
     theirs = [(2.0, 2.0, 4.0, 2.0), (8.0, 8.0, 16.0, 8.0), (7.0, 2.0, 9.0, 9.0)]
     first, second = rounds.medians({"uefl": ours, "published": theirs})
@@ -84,8 +84,7 @@ def test_a_round_of_fedul_is_timed_beside_the_published_loop(capsys):
 
 
 def test_a_round_of_the_published_loop_is_one_of_ours():
-    """From the same weights, with a batch of all images and without dropout: the same averages, and the same
-    codebooks."""
+    """Compare averages and codebooks of both loops: same weights, one batch of all images, no dropout."""
     cfg = config.load("mnist-9-published", [*TINY, "batch_size=40", "dropout=0.0", "lr=1e-3"])
     federation = build(cfg.data, kind="labeled", seed=0)
     ours = rounds.Ours(cfg, "uefl-published", federation)
@@ -100,7 +99,7 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
     for (name, mine), published, before in zip(
         other.server.named_parameters(), theirs.server.parameters(), start, strict=True
     ):
-        if name != "codebook":  # which stays with the silos
+        if name != "codebook":  # it stays with the silos
             assert (mine - published).norm() < 0.05 * (published - before).norm(), name
     state = ours.arm.states[0]
     for k, codebook in enumerate(theirs.codebooks):
@@ -108,8 +107,7 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
 
 
 def copy_of(ours, theirs):
-    """Put our model into theirs, whose features are a channel after the other where ours are a position after
-    the other."""
+    """Copy our model into theirs: their features are ordered by channel, ours by position."""
     state = ours.arm.states[0]
     ours.workspace.flat.set(state.tensors["values"], state.tensors["buffers"])
     net = ours.workspace.net

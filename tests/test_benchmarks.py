@@ -1,4 +1,4 @@
-"""The benchmark registry is complete and runs; its own timings are taken by ``python -m benchmarks.run``."""
+"""Check that the benchmark registry is complete and runs; ``python -m benchmarks.run`` takes the timings."""
 
 import csv
 import json
@@ -122,7 +122,7 @@ def test_memory_that_a_call_touches_and_frees_is_seen():
         torch.ones(size, dtype=torch.uint8)
         return "answer"
 
-    for _ in range(2):  # the second time, malloc could serve it from what the first one has freed
+    for _ in range(2):  # the second time, malloc could reuse the memory of the first
         answer, peak = measure.weigh(call, "cpu")
         assert answer == "answer"
         assert size - (4 << 20) < peak < size + (16 << 20)
@@ -219,7 +219,7 @@ def test_unknown_shape_is_an_error(capsys):
 
 
 @pytest.mark.slow
-def test_shape_of_ones_own_by_another_variant_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
+def test_a_custom_shape_runs_in_another_variant(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     arguments = [
         "--op",
@@ -303,7 +303,7 @@ def test_columns_stay_in_line_below_a_long_shape(capsys):
     assert {len(line) for line in lines} == {len(header)}
 
 
-def test_case_that_ours_refuses_makes_the_exit_code_2_with_its_message(capsys):
+def test_a_rejected_case_exits_with_code_2_and_its_message(capsys):
     assert run.main(["--op", "kmeans", "--shape", "5x3x9"]) == 2
     assert "kmeans 5x3x9: ValueError: " in capsys.readouterr().out
 
@@ -338,7 +338,7 @@ def test_peer_that_fails_is_named_and_the_run_goes_on(monkeypatch, capsys):
 
 
 def test_pictures_of_a_part_of_the_results(tmp_path, capsys):
-    """Rates that were rounded to 0, no peer, no limits; then nothing at all."""
+    """Draw rates rounded to 0, without a peer and without limits, and then no rows."""
     columns = (
         "machine",
         "threads",
@@ -411,7 +411,7 @@ def test_the_page_of_measurements_is_that_of_the_results():
     )
 
 
-def test_every_target_stands_on_the_page_for_every_gpu_with_its_time_or_without():
+def test_the_page_has_every_target_for_every_gpu():
     rows = [line.split(" | ") for line in gpu_model.summary().splitlines()[2:]]
     assert [(gpu, work.partition(",")[0]) for gpu, work in (row[0:2] for row in rows)] == [
         (f"| {machine.name}", f"{op} {shape}")
@@ -501,7 +501,7 @@ def test_products_alone_take_the_time_of_the_tensor_core():
     assert gpu_issue.cycles(loop, 3) == pytest.approx(768, rel=0.01)  # three times four products of 64 cycles
 
 
-def test_comparisons_hide_behind_products_until_their_pipe_is_full():
+def test_comparisons_overlap_products_until_the_pipe_is_full():
     for count, expected in ((100, 768), (190, 3 * 190 * 2)):
         compare = [f"VIMNMX R{100 + i % 40}, R{10 + i % 60}, R{11 + i % 60}, PT" for i in range(count)]
         loop = [".L_x_1:", *PRODUCTS, "WARPGROUP.DEPBAR.LE gsb0, 0x0", *compare, "BRA `(.L_x_1)"]
@@ -509,7 +509,7 @@ def test_comparisons_hide_behind_products_until_their_pipe_is_full():
             assert gpu_issue.cycles(loop, 3, ordered=ordered) == pytest.approx(expected, rel=0.01)
 
 
-def test_warps_that_take_turns_with_their_products_are_not_overtaken():
+def test_warps_take_turns_with_their_products():
     loop = [gpu_issue.parse(line) for line in (*PRODUCTS, "WARPGROUP.DEPBAR.LE gsb0, 0x0")]
     quarter = gpu_issue._Quarter(loop, 3, ordered=True)
     for _ in range(5000):
@@ -538,7 +538,7 @@ def test_a_loop_that_waits_for_nothing_that_comes_is_told():
         gpu_issue.cycles(PRODUCTS * 60_000, 1, rounds=2)
 
 
-# Of the table by which the redesign was decided: overlap, apart, and the least with a variant.
+# The table behind the redesign: overlap, apart, and the least with a variant.
 DECIDED = {
     "1M x 64 x 256 f32": (119, 130),
     "1M x 64 x 8192 f32": (1635, 2386),
@@ -587,7 +587,7 @@ def test_no_expected_time_is_below_its_wall():
 @pytest.mark.skipif(
     sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed"
 )
-def test_the_constants_of_the_model_are_those_of_the_machine_code():
+def test_the_model_constants_match_the_machine_code():
     for name, counts in gpu_model.counted().items():
         known = gpu_model.COUNTS[name]
         assert counts["issue"] == pytest.approx(known["issue"], rel=0.1), name

@@ -1,5 +1,4 @@
-"""The pages of docs/: their examples run, and every public name of the kernels has its entry and an
-example."""
+"""Check docs/: examples run, and every public name of the kernels has an entry and an example."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from uefl_kernels._library import _runs_on
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
-ELSEWHERE = ("algorithms",)  # its run is in the tests of its algorithm
+ELSEWHERE = ("algorithms",)  # the tests of its algorithm run it
 GUIDES = [
     page
     for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("guides/*.md")])
@@ -71,7 +70,7 @@ def test_python_of_the_guides_runs_alone(page, number, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
 def test_runs_that_a_page_names_can_be_configured(page):
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")  # a command may go on in the next line
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")  # a command may continue on the next line
     for command in re.findall(r"\buefl train [a-z][^\n`;#|)]*", text):
         _, _, source, *options = shlex.split(command)
         settings = [
@@ -83,7 +82,7 @@ def test_runs_that_a_page_names_can_be_configured(page):
 
 def test_every_public_name_has_an_entry_and_an_example():
     text = "\n".join(page.read_text(encoding="utf-8") for page in API)
-    # which is imported late
+    # imported on first use
     entries = {name.replace(".estimator.", ".") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
     assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics"} == {
         name for name in entries if name.startswith("uefl_kernels")
@@ -104,18 +103,18 @@ def test_every_public_name_has_an_entry_and_an_example():
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_entries_say_shapes_errors_source_and_what_they_are_equal_to(name):
+def test_entries_have_shapes_errors_source_and_equivalent(name):
     thing = getattr(uefl_kernels.nn if ".nn." in name else uefl_kernels, name.rpartition(".")[2])
-    # of a tuple each member says it
+    # the members of a tuple have the entries
     if isinstance(thing, bool) or (isinstance(thing, type) and issubclass(thing, tuple)):
         return
     parts = ["Raises:", "Equivalent to"]
-    if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # which come from no paper
+    if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # without a paper
         parts += ["[", "Source:"]
     assert [part for part in parts if part not in inspect.getdoc(thing)] == []
 
 
-def test_a_gpu_gets_the_kernels_that_the_page_says():
+def test_the_table_of_gpus_agrees_with_the_build():
     build = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     (generations,) = re.findall(r"^set\(GENERATIONS (.*)\)$", build, re.MULTILINE)
     wheel = (
@@ -230,7 +229,7 @@ def test_the_site_fetches_nothing_from_elsewhere():
     assert "://" not in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
-def test_the_drawings_are_those_of_their_source(tmp_path, monkeypatch):
+def test_drawings_match_their_source(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs" / "drawings")
     draw = importlib.import_module("draw")
     for drawing in (draw.network, draw.federated_round, draw.search, draw.layers):

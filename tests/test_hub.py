@@ -1,4 +1,4 @@
-"""The layout for Hugging Face's kernel hub: built from a wheel, loaded from a path by a name of its own."""
+"""Check the layout for Hugging Face's kernel hub, built from a wheel and loaded under another name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_variants_hold_what_is_of_every_python(hub, tmp_path):
     }
 
 
-def test_the_hub_names_the_architectures_and_the_torch_of_the_build(hub):
+def test_the_hub_metadata_has_the_architectures_and_torch(hub):
     text = (ROOT / "CMakeLists.txt").read_text()
     for architecture in ("80", "90a", "100"):
         assert architecture in text.partition("set(GENERATIONS ")[2].partition(")")[0].split()

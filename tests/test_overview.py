@@ -1,4 +1,4 @@
-"""The picture of the README."""
+"""Check the picture of the README."""
 
 import matplotlib.pyplot as plt
 import pytest

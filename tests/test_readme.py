@@ -1,4 +1,4 @@
-"""What the README shows works: its Python runs, its commands name what there is, its links lead somewhere."""
+"""Check the README: its Python runs, its commands and links exist."""
 
 import re
 import shlex

@@ -1,9 +1,9 @@
 """Lay out a wheel for Hugging Face's kernel hub: ``python tools/hub.py WHEEL FOLDER``.
 
 One library serves every torch from 2.10 on, with CUDA and without (LibTorch's stable ABI), so the variants of
-FOLDER/build hold the same files, less what is of one version of Python: ``uefl_kernels.numpy`` is not on the
-hub. kernel-builder, which compiles variants out of sources alone, cannot build these: it gives all sources of
-a backend the same flags, and our kernels need those of their instruction set.
+FOLDER/build hold the same files. ``uefl_kernels.numpy`` depends on the version of Python and is not on the
+hub. kernel-builder cannot build these variants from the sources: it gives all sources of a backend the same
+flags, and our kernels need the flags of their instruction set.
 
 The ops register under fixed names, so a process that has loaded these kernels from the hub cannot load
 another version of them.

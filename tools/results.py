@@ -49,7 +49,7 @@ def keep(folder: Path, place: Path = PLACE) -> None:
 
 
 class Kept(report.Result):
-    """The numbers of a kept file, in the place of runs."""
+    """Provide the numbers of a saved file instead of runs."""
 
     numbers: dict[str, Any]
 

