@@ -73,7 +73,7 @@ class ResidualKMeans(TakesRows, Estimator):
         n_levels: how many levels.
         n_clusters: how many codes a level has.
         init, n_init, max_iter, tol, random_state: of the k-means of every level; see :class:`KMeans`.
-        ``init`` is a name here.
+            ``init`` is a name here.
         balanced: whether in ``fit`` no code of a level is given to more than ceil(n_samples / n_clusters)
             rows, and later levels work on what that leaves. The assignment is stable: no row is nearer to a
             centre that holds a row farther from it.
