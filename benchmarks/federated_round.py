@@ -38,7 +38,7 @@ def arm_of(
     """
     names = tuple(sorted(silo.name for silo in federation.silos))
     context = Context(
-        cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.image_shape, names
+        cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.shape, names
     )
     algorithm = find(cfg.arms[name].algorithm)(cfg.arms[name].parameters).bound(context)
     workspace = Workspace(algorithm, cfg.data, federation, torch.device(device))

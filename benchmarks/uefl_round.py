@@ -131,7 +131,7 @@ class Published:
         self.passes = 1 if once else cfg.run.passes
         of_arm, model = cfg.arms[name].parameters, cfg.model
         sizes = (model.width, model.hidden, len(federation.classes), of_arm.codewords, of_arm.segments)  # type: ignore[attr-defined]
-        self.server = PublishedNet(federation.image_shape, *sizes, model.dropout).to(device)
+        self.server = PublishedNet(federation.shape, *sizes, model.dropout).to(device)
         self.codebooks = [self.server.codebook.detach().clone() for _ in federation.silos]
         mean, std = normalization(cfg.data.normalize, federation.mean, federation.std)
         data = [silo.load() for silo in federation.silos]

@@ -40,16 +40,11 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     check_name(path, "the file")
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
-    about = {
-        "classes": list(model.classes),
-        "image_shape": list(model.image_shape),
-        "client": client,
-        "scale": "0-255",
-    }
+    about = {"classes": list(model.classes), "shape": list(model.shape), "client": client, "scale": "0-255"}
     temporary = path.with_name(f"{path.name}.tmp")
     with isolated(), torch.no_grad():
         module = model.module(client)
-        example = torch.zeros(2, *model.image_shape)
+        example = torch.zeros(2, *model.shape)
         try:
             FORMATS[path.suffix.lower()](module, example, temporary, about)
             checkpoint.replace(temporary, path)

@@ -13,7 +13,7 @@ import numpy as np
 from .checkpoint import write_text
 from .data import pixels
 from .data.folder import visible
-from .data.images import Images, on_files
+from .data.images import ImageList, on_files
 from .errors import UserError
 from .models.saved import SavedModel
 from .paths import check_name, special
@@ -54,7 +54,7 @@ class Predictor:
         files = list(dict.fromkeys(file for path in paths for file in _files(path)))
         if not files:
             raise UserError(f"{', '.join(map(str, paths))}: no image found")
-        self.images: Images = on_files(files)
+        self.images: ImageList = on_files(files)
         self.client = client
         if client is not None and client not in model.clients:
             raise UserError(f"client {client!r} has no part of its own in this model; {_expected(model)}")
@@ -66,13 +66,13 @@ class Predictor:
 
     def notes(self) -> list[str]:
         """What was done to the images, and whose parts of the model are taken; call it after :meth:`rows`."""
-        height, width = self._model.image_shape[1:]
+        height, width = self._model.shape[1:]
         resized = int((self.images.shapes != [height, width]).any(1).sum())
         found = pixels.notes(self.images.kinds, self.count)
         found += [f"{resized} of {self.count} images are resized to {width}x{height}"] if resized else []
         found += (
             ["color images become grey, as the model takes them"]
-            if self.images.channels > self._model.image_shape[0]
+            if self.images.channels > self._model.shape[0]
             else []
         )
         return found + self._choice
@@ -91,7 +91,7 @@ class Predictor:
             self._choice = [f"predicted with {best if client else 'the mean of the layers of all clients'}"]
         for start in range(0, self.count, _BATCH):
             rows = np.arange(start, min(start + _BATCH, self.count))
-            batch = self.images.fitted(rows, model.image_shape)
+            batch = self.images.fitted(rows, model.shape)
             said = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
             chances, classes = said.probs.max(1)
             each = zip(
@@ -113,9 +113,7 @@ class Predictor:
         totals: dict[str, float] = {}
         for start in range(0, self.count, _BATCH):
             rows = np.arange(start, min(start + _BATCH, self.count))
-            for name, misfit in self._model.misfits(
-                self.images.fitted(rows, self._model.image_shape)
-            ).items():
+            for name, misfit in self._model.misfits(self.images.fitted(rows, self._model.shape)).items():
                 totals[name] = totals.get(name, 0.0) + misfit
         return min(totals, key=lambda name: totals[name]) if totals else None
 

@@ -296,7 +296,7 @@ class _Run:
         self.clients = Clients((*federation.silos, *federation.unseen), device)
         names = tuple(sorted(silo.name for silo in federation.silos))
         examples = {silo.name: silo.sizes.train for silo in federation.silos}
-        about = (federation.classes, federation.image_shape, names, network, examples)
+        about = (federation.classes, federation.shape, names, network, examples)
         self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, self._home)
         make_repeatable(cfg.run.threads or self._threads(), device)
         self.made_with = {

@@ -49,7 +49,7 @@ def test_its_codebook_grows_and_is_measured(run):
 
 def test_its_saved_model_predicts_behind_the_codebook(run):
     model = uefl.load(run.path, model=TwoParts).model("uefl")
-    images = torch.randint(0, 256, (3, *model.image_shape), dtype=torch.uint8)
+    images = torch.randint(0, 256, (3, *model.shape), dtype=torch.uint8)
     net, own = model.members[0].net, model.members[0].clients["silo-0"]
     tokens = net.tokens((images - model.mean) / model.std).reshape(-1, 4)
     nearest = torch.cdist(tokens, own["codebook"]).argmin(1)

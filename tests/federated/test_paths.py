@@ -67,7 +67,7 @@ def test_suffixes_in_capitals(tmp_path):
         silo=np.zeros(12, int),
     )
     (tmp_path / "x.npz").rename(tmp_path / "data.NPZ")
-    assert labeled(tmp_path / "data.NPZ").image_shape == (1, 4, 4)
+    assert labeled(tmp_path / "data.NPZ").shape == (1, 4, 4)
     (tmp_path / "X.TOML").write_text('base = "demo"\n[run]\nseed = 7\n')
     assert config.load(str(tmp_path / "X.TOML")).run.seed == 7
     assert labeled(images(tmp_path / "silos", suffix=".PNG")).classes == ("cat", "dog")

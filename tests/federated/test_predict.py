@@ -304,7 +304,7 @@ def test_export_as_a_state_dict(models, tmp_path):
     expected = model.module("silo-2").state_dict()
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
-    assert about["image_shape"] == [1, 8, 8]
+    assert about["shape"] == [1, 8, 8]
 
 
 def test_export_as_onnx(models, tmp_path):

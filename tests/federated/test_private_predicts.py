@@ -56,10 +56,7 @@ def run(tmp_path_factory):
 def test_a_saved_model_predicts_without_a_client(run):
     model = run.model("counting")
     assert model.clients == ()
-    assert model.predict(torch.zeros(3, *model.image_shape, dtype=torch.uint8)).shape == (
-        3,
-        len(model.classes),
-    )
+    assert model.predict(torch.zeros(3, *model.shape, dtype=torch.uint8)).shape == (3, len(model.classes))
 
 
 def test_there_is_no_global_accuracy(run):

@@ -92,7 +92,7 @@ def context(cfg: Config, fed: Federation, home: bool = False) -> Context:
         cfg.model,
         cfg.training,
         fed.classes,
-        fed.image_shape,
+        fed.shape,
         names,
         None,
         examples,

@@ -138,7 +138,7 @@ class Algorithm:
         smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
         if self.trains_clients and smallest.sizes.train == 1:
             try:
-                net.train()(torch.zeros(1, *federation.image_shape, device=next(net.parameters()).device))
+                net.train()(torch.zeros(1, *federation.shape, device=next(net.parameters()).device))
             except ValueError:  # of a batch norm that sees one value per channel
                 raise UserError(
                     f"silo {smallest.name!r} has one training image, which batch norm cannot normalise; give"

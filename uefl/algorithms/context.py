@@ -33,7 +33,7 @@ class ModelSpec:
     """What a network is built for."""
 
     settings: Model
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     """(C, H, W)"""
     classes: int
     given: Callable[[], nn.Module] | None = None
@@ -52,7 +52,7 @@ class ModelSpec:
                 "its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out,"
                 " model=...)"
             )
-        return Net(self.settings, self.image_shape, self.classes)
+        return Net(self.settings, self.shape, self.classes)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Context:
     model: Model
     training: Training
     classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     clients: tuple[str, ...]
     """names of the clients that are trained on, sorted"""
     network: Callable[[], nn.Module] | None = None
@@ -79,7 +79,7 @@ class Context:
     @property
     def spec(self) -> ModelSpec:
         """What the network is built for."""
-        return ModelSpec(self.model, self.image_shape, len(self.classes), self.network)
+        return ModelSpec(self.model, self.shape, len(self.classes), self.network)
 
 
 @dataclass

@@ -45,11 +45,11 @@ class TwinNet(Net):
     offset: torch.Tensor
 
     def __init__(self, spec: ModelSpec, alpha: float) -> None:
-        super().__init__(spec.settings, spec.image_shape, spec.classes)
+        super().__init__(spec.settings, spec.shape, spec.classes)
         _, head = usual(self, "DisTrans needs")
         self.head = TwinHead(head, spec.classes)
         self.alpha = alpha
-        self.register_buffer("offset", torch.zeros(spec.image_shape))
+        self.register_buffer("offset", torch.zeros(spec.shape))
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
         """images [B, C, H, W], normalised -> tokens of both mixtures [B, 2, H', W', D]."""

@@ -115,9 +115,7 @@ class FedBR(Algorithm):
             if count:
                 messages[client] = super().broadcast(state, client, turn)
                 messages[client].options["pseudo"] = count
-                messages[client].expects = {
-                    "pseudo": Expected((count, *self.context.image_shape), torch.float32)
-                }
+                messages[client].expects = {"pseudo": Expected((count, *self.context.shape), torch.float32)}
         made = [reply.tensors["pseudo"].clone() for reply in turn.need(messages, "make pseudo-images")]
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 

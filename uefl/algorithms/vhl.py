@@ -70,7 +70,7 @@ class VHL(Algorithm):
         """Make the virtual images, which are the same at every client."""
         if self.parameters.virtual_batch:
             classes, count = len(self.context.classes), self.parameters.virtual_per_class
-            images = virtual_images(derive(work.seed, "virtual"), self.context.image_shape, classes, count)
+            images = virtual_images(derive(work.seed, "virtual"), self.context.shape, classes, count)
             work.memory["virtual"] = images.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:

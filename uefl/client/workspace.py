@@ -59,7 +59,7 @@ class Workspace:
         self._mean, self._std = mean.to(device), std.to(device)
         self._variances = self._running("running_var")
         """positions of running variances among the shared ``buffers``"""
-        shape = self.context.image_shape
+        shape = self.context.shape
         self._noise = torch.randint(
             256, (1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
         ).to(device)

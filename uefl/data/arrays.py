@@ -13,12 +13,12 @@ from PIL import Image
 from ..errors import UserError
 from ..isolation import isolate
 from . import labeled
+from .dataset import DataSet, numbers
 from .federation import Federation, Split
 from .images import copied
 from .partitions.base import Deal, Share
 from .pixels import as_bytes, as_images, as_label, as_labels, is_array, kinds_of, pixels_of
 from .settings import Data
-from .table import Table, numbers
 
 Part = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
@@ -98,7 +98,7 @@ def from_arrays(
         )
     images = copied(pixels, tuple(names), kinds)
     rows = np.arange(len(everything))
-    table = Table("arrays", images, everything, known, rows, None, parts={"images": len(rows)})
+    table = DataSet("arrays", images, everything, known, rows, None, parts={"images": len(rows)})
     return labeled.federate(
         table, Deal(tuple(shares), tuple(apart)), data, seed, partition={"scheme": "given"}
     )

@@ -10,6 +10,7 @@ from ..errors import UserError
 from ..isolation import isolate
 from ..paths import check_name, other_capitals, special
 from . import generated, labeled, unlabeled
+from .dataset import DataSet, checked
 from .federation import Federation, Kind
 from .partitions.base import Scheme
 from .partitions.base import checked as whole_deal
@@ -18,7 +19,6 @@ from .partitions.rotations import Rotations
 from .partitions.unlabeled import Unlabeled
 from .settings import Data
 from .sources import SOURCES, own_folder, own_npz, own_sets
-from .table import Table, checked
 
 _OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
 _DEALT = (
@@ -80,7 +80,7 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
     return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)
 
 
-def read_source(data: Data, root: Path | None) -> Table:
+def read_source(data: Data, root: Path | None) -> DataSet:
     """Return the data that ``source`` names, before they are dealt; with ``first_classes`` only a part of
     them.
 
@@ -109,7 +109,7 @@ def read_source(data: Data, root: Path | None) -> Table:
     return table.first_classes(data.first_classes) if data.first_classes else table
 
 
-def default_scheme(table: Table, kind: Kind) -> Scheme:
+def default_scheme(table: DataSet, kind: Kind) -> Scheme:
     """The partition where none is named: silos as they are, or a data set dealt in equal parts."""
     if kind == "sets":
         return Unlabeled()
@@ -145,7 +145,7 @@ def _refuse(data: Data, key: str, why: str) -> None:
         raise UserError(f"key {key!r}: {at}leave it out: {why}; got {told}")
 
 
-def _check_scheme(table: Table, scheme: Scheme) -> None:
+def _check_scheme(table: DataSet, scheme: Scheme) -> None:
     """Silos of their own are not dealt, and a data set without them has no domains."""
     if table.groups and not scheme.of_groups:
         raise UserError(

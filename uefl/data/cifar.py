@@ -9,12 +9,12 @@ import torch
 
 from ..errors import UserError
 from . import npz
+from .dataset import DataSet
 from .images import in_memory
 from .sources.base import need_root, torchvision_advice
-from .table import Table
 
 
-def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
+def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet:
     """A data set 3x32x32, in file order, through torchvision: it unpickles, after it has checked that the
     files are the published ones.
 
@@ -46,7 +46,7 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> Table:
     train, test = (len(part.targets) for part in parts)
     images = in_memory(pixels, str(root / dataset.base_folder))
     rows = np.arange(train + test)
-    return Table(
+    return DataSet(
         name,
         images,
         labels,

@@ -119,7 +119,7 @@ class Federation:
     kind: Kind
     silos: tuple[Silo, ...]
     classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     """(C, H, W)"""
     mean: tuple[float, ...]
     """per channel, on the scale 0-1, over the images that are trained on"""
@@ -139,7 +139,7 @@ class Federation:
 
     def describe(self) -> str:
         """One line: clients, images, their shape, what the server holds, and the classes."""
-        shape = " x ".join(map(str, self.image_shape))
+        shape = " x ".join(map(str, self.shape))
         train, holdout, test = (
             sum(getattr(silo.sizes, part) for silo in self.silos) for part in ("train", "holdout", "test")
         )

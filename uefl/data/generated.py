@@ -16,10 +16,10 @@ import torch
 
 from ..seeds import derive
 from . import manifest as record
+from .dataset import numbers
 from .federation import Federation, LabeledData, Silo, Sizes, Split
 from .partitions.base import client_names, wanted_clients
 from .prepare import PixelCounts
-from .table import numbers
 
 if TYPE_CHECKING:
     from .settings import Data

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from ..errors import UserError
+from .dataset import DataSet, two_parts
 from .images import in_memory
-from .table import Table, two_parts
 
 
 def read(
@@ -24,7 +24,7 @@ def read(
     *,
     first_label: int = 0,
     shuffle: bool = False,
-) -> Table:
+) -> DataSet:
     """A data set of two parts, ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or without
     ``.gz``.
 
@@ -61,7 +61,7 @@ def read(
     train, test = two_parts(len(pixels[0]), len(pixels[1]), shuffle=shuffle)
     images = in_memory(torch.from_numpy(np.concatenate(pixels))[:, None], str(raw))
     parts = {"train": len(train), "test": len(test)}
-    return Table(name, images, np.concatenate(labels), classes, train, test, parts=parts)
+    return DataSet(name, images, np.concatenate(labels), classes, train, test, parts=parts)
 
 
 def _array(path: Path, advice: str) -> npt.NDArray[np.uint8]:

@@ -44,7 +44,7 @@ def check_rows(place: str, rows: object, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageList:
     """Images of one number of channels.
 
     ``read(rows, size)`` returns ``[n, C, H, W]`` uint8, resized to ``size`` x ``size`` where size is not 0.
@@ -67,7 +67,7 @@ class Images:
     kinds: Mapping[str, int] = field(default_factory=dict)
     """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
 
-    def fitted(self, rows: Rows, shape: tuple[int, int, int]) -> torch.Tensor:
+    def fitted(self, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
         """Images as a model of the shape (C, H, W) takes them, ``[n, C, H, W]`` uint8: resized, grey as RGB,
         color as its luma."""
         channels, *size = shape
@@ -101,7 +101,7 @@ class Images:
 
 def in_memory(
     values: torch.Tensor, place: str = "", files: tuple[str, ...] = (), kinds: Mapping[str, int] | None = None
-) -> Images:
+) -> ImageList:
     """Images that are in memory.
 
     Args:
@@ -134,7 +134,7 @@ def in_memory(
         for row in rows:
             yield values[row].numpy().tobytes()
 
-    return Images(
+    return ImageList(
         len(values),
         values.shape[1],
         np.array([values.shape[2:]]),
@@ -146,7 +146,7 @@ def in_memory(
     )
 
 
-def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> Images:
+def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> ImageList:
     """Images ``[C, H, W]`` uint8 that may differ in size and channels; they are copied, so that later changes
     do not reach them."""
     channels = max(len(image) for image in values)
@@ -164,7 +164,7 @@ def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mappin
         for row in rows:
             yield kept[row].numpy().tobytes()
 
-    return Images(
+    return ImageList(
         len(kept), channels, np.array([image.shape[1:] for image in kept]), read, content, files, kinds=kinds
     )
 
@@ -176,7 +176,7 @@ class File(NamedTuple):
     open: Callable[[], BinaryIO]
 
 
-def on_disk(root: Path, paths: Sequence[Path]) -> Images:
+def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
     """Image files in a folder; see :func:`from_files`."""
 
     def opener(path: Path) -> Callable[[], BinaryIO]:
@@ -185,7 +185,7 @@ def on_disk(root: Path, paths: Sequence[Path]) -> Images:
     return from_files(str(root), [File(str(path.relative_to(root)), opener(path)) for path in paths])
 
 
-def on_files(paths: Sequence[Path]) -> Images:
+def on_files(paths: Sequence[Path]) -> ImageList:
     """Image files anywhere, named as they are given; see :func:`from_files`.
 
     Raises:
@@ -200,7 +200,7 @@ def on_files(paths: Sequence[Path]) -> Images:
     return from_files("", [File(str(path), opener(path)) for path in paths])
 
 
-def from_files(place: str, files: Sequence[File]) -> Images:
+def from_files(place: str, files: Sequence[File]) -> ImageList:
     """Image files; only their headers are read now. They are RGB if one of them is in color. See
     :mod:`uefl.data.pixels`.
 
@@ -250,7 +250,7 @@ def from_files(place: str, files: Sequence[File]) -> Images:
             with files[row].open() as file:
                 yield file.read()
 
-    return Images(len(files), channels, shapes, read, content, names, place, kinds=kinds)
+    return ImageList(len(files), channels, shapes, read, content, names, place, kinds=kinds)
 
 
 class DamagedImages(UserError):

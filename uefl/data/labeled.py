@@ -11,11 +11,11 @@ import torch
 from ..errors import UserError
 from . import manifest as record
 from . import notes
+from .dataset import DataSet
 from .federation import Federation, LabeledData, Silo, Sizes, Split
 from .images import DamagedImages, Rows
 from .partitions.base import Deal, Share
 from .prepare import PixelCounts, Preparation
-from .table import Table
 
 if TYPE_CHECKING:
     from .settings import Data
@@ -33,7 +33,7 @@ class _Client(NamedTuple):
 
 
 def federate(
-    table: Table, deal: Deal, data: Data, seed: int, *, partition: dict[str, Any], one_class: bool = False
+    table: DataSet, deal: Deal, data: Data, seed: int, *, partition: dict[str, Any], one_class: bool = False
 ) -> Federation:
     """Take a test split where none is given, and hold images out of the training images at random.
 
@@ -119,7 +119,7 @@ def federate(
 
 
 def _split(
-    table: Table, shares: tuple[Share, ...], data: Data, seed: int, *, one_class: bool
+    table: DataSet, shares: tuple[Share, ...], data: Data, seed: int, *, one_class: bool
 ) -> list[_Client]:
     """Take a test split where there is none, then the holdout; all from one generator, client by client."""
     generator = torch.Generator().manual_seed(seed)
@@ -169,7 +169,7 @@ def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple
     return order[~chosen].numpy(), order[chosen].numpy()
 
 
-def _load(table: Table, prepare: Preparation, client: _Client) -> LabeledData:
+def _load(table: DataSet, prepare: Preparation, client: _Client) -> LabeledData:
     """Read the images of one client."""
 
     def split(rows: Rows) -> Split:
@@ -187,7 +187,7 @@ def _load(table: Table, prepare: Preparation, client: _Client) -> LabeledData:
     return LabeledData(part(client.kept), part(client.held), test)
 
 
-def _entry(table: Table, client: _Client, content: record.Content) -> record.Entry:
+def _entry(table: DataSet, client: _Client, content: record.Content) -> record.Entry:
     """The record of one client."""
     train, name, classes = client.share.train, client.share.name, len(table.classes)
 
@@ -203,5 +203,5 @@ def _entry(table: Table, client: _Client, content: record.Content) -> record.Ent
     return entry | {"test": of(client.test, "test")}
 
 
-def _counts(table: Table, rows: Rows) -> Rows:
+def _counts(table: DataSet, rows: Rows) -> Rows:
     return np.bincount(table.labels[rows], minlength=len(table.classes))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import UserError
-from .images import Images, Rows
+from .images import ImageList, Rows
 
 SCHEMA = 1
 _MEASURED = ("holdout", "test")
@@ -32,7 +32,7 @@ class Content:
         self._tested: list[tuple[bytes, str]] = []
 
     def entry(
-        self, images: Images, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int
+        self, images: ImageList, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int
     ) -> Entry:
         """The record of one split.
 
@@ -74,7 +74,7 @@ class Content:
         return held_out + [(name, others[digest]) for digest, name in self._tested if digest in others]
 
 
-def _name(images: Images, row: int) -> str:
+def _name(images: ImageList, row: int) -> str:
     return images.files[row] if images.files else " ".join(filter(None, (images.inside, f"image {row}")))
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..errors import UserError
 from . import pixels
-from .images import Images
+from .images import ImageList
 
 Counts = npt.NDArray[np.int64]
 """``[clients, classes]`` images"""
@@ -41,7 +41,7 @@ def check_names(what: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
+def of_resizing(sources: Iterable[ImageList], image_size: int) -> list[str]:
     """Return a note where images lose their proportions, because they are resized to a square."""
     if not image_size:
         return []
@@ -63,7 +63,7 @@ def of_resizing(sources: Iterable[Images], image_size: int) -> list[str]:
     ]
 
 
-def of_kinds(sources: Iterable[Images]) -> list[str]:
+def of_kinds(sources: Iterable[ImageList]) -> list[str]:
     """Return one note for each kind of change that reading makes in the values of images, with the number of
     these images."""
     kinds, total = Counter[str](), 0

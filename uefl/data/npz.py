@@ -17,9 +17,9 @@ import torch
 
 from ..errors import UserError
 from ..paths import check_file
-from .images import Images, in_memory
+from .dataset import DataSet, numbers, two_parts
+from .images import ImageList, in_memory
 from .pixels import as_images, as_labels
-from .table import Table, numbers, two_parts
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -84,7 +84,7 @@ def held(path: Path) -> str:
         return ", ".join(sorted(name.removesuffix(".npy") for name in file.namelist())) or "nothing"
 
 
-def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> Images:
+def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> ImageList:
     """Images from one array, by the rules of :func:`uefl.data.pixels.as_images`.
 
     Raises:
@@ -123,7 +123,7 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
     return classes
 
 
-def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> Table:
+def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> DataSet:
     """A data set to be dealt, from ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
     It is dealt in a random order that is the same for every run, because such files are often sorted by
@@ -159,12 +159,12 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
         kinds.update({changed: count} if changed else {})
     images = in_memory(torch.cat([x, x_test]), str(path), kinds=kinds)
     parts = {"train": len(x), "test": len(x_test)}
-    return Table(
+    return DataSet(
         name, images, np.concatenate([y, y_test]), classes or numbers(known), train, test, parts=parts
     )
 
 
-def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], advice: str) -> Table:
+def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], advice: str) -> DataSet:
     """A data set from the one .npz in the data root that a pattern finds.
 
     Raises:

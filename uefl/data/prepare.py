@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from .images import Images, Rows
+from .images import ImageList, Rows
 from .rotate import rotate
 
 
@@ -25,7 +25,7 @@ class Preparation:
     """(C, H, W) of what is returned"""
 
     @classmethod
-    def of(cls, sources: Sequence[Images], image_size: int) -> Preparation:
+    def of(cls, sources: Sequence[ImageList], image_size: int) -> Preparation:
         """Return the preparation for images of several sources; they become colour images if one of them is
         in colour.
 
@@ -45,7 +45,7 @@ class Preparation:
         return cls(channels, 0, (channels, h0, w0))
 
     def __call__(
-        self, images: Images, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
+        self, images: ImageList, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
     ) -> torch.Tensor:
         """The images ``[n, C, H, W]`` uint8, resized, then turned by ``angle`` degrees counter-clockwise."""
         pixels = images.read(rows, self.image_size).expand(-1, self.channels, -1, -1).contiguous()

@@ -18,12 +18,12 @@ from ..errors import InvalidPriors, UserError
 from ..seeds import derive
 from . import manifest as record
 from . import notes, priors
+from .dataset import DataSet
 from .federation import Federation, ServerData, SetData, Silo, Sizes, Split
-from .images import Images, Rows
+from .images import ImageList, Rows
 from .partitions.base import Scheme, SetDeal
 from .prepare import PixelCounts, Preparation
 from .priors import Matrix
-from .table import Table
 
 if TYPE_CHECKING:
     from .settings import Data
@@ -37,7 +37,7 @@ USE: dict[str, record.Use] = {"labeled": "train", "validation": "holdout"}
 class LabeledRows:
     """Images of a source that have labels."""
 
-    images: Images
+    images: ImageList
     rows: Rows
     labels: Rows
 
@@ -55,7 +55,7 @@ class ClientSets:
     """One client's images and sets before its priors are settled."""
 
     name: str
-    images: Images
+    images: ImageList
     rows: Rows
     sets: Rows
     """``[n]`` int64, the set of each image"""
@@ -90,7 +90,7 @@ class Material:
     """what the user should know about the files"""
 
 
-def deal(table: Table, scheme: Scheme, data: Data, seed: int) -> Material:
+def deal(table: DataSet, scheme: Scheme, data: Data, seed: int) -> Material:
     """Cut a data set into clients, sets and the images of the server."""
     dealt = scheme.deal(table, data, seed)
     assert isinstance(dealt, SetDeal)
@@ -308,7 +308,7 @@ def certain(doubts: list[str], *, strict: bool) -> list[str]:
     return doubts
 
 
-def _sources(made: Material) -> list[Images]:
+def _sources(made: Material) -> list[ImageList]:
     """Return the places that all images come from, each once."""
     every = [client.images for client in made.clients] + [
         part.images for part in (made.test, made.labeled, made.validation) if part

@@ -80,7 +80,7 @@ def refused(report: Report) -> str | None:
         if len(header["classes"]) > _CLASSES:
             return f"it has {len(header['classes'])} classes, more than {_CLASSES}"
         check_names("class", header["classes"])
-        sizes, shape = Sizes(**_sizes(header)), header["image_shape"]
+        sizes, shape = Sizes(**_sizes(header)), header["shape"]
         whole = [sizes.train, sizes.holdout, sizes.test, *sizes.sets]
         sound = (
             isinstance(header["classes"], list | tuple)
@@ -171,7 +171,7 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
     """
     groups: dict[Any, list[str]] = {}
     for name, (header, _) in reports.items():
-        key: Any = tuple(header["image_shape"][1:])
+        key: Any = tuple(header["shape"][1:])
         if _sets(cfg):
             key = (key, tuple(header["classes"]), bool(header["sizes"]["test"]))
         groups.setdefault(key, []).append(name)
@@ -312,7 +312,7 @@ def _shape(
     headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, LabeledRows], image_size: int
 ) -> Shape:
     """(C, H, W) of the images of all silos and of the server."""
-    shapes = {f"silo {name!r}": tuple(header["image_shape"]) for name, header in headers.items()}
+    shapes = {f"silo {name!r}": tuple(header["shape"]) for name, header in headers.items()}
     if server:
         shapes["the server"] = Preparation.of([rows.images for rows in server.values()], image_size).shape
     first, (_, h0, w0) = next(iter(shapes.items()))

@@ -23,7 +23,7 @@ class Setting:
     config: str
     """as TOML"""
     classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     clients: tuple[str, ...]
@@ -39,7 +39,7 @@ class Setting:
         return cls(
             cfg.to_toml(),
             federation.classes,
-            federation.image_shape,
+            federation.shape,
             federation.mean,
             federation.std,
             names,
@@ -65,7 +65,7 @@ class Setting:
             [
                 self.cfg().with_run(threads=0).to_toml(),
                 self.classes,
-                self.image_shape,
+                self.shape,
                 self.mean,
                 self.std,
                 self.clients,
@@ -79,9 +79,7 @@ class Setting:
     def context(self) -> Context:
         """What an algorithm sees of the run."""
         cfg = self.cfg()
-        return Context(
-            cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.image_shape, self.clients
-        )
+        return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.shape, self.clients)
 
 
 def without_files(cfg: Config) -> Config:

@@ -140,7 +140,7 @@ class SiloProgram:
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
         (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)
-        counts = PixelCounts(federation.image_shape[0])
+        counts = PixelCounts(federation.shape[0])
         found = silo.load()
         reach = None
         if isinstance(found, SetData):
@@ -154,7 +154,7 @@ class SiloProgram:
             "error": None,
             "kind": federation.kind,
             "classes": federation.classes,
-            "image_shape": federation.image_shape,
+            "shape": federation.shape,
             "sizes": asdict(silo.sizes),
             "content": _content(federation, silo.name),
             "reach": reach,
@@ -224,10 +224,7 @@ class SiloProgram:
             workspace = self._workspace(setting, header["arm"])  # before anything is replaced: it may fail
             if self._arm is None or place != self._arm[0]:
                 read = partial(
-                    self._source.data,
-                    cfg=setting.cfg(),
-                    classes=setting.classes,
-                    channels=setting.image_shape[0],
+                    self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.shape[0]
                 )
                 self._images = Images(read, self._device)
             self._arm = place, header["arm"], workspace
@@ -243,7 +240,7 @@ class SiloProgram:
         context = setting.context()
         # every weight comes with a message: the server names no file that is opened here
         context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
-        federation = Federation(cfg.kind, (), setting.classes, setting.image_shape, setting.mean, setting.std)  # type: ignore[arg-type]
+        federation = Federation(cfg.kind, (), setting.classes, setting.shape, setting.mean, setting.std)  # type: ignore[arg-type]
         workspace = Workspace(
             find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device
         )

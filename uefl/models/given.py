@@ -51,13 +51,13 @@ class GivenNet(TokenNet):
         net: with a method ``tokens`` from images ``[B, C, H, W]``, normalised, to ``[B, T, D]`` (or more axes
             between B and D), and a module ``head`` from tensors of that shape to logits ``[B, classes]``; its
             own ``forward`` is not used.
-        image_shape: (C, H, W).
+        shape: (C, H, W).
 
     Raises:
         UserError: it lacks one of them, or returns tokens of another shape.
     """
 
-    def __init__(self, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, net: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
         needs = (
             "a codebook needs a network with a method tokens(images) -> [B, T, D] and a module head(tokens)"
@@ -68,7 +68,7 @@ class GivenNet(TokenNet):
         if not isinstance(getattr(net, "head", None), nn.Module):
             raise UserError(f"model: {needs}; {type(net).__name__} has no module 'head'")
         self.net = net
-        shape = self._token_shape(image_shape)
+        shape = self._token_shape(shape)
         if len(shape) < 3 or shape[0] != 2:
             raise UserError(f"model: {needs}; for two images its tokens have the shape {list(shape)}")
         self.dim, self.positions = shape[-1], math.prod(shape[1:-1])
@@ -85,13 +85,13 @@ class GivenNet(TokenNet):
         return tokens
 
     @torch.no_grad()
-    def _token_shape(self, image_shape: tuple[int, int, int]) -> torch.Size:
-        training, probe = self.training, torch.zeros(2, *image_shape, device=next(self.parameters()).device)
+    def _token_shape(self, shape: tuple[int, ...]) -> torch.Size:
+        training, probe = self.training, torch.zeros(2, *shape, device=next(self.parameters()).device)
         try:
             tokens = self.eval().tokens(probe)
         except (RuntimeError, ValueError, TypeError) as error:
             raise UserError(
-                f"model: 'tokens' cannot take normalised images {[2, *image_shape]}: {_first_line(error)}"
+                f"model: 'tokens' cannot take normalised images {[2, *shape]}: {_first_line(error)}"
             ) from None
         self.train(training)
         if not isinstance(tokens, torch.Tensor):
@@ -111,7 +111,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
     Raises:
         UserError: it cannot take images of this shape, or does not return logits ``[B, classes]``.
     """
-    shape = (2, *federation.image_shape)
+    shape = (2, *federation.shape)
     training = net.training
     try:
         logits = net.eval()(

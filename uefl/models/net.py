@@ -110,7 +110,7 @@ class Net(TokenNet):
 
     Args:
         model: the section of the configuration.
-        image_shape: (C, H, W).
+        shape: (C, H, W).
         classes: number of classes.
 
     Attributes:
@@ -121,9 +121,9 @@ class Net(TokenNet):
         UserError: the images are too small for the encoder.
     """
 
-    def __init__(self, model: Model, image_shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, model: Model, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels = image_shape[0]
+        channels = shape[0]
         if model.encoder == "cnn":
             self.encoder: nn.Module = encoders.small_cnn(channels, model.width)
         elif model.encoder == "cnn5x5":
@@ -131,7 +131,7 @@ class Net(TokenNet):
         else:
             self.encoder = getattr(encoders, model.encoder)(channels, model.pretrained)
         self.pooled = model.pooled
-        height, width, self.dim = self._token_shape(model.encoder, image_shape)
+        height, width, self.dim = self._token_shape(model.encoder, shape)
         self.positions = height * width
         inputs = self.positions * self.dim
         self.head: Head | DeepHead | PooledHead
@@ -154,12 +154,12 @@ class Net(TokenNet):
         return self.head.stochastic(self.head.prefix(tokens))
 
     @torch.no_grad()
-    def _token_shape(self, name: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        training, probe = self.encoder.training, torch.zeros(1, *image_shape)
+    def _token_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        training, probe = self.encoder.training, torch.zeros(1, *shape)
         try:
             dim, height, width = self.encoder.eval()(probe).shape[1:]
         except RuntimeError:  # a map that pooling would leave nothing of
-            size = " x ".join(map(str, image_shape))
+            size = " x ".join(map(str, shape))
             raise UserError(
                 f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another"
                 " encoder"

@@ -37,7 +37,7 @@ _FORMAT = "uefl-model-3"
 _BATCH = 500
 _LAYERS = threading.Lock()  # a call that has put a client's layers into a network is alone with it
 Tensors = dict[str, torch.Tensor]
-Images = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
+Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
 
 class Member(NamedTuple):
@@ -57,7 +57,7 @@ class SavedModel:
     members: tuple[Member, ...]
     algorithm: Algorithm
     classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     """(C, H, W)"""
     image_size: int
     """side of the square, in pixels, to which the run resized every image; 0: it resized none"""
@@ -70,7 +70,7 @@ class SavedModel:
     def __repr__(self) -> str:
         networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
         parts = f" with parts of {', '.join(self.clients)}" if self.clients else ""
-        return f"SavedModel({networks}{parts}: {list(self.image_shape)} -> {len(self.classes)} classes)"
+        return f"SavedModel({networks}{parts}: {list(self.shape)} -> {len(self.classes)} classes)"
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -100,12 +100,12 @@ class SavedModel:
 
     @overload
     def predict(
-        self, images: Images, client: str | None = None, *, uncertainty: Literal[False] = False
+        self, images: Samples, client: str | None = None, *, uncertainty: Literal[False] = False
     ) -> torch.Tensor: ...
     @overload
     def predict(
         self,
-        images: Images,
+        images: Samples,
         client: str | None = None,
         *,
         uncertainty: Literal[True],
@@ -114,7 +114,7 @@ class SavedModel:
     ) -> Prediction: ...
     def predict(
         self,
-        images: Images,
+        images: Samples,
         client: str | None = None,
         *,
         uncertainty: bool = False,
@@ -165,7 +165,7 @@ class SavedModel:
             whole = joined([part._replace(extra={}) for part in parts])
             return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
 
-    def fitting(self, images: Images) -> str | None:
+    def fitting(self, images: Samples) -> str | None:
         """Return the client whose codebook fits images of one site best, by the mean quantization error over
         all of them.
 
@@ -178,7 +178,7 @@ class SavedModel:
         errors = self.misfits(images)
         return min(errors, key=lambda name: errors[name]) if errors else None
 
-    def misfits(self, images: Images) -> dict[str, float]:
+    def misfits(self, images: Samples) -> dict[str, float]:
         """Return by client how badly its codebook fits images, a sum over them; empty where :meth:`fitting`
         is None."""
         with plain_torch(), torch.no_grad():
@@ -197,7 +197,7 @@ class SavedModel:
         from ..data.images import on_files
 
         images = on_files([Path(path) for path in paths])
-        return images.fitted(np.arange(images.count), self.image_shape)
+        return images.fitted(np.arange(images.count), self.shape)
 
     def module(self, client: str | None = None) -> nn.Module:
         """A plain module from images ``[B, C, H, W]``, float32 on the scale 0 to 255, to probabilities ``[B,
@@ -279,7 +279,7 @@ class SavedModel:
     def _expected(self) -> str:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
-    def _pixels(self, images: Images) -> torch.Tensor:
+    def _pixels(self, images: Samples) -> torch.Tensor:
         """``[B, C, H, W]``, after checks: numbers on another scale would give a result, and a wrong one."""
         if (
             isinstance(images, (list, tuple))
@@ -292,10 +292,10 @@ class SavedModel:
                 f"images: expected a tensor, a NumPy array or a list of paths, got {type(images).__name__}"
             )
         pixels, _ = as_bytes(images, "images")
-        channels, height, width = self.image_shape
+        channels, height, width = self.shape
         if pixels.dim() == 3 and channels == 1:
             pixels = pixels[:, None]
-        if pixels.dim() != 4 or pixels.shape[1:] != self.image_shape:
+        if pixels.dim() != 4 or pixels.shape[1:] != self.shape:
             if images.shape[1:] == (height, width, channels):
                 last = " (channels come before height and width: permute them)"
             elif self.image_size and pixels.dim() == 4 and pixels.shape[1] == channels:
@@ -399,7 +399,7 @@ def save(
         "passes": 0 if cfg.run.uncertainty == "ensemble" else cfg.run.passes,
         "clients": own,
         "classes": federation.classes,
-        "image_shape": federation.image_shape,
+        "shape": federation.shape,
         "mean": federation.mean,
         "std": federation.std,
     }
@@ -472,7 +472,7 @@ def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Mod
     kind = find(about["algorithm"])
     algorithm = kind(parse(kind.Parameters, "parameters", about["parameters"]))
     settings = parse(Model, "model", about["model"] | {"pretrained": False})
-    shape, classes, count = tuple(about["image_shape"]), tuple(about["classes"]), int(about["members"])
+    shape, classes, count = tuple(about["shape"]), tuple(about["classes"]), int(about["members"])
     if not 1 <= count <= max(len(tensors), 1):
         raise UserError(
             f"key 'members': expected 1 to {max(len(tensors), 1)}, as many as the file has tensors for; got"

@@ -42,7 +42,7 @@ def measure(folder: Path, gpu: bool) -> None:
 def milliseconds(model: SavedModel, client: str | None) -> float:
     """The median time of a prediction of one image, which goes to the model's device and whose result comes
     back."""
-    image = torch.zeros(1, *model.image_shape, dtype=torch.uint8)
+    image = torch.zeros(1, *model.shape, dtype=torch.uint8)
     times = []
     for i in range(_WARM + _REPEATS):
         begun = time.perf_counter()

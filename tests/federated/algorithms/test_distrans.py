@@ -27,7 +27,7 @@ class Halves(DisTrans):
     halves is trained as A is."""
 
     def build_model(self, spec):
-        single, twin = Net(spec.settings, spec.image_shape, spec.classes), super().build_model(spec)
+        single, twin = Net(spec.settings, spec.shape, spec.classes), super().build_model(spec)
         assert isinstance(twin, TwinNet)
         twin.encoder.load_state_dict(single.encoder.state_dict())
         twin.head.fc1.load_state_dict(single.head.fc1.state_dict())

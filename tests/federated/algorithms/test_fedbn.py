@@ -13,7 +13,7 @@ class _WithoutNorm:
     """The usual network, its batch norm replaced by group norm."""
 
     def build_model(self, spec):
-        net = Net(spec.settings, spec.image_shape, spec.classes)
+        net = Net(spec.settings, spec.shape, spec.classes)
         for owner in list(net.modules()):
             for name, child in list(owner.named_children()):
                 if isinstance(child, nn.BatchNorm2d):

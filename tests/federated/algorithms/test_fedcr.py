@@ -104,7 +104,7 @@ def test_training_counts_the_last_pass_alone():
     train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
     fed = federation()
     one_silo = Silo.of("silo-0", LabeledData(train, split(12, 1, 0.1), split(12, 2, 0.1)))
-    fed = Federation(fed.kind, (one_silo,), fed.classes, fed.image_shape, fed.mean, fed.std)
+    fed = Federation(fed.kind, (one_silo,), fed.classes, fed.shape, fed.mean, fed.std)
     deviations = []
     for epochs in (1, 3):
         one = arm(settings("fedcr", dim=8, local_epochs=epochs, optimizer="sgd", lr=1e-9, samples=2), fed)[0]

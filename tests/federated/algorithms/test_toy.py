@@ -37,7 +37,7 @@ class Toy(Algorithm):
         beta: float = Field(0.5, ge=0, lt=1, description="momentum of the server")
 
     def build_model(self, spec):
-        size = spec.image_shape[0] * spec.image_shape[1] * spec.image_shape[2]
+        size = spec.shape[0] * spec.shape[1] * spec.shape[2]
         return nn.Sequential(
             nn.Flatten(), nn.Linear(size, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, spec.classes)
         )
@@ -61,7 +61,7 @@ class Toy(Algorithm):
         return {"speed": float(state.tensors["velocity"].norm())}
 
     def client_state(self, client):
-        return {"offset": torch.zeros(self.context.image_shape), "turns": torch.zeros((), dtype=torch.int64)}
+        return {"offset": torch.zeros(self.context.shape), "turns": torch.zeros((), dtype=torch.int64)}
 
     def reference(self, states):
         return {"offset": sum(state["offset"] for state in states.values()) / len(states)}

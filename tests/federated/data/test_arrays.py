@@ -51,7 +51,7 @@ FORMS = {
 def test_every_form_gives_the_same_federation(form):
     expected, federation = from_arrays(parts()), from_arrays(parts(FORMS[form]))
     assert [silo.name for silo in federation.silos] == ["north", "south"]
-    assert federation.image_shape == (3, 6, 5)
+    assert federation.shape == (3, 6, 5)
     assert federation.classes == ("0", "1", "2")
     for a, b in zip(load(federation), load(expected), strict=True):
         assert (len(a.train), len(a.holdout), len(a.test)) == (18, 2, 10)
@@ -86,12 +86,12 @@ def test_without_a_test_part_one_is_taken_out():
 
 def test_grey_images_and_images_of_different_sizes():
     grey = {name: tuple((x[:, 0], y) for x, y in split) for name, split in parts().items()}
-    assert from_arrays(grey).image_shape == (1, 6, 5)
+    assert from_arrays(grey).shape == (1, 6, 5)
     mixed = {"north": grey["north"], "south": parts()["south"]}
     federation = from_arrays(mixed)
-    assert federation.image_shape == (3, 6, 5)
+    assert federation.shape == (3, 6, 5)
     wide = {"north": parts()["north"], "south": tuple((x[..., :4], y) for x, y in parts()["south"])}
-    assert from_arrays(wide, data=Data(image_size=8)).image_shape == (3, 8, 8)
+    assert from_arrays(wide, data=Data(image_size=8)).shape == (3, 8, 8)
     with pytest.raises(UserError, match="south/train/0 is 4x6 and north/train/0 is 5x6; set image_size"):
         from_arrays(wide)
 

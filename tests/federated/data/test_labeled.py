@@ -21,7 +21,7 @@ NINE = (0, 0, 0, -50, -50, -50, 120, 120, 120)
 def test_demo_is_nine_silos_of_rotated_digits():
     federation = labeled(clients=9, angles=NINE, train_per_client=400, test_per_client=100)
     assert [silo.name for silo in federation.silos] == [f"silo-{i}" for i in range(9)]
-    assert federation.image_shape == (1, 28, 28)
+    assert federation.shape == (1, 28, 28)
     assert federation.kind == "labeled"
     table = digits()
     for i, (silo, angle) in enumerate(zip(load(federation), NINE, strict=True)):
@@ -266,9 +266,9 @@ def test_given_test_split_is_kept_whatever_the_seed(make_npz):
 
 
 def test_image_size_resizes_every_source(make_npz):
-    assert labeled(make_npz(), image_size=12).image_shape == (1, 12, 12)
+    assert labeled(make_npz(), image_size=12).shape == (1, 12, 12)
     federation = labeled(clients=2, image_size=14)
-    assert federation.image_shape == (1, 14, 14)
+    assert federation.shape == (1, 14, 14)
     assert load(federation)[0].test.images.shape == (10, 1, 14, 14)
 
 
@@ -366,7 +366,7 @@ def test_real_npz_is_dealt(data_root, name, shape):
         angles=[0, 0, 15],
         data_root=data_root,
     )
-    assert federation.image_shape == by_name.image_shape == shape
+    assert federation.shape == by_name.shape == shape
     assert len(federation.classes) == (43 if "gtsrb" in name else 10)
     assert any(f"{name}.npz" in note for note in by_name.notes)
     assert all(len(silo.train.labels.unique()) > len(federation.classes) * 0.8 for silo in load(federation))
@@ -381,7 +381,7 @@ def test_real_folder_of_silos(data_root, tmp_path):
         archive.extractall(tmp_path, members, filter="data")
     federation = labeled(tmp_path / "pacs64")
     assert [silo.name for silo in federation.silos] == ["art_painting", "cartoon", "photo", "sketch"]
-    assert federation.image_shape == (3, 64, 64)
+    assert federation.shape == (3, 64, 64)
     assert sum(s.sizes.train + s.sizes.holdout + s.sizes.test for s in federation.silos) == len(members)
 
 

@@ -67,8 +67,8 @@ def test_own_sets_are_read(tmp_path, table, npz):
     bright = load(fed)[1].images[load(fed)[1].sets == 1].float().mean((1, 2, 3)) > 125
     assert int(bright.sum()) == 12
     assert (len(fed.server.labeled), len(fed.server.validation)) == (20, 20)
-    assert fed.image_shape == (1, 12, 12)
-    assert build(tmp_path, image_size=8).image_shape == (1, 8, 8)
+    assert fed.shape == (1, 12, 12)
+    assert build(tmp_path, image_size=8).shape == (1, 8, 8)
 
 
 def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from uefl.data import PARTITIONS, Data, build
-from uefl.data.images import Images
+from uefl.data.dataset import DataSet, numbers
+from uefl.data.images import ImageList
 from uefl.data.partitions import Scheme, dirichlet, partition
 from uefl.data.partitions import base as p
 from uefl.data.partitions.base import Deal, Share, checked
-from uefl.data.table import Table, numbers
 from uefl.errors import UserError
 
 from .common import labeled, load
@@ -23,11 +23,13 @@ def table(train=2000, test=500, classes=10, groups=0):
     count = train + test
     labels = np.random.default_rng(7).integers(0, classes, count)
     labels[:classes] = range(classes)
-    images = Images(count, 1, np.array([[1, 1]]), SimpleNamespace, SimpleNamespace)
+    images = ImageList(count, 1, np.array([[1, 1]]), SimpleNamespace, SimpleNamespace)
     rows = np.arange(count)
     names = tuple(f"domain-{i}" for i in range(groups))
     of = {"groups": names, "group_of": rows % groups, "undivided": frozenset(names)} if groups else {}
-    return Table("made", images, labels, numbers(classes), rows[:train], rows[train:] if test else None, **of)
+    return DataSet(
+        "made", images, labels, numbers(classes), rows[:train], rows[train:] if test else None, **of
+    )
 
 
 def dealt(made, scheme, seed=0, **keys):

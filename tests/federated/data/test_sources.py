@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from uefl.data import SOURCES, source
+from uefl.data.dataset import DataSet
 from uefl.data.images import in_memory
 from uefl.data.sources.base import SOURCES as REGISTRY
-from uefl.data.table import Table
 from uefl.errors import UserError
 
 from .common import both, labeled, load, split_of
@@ -44,7 +44,7 @@ PIXELS = torch.zeros(6, 1, 4, 4, dtype=torch.uint8)
 
 def made(pixels=PIXELS, labels=None, classes=("0", "1"), train=None, test=None):
     rows = np.arange(6)
-    return Table(
+    return DataSet(
         "mine",
         in_memory(pixels),
         rows % 2 if labels is None else labels,
@@ -57,7 +57,7 @@ def made(pixels=PIXELS, labels=None, classes=("0", "1"), train=None, test=None):
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
-        (lambda: None, TypeError, "source 'mine': expected a Table, got NoneType"),
+        (lambda: None, TypeError, "source 'mine': expected a DataSet, got NoneType"),
         (
             lambda: made(PIXELS.numpy()),
             TypeError,

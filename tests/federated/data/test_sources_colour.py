@@ -167,7 +167,7 @@ def test_gtsrb_is_read_as_torchvision_stores_it(tmp_path):
     federation = labeled(
         "gtsrb", clients=2, train_per_client=6, test_per_client=3, image_size=16, data_root=root
     )
-    assert federation.image_shape == (3, 16, 16)
+    assert federation.shape == (3, 16, 16)
     assert any("are not square: image_size = 16 distorts them" in note for note in federation.notes)
     assert federation.manifest["silos"]["silo-0"]["test"]["files"][0].startswith(
         "gtsrb/GTSRB/Final_Test/Images/"
@@ -222,7 +222,7 @@ def test_pacs_is_the_same_from_a_folder_and_from_an_archive(tmp_path):
     for fed in federations:
         assert [silo.name for silo in fed.silos] == list(DOMAINS)
         assert fed.classes == ("dog", "house")
-        assert fed.image_shape == (3, 8, 8)
+        assert fed.shape == (3, 8, 8)
     assert federations[0].digest == federations[1].digest
     for a, b in zip(load(federations[0]), load(federations[1]), strict=True):
         assert torch.equal(a.train.images, b.train.images)

@@ -178,7 +178,7 @@ def test_sets_of_cifar10(cifar_root):
         validation=10,
         data_root=cifar_root,
     )
-    assert fed.image_shape == (3, 32, 32)
+    assert fed.shape == (3, 32, 32)
     assert fed.classes[3] == "cat"
     assert sum(silo.sizes.train for silo in fed.silos) == 120
 

@@ -45,7 +45,7 @@ def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
     whole = build(cfg.data, kind="labeled", seed=0)
     found = agreed(cfg, {name: report(cfg, folder / name) for name in ("b", "a")})
     assert not found.here
-    for field in ("classes", "image_shape", "mean", "std", "kind"):
+    for field in ("classes", "shape", "mean", "std", "kind"):
         assert getattr(found, field) == getattr(whole, field), field
     assert [(silo.name, silo.sizes) for silo in found.silos] == [
         (silo.name, silo.sizes) for silo in whole.silos
@@ -110,5 +110,5 @@ def test_reports_that_do_not_fit_are_refused(folder, damage):
         case "a bad name":
             header["client"] = "a\n"
         case "a shape":
-            header["image_shape"] = [1, 8]
+            header["shape"] = [1, 8]
     assert refused((header, parts)) is not None

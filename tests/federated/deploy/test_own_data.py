@@ -43,7 +43,7 @@ def agreed(cfg, nodes):
 
 def check_same(cfg, whole, there, nodes):
     """An arm over these programs measures what it measures over the federation that one process has read."""
-    for field in ("classes", "image_shape", "mean", "std", "kind"):
+    for field in ("classes", "shape", "mean", "std", "kind"):
         assert getattr(there, field) == getattr(whole, field), field
     for group in ("silos", "unseen"):
         assert [(s.name, s.sizes) for s in getattr(there, group)] == [

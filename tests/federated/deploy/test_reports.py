@@ -82,9 +82,9 @@ def test_one_of_sets(tmp_path):
         ("torch", "<script>alert(1)</script>"),
         ("torch", 1000 * "2"),
         ("classes", [f"c{i}" for i in range(150_000)]),
-        ("image_shape", [2000, 8, 8]),
-        ("image_shape", [1, 1_000_000, 1_000_000]),
-        ("image_shape", [1, 8, 9]),
+        ("shape", [2000, 8, 8]),
+        ("shape", [1, 1_000_000, 1_000_000]),
+        ("shape", [1, 8, 9]),
         ("sizes", {"train": 10**30, "holdout": 0, "test": 8, "sets": []}),
         ("sizes", {"train": 9, "holdout": 4, "test": 8, "sets": []}),
         ("sizes", {"train": 12, "holdout": 0, "test": 8, "sets": [12]}),
@@ -98,7 +98,7 @@ def test_what_is_none_is_a_line(report, key, value):
 
 
 def test_what_is_missing_is_a_line(report):
-    for key in ("classes", "content", "image_shape", "kind", "precision", "sizes", "torch"):
+    for key in ("classes", "content", "shape", "kind", "precision", "sizes", "torch"):
         value = report.header.pop(key)
         assert refused(report) == "its report is not complete", key
         report.header[key] = value
@@ -114,7 +114,7 @@ def test_a_histogram_of_other_images_is_refused(report, how):
         case "everywhere":
             counts += 2**56
         case "one channel":
-            report.header["image_shape"] = [3, 8, 8]
+            report.header["shape"] = [3, 8, 8]
             report.parts["pixels"]["counts"] = torch.cat([counts, counts, 2 * counts])
         case "overflow":
             counts[0, :4] += torch.tensor([2**62] * 4)  # as int64 their sum is what it was

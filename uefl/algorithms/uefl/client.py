@@ -73,7 +73,7 @@ class Quantised(Algorithm):
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """A network in two parts, also where it was given in Python."""
         net = super().build_model(spec)
-        return net if spec.given is None else GivenNet(net, spec.image_shape)
+        return net if spec.given is None else GivenNet(net, spec.shape)
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """The segments must divide the features, and k-means needs as many features as codewords."""

@@ -14,10 +14,10 @@ from ...errors import UserError
 from ..registry import Registry
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..federation import Kind
     from ..images import Rows
     from ..settings import Data
-    from ..table import Table
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Scheme(BaseModel):
         fields: dict[str, Any] = handler(self)
         return {"scheme": self.name, **fields}
 
-    def deal(self, table: Table, data: Data, seed: int) -> Deal | SetDeal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> Deal | SetDeal:
         """Deal the images of a table.
 
         Args:
@@ -187,7 +187,7 @@ def wanted_clients(data: Data, implied: int | None = None) -> int:
     return count
 
 
-def slices(table: Table, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
+def slices(table: DataSet, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
     """Disjoint slices in order, client by client; without a test part each slice is cut into train and test.
 
     Raises:
@@ -205,7 +205,7 @@ def slices(table: Table, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
     return [(table.train[i * s : (i + 1) * s], table.test[i * t : (i + 1) * t]) for i in range(clients)]
 
 
-def check_enough(table: Table, data: Data, clients: int, kind: str, needed: int, rows: Rows) -> None:
+def check_enough(table: DataSet, data: Data, clients: int, kind: str, needed: int, rows: Rows) -> None:
     """Refuse to deal more images than there are.
 
     Raises:

@@ -12,8 +12,8 @@ from ..priors import shares
 from .base import Deal, Scheme, Share, check_enough, client_names, generator, partition, wanted_clients
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..settings import Data
-    from ..table import Table
 
 
 @partition("classes")
@@ -30,7 +30,7 @@ class ClassesPerClient(Scheme):
 
     per_client: int = Field(default=2, ge=1, description="classes of each client")
 
-    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal by label, at random by the seed."""
         classes, clients = len(table.classes), wanted_clients(data)
         if self.per_client > classes:

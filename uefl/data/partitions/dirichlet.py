@@ -21,10 +21,10 @@ from .base import (
 )
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..images import Rows
     from ..priors import Matrix
     from ..settings import Data
-    from ..table import Table
 
 _ATTEMPTS = 10_000
 
@@ -68,7 +68,7 @@ class Dirichlet(Scheme):
         default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none"
     )
 
-    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal by label, at random by the seed."""
         rng, classes = generator(seed), len(table.classes)
         clients = wanted_clients(data, len(self.angles) or None)
@@ -88,7 +88,7 @@ class Dirichlet(Scheme):
 
 
 def _supply(
-    table: Table, data: Data, clients: int, *, own: bool, rng: np.random.Generator
+    table: DataSet, data: Data, clients: int, *, own: bool, rng: np.random.Generator
 ) -> tuple[Rows, int, list[Rows | None]]:
     """The images that may be dealt by label, how many are wanted, and the test images of each client that are
     dealt evenly."""

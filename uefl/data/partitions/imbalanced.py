@@ -11,8 +11,8 @@ from .base import Deal, Scheme, partition
 from .rotations import Rotations
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..settings import Data
-    from ..table import Table
 
 
 @partition("imbalanced")
@@ -39,7 +39,7 @@ class Imbalanced(Scheme):
             )
         return self
 
-    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal in order."""
         clients = sum(self.clients_per_angle)
         if data.clients not in (None, clients):

@@ -12,9 +12,9 @@ from ...errors import UserError
 from .base import Deal, Scheme, Share, client_names, generator, partition
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..images import Rows
     from ..settings import Data
-    from ..table import Table
 
 
 @partition("leave_one_out")
@@ -33,7 +33,7 @@ class LeaveOneOut(Scheme):
         default=0, ge=0, description="at most so many images of each domain, drawn at random; 0: all of them"
     )
 
-    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """One or several clients per domain."""
         if self.domain not in table.groups:
             close = difflib.get_close_matches(self.domain, table.groups, 1)
@@ -81,7 +81,7 @@ class LeaveOneOut(Scheme):
         return train[chosen[:beyond]], None if test is None else test[chosen[beyond:] - len(train)]
 
 
-def measured_only(table: Table, group: str, train: Rows, test: Rows | None) -> Share:
+def measured_only(table: DataSet, group: str, train: Rows, test: Rows | None) -> Share:
     """A client that is never trained on: all these images of the group are its test images."""
     everything = train if test is None else np.concatenate([train, test])
     return Share(group, everything[:0], everything, table.angles.get(group, 0.0))

@@ -8,8 +8,8 @@ from ...errors import UserError
 from .base import Deal, Scheme, Share, partition
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..settings import Data
-    from ..table import Table
 
 
 @partition("natural")
@@ -18,7 +18,7 @@ class Natural(Scheme):
 
     of_groups: ClassVar[bool] = True
 
-    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """One client per group."""
         if data.clients not in (None, len(table.groups)):
             raise UserError(

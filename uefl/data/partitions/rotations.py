@@ -9,8 +9,8 @@ from pydantic import Field
 from .base import Deal, Scheme, Share, angle_of_each, client_names, partition, slices, wanted_clients
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..settings import Data
-    from ..table import Table
 
 
 @partition("rotations")
@@ -29,7 +29,7 @@ class Rotations(Scheme):
         default=False, description="turn about pixel (W/2, H/2), as the published code does"
     )
 
-    def deal(self, table: Table, data: Data, seed: int) -> Deal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal in order."""
         clients = wanted_clients(data, len(self.angles) or None)
         angles = angle_of_each(self.angles, clients)

@@ -14,11 +14,11 @@ from ..priors import draw_priors, normalized, shares, shares_of_all
 from .base import Scheme, SetDeal, SetShare, client_names, generator, partition, wanted_clients
 
 if TYPE_CHECKING:
+    from ..dataset import DataSet
     from ..federation import Kind
     from ..images import Rows
     from ..priors import Matrix
     from ..settings import Data
-    from ..table import Table
 
 
 @partition("unlabeled")
@@ -55,7 +55,7 @@ class Unlabeled(Scheme):
             raise ValueError("legacy_column_norm: expected false without overlap = true and split = 'iid'")
         return self
 
-    def deal(self, table: Table, data: Data, seed: int) -> SetDeal:
+    def deal(self, table: DataSet, data: Data, seed: int) -> SetDeal:
         """Deal to clients, then to sets."""
         clients, classes = wanted_clients(data), len(table.classes)
         unlabeled, labeled, validation, test = _pieces(table, data, clients)
@@ -75,7 +75,7 @@ class Unlabeled(Scheme):
         return SetDeal(tuple(made), labeled, validation, test)
 
 
-def _pieces(table: Table, data: Data, clients: int) -> list[Rows]:
+def _pieces(table: DataSet, data: Data, clients: int) -> list[Rows]:
     """Unlabeled, labeled, validation and test images."""
     wanted = {
         "clients x train_per_client": clients * data.train_per_client,

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import UserError
-from ..table import Table
+from ..dataset import DataSet
 from .base import source
 
 
 @source("arrays")
-def arrays(root: Path | None = None) -> Table:
+def arrays(root: Path | None = None) -> DataSet:
     """Clients that were given in Python; there is nothing to read.
 
     Raises:

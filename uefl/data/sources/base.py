@@ -10,9 +10,9 @@ from ...errors import UserError
 from ..registry import Registry
 
 if TYPE_CHECKING:
-    from ..table import Table
+    from ..dataset import DataSet
 
-Reader = Callable[[Path | None], "Table"]
+Reader = Callable[[Path | None], "DataSet"]
 """reads a data set from the data root, which may be missing; raises UserError where its files are absent or
 damaged"""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import cifar
-from ..table import Table
+from ..dataset import DataSet
 from .base import source
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @source("cifar10")
-def cifar10(root: Path | None) -> Table:
+def cifar10(root: Path | None) -> DataSet:
     """CIFAR-10 from ``ROOT/cifar-10-batches-py`` as torchvision stores it, in file order, or
     ``ROOT/cifar10*.npz``, shuffled."""
     return cifar.read("cifar10", root, CLASSES)

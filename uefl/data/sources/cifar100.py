@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import cifar
-from ..table import Table
+from ..dataset import DataSet
 from .base import source
 
 
 @source("cifar100")
-def cifar100(root: Path | None) -> Table:
+def cifar100(root: Path | None) -> DataSet:
     """CIFAR-100 from ``ROOT/cifar-100-python`` as torchvision stores it, in file order, or
     ``ROOT/cifar100*.npz``, shuffled."""
     return cifar.read("cifar100", root)

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..dataset import DataSet, fixed_order, numbers
 from ..images import in_memory
-from ..table import Table, fixed_order, numbers
 from .base import source
 
 
 @source("digits")
-def digits(root: Path | None = None) -> Table:
+def digits(root: Path | None = None) -> DataSet:
     """The 5,000 digits, 1x28x28, in one list, dealt in an order that is the same for every run; needs no data
     root."""
     table = _file()
     pixels = torch.from_numpy(table[:, :-1]).reshape(-1, 1, 28, 28)
     count = len(pixels)
-    return Table(
+    return DataSet(
         "digits",
         in_memory(pixels, "digits"),
         table[:, -1].astype(np.int64),

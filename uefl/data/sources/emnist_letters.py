@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from .. import idx, npz
-from ..images import Images, Rows
-from ..table import Table
+from ..dataset import DataSet
+from ..images import ImageList, Rows
 from .base import need_root, source, torchvision_advice
 
 _ADVICE = torchvision_advice(
@@ -21,7 +21,7 @@ _ADVICE = torchvision_advice(
 
 
 @source("emnist_letters")
-def emnist_letters(root: Path | None) -> Table:
+def emnist_letters(root: Path | None) -> DataSet:
     """EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from ``ROOT/emnist_letters*.npz``,
     upright and from 0 on.
 
@@ -37,7 +37,7 @@ def emnist_letters(root: Path | None) -> Table:
     return replace(table, images=_upright(table.images))
 
 
-def _upright(images: Images) -> Images:
+def _upright(images: ImageList) -> ImageList:
     def read(rows: Rows, size: int) -> torch.Tensor:
         return images.read(rows, size).transpose(2, 3).contiguous()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import idx, npz
-from ..table import Table
+from ..dataset import DataSet
 from .base import need_root, source, torchvision_advice
 
 CLASSES = (
@@ -23,7 +23,7 @@ CLASSES = (
 
 
 @source("fashion_mnist")
-def fashion_mnist(root: Path | None) -> Table:
+def fashion_mnist(root: Path | None) -> DataSet:
     """FashionMNIST from ``ROOT/FashionMNIST/raw`` as torchvision stores it, in file order, or
     ``ROOT/fashion_mnist*.npz``, shuffled."""
     advice = torchvision_advice(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import UserError
+from ..dataset import DataSet
 from ..generated import NAME
-from ..table import Table
 from .base import source
 
 
 @source(NAME)
-def generated(root: Path | None) -> Table:
+def generated(root: Path | None) -> DataSet:
     """1x8x8 images of ten classes, made when a client is read: for runs with thousands of clients; no data
     root, no partition."""
     raise UserError(

@@ -9,9 +9,9 @@ import numpy as np
 
 from ...errors import UserError
 from .. import npz
+from ..dataset import DataSet, numbers, two_parts
 from ..folder import subfolders, visible
 from ..images import on_disk
-from ..table import Table, numbers, two_parts
 from .base import need_root, source
 
 _ADVICE = (
@@ -22,7 +22,7 @@ _ADVICE = (
 
 
 @source("gtsrb")
-def gtsrb(root: Path | None) -> Table:
+def gtsrb(root: Path | None) -> DataSet:
     """GTSRB from ``ROOT/gtsrb/GTSRB`` as torchvision stores it, or from ``ROOT/gtsrb*.npz``, dealt in a fixed
     random order.
 
@@ -60,4 +60,6 @@ def gtsrb(root: Path | None) -> Table:
         raise UserError(f"{folder} has classes outside 0 to 42: {_ADVICE}")
     rows = two_parts(len(train), len(test), shuffle=True)
     images = on_disk(root, [path for path, _ in train + test])
-    return Table("gtsrb", images, labels, numbers(43), *rows, parts={"train": len(train), "test": len(test)})
+    return DataSet(
+        "gtsrb", images, labels, numbers(43), *rows, parts={"train": len(train), "test": len(test)}
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import idx, npz
-from ..table import Table, numbers
+from ..dataset import DataSet, numbers
 from .base import need_root, source, torchvision_advice
 
 
 @source("mnist")
-def mnist(root: Path | None) -> Table:
+def mnist(root: Path | None) -> DataSet:
     """MNIST from ``ROOT/MNIST/raw`` as torchvision stores it, in file order, or ``ROOT/mnist*.npz``,
     shuffled."""
     advice = torchvision_advice("MNIST", "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz")

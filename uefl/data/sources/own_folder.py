@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import UserError
+from ..dataset import DataSet
 from ..folder import labelled, look_alikes, passed_over, subfolders, visible
 from ..images import on_disk
-from ..table import Table
 
 LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"
 _OF_ONE = "expected FOLDER/CLASS/image.png or FOLDER/train|test/CLASS/image.png of one silo"
 
 
-def read(root: Path) -> Table:
+def read(root: Path) -> DataSet:
     """Look through ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over
     all silos, sorted by name.
 
@@ -37,12 +37,14 @@ def read(root: Path) -> Table:
     )
 
 
-def read_one(silo: Path, name: str) -> Table:
+def read_one(silo: Path, name: str) -> DataSet:
     """One silo by itself, laid out as a subfolder of what :func:`read` takes."""
     return _table(silo, {name: _parts(silo, _OF_ONE)}, _strays([silo]))
 
 
-def _table(root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]) -> Table:
+def _table(
+    root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]
+) -> DataSet:
     files = [
         (path, label, name, part)
         for name, parts in silos.items()
@@ -52,7 +54,7 @@ def _table(root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], stra
     classes = tuple(sorted({label for _, label, _, _ in files}))
     groups = tuple(silos)
     is_test = np.array([part == "test" for *_, part in files])
-    return Table(
+    return DataSet(
         str(root),
         on_disk(root, [path for path, *_ in files]),
         np.array([classes.index(label) for _, label, _, _ in files]),

@@ -8,12 +8,12 @@ import numpy as np
 
 from ...errors import UserError
 from .. import npz
-from ..table import Table, numbers
+from ..dataset import DataSet, numbers
 
 _OWN = ("images", "labels", "silo")
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> DataSet:
     """Images from an .npz, by the rules of :func:`uefl.data.pixels.as_images`, and integer labels ``[N]``
     counting from 0.
 
@@ -35,7 +35,7 @@ def read(path: Path) -> Table:
     return npz.pool(str(path), path, arrays)
 
 
-def _silos(path: Path, arrays: npz.Arrays) -> Table:
+def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
     images = npz.images(path, arrays, "images")
     labels = npz.labels(path, arrays, "labels", images.count)
     classes = npz.count_classes(path, "labels", labels)
@@ -47,7 +47,7 @@ def _silos(path: Path, arrays: npz.Arrays) -> Table:
     names, group_of = np.unique(silo, return_inverse=True)
     groups = tuple(_text(name) for name in names)
     for_test = np.zeros(count, bool) if test is None else test.astype(bool)
-    return Table(
+    return DataSet(
         str(path),
         images,
         labels,

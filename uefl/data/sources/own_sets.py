@@ -25,7 +25,7 @@ import torch
 from ...errors import InvalidPriors, UserError
 from .. import npz, prior_table
 from ..folder import labelled, look_alikes, passed_over, visible
-from ..images import Images, Rows, on_disk
+from ..images import ImageList, Rows, on_disk
 from ..priors import Matrix
 from ..unlabeled import ClientSets, LabeledRows, Material
 
@@ -51,7 +51,7 @@ def read(root: Path) -> Material:
     entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix.lower() == ".npz"]
     if not entries:
         raise UserError(f"{root / 'clients'} holds no client; {LAYOUT}")
-    read_in: dict[str, tuple[Images, Rows, list[str]]] = {}
+    read_in: dict[str, tuple[ImageList, Rows, list[str]]] = {}
     for path in entries:
         name = path.stem if path.suffix.lower() == ".npz" else path.name
         if name in read_in:
@@ -92,7 +92,7 @@ def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
     return {part: rows[0] for part, rows in found.items() if rows}
 
 
-def _client(root: Path, path: Path) -> tuple[Images, Rows, list[str]]:
+def _client(root: Path, path: Path) -> tuple[ImageList, Rows, list[str]]:
     """Images, their sets, and the sets' names in order."""
     if path.is_dir():
         files = labelled(path, LAYOUT)
@@ -125,11 +125,11 @@ def _client(root: Path, path: Path) -> tuple[Images, Rows, list[str]]:
     return images, np.array([order.index(name) for name in names])[inverse], order
 
 
-def _read_again(root: Path, path: Path, first: Images) -> Images:
+def _read_again(root: Path, path: Path, first: ImageList) -> ImageList:
     """The images of an .npz that one client has for itself: they are read when they are asked for, and not
     kept."""
 
-    def there() -> Images:
+    def there() -> ImageList:
         return npz.images(path, npz.read(path, ("images",)), "images")
 
     def content(rows: Rows) -> Iterator[bytes]:

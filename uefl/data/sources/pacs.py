@@ -11,9 +11,9 @@ from typing import BinaryIO
 import numpy as np
 
 from ...errors import UserError
+from ..dataset import DataSet
 from ..folder import labelled
-from ..images import File, Images, from_files, on_disk
-from ..table import Table
+from ..images import File, ImageList, from_files, on_disk
 from .base import need_root, source
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -25,7 +25,7 @@ _ADVICE = (
 
 
 @source("pacs")
-def pacs(root: Path | None) -> Table:
+def pacs(root: Path | None) -> DataSet:
     """PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case; each
     domain is a silo.
 
@@ -46,7 +46,7 @@ def pacs(root: Path | None) -> Table:
         raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {_ADVICE}")
     labels = np.array([classes.index(place[-2]) for place in places])
     rows = np.arange(len(places))
-    return Table(
+    return DataSet(
         "pacs",
         images,
         labels,
@@ -60,7 +60,7 @@ def pacs(root: Path | None) -> Table:
     )
 
 
-def _folder(root: Path) -> Images:
+def _folder(root: Path) -> ImageList:
     paths = [
         path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labelled(root / domain, _ADVICE)
     ]
@@ -69,7 +69,7 @@ def _folder(root: Path) -> Images:
     return on_disk(root, paths)
 
 
-def _archive(path: Path) -> Images:
+def _archive(path: Path) -> ImageList:
     try:
         with tarfile.open(path, "r:") as archive:
             members = sorted((m for m in archive if m.isfile()), key=lambda m: m.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..table import Table, fixed_order
+from ..dataset import DataSet, fixed_order
 from .base import source
 from .mnist import mnist
 
@@ -15,7 +15,7 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 
 @source("rotated_mnist")
-def rotated_mnist(root: Path | None) -> Table:
+def rotated_mnist(root: Path | None) -> DataSet:
     """All images of MNIST, training and test, shuffled once and for all and dealt in turn to the six domains;
     files as of ``mnist``.
 

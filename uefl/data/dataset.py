@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from .images import Images, Rows, check_rows
+from .images import ImageList, Rows, check_rows
 
 
 @dataclass(frozen=True)
-class Table:
+class DataSet:
     """Images with labels, in one list; a source of several parts lists the training images first, then the
     test images.
 
@@ -23,7 +23,7 @@ class Table:
 
     name: str
     """of the data set, or the path of the user's data"""
-    images: Images
+    images: ImageList
     labels: Rows
     """``[N]`` int64"""
     classes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Table:
             return train, None
         return train, self.test[member[self.test]]
 
-    def first_classes(self, count: int) -> Table:
+    def first_classes(self, count: int) -> DataSet:
         """The same source with the images of its first classes only.
 
         Raises:
@@ -68,7 +68,7 @@ class Table:
         return replace(self, classes=self.classes[:count], train=self.train[kept[self.train]], test=test)
 
 
-def checked(table: object, source: str) -> Table:
+def checked(table: object, source: str) -> DataSet:
     """What the function of a data set returned, when it is whole.
 
     Raises:
@@ -77,8 +77,8 @@ def checked(table: object, source: str) -> Table:
         ValueError: not as many labels as images; a label that is no class; a row that is no image.
     """
     place = f"source {source!r}"
-    if not isinstance(table, Table):
-        raise TypeError(f"{place}: expected a Table, got {type(table).__name__}")
+    if not isinstance(table, DataSet):
+        raise TypeError(f"{place}: expected a DataSet, got {type(table).__name__}")
     if not isinstance(table.classes, tuple) or not all(isinstance(name, str) for name in table.classes):
         raise TypeError(
             f"{place}: expected the names of the classes as a tuple of texts, got {table.classes!r:.80}"
