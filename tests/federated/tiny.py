@@ -87,16 +87,7 @@ def context(cfg: Config, fed: Federation, home: bool = False) -> Context:
     names = tuple(sorted(silo.name for silo in fed.silos))
     examples = {silo.name: silo.sizes.train for silo in fed.silos}
     return Context(
-        cfg.run.seed,
-        cfg.run,
-        cfg.model,
-        cfg.training,
-        fed.classes,
-        fed.shape,
-        names,
-        None,
-        examples,
-        home,
+        cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.shape, names, None, examples, home
     )
 
 
