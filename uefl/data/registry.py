@@ -1,37 +1,43 @@
-"""Names of data sets and of partitions: each is a module of its folder, found by walking it."""
+"""Names of data sets and of partitions: modules of a folder, and entry points of installed packages."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
 import pkgutil
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from ..errors import UserError
 
 Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name. The modules of a package register theirs when they are imported, which happens at the
-    first look-up.
+    """Entries by name.
+
+    The first look-up imports the modules of a package, which register their entries, and loads the entry
+    points of installed packages. A process of another engine does the same.
 
     Args:
-        package: whose modules hold the entries.
-        what: what an entry is called in messages.
+        package: the package whose modules hold the entries.
+        what: the word for an entry in messages.
+        group: the group of entry points, such as ``uefl.sources``.
     """
 
-    def __init__(self, package: str, what: str) -> None:
-        self._package, self._what = package, what
+    def __init__(self, package: str, what: str, group: str) -> None:
+        self._package, self._what, self._group = package, what, group
         self._entries: dict[str, Entry] = {}
         self._complete = False
 
     def add(self, name: str, entry: Entry) -> None:
-        """Register an entry; a name is taken once.
+        """Register an entry. An entry may be registered twice under its name.
 
         Raises:
             ValueError: another entry has the name.
         """
-        if name in self._entries:
+        if self._entries.get(name, entry) is not entry:
             raise ValueError(f"the {self._what} {name!r} is registered already; choose another name")
         self._entries[name] = entry
 
@@ -60,5 +66,22 @@ class Registry(Generic[Entry]):
         if not self._complete:
             for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
+            for point in importlib.metadata.entry_points(group=self._group):
+                self.add(point.name, self._loaded(point))
             self._complete = True
         return self._entries
+
+    def _loaded(self, point: importlib.metadata.EntryPoint) -> Any:
+        """Load an entry point.
+
+        Raises:
+            UserError: its package cannot be imported.
+        """
+        try:
+            return point.load()
+        except Exception as error:  # an import of a third party may raise anything
+            package = point.dist.name if point.dist is not None else point.value
+            raise UserError(
+                f"the {self._what} {point.name!r} of the package {package} cannot be loaded"
+                f" ({type(error).__name__}: {error}); update or uninstall the package"
+            ) from error

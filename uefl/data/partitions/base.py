@@ -125,7 +125,14 @@ def checked(deal: object, scheme: str, count: int) -> Deal:
     return deal
 
 
-PARTITIONS: Registry[type[Scheme]] = Registry(__package__, "partition")
+class _Partitions(Registry[type[Scheme]]):
+    def add(self, name: str, entry: type[Scheme]) -> None:
+        """Register a scheme, and tell it its name."""
+        super().add(name, entry)
+        entry.name = name
+
+
+PARTITIONS = _Partitions(__package__, "partition", "uefl.partitions")
 
 AnyScheme = TypeVar("AnyScheme", bound=type[Scheme])
 
@@ -135,7 +142,6 @@ def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
 
     def register(scheme: AnyScheme) -> AnyScheme:
         PARTITIONS.add(name, scheme)
-        scheme.name = name
         return scheme
 
     return register

@@ -16,7 +16,7 @@ Reader = Callable[[Path | None], "DataSet"]
 """reads a data set from the data root, which may be missing; raises UserError where its files are absent or
 damaged"""
 
-SOURCES: Registry[Reader] = Registry(__package__, "data set")
+SOURCES: Registry[Reader] = Registry(__package__, "data set", "uefl.sources")
 
 
 def source(name: str) -> Callable[[Reader], Reader]:

@@ -1,0 +1,68 @@
+"""Data sets and partitions of other packages come in by entry points."""
+
+import importlib.metadata
+
+import pytest
+
+from uefl.data import PARTITIONS, SOURCES, Scheme
+from uefl.errors import UserError
+
+
+class Point:
+    """An entry point of another package."""
+
+    value, dist = "other_package:made", None
+
+    def __init__(self, name, found):
+        self.name, self.found = name, found
+
+    def load(self):
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Install a package that has one entry point."""
+
+    def installed(registry, group, name, found):
+        assert list(registry)  # imports the modules of the package
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        monkeypatch.setattr(registry, "_complete", False)
+        monkeypatch.setattr(
+            importlib.metadata, "entry_points", lambda group: [Point(name, found)] if group == wanted else []
+        )
+        wanted = group
+
+    return installed
+
+
+def test_an_entry_point_names_a_data_set(install):
+    def reader(root):
+        return None
+
+    install(SOURCES, "uefl.sources", "theirs", reader)
+    assert SOURCES["theirs"] is reader
+    assert "digits" in SOURCES
+
+
+def test_an_entry_point_names_a_partition(install):
+    class Theirs(Scheme):
+        """A partition of another package."""
+
+    install(PARTITIONS, "uefl.partitions", "theirs", Theirs)
+    assert PARTITIONS["theirs"] is Theirs
+    assert Theirs().model_dump() == {"scheme": "theirs"}
+
+
+def test_a_package_that_fails_to_load_is_named(install):
+    install(SOURCES, "uefl.sources", "theirs", ImportError("torchx"))
+    with pytest.raises(UserError, match=r"'theirs'.*other_package.*torchx"):
+        SOURCES["theirs"]
+
+
+def test_another_entry_cannot_take_a_name(install):
+    install(SOURCES, "uefl.sources", "digits", lambda root: None)
+    with pytest.raises(ValueError, match="'digits'"):
+        list(SOURCES)
