@@ -42,15 +42,8 @@ class Distributed:
             go_on: the command that goes on with the run.
 
         Raises:
-            UserError: torch has no gloo here, there is no such device, or no worker.
+            UserError: there is no such device, or no worker.
         """
-        import torch
-
-        if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-            raise UserError(
-                "this torch was built without gloo, which the engine 'distributed' needs; leave the"
-                " engine out"
-            )
         from .workers import on_workers
 
         return on_workers(*_processes(self.workers, device), notice, go_on)

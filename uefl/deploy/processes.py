@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,8 +36,10 @@ class Processes:
         """what is added to that of this process"""
         self.all: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Run ``python -m MODULE ARGUMENTS...`` under a name."""
+    def start(
+        self, name: str, module: str, *arguments: str, inherited: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Run ``python -m MODULE ARGUMENTS...`` under a name, with these file descriptors open."""
         with self._log(name).open("ab") as log:
             command = [sys.executable, "-m", module, *arguments]
             # of a group of its own: Ctrl-C is for the run, which then ends its processes in order
@@ -48,6 +50,7 @@ class Processes:
                 stderr=log,
                 env=os.environ | self.environment,
                 start_new_session=True,
+                pass_fds=inherited,
             )
         self.all[name] = process
         return process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +16,8 @@ from ..data import build
 from ..data.federation import Federation
 from ..engines import faults
 from ..engines.codec import Packet
+from ..engines.distributed.crew import Crew, Lost
 from ..engines.distributed.engine import DistributedEngine
-from ..engines.distributed.group import Crew, Group, Lost
 from ..errors import RunError
 from ..folder import Silos
 from .processes import Processes, note_crowd
@@ -122,16 +123,14 @@ class Workers:
 
     def _start(self, data_root: Path | None) -> Crew:
         note_crowd(self._count, self._device, self._notice)
-        size, root = str(self._count + 1), [] if data_root is None else [str(data_root)]
+        root = [] if data_root is None else [str(data_root)]
+        ends = []
         for rank in range(1, self._count + 1):
-            place = (str(self._processes.folder), str(rank), size, self._device, str(os.getpid()))
-            self._processes.start(f"worker-{rank}", self._module, *place, *root)
-
-        def check() -> None:
-            for name in self._processes.all:
-                if (last := self._processes.ended(name)) is not None:
-                    raise RunError(f"{name} ended before the run began: {last}")
-
-        crew = Crew(Group(self._processes.folder, 0, self._count + 1, check), self._count)
+            end, theirs = socket.socketpair()
+            place = (str(theirs.fileno()), str(rank), self._device, str(os.getpid()))
+            self._processes.start(f"worker-{rank}", self._module, *place, *root, inherited=[theirs.fileno()])
+            theirs.close()
+            ends.append(end)
+        crew = Crew(ends)
         self._stack.callback(crew.close)
         return crew

@@ -1,4 +1,4 @@
-"""Real workers over gloo: the numbers of the local engine, and what a client or a worker that fails costs."""
+"""Real workers: the numbers of the local engine, and what a client or a worker that fails costs."""
 
 import shutil
 from contextlib import contextmanager

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from tests.federated.engines.conformance import DIES, LATE, RAISES, federation
 from uefl.deploy.worker import work
@@ -31,5 +30,5 @@ class Tiny:
 
 
 if __name__ == "__main__":
-    folder, rank, size, device, parent = sys.argv[1:]
-    work(Path(folder), int(rank), int(size), device, int(parent), Tiny())
+    end, rank, device, parent = sys.argv[1:]
+    work(int(end), int(rank), device, int(parent), Tiny())

@@ -1,2 +1,1 @@
-"""Workers on this machine as the clients' processes: packets over torch.distributed, with gloo on loopback;
-nothing is pickled."""
+"""Workers on this machine: processes that answer packets over sockets which they inherit; nothing is pickled."""

@@ -3,6 +3,7 @@ one network."""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ import torch
 from .. import faults
 from ..base import Message, Reply
 from ..codec import Header, Packet, packed_message, reply_of
-from .group import Crew, Group, Lost
+from .crew import Crew, Lost, receive, send
 
 # messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
 _AHEAD = 4
@@ -107,18 +108,18 @@ def _is_there(tensor: torch.Tensor, sent: tuple[torch.Tensor, int] | None) -> bo
     return sent is not None and sent[0] is tensor and sent[1] == tensor._version
 
 
-def serve(group: Group, program: Callable[[Packet], Packet]) -> None:
+def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:
     """Be a worker: answer the packets of the server until it ends.
 
     Args:
-        group: that both are in.
+        end: this worker's socket.
         program: must not raise.
     """
     kept: dict[str, torch.Tensor] = {}
     with suppress(Lost):
         while True:
-            header, parts = group.receive(0)
+            header, parts = receive(end)
             if "broadcast" in parts:
                 there = kept | parts["broadcast"]
                 kept = parts["broadcast"] = {name: there[name] for name in header["broadcast"]}
-            group.send(program(Packet(header, parts)), 0)
+            send(end, program(Packet(header, parts)))

@@ -1,0 +1,106 @@
+"""Packets between the server and its workers, over a pair of sockets for each worker. Nobody listens on an
+address, so no other process can connect."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+
+import torch
+
+from ..codec import Packet, decode, encode
+
+_LENGTH = 8  # bytes of the length before a frame
+
+
+class Lost(ConnectionError):
+    """The process at the other end has ended."""
+
+
+def send(end: socket.socket, packet: Packet) -> None:
+    """Send a packet.
+
+    Raises:
+        Lost: the process at the other end has ended.
+    """
+    frame = encode(packet)
+    try:
+        end.sendall(len(frame).to_bytes(_LENGTH, "little"))
+        end.sendall(memoryview(frame.numpy()))
+    except OSError as error:
+        raise Lost("a process has ended") from error
+
+
+def receive(end: socket.socket) -> Packet:
+    """Wait for the next packet.
+
+    Raises:
+        Lost: the process at the other end has ended.
+        Unreadable: the bytes are no packet.
+    """
+    length = bytearray(_LENGTH)
+    _fill(end, memoryview(length))
+    frame = torch.empty(int.from_bytes(length, "little"), dtype=torch.uint8)
+    _fill(end, memoryview(frame.numpy()))
+    return decode(frame)
+
+
+def _fill(end: socket.socket, place: memoryview) -> None:
+    try:
+        while len(place):
+            count = end.recv_into(place)
+            if not count:
+                raise Lost("a process has ended")
+            place = place[count:]
+    except ConnectionResetError as error:
+        raise Lost("a process has ended") from error
+
+
+class Crew:
+    """The workers, as the server sees them. Each has one packet at a time.
+
+    Args:
+        ends: the server's end of each worker's pair of sockets.
+    """
+
+    def __init__(self, ends: Sequence[socket.socket]) -> None:
+        self._ends = dict(enumerate(ends, 1))
+        self.ranks = range(1, len(ends) + 1)
+        self._busy: dict[int, int] = {}
+        """by rank, the number of the packet that the worker has"""
+        self._number = 0
+
+    def idle(self, rank: int) -> bool:
+        """Return whether a worker waits for a packet."""
+        return rank not in self._busy
+
+    def ask(self, rank: int, packet: Packet) -> int:
+        """Send a packet to an idle worker; return the number of its answer.
+
+        Raises:
+            Lost: the worker has ended.
+        """
+        self._number += 1
+        self._busy[rank] = self._number
+        send(self._ends[rank], packet)
+        return self._number
+
+    def answer(self, seconds: float) -> tuple[int, Packet] | None:
+        """Return the next answer of any worker with its number; None if none comes in time.
+
+        Raises:
+            Lost: a worker has ended.
+            Unreadable: the bytes are no packet.
+        """
+        ready = wait(list(self._ends.values()), timeout=seconds)
+        for rank, end in self._ends.items():
+            if end in ready:
+                packet = receive(end)
+                return self._busy.pop(rank), packet
+        return None
+
+    def close(self) -> None:
+        """Close the connections, which ends workers that wait for a packet."""
+        for end in self._ends.values():
+            end.close()
