@@ -27,7 +27,7 @@ def send(end: socket.socket, packet: Packet) -> None:
     frame = encode(packet)
     try:
         end.sendall(len(frame).to_bytes(_LENGTH, "little"))
-        end.sendall(memoryview(frame.numpy()))
+        end.sendall(frame.numpy().data)
     except OSError as error:
         raise Lost("a process has ended") from error
 
@@ -42,7 +42,7 @@ def receive(end: socket.socket) -> Packet:
     length = bytearray(_LENGTH)
     _fill(end, memoryview(length))
     frame = torch.empty(int.from_bytes(length, "little"), dtype=torch.uint8)
-    _fill(end, memoryview(frame.numpy()))
+    _fill(end, frame.numpy().data)
     return decode(frame)
 
 
