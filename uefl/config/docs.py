@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -33,7 +34,7 @@ def tables() -> str:
         parts += [
             f'### `[data.partition]` with `scheme = "{name}"`',
             "",
-            _first_line(PARTITIONS[name]),
+            textwrap.fill(_first_line(PARTITIONS[name]), 100),
             "",
             *_table(PARTITIONS[name]),
             "",
@@ -44,7 +45,7 @@ def tables() -> str:
             parts += [
                 f'### `[arms.NAME]` with `algorithm = "{name}"`',
                 "",
-                f"{_first_line(algorithm)} Needs {needs}.",
+                textwrap.fill(f"{_first_line(algorithm)} Needs {needs}.", 100),
                 "",
             ]
             parts += [*_table(algorithm.Parameters), ""]
