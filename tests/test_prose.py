@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # improves
 BOUNDS = {
     "uefl": 195,
-    "uefl_kernels": 138,
+    "uefl_kernels": 60,
     "csrc": 90,
     "csrc/cpu csrc/common": 20,
     "tests": 235,
@@ -25,15 +25,9 @@ BOUNDS = {
 
 
 # names of tests with more than 60 letters: lower the number when some are gone
-LONG_NAMES = 265
+LONG_NAMES = 257
 # Markdown lines of more than 100 characters outside of tables, code and formulas: shrink these, too
-WIDE = {
-    "docs/api/layers.md": 6,
-    "docs/deploy.md": 60,
-    "docs/faults.md": 6,
-    "docs/security.md": 110,
-    "CHANGELOG.md": 35,
-}
+WIDE = {"docs/api/layers.md": 3, "docs/deploy.md": 60, "docs/security.md": 110, "CHANGELOG.md": 35}
 
 
 @pytest.fixture
