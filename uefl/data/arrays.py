@@ -17,11 +17,13 @@ from .dataset import DataSet, numbers
 from .federation import Federation, Split
 from .images import copied
 from .partitions.base import Deal, Share
-from .pixels import as_bytes, as_images, as_label, as_labels, is_array, kinds_of, pixels_of
+from .pixels import as_bytes, as_images, as_label, as_labels, is_array, kinds_of, native, pixels_of
 from .settings import Data
 
 Part = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
+Labels = torch.Tensor | list[str]
+"""``[N]`` int64, or names of classes."""
 
 
 @isolate
@@ -37,15 +39,16 @@ def from_arrays(
 
     Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3: of
     uint8; of uint16, of which the upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8
-    bits. Labels are ``[N]`` integers counting from 0, as an array, a tensor, a Series or a list. A Dataset
-    yields pairs of an image (a tensor or array of one image, or a PIL image) and an integer. It is read once,
-    here, so that random changes in it are drawn once.
+    bits. Labels are ``[N]`` integers counting from 0, or names of classes, as an array, a tensor, a Series or
+    a list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and a label.
+    It is read once, here, so that random changes in it are drawn once.
 
     Args:
         clients: by name, the training and the test part; None instead of a test part: it is taken out of the
             training part.
         unseen: by name, images of clients that are measured only.
-        classes: names of the classes; default: numbers, as many as the highest label says.
+        classes: names of the classes; default: the names that occur as labels, sorted; or numbers, as many as
+            the highest label says.
         data: holdout, image size and the share of a test split; the keys of dealing are not looked at.
         seed: of the splits taken here.
 
@@ -56,7 +59,7 @@ def from_arrays(
     if not clients:
         raise UserError("clients is empty; expected a dict of name: (train, test)")
     pixels: list[torch.Tensor] = []
-    labels: list[torch.Tensor] = []
+    labels: list[Labels] = []
     names: list[str] = []
     kinds: Counter[str] = Counter()
 
@@ -88,14 +91,7 @@ def from_arrays(
             raise UserError(f"client {name!r} is trained on and cannot be unseen; choose another name")
         rows = take(part, f"{name}/test")
         apart.append(Share(str(name), rows[:0], rows))
-    everything = torch.cat(labels).numpy()
-    known = tuple(classes) if classes is not None else numbers(int(everything.max()) + 1)
-    outside = everything[(everything < 0) | (everything >= len(known))]
-    if len(outside):
-        raise UserError(
-            f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per"
-            " class"
-        )
+    everything, known = _numbered(labels, None if classes is None else tuple(classes))
     images = copied(pixels, tuple(names), kinds)
     rows = np.arange(len(everything))
     table = DataSet("arrays", images, everything, known, rows, None, parts={"images": len(rows)})
@@ -104,14 +100,62 @@ def from_arrays(
     )
 
 
-def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Images ``[C, H, W]`` uint8 and labels ``[N]`` int64; kinds of change are counted."""
+def _numbered(
+    labels: Sequence[Labels], classes: tuple[str, ...] | None
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
+    """Return labels ``[N]`` int64 of all parts, and the names of the classes.
+
+    Raises:
+        UserError: names in one part and integers in another, or a label that is no class.
+    """
+    named = [part for part in labels if isinstance(part, list)]
+    integers = [part for part in labels if isinstance(part, torch.Tensor)]
+    if named and integers:
+        raise UserError("labels are names in one part and integers in another; expected one of the two")
+    if named:
+        texts = [text for part in named for text in part]
+        known = classes or tuple(sorted(set(texts)))
+        unknown = sorted(set(texts) - set(known))
+        if unknown:
+            raise UserError(f"label {unknown[0]!r} is no class; expected one of {', '.join(known)}")
+        place = {name: i for i, name in enumerate(known)}
+        return np.array([place[text] for text in texts], np.int64), known
+    everything = torch.cat(integers).numpy()
+    known = numbers(int(everything.max()) + 1) if classes is None else classes
+    outside = everything[(everything < 0) | (everything >= len(known))]
+    if len(outside):
+        raise UserError(
+            f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per"
+            " class"
+        )
+    return everything, known
+
+
+def _labels(labels: Any, count: int, where: str) -> Labels:
+    """Return names of classes where all labels are texts, else integers ``[count]`` int64.
+
+    Raises:
+        UserError: another number of labels, or a label that is neither.
+    """
+    if not isinstance(labels, torch.Tensor):
+        array = native(labels, where) if is_array(labels) else labels
+        texts = array.tolist() if isinstance(array, np.ndarray) and array.ndim else array
+        texts = texts if isinstance(texts, (list, tuple)) else []
+        if texts and all(isinstance(text, str) for text in texts):
+            if len(texts) != count:
+                raise UserError(f"{where}: expected {count} labels, got {len(texts)}")
+            return list(texts)
+    return as_labels(labels, count, where)
+
+
+def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tensor], Labels]:
+    """Return images ``[C, H, W]`` uint8 and labels, and count the kinds of change."""
     if isinstance(part, Split):
         part = part.images, part.labels
     if isinstance(part, (tuple, list)) and len(part) == 2 and is_array(part[0]):
         images, kind = as_images(part[0], where)
         kinds.update({kind: len(images)} if kind else {})
-        return list(images), as_labels(part[1], len(images), where)
+        return list(images), _labels(part[1], len(images), where)
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
         raise UserError(
             f"{where}: expected a pair of images and labels, or a torch Dataset with a length; got"
@@ -127,8 +171,9 @@ def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tenso
                 f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer"
             )
         pixels.append(_one(item[0], f"{where}: image {i}", kinds))
-        labels.append(as_label(item[1], f"{where}: item {i}"))
-    return pixels, as_labels(labels, len(pixels), where)
+        text = isinstance(item[1], str)
+        labels.append(item[1] if text else as_label(item[1], f"{where}: item {i}"))
+    return pixels, _labels(labels, len(pixels), where)
 
 
 def _one(image: Any, where: str, kinds: Counter[str]) -> torch.Tensor:

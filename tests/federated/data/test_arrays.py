@@ -156,8 +156,8 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, "expected labels as 20 integers, got float64"),
         ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, "a/train: expected labels of 0 or more, got -1"),
         (
-            {"a": ((PIXELS[:20], np.array(["cat", "dog"] * 10)), None)},
-            "a/train: expected labels as 20 integers, got <U3",
+            {"a": ((PIXELS[:20], np.array(["cat", 1.5] * 10, object)), None)},
+            "a/train: expected labels as 20 integers, got object",
         ),
         ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: there is no image"),
         ({"a": ([], None)}, "a/train has no image"),
@@ -168,8 +168,8 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ([1, 2, 3], None)}, "a/train: item 0 is int; expected a pair of an image and an integer"),
         ({"a": ([("x", 1)], None)}, "a/train: image 0 is str; expected a tensor, an array or a PIL image"),
         (
-            {"a": ([(PIXELS[0], "cat")], None)},
-            "a/train: item 0: expected an integer label, got 'cat' of type str",
+            {"a": ([(PIXELS[0], b"cat")], None)},
+            "a/train: item 0: expected an integer label, got b'cat' of type bytes",
         ),
         (
             {"a": ([(PIXELS[0, :2], 1)], None)},
@@ -196,3 +196,51 @@ def test_the_same_image_in_train_and_test_is_noted():
     assert note.startswith(
         "a/test/0 (a/test) is the same image as a/train/0 (a/train), and 19 more such pairs"
     )
+
+
+NAMED = {
+    "array": np.array(["cat", "dog", "eel"])[LABELS],
+    "list": [["cat", "dog", "eel"][k] for k in LABELS],
+    "objects": np.array(["cat", "dog", "eel"], object)[LABELS],
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_labels_may_be_names_of_classes(kind):
+    federation = from_arrays({"a": ((PIXELS[:30], NAMED[kind]), None)})
+    assert federation.classes == ("cat", "dog", "eel")
+    numbered = from_arrays({"a": ((PIXELS[:30], LABELS), None)}, classes=["cat", "dog", "eel"])
+    assert federation.digest == numbered.digest
+
+
+def test_names_are_counted_by_the_given_classes():
+    part = PIXELS[:30], NAMED["list"]
+    (data,) = load(from_arrays({"a": (part, None)}, classes=["eel", "dog", "cat", "fox"]))
+    (other,) = load(
+        from_arrays({"a": ((PIXELS[:30], 2 - LABELS), None)}, classes=["eel", "dog", "cat", "fox"])
+    )
+    assert data.train.labels.sort().values.equal(other.train.labels.sort().values)
+
+
+def test_a_dataset_may_yield_names_of_classes():
+    pairs_of = [(PIXELS[i], NAMED["list"][i]) for i in range(30)]
+    assert from_arrays({"a": (pairs_of, None)}).classes == ("cat", "dog", "eel")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "named"),
+    [
+        (NAMED["list"], ["cat", "dog"], "'eel'"),
+        ([*NAMED["list"][:29], 1], None, "'cat'"),
+        (NAMED["list"][:29], None, "a/train.*30.*29"),
+    ],
+    ids=["unknown", "mixed", "too-few"],
+)
+def test_names_that_are_no_classes_are_refused(labels, classes, named):
+    with pytest.raises(UserError, match=named):
+        from_arrays({"a": ((PIXELS[:30], labels), None)}, classes=classes)
+
+
+def test_names_and_integers_do_not_mix():
+    with pytest.raises(UserError, match="names"):
+        from_arrays({"a": ((PIXELS[:30], LABELS), None), "b": ((PIXELS[:30], NAMED["list"]), None)})
