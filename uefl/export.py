@@ -1,4 +1,4 @@
-"""Writes a trained model in formats that other programs read."""
+"""Write a trained model in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from .paths import check_name
 
 
 def write(model: SavedModel, path: Path, client: str | None = None) -> None:
-    """Write the module of :meth:`SavedModel.module` into a file; its suffix says in which format.
+    """Write the module of :meth:`SavedModel.module` to a file, in the format of its suffix.
 
     ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of images.
-    ``.onnx`` is ONNX, where onnx and onnxscript are installed, for any number of images too. Classes and the
-    shape of the images stand in the metadata of each.
+    ``.onnx`` is ONNX for any number of images; it needs onnx and onnxscript. The metadata of each file have
+    the classes and the shape of an image.
 
     Args:
         model: the trained model, on the CPU.
-        path: of the file; it is replaced whole or not at all.
-        client: whose part of the model; None: see :meth:`SavedModel.module`.
+        path: the file; it is replaced as a whole or not at all.
+        client: the client with the part of the model to write; None: see :meth:`SavedModel.module`.
 
     Raises:
-        UserError: another suffix, no such client, a format whose package is absent, a model that the format
-            has no operations for, or a file that cannot be written.
+        UserError: the suffix or the client is unknown, a package is missing, the format lacks an operation of
+            the model, or the file cannot be written.
     """
     check_name(path, "the file")
     if path.suffix.lower() not in FORMATS:
@@ -98,4 +98,4 @@ FORMATS: dict[str, Callable[[nn.Module, torch.Tensor, Path, dict[str, object]], 
     ".pt2": _program,
     ".onnx": _onnx,
 }
-"""By suffix, what writes a file."""
+"""The writer of each suffix."""

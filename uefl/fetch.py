@@ -1,4 +1,4 @@
-"""Downloads the published files of data sets through torchvision, only when a user asks for it."""
+"""Download the published files of data sets with torchvision, at the request of a user."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
     "cifar100": ("CIFAR100", ({},)),
     "gtsrb": ("GTSRB", ({"split": "train"}, {"split": "test"})),
 }
-"""By the name of a data set, torchvision's class and its arguments, one call for each."""
+"""For each data set the class of torchvision, and the arguments of each call"""
 
 
 def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) -> None:
-    """Download data sets into a data root; torchvision checks their hashes, and keeps what is there already.
+    """Download data sets into a data root. torchvision checks their hashes and keeps existing files.
 
     Args:
         names: keys of ``SETS``.

@@ -1,4 +1,4 @@
-"""Predictions of a trained model for image files, as the command ``uefl predict`` makes them."""
+"""Predict the classes of image files with a trained model, for the command ``uefl predict``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .paths import check_name, special
 from .report.tables import Table, number
 
 COLUMNS = ("image", "class", "probability", "entropy", "mutual_information")
-"""``class`` is the one with the highest probability; entropy and mutual information are in nats"""
+"""``class`` has the highest probability; entropy and mutual information are in nats"""
 _BATCH = 500
 
 
@@ -35,16 +35,16 @@ class Row(NamedTuple):
 
 
 class Predictor:
-    """A model and the image files to predict for; the files' headers are read when it is made.
+    """Predict the classes of image files. The constructor reads the headers of the files.
 
     Args:
         model: the trained model.
-        paths: files, and folders, of which all images are taken, also in folders inside.
-        client: whose parts of the model to take; None: see :meth:`SavedModel.predict`.
-        passes: draws; None: as many as in the run.
+        paths: files and folders. A folder stands for all images in it and in its subfolders.
+        client: the client with the parts of the model to use; None: see :meth:`SavedModel.predict`.
+        passes: number of dropout passes; None: the number of the run.
 
     Raises:
-        UserError: no image, a path that is none, files that cannot be read; no such client.
+        UserError: there is no image, a path does not exist, a file cannot be read, or the client is unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Predictor:
         return self.images.count
 
     def notes(self) -> list[str]:
-        """What was done to the images, and whose parts of the model are taken; call it after :meth:`rows`."""
+        """Return the changes to the images and the choice of the client. Call it after :meth:`rows`."""
         height, width = self._model.shape[1:]
         resized = int((self.images.shapes != [height, width]).any(1).sum())
         found = pixels.notes(self.images.kinds, self.count)

@@ -1,4 +1,4 @@
-"""A source before it is dealt: everything about its images but their pixels."""
+"""A data set before it is dealt to clients: labels, classes and groups of its images."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class DataSet:
     """``[N]`` int64"""
     classes: tuple[str, ...]
     train: Rows
-    """images to train on, in the order in which they are dealt"""
+    """positions of the training images, in the order of the deal"""
     test: Rows | None
-    """images to test on, in that order; None: they are cut from ``train``"""
+    """positions of the test images, in this order; None: they are cut from ``train``"""
     groups: tuple[str, ...] = ()
     group_of: Rows | None = None
     """``[N]`` int64, position in ``groups``"""
     undivided: frozenset[str] = frozenset()
     """groups without a test split of their own"""
     angles: Mapping[str, float] = field(default_factory=dict)
-    """by which the images of a group are turned, degrees counter-clockwise"""
+    """rotation of the images of each group, degrees counter-clockwise"""
     parts: Mapping[str, int] = field(default_factory=dict)
     """images of each part of the source, in the order of the list"""
     notes: tuple[str, ...] = ()
-    """what the user should know about the files"""
+    """notes on the files for the user"""
 
     def of_group(self, group: str) -> tuple[Rows, Rows | None]:
         """Training and test images of a group, in order; no test images for one that is undivided."""
@@ -69,12 +69,11 @@ class DataSet:
 
 
 def checked(table: object, source: str) -> DataSet:
-    """What the function of a data set returned, when it is whole.
+    """Check the return value of the reader of a data set.
 
     Raises:
-        TypeError: no table; labels or rows that are no int64 arrays of NumPy; names of classes that are no
-            text.
-        ValueError: not as many labels as images; a label that is no class; a row that is no image.
+        TypeError: it is no data set, a label or a row is no int64 of NumPy, or a class has no text as name.
+        ValueError: the numbers of labels and images differ, or a label or a row is out of range.
     """
     place = f"source {source!r}"
     if not isinstance(table, DataSet):
@@ -104,7 +103,7 @@ def checked(table: object, source: str) -> DataSet:
 
 
 def numbers(count: int) -> tuple[str, ...]:
-    """The names of classes that have none."""
+    """Return the names of classes without names: their numbers."""
     return tuple(str(i) for i in range(count))
 
 

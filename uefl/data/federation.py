@@ -1,5 +1,4 @@
-"""A federation: the clients of a run, what the server holds, and what there is to know about the data before
-any pixel is read."""
+"""A federation: the clients of a run, the images of the server, and facts about all of them."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from typing import Any, Literal
 import torch
 
 Kind = Literal["labeled", "sets"]
-"""``labeled``: every client has labeled images. ``sets``: it has unlabeled images in sets whose class shares
-are known."""
+"""``labeled``: every client has labeled images. ``sets``: every client has sets of unlabeled images, with the
+class shares of each set."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class LabeledData:
     """The images of one client: ``train`` is trained on, ``holdout`` steers decisions, ``test`` is only
     reported.
 
-    A client that is measured only (:attr:`Federation.unseen`) has images in ``test`` alone.
+    A client of :attr:`Federation.unseen` is only measured; it has images in ``test`` only.
     """
 
     train: Split
@@ -45,8 +44,7 @@ class LabeledData:
 
 @dataclass(frozen=True)
 class SetData:
-    """The unlabeled sets of one client. ``labels`` are known in experiments alone, and used by labeled
-    baselines only."""
+    """The unlabeled sets of one client. ``labels`` exist in experiments only, for labeled baselines."""
 
     images: torch.Tensor
     """``[n, C, H, W]`` uint8"""
@@ -70,7 +68,7 @@ class SetData:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many images a client has. A client with sets counts their images as ``train``."""
+    """Numbers of images of a client. The images of sets count as ``train``."""
 
     train: int
     holdout: int
@@ -93,12 +91,11 @@ class Silo:
     name: str
     sizes: Sizes
     load: Callable[[], LabeledData | SetData]
-    """reads the data of this client, without those of the others where the source allows it; every call reads
-    anew"""
+    """reads the data of this client from its source; the result is not kept"""
 
     @classmethod
     def of(cls, name: str, data: LabeledData | SetData) -> Silo:
-        """A client whose data are in memory."""
+        """Return a client with data in memory."""
         return cls(name, Sizes.of(data), lambda: data)
 
 
@@ -107,9 +104,9 @@ class ServerData:
     """Images of the server; None: it has none of that kind."""
 
     labeled: Split | None
-    """what the server trains on"""
+    """training images of the server"""
     validation: Split | None
-    """what the model of every round is measured on"""
+    """images that measure the model of every round"""
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ class Federation:
     """clients that are measured and never trained on"""
     server: ServerData | None = None
     notes: tuple[str, ...] = ()
-    """what the user should know about the data"""
+    """notes on the data for the user"""
     manifest: dict[str, Any] = field(default_factory=dict)
     """plain values for JSON: the source, the partition, and the images of every client and split, with their
     SHA-256"""
@@ -138,7 +135,7 @@ class Federation:
     """whether the images of the clients can be read in this process"""
 
     def describe(self) -> str:
-        """One line: clients, images, their shape, what the server holds, and the classes."""
+        """Return one line: clients, images, shape of an image, images of the server, classes."""
         shape = " x ".join(map(str, self.shape))
         train, holdout, test = (
             sum(getattr(silo.sizes, part) for silo in self.silos) for part in ("train", "holdout", "test")

@@ -1,4 +1,4 @@
-"""Folders of images: what is in them, in order, and what is passed over."""
+"""List folders of images in order, and note the files that are not read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from ..paths import check_name, special
 _LITTER = frozenset(
     ("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information")
 )
-"""what systems leave in folders and archives, in lower case"""
+"""files of operating systems in folders and archives, in lower case"""
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, sorted by name; what systems leave there counts as
-    hidden.
+    """Return the visible entries of a folder, sorted by name. Files of operating systems count as hidden.
 
     Raises:
-        UserError: it cannot be read, or holds a pipe, a socket, a device or a name that is not UTF-8.
+        UserError: the folder cannot be read, or has a pipe, a socket, a device or a name that is not UTF-8.
     """
     try:
         entries = sorted(
@@ -38,14 +37,14 @@ def visible(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path, layout: str) -> list[Path]:
-    """Return the folders in a folder, by name.
+    """Return the subfolders of a folder, sorted by name.
 
     Args:
-        folder: to look in.
-        layout: what is expected, for the message.
+        folder: the folder.
+        layout: the expected layout, for the message.
 
     Raises:
-        UserError: there is none, or images lie beside them, which are misplaced.
+        UserError: the folder has no subfolder, or has an image outside of its subfolders.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -75,8 +74,7 @@ def labelled(folder: Path, layout: str) -> list[tuple[Path, str]]:
 
 
 def passed_over(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
-    """Files that lie where folders are expected, but for ``used``, and folders with nothing in them: a note
-    on each kind."""
+    """Return one note on files in the place of folders, without those ``used``, and one on empty folders."""
     inside = [path for folder in folders for path in visible(folder) if path not in used]
     files = [path for path in inside if path.is_file()]
     empty = [path for path in inside if path.is_dir() and not visible(path)]
@@ -88,7 +86,7 @@ def passed_over(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[s
 
 
 def look_alikes(classes: Sequence[str]) -> tuple[str, ...]:
-    """A note on each class that is written as another one but for the case: two classes, or a slip."""
+    """Return a note on each pair of classes that differ in case only."""
     first: dict[str, str] = {}
     pairs = [(first.setdefault(name.casefold(), name), name) for name in classes]
     return tuple(

@@ -1,4 +1,4 @@
-"""The record of a partition: which images every client has in each split, and the SHA-256 of their content.
+"""The record of a partition: the images of every client in each split, and the SHA-256 of their content.
 
 Plain values for JSON. An image is known by its file below the source, or by its position in the source, which
 counts the training images first, then the test images, each in file order.
@@ -24,7 +24,7 @@ Use = Literal["train", "holdout", "test"]
 
 
 class Content:
-    """Hashes images, and remembers which are in a split that no other should share an image with."""
+    """Hash images, and find images that occur in two splits."""
 
     def __init__(self) -> None:
         self._trained: dict[bytes, str] = {}
@@ -42,7 +42,7 @@ class Content:
             labels: of these images; None: they have none.
             where: client and split, for notes.
             use: what models do with these images.
-            classes: number of classes, of which the record counts the images.
+            classes: number of classes; the record counts the images of each.
         """
         total = hashlib.sha256()
         for row, content in zip(rows.tolist(), images.content(rows), strict=True):
@@ -79,7 +79,7 @@ def _name(images: ImageList, row: int) -> str:
 
 
 def digest(manifest: Entry) -> str:
-    """SHA-256 of a manifest, whatever its source is called and wherever it lies."""
+    """Return the SHA-256 of a manifest without the name and the place of its source."""
     without_source = {key: value for key, value in manifest.items() if key != "source"}
     return hashlib.sha256(json.dumps(without_source, sort_keys=True).encode()).hexdigest()
 
@@ -88,8 +88,7 @@ def check_disjoint(manifest: Entry) -> None:
     """No image may be in two places: not in two clients, nor in two splits of one, nor with a client and the
     server.
 
-    What the settings ask for is excepted: the holdout that is the test split (``legacy_holdout``), and sets
-        that ``overlap``.
+    Two settings allow it: ``legacy_holdout`` takes the test split as the holdout, and sets may ``overlap``.
 
     Raises:
         UserError: an image is in two places.

@@ -1,4 +1,4 @@
-"""Notes on data that can be trained with, for the user to know, and a check of names that cannot be shown."""
+"""Notes on the data for the user, and a check of names."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def of_kinds(sources: Iterable[ImageList]) -> list[str]:
 
 
 def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test: Counts) -> list[str]:
-    """Return notes on classes that nobody trains on, and on silos that lack a class."""
+    """Return notes on classes without training images, and on silos that lack a class."""
     found = []
     untrained = train.sum(0) == 0
     only_tested = [classes[k] for k in np.flatnonzero(untrained & (test.sum(0) > 0))]

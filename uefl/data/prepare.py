@@ -1,4 +1,4 @@
-"""Turns images as they lie in a source into images as all clients of a federation have them."""
+"""Bring the images of a source to the channels and the size of a federation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Preparation:
     image_size: int
     """0: as they are"""
     shape: tuple[int, int, int]
-    """(C, H, W) of what is returned"""
+    """(C, H, W) of a prepared image"""
 
     @classmethod
     def of(cls, sources: Sequence[ImageList], image_size: int) -> Preparation:
@@ -70,7 +70,7 @@ class Preparation:
 
 
 class PixelCounts:
-    """Counts how often each of the 256 values occurs in each channel of the images seen."""
+    """Count the pixels of each of the 256 values in each channel."""
 
     def __init__(self, channels: int) -> None:
         self.counts = torch.zeros(channels, 256, dtype=torch.int64)

@@ -1,7 +1,7 @@
 """One tensor for all parameters of a module, one for all its floating-point buffers.
 
-A federated round sends, sets, averages, checks and steps a model. Each of these is then one operation on one
-tensor, in the place of one for every layer.
+A federated round sends, sets, averages, checks and steps a model. With one tensor, each of these is one
+operation instead of one operation a layer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ class FlatModule:
     """Moves the parameters and floating-point buffers of ``module`` into flat tensors, in place.
 
     Attributes:
-        values: ``[P]`` float32, a leaf whose ``.grad`` is the flat gradient: an optimizer needs nothing else.
+        values: ``[P]`` float32, a leaf with the flat gradient in ``.grad``, for an optimizer.
         buffers: ``[Q]`` float32, running means and variances. Other buffers, such as the number of batches
-            that batch norm has seen, are part of no message; :meth:`reset` sets them to what they were at
-            first.
-        frozen: mask ``[P]``, bool, of those ``values`` whose parameters do not require a gradient; None:
-            there are none.
+            that batch norm has seen, are part of no message; :meth:`reset` sets them to their first values.
+        frozen: mask ``[P]``, bool, of the ``values`` that require no gradient; None: all require one.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,5 +1,4 @@
-"""An encoder that says of each image a Gaussian of its features, and a linear head on a sample of it (FedSR,
-FedCR)."""
+"""An encoder to a Gaussian of features, and a linear head on a sample of it, for FedSR and FedCR."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ class GaussianNet(nn.Module):
     """Encoder, mean and deviation of ``dim`` features, linear head.
 
     Args:
-        net: an encoder with the usual head; its encoder is taken, and of its head the hidden layer where it
-            is wanted.
-        dim: d, features.
-        hidden: whether linear and GELU stand between the encoder and the Gaussian.
+        net: a network of an encoder and a :class:`Head`. The encoder is used; with ``hidden`` also the hidden
+            layer of the head.
+        dim: d, number of features.
+        hidden: put linear and GELU between the encoder and the Gaussian.
 
     Raises:
-        UserError: another network than encoder and usual head.
+        UserError: the network is not an encoder and a :class:`Head`.
     """
 
     def __init__(self, net: nn.Module, dim: int, *, hidden: bool) -> None:
@@ -47,12 +46,12 @@ class GaussianNet(nn.Module):
         self.head = nn.Linear(dim, last.out_features)
 
     def distribution(self, images: torch.Tensor) -> Gaussian:
-        """The Gaussians of the features of images ``[B, C, H, W]``, normalised."""
+        """Return the Gaussians of the features of normalized images ``[B, C, H, W]``."""
         tokens = as_tokens(self.encoder(images), self.pooled)
         mean, std = self.gaussian(self.hidden(tokens.flatten(1))).float().chunk(2, 1)
         return Gaussian(mean, nn.functional.softplus(std))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, classes]`` of the means: nothing is drawn."""
+        """Return the logits ``[B, classes]`` of the means, without a draw."""
         logits: torch.Tensor = self.head(self.distribution(images).mean)
         return logits
