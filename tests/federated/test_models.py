@@ -93,7 +93,7 @@ def small_images(*sizes):
 @pytest.mark.parametrize(
     "encoder", [pytest.param("vgg16_bn", marks=pytest.mark.slow), "resnet18", "resnet18_nopool"]
 )
-def test_the_large_encoders_train_also_where_the_last_batch_has_one_image(encoder):
+def test_the_large_encoders_train_on_a_last_batch_of_one(encoder):
     """Nine images in batches of eight, so small that batch norm would see one value per channel of the last
     one."""
     own_head = encoder == "resnet18_nopool"
@@ -109,7 +109,7 @@ def test_the_large_encoders_train_also_where_the_last_batch_has_one_image(encode
     assert not torch.equal(values(one), before)
 
 
-def test_a_client_of_one_image_is_refused_where_batch_norm_cannot_have_it():
+def test_batch_norm_refuses_a_client_of_one_image():
     clients = small_images(3, 1)
     for encoder, refused in (("resnet18", True), ("cnn", False)):
         room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), clients)
@@ -153,7 +153,7 @@ def imagenet(tmp_path_factory):
 
 
 @pytest.mark.parametrize("encoder", ["resnet18", pytest.param("vgg16_bn", marks=pytest.mark.slow)])
-def test_a_pretrained_encoder_sees_a_grey_image_as_three_equal_channels(encoder, imagenet):
+def test_pretrained_encoders_see_grey_as_three_channels(encoder, imagenet):
     grey = torch.randn(2, 1, 32, 32)
     one, three = (
         Net(Model(encoder=encoder, pretrained=str(imagenet[encoder])), (c, 32, 32), 10).double().eval()
@@ -164,9 +164,7 @@ def test_a_pretrained_encoder_sees_a_grey_image_as_three_equal_channels(encoder,
     assert torch.equal(next(three.encoder.parameters()).float(), first)
 
 
-def test_pretrained_weights_come_from_the_cache_of_torchvision_and_nothing_is_downloaded(
-    imagenet, monkeypatch, tmp_path
-):
+def test_pretrained_weights_come_from_the_cache_only(imagenet, monkeypatch, tmp_path):
     cache = tmp_path / "checkpoints"
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     with pytest.raises(
@@ -219,7 +217,7 @@ def test_images_too_small_for_the_encoder():
         Net(TINY, (1, 4, 4), 10)
 
 
-def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codewords():
+def test_one_token_has_as_many_outputs_as_codewords():
     torch.manual_seed(0)
     net, images = Net(TINY, (1, 8, 8), 3).eval(), torch.randn(200, 1, 8, 8)
     codebook = net.tokens(images[:5]).detach().reshape(5, 16)
@@ -234,7 +232,7 @@ def test_a_one_token_model_tells_at_most_as_many_images_apart_as_it_has_codeword
     assert float(torch.nn.functional.pdist(known).min()) > 1e-3
 
 
-def test_the_small_network_is_its_blocks_with_their_relu_before_the_pooling():
+def test_the_small_network_equals_its_blocks():
     net, x = encoders.small_cnn(1, 4), torch.randn(6, 1, 12, 12)
     gradients = []
     for rectified_first in (False, True):
@@ -287,7 +285,7 @@ def test_flat_module_is_the_module():
             torch.testing.assert_close(named[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_private_parts_are_told_by_name_and_by_the_layer_that_holds_them():
+def test_private_parts_are_found_by_name_and_layer():
     flat = FlatModule(Net(TINY, (1, 8, 8), 3))
     assert flat.private(lambda name, owner: False) is None
     values, buffers = flat.private(lambda name, owner: isinstance(owner, torch.nn.BatchNorm2d))
@@ -309,7 +307,7 @@ def test_flat_module_set_changes_the_module_in_place():
     assert all(bool((b == 3).all()) for b in net.buffers() if b.is_floating_point())
 
 
-def test_a_copy_of_the_resident_network_takes_other_weights_and_leaves_it_alone():
+def test_a_copy_of_the_network_takes_other_weights():
     """The recipe of docs/algorithms.md for a second model."""
     flat = FlatModule(Net(TINY, (1, 8, 8), 3))
     before, other = flat.values.detach().clone(), copy.deepcopy(flat.module)
@@ -369,7 +367,7 @@ class Odd(torch.nn.Module):
         return self.out(self.norm(self.fixed(self.second(self.first(x.mean(1)[:, 0, :4])))) + self.table)
 
 
-def test_a_flat_module_has_the_names_of_the_state_dict_and_knows_what_is_frozen():
+def test_a_flat_module_has_state_dict_names_and_a_frozen_mask():
     module = Odd()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     flat = FlatModule(module)

@@ -45,7 +45,7 @@ def test_repr_is_a_line(model):
     assert repr(model) == "SavedModel(1 x Net with parts of silo-0, silo-1, silo-2: [1, 8, 8] -> 3 classes)"
 
 
-def test_arrays_tensors_and_grey_images_without_channels_are_the_same(model):
+def test_arrays_tensors_and_grey_images_predict_alike(model):
     probs = model.predict(IMAGES, "silo-0")
     assert (probs.shape, probs.dtype) == ((12, 3), torch.float32)
     torch.testing.assert_close(probs.sum(1), torch.ones(12))
@@ -166,7 +166,7 @@ def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
     assert not any(seen)
 
 
-def test_private_layers_are_the_client_s_and_leave_the_network_as_it_was(folder):
+def test_private_layers_leave_the_network_as_it_was(folder):
     model, probs = saved.load(folder / "model-fedper.safetensors"), {}
     before = {name: value.clone() for name, value in model.members[0].net.state_dict().items()}
     for client in model.clients:
@@ -247,7 +247,7 @@ def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, descr
         saved.load(tmp_path)
 
 
-def test_a_model_on_another_device_is_whole_there_and_this_one_stays(model):
+def test_a_model_moves_as_a_whole_and_the_first_stays(model):
     there = model.to("meta")
     (net, clients), before = there.members[0], model.predict(IMAGES, "silo-0")
     tensors = [

@@ -123,7 +123,7 @@ def test_names_of_ten_silos_sort_as_numbers():
     assert names[-1] == "silo-10"
 
 
-def test_the_published_code_holds_out_the_test_split_and_turns_about_another_centre():
+def test_the_legacy_holdout_and_center_are_the_published_ones():
     published = load(labeled(angles=[0, 120], legacy_center=True, legacy_holdout=True))
     plain = load(labeled(clients=2))
     for silo, upright in zip(published, plain, strict=True):
@@ -200,7 +200,7 @@ def test_mnist_without_a_data_root_says_how_to_get_it(monkeypatch):
         labeled("mnist", clients=2)
 
 
-def test_own_silos_are_as_many_and_as_large_as_they_are_and_not_turned(make_images, tmp_path):
+def test_own_silos_keep_their_number_size_and_angle(make_images, tmp_path):
     for silo, count in (("a", 6), ("b", 12), ("c", 30)):
         for label in ("cat", "dog"):
             make_images(f"silos/{silo}/{label}", count=count, size=(8, 8))
@@ -272,7 +272,7 @@ def test_image_size_resizes_every_source(make_npz):
     assert load(federation)[0].test.images.shape == (10, 1, 14, 14)
 
 
-def test_images_that_do_not_fit_into_memory_are_refused_in_one_line(monkeypatch):
+def test_images_that_do_not_fit_into_memory_are_refused(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 2**16 if name == "SC_PAGE_SIZE" else 2**10)
     with pytest.raises(
         UserError, match=r"^900 images of 1 x 1000 x 1000 take 1 GB, this machine has 0 GB; lower image_size$"

@@ -135,7 +135,7 @@ def test_sets_name_the_set_of_every_image_and_their_priors():
         check_disjoint(federation.manifest)
 
 
-def test_overlapping_sets_may_repeat_an_image_within_a_client_only():
+def test_overlapping_sets_repeat_images_of_one_client_only():
     federation = sets(clients=2, train_per_client=300, test_per_client=20, overlap=True)
     indices = federation.manifest["silos"]["client-0"]["train"]["indices"]
     assert len(set(indices)) < len(indices)
@@ -144,7 +144,7 @@ def test_overlapping_sets_may_repeat_an_image_within_a_client_only():
         check_disjoint(federation.manifest)
 
 
-def test_own_sets_are_named_by_file_or_by_the_archive_that_holds_them(tmp_path):
+def test_own_sets_are_named_by_file_or_archive(tmp_path):
     federation = sets(write(tmp_path / "here"))
     silos = federation.manifest["silos"]
     assert silos["berlin"]["train"]["files"][0] == "clients/berlin/a/0.png"

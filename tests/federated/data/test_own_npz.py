@@ -67,7 +67,7 @@ def pool_arrays(**changes):
     return {"images": None, "labels": None, "silo": None, **arrays, **changes}
 
 
-def test_npz_pool_is_shuffled_the_same_way_every_time_and_keeps_its_pairs(make_npz):
+def test_npz_pool_keeps_its_pairs_in_one_random_order(make_npz):
     arrays = pool_arrays()
     path = make_npz(**arrays)
     table, again = npz_file(path), npz_file(path)

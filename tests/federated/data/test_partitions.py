@@ -47,7 +47,7 @@ def matrix(made, deal):
     return np.array([np.bincount(made.labels[part], minlength=len(made.classes)) for part in rows])
 
 
-def test_every_module_of_the_folder_is_a_scheme_with_described_parameters():
+def test_every_scheme_describes_its_parameters():
     folder = Path(__file__).parents[3] / "uefl" / "data" / "partitions"
     modules = {path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base")}
     assert {PARTITIONS[name].__module__.rsplit(".", 1)[1] for name in PARTITIONS} == modules
@@ -102,7 +102,7 @@ def test_dirichlet_deals_everything_once_and_repeats_itself(convention, test):
         assert max(share.train.max() for share in deal.clients) < 2000
 
 
-def test_over_clients_gives_unequal_sizes_and_every_client_an_image_per_class():
+def test_over_clients_gives_unequal_sizes_with_a_minimum():
     counts = matrix(
         table(),
         dealt(table(), {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}, clients=10),
@@ -112,7 +112,7 @@ def test_over_clients_gives_unequal_sizes_and_every_client_an_image_per_class():
     assert sizes.max() > 1.3 * sizes.min()
 
 
-def test_over_clients_gives_nothing_more_to_a_client_that_has_its_share():
+def test_over_clients_stops_at_the_share_of_a_client():
     """So that nobody has more than its share and one class."""
     made = table(2500, 0)
     for seed in range(5):
@@ -152,7 +152,7 @@ def test_frequency_makes_one_alpha_far_more_skewed():
     assert skew("over_classes_by_frequency", 1.0) == pytest.approx(skew("over_classes", 0.1), rel=0.1)
 
 
-def test_shares_that_were_drawn_are_those_of_the_clients_where_no_class_runs_short():
+def test_drawn_shares_hold_where_no_class_runs_short():
     made = table(100_000, 0)
     counts = matrix(
         made,
@@ -285,7 +285,7 @@ def test_the_domain_left_out_is_measured_only():
     np.testing.assert_array_equal(np.sort(unseen.test), np.arange(2, 2000, 6))
 
 
-def test_every_domain_is_turned_by_its_angle_also_the_one_left_out():
+def test_every_domain_is_turned_by_its_angle():
     made = replace(table(groups=3, test=0), angles={f"domain-{i}": 15.0 * i for i in range(3)})
     deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-1"}, clients=4)
     assert [share.angle for share in deal.clients] == [0.0, 0.0, 30.0, 30.0]

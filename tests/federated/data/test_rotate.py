@@ -97,7 +97,7 @@ def test_each_image_by_its_own_angle(size):
     assert torch.equal(rotate_each(square, torch.tensor([90.0])), square.rot90(1, (2, 3)))
 
 
-def test_augmentation_is_drawn_per_image_and_repeats_with_its_seed():
+def test_augmentation_is_per_image_and_repeats_with_its_seed():
     images = torch.randint(0, 256, (64, 1, 10, 10), dtype=torch.uint8)
     assert augment(images, "none") is images
     torch.manual_seed(0)

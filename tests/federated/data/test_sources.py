@@ -82,7 +82,7 @@ def made(pixels=PIXELS, labels=None, classes=("0", "1"), train=None, test=None):
         ),
     ],
 )
-def test_a_source_that_returns_no_whole_table_is_told_what_is_wrong(monkeypatch, table, error, message):
+def test_a_source_without_a_whole_data_set_is_refused(monkeypatch, table, error, message):
     monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._all()))
     source("mine")(lambda root: table())
     with pytest.raises(error, match=message):
@@ -107,7 +107,7 @@ def test_digits_are_the_embedded_ones_in_a_fixed_order():
 # --- MNIST and its relatives ------------------------------------------------------------------------------
 
 
-def test_idx_files_are_read_in_file_order_from_a_folder_that_is_not_written_to(idx_root):
+def test_idx_files_are_read_in_order_and_not_written(idx_root):
     before = sorted(idx_root.rglob("*"))
     train, test = both(SOURCES["mnist"](idx_root))
     assert sorted(idx_root.rglob("*")) == before

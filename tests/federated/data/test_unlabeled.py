@@ -33,7 +33,7 @@ def build(**keys):
 @pytest.mark.parametrize("split", ["iid", "noniid"])
 @pytest.mark.parametrize("sets", [2, 10, 23])
 @pytest.mark.parametrize("clients", [1, 3, 7])
-def test_every_image_is_in_one_set_of_one_client_and_priors_are_those_of_the_sets(split, sets, clients):
+def test_every_image_is_in_one_set_and_priors_are_its_shares(split, sets, clients):
     fed = build(split=split, sets=sets, clients=clients, train_per_client=1800 // clients, test_per_client=40)
     total = 1800 // clients * clients
     assert sum(len(silo.sets) for silo in load(fed)) == total
@@ -93,7 +93,7 @@ def test_drawn_priors_have_one_dominant_class_per_set():
     assert dominant.max() < 0.95
 
 
-def test_iid_clients_share_their_drawn_priors_and_noniid_ones_do_not():
+def test_only_iid_clients_share_their_drawn_priors():
     same, own = load(build(split="iid")), load(build(split="noniid"))
     assert float((same[0].priors - same[1].priors).abs().max()) < 0.15
     assert float((own[0].priors - own[1].priors).abs().max()) > 0.3
@@ -148,7 +148,7 @@ def test_published_overlap_and_column_normalisation():
     assert whole[1] > 0.8 * whole[0]
 
 
-def test_later_clients_lack_classes_in_the_published_split_of_clients():
+def test_later_clients_lack_classes_in_the_published_split():
     labels = np.random.default_rng(0).permutation(np.arange(5000) % 10)
     parts = s.client_parts(labels, 5, "legacy_noniid", np.random.default_rng(0), 10)
     together = np.concatenate(parts)
@@ -354,7 +354,7 @@ def test_strict_turns_doubts_into_errors():
     assert build(sets=10, strict=True).notes == ()
 
 
-def test_one_client_of_full_rank_is_enough_and_full_rank_of_all_together_is_not():
+def test_full_rank_is_needed_of_one_client_alone():
     def lacking(k):
         return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
 
