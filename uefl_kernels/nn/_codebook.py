@@ -37,8 +37,8 @@ class Codebook(Float32Module):
     """``[h, K, d]`` codewords, h = 1 where all heads share them, with the attributes and state of the peer's
     class.
 
-    The arguments are those of :class:`VectorQuantize`. Plain attributes may be set later and then hold for
-    the next call; setting a property that is fixed raises AttributeError.
+    The arguments have the meaning that they have in :class:`VectorQuantize`. Plain attributes may be set
+    later and then hold for the next call; setting a property that is fixed raises AttributeError.
     """
 
     initted: torch.Tensor
@@ -87,7 +87,7 @@ class Codebook(Float32Module):
         self.sync_affine_param = sync_affine_param
         self._use_cosine_sim, self._affine_param = use_cosine_sim, affine_param
         self.vq_bridge = vq_bridge
-        # Also in a process whose default is bfloat16, where averages would stop moving.
+        # A default dtype of bfloat16 would stop the averages.
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         embed = torch.zeros(num_codebooks, codebook_size, dim, dtype=dtype)
         if not kmeans_init:
@@ -104,8 +104,8 @@ class Codebook(Float32Module):
         counts = torch.zeros(num_codebooks, codebook_size, dtype=torch.int64)
         self.register_buffer("counts", counts, persistent=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
-        # Counts and sums of batches that wait for the next. DistributedDataParallel would overwrite buffers
-        # by those of one process.
+        # Counts and sums of batches that wait for the next. No buffers: DistributedDataParallel would
+        # overwrite them with the values of one process.
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         # `initted` and its version when it was last seen True
         self._known: tuple[torch.Tensor, int] | None = None
@@ -126,7 +126,7 @@ class Codebook(Float32Module):
             self._restore_float32()
         return step(x, *args)
 
-    # --- what is fixed when the layer is made --------------------------------------------------------------
+    # --- fixed by the constructor -------------------------------------------------------------------
 
     num_codebooks = fixed("num_codebooks", lambda layer: layer.embed.shape[0], "h.")
     codebook_size = fixed("codebook_size", lambda layer: layer.embed.shape[1], "K.")
@@ -196,7 +196,7 @@ class Codebook(Float32Module):
         self.initted.fill_(True)
 
     def _require_whole(self) -> None:
-        """Raise RuntimeError where FSDP shards the codewords: what the layer writes into them in a pass would
+        """Raise RuntimeError where FSDP shards the codewords: the values that a pass writes into them would
         be lost."""
         if "embed" in vars(self):  # where FSDP puts a view of its flat parameter
             raise RuntimeError(
@@ -225,7 +225,7 @@ class Codebook(Float32Module):
     # --- moving averages -----------------------------------------------------------------------------------
 
     def tracks(self, ema: bool | None = None) -> bool:
-        """Whether training needs the counts and sums of a batch."""
+        """Return True if training needs the counts and sums of a batch."""
         return (self.ema_update if ema is None else ema) or self.threshold_ema_dead_code > 0
 
     @torch.no_grad()
@@ -245,8 +245,8 @@ class Codebook(Float32Module):
 
         Args:
             counts: ``[h, K]``, of the rows where the mask is True.
-            sums: ``[h, K, d]``, likewise. A codeword that got a row of NaN, and so has a sum of NaN, sits
-                this step out.
+            sums: ``[h, K, d]``, of the same rows. A codeword with a row of NaN has a sum of NaN; this step
+                leaves it out.
             x: ``[..., heads * d]``, the rows that were quantized.
             mask: ``[...]`` bool, or None.
             weight: of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of
@@ -278,7 +278,7 @@ class Codebook(Float32Module):
         self.steps.add_(1)
 
     def _move(self, size: torch.Tensor, total: torch.Tensor, weight: Weight | None) -> None:
-        """Move the averaged sizes ``[h, K]`` and sums ``[h, K, d]`` towards those of a batch."""
+        """Move the averages of the sizes ``[h, K]`` and sums ``[h, K, d]`` towards those of a batch."""
         step: float | torch.Tensor = 1 - self.decay
         if weight is not None:
             weight = weight if isinstance(weight, torch.Tensor) else weight(total, size)
@@ -352,9 +352,9 @@ class Codebook(Float32Module):
         """Make this process's share of K places: ``[h, K, 1]`` taken, ``[h, K, 1]`` priority, ``[h, K, d]``
         rows of x.
 
-        The places are dealt to the processes in turn. The sum over processes is the offer of all of them, and
-        each gives as many rows as it has places, or all it has. Rows are distinct and spread evenly over the
-        batch.
+        The processes get the places in turn. A process fills each of its places with a row while its rows
+        last. The sum over the processes has the rows of all of them. Rows are distinct and spread evenly over
+        the batch.
         """
         books, k, d = self.embed.shape
         dtype = self.embed.dtype
@@ -405,8 +405,8 @@ class Codebook(Float32Module):
     # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) ----------------------
 
     def _register_statistics(self) -> None:
-        """Add the statistics of ``affine_param`` to the state, with the peer's names; those of the batch come
-        with the first one."""
+        """Add the statistics of ``affine_param`` to the state, with the peer's names. The first batch adds
+        its own."""
         for name in _OF_BATCH:
             self.register_buffer(name, None)
         for name in _OF_CODES if self.affine_param else ():
@@ -415,8 +415,8 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Move the statistics towards those of the codewords and of the rows ``[..., heads * d]`` where the
-        mask is True."""
+        """Move the statistics towards the codewords and towards the rows ``[..., heads * d]`` where the mask
+        is True."""
         embed = self.embed.detach()
         of_codes = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
         decay = self.affine_param_codebook_decay
@@ -440,7 +440,7 @@ class Codebook(Float32Module):
             setattr(self, name, new if old is None else old * decay + new * (1 - decay))
 
     def _ratio(self) -> torch.Tensor:
-        """Standard deviation of the codewords by that of the batches."""
+        """Return the standard deviation of the codewords divided by the one of the batches."""
         ratio: torch.Tensor = (
             self.codebook_variance.clamp(min=1e-5).sqrt() / self.batch_variance.clamp(min=1e-5).sqrt()
         )
@@ -450,10 +450,11 @@ class Codebook(Float32Module):
 
     @property
     def waiting(self) -> bool:
-        """Whether k-means may still have to come: the value of the buffer ``initted``, whoever wrote it.
+        """True while the codebook waits for k-means of its first batch, as the buffer ``initted`` says.
 
-        Where the host cannot ask (in a graph, on fake tensors) the answer is True for every buffer that it
-        has not seen to be True; :meth:`initialize` then leaves a codebook alone that has begun.
+        In a graph and on fake tensors the host cannot read the buffer. The property is then True unless the
+        host has read True from this buffer before, and :meth:`initialize` skips a codebook that is
+        initialized.
         """
         if not self.kmeans_init:
             return False
@@ -507,8 +508,8 @@ class Codebook(Float32Module):
         """Return means ``[h, K, d]`` and sizes ``[h, K, 1]`` of the rows ``[..., heads * d]``; None without a
         row.
 
-        These are the peer's rounds, not those of ``kmeans``: an empty cluster stays where it is, cosine
-        scales the means and not the rows, there is no early end, and processes add up their sums in every
+        The rounds follow the peer and differ from ``kmeans``: an empty cluster keeps its codeword, cosine
+        scales the means and not the rows, no round is skipped, and the processes add up their sums in every
         round. One op does all heads of a round. On the CPU a batch that is not finite, of any process, is
         refused.
         """

@@ -1,4 +1,4 @@
-"""What the layers need of torch.distributed; in one process each of these is free."""
+"""Wrap torch.distributed for the layers; each function is free in a single process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 
 def rank_and_size(shared: bool = True) -> tuple[int, int]:
-    """This process's rank and the number of processes; (0, 1) without a process group, or where nothing is
-    shared."""
+    """Return the rank of this process and the number of processes: (0, 1) without a process group, or where
+    nothing is shared."""
     if shared and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -24,11 +24,12 @@ def all_reduce(parts: list[torch.Tensor], shared: bool = True) -> list[torch.Ten
 
 
 def sample_rows(rows: torch.Tensor, count: int, shared: bool = True) -> torch.Tensor | None:
-    """``[h, count, d]`` rows of ``[h, n, d]``, drawn from the rows of all processes and the same on each of
-    them.
+    """Draw ``[h, count, d]`` rows from the rows ``[h, n, d]`` of all processes, the same rows in each
+    process.
 
-    They are distinct where there are enough. None when no process has a row. A process gives in proportion to
-    what it has; several of them wait for the device, once, to know that.
+    The rows are distinct if there are enough. The result is None when no process has a row. Each process
+    gives rows in proportion to its number of rows; with several processes the host waits for that number
+    once.
     """
     rank, world = rank_and_size(shared)
     ends = [0, rows.shape[1]]

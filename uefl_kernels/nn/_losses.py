@@ -68,7 +68,7 @@ def orthogonal(
         codes: the codewords.
         counts: ``[h, K]``, how often each was chosen.
         active_only: only codewords that were chosen; waits for the device.
-        max_codes: at most so many, drawn at random.
+        max_codes: at most this number, drawn at random.
     """
     if active_only:
         codes = codes[:, counts.sum(0) > 0]

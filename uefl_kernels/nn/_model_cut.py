@@ -37,7 +37,7 @@ class Functional(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _FUNCTIONS:
-            # is only written here: a compiled model would be compiled again for each value that it reads
+            # only written here: torch.compile compiles a model again for each value that is read
             self.called = True
             switch = _FUNCTIONS[function]
             bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
@@ -69,8 +69,8 @@ def drops(module: nn.Module) -> bool:
 
 
 def altered(module: nn.Module) -> bool:
-    """Whether a call does more than its class says: a hook may see or change what passes, or make the weight,
-    as spectral_norm does."""
+    """Return True if a hook runs in a call of the module: it may change values, or make the weight, as
+    spectral_norm does."""
     hooks = (
         module._forward_pre_hooks,
         module._forward_hooks,
@@ -82,7 +82,7 @@ def altered(module: nn.Module) -> bool:
 
 @contextmanager
 def dropouts_on(model: nn.Module) -> Iterator[Functional]:
-    """Evaluation mode but for what drops; all modes as before at the end."""
+    """Switch to evaluation mode with the dropouts on, and restore all modes at the end."""
     modes = [(module, module.training) for module in model.modules()]
     functional = Functional()
     try:
@@ -174,7 +174,7 @@ def inserted_before(model: nn.Module, rates: Mapping[nn.Module, float]) -> Itera
 
 
 def no_dropout(model: nn.Module) -> str:
-    """Why a model whose output no dropout reaches has none."""
+    """Explain why no dropout reaches the output of a model."""
     for name, module in model.named_modules():
         if drops(module):
             kind = type(module).__name__
@@ -194,14 +194,14 @@ class Chain:
     dropout."""
 
     linears: list[nn.Linear]
-    # before each Linear and after the last one; those of functions by their rates
+    # before each Linear and after the last one; a functional dropout is its rate
     dropouts: list[nn.Dropout | float]
     activation: str
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A model in two: what no dropout reaches, and the rest."""
+    """The two parts of a model: the part before every dropout, and the rest."""
 
     prefix: fx.GraphModule  # arguments -> the values that the suffix takes
     suffix: fx.GraphModule
@@ -210,12 +210,12 @@ class Parts:
     tensors: dict[str, Any]
 
     def reads_from(self, model: nn.Module) -> bool:
-        """Whether they still are the model's."""
+        """Return True if the tensors still belong to the model."""
         return all(_attribute(model, name) is tensor for name, tensor in self.tensors.items())
 
 
 class _Tracer(fx.Tracer):
-    """Reads parameters and buffers where the graph runs; what a forward computes from them must be no
+    """Record reads of parameters and buffers in the graph: a value that a forward computes from them is no
     constant."""
 
     proxy_buffer_attributes = True
@@ -286,7 +286,7 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts
 
 
 def _attribute(model: nn.Module, name: str) -> Any:
-    """What the model has under a dotted name, or None."""
+    """Return the attribute of the model under a dotted name, or None."""
     owner: Any = model
     for part in name.split("."):
         owner = getattr(owner, part, None)
@@ -294,7 +294,7 @@ def _attribute(model: nn.Module, name: str) -> Any:
 
 
 def _draws(node: fx.Node, model: nn.Module) -> bool:
-    """Whether the node itself is a dropout."""
+    """Return True if the node is a dropout."""
     if node.op == "call_module":
         return any(map(drops, model.get_submodule(str(node.target)).modules()))
     if node.op != "call_function" or node.target not in _FUNCTIONS:

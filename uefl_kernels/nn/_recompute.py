@@ -45,7 +45,7 @@ class Memory:
             )
 
     def recall(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the codewords of the pass of which this is the second run; None in a first one."""
+        """Return the codewords of the first run if this pass is a second run, else None."""
         if torch.compiler.is_compiling() or not self._calls or torch._C._current_graph_task_id() == -1:
             return None
         calls = [call for calls in self._calls.values() for call in calls if call[0] == x.shape]

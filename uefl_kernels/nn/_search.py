@@ -56,7 +56,7 @@ def draw(near: torch.Tensor, sampling: Sampling, k: int | None = None) -> torch.
 def draw_in_blocks(
     rows: torch.Tensor, codes: torch.Tensor, cosine: bool, sampling: Sampling, k: int | None = None
 ) -> torch.Tensor:
-    """As ``draw`` of the distances, with those of one block of rows in memory."""
+    """Call ``draw`` on the distances of one block of rows at a time."""
     return _in_blocks(rows, codes, lambda x, c: draw(distances(x, c, cosine), sampling, k))
 
 

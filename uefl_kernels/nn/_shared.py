@@ -39,8 +39,7 @@ def numbers(layer: str, most: float | None, **values: Any) -> None:
 
 
 def as_indices(layer: str, indices: Any) -> torch.Tensor:
-    """Return indices as int64, of any integer dtype that files hold; raise TypeError for what is no tensor of
-    integers."""
+    """Return indices as int64, of any integer dtype that files hold; raise TypeError for any other type."""
     if not isinstance(indices, torch.Tensor):
         kind = type(indices).__name__
         todo = (
@@ -57,7 +56,7 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
 
 
 def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
-    """Raise ValueError for the first pair whose condition holds."""
+    """Raise ValueError for the first pair with a true condition."""
     for refused, message in found:
         if refused:
             raise ValueError(f"{layer}: {message}")
@@ -109,7 +108,7 @@ class Layout(NamedTuple):
 
     @property
     def second(self) -> bool:
-        """Whether channels come second where there is more than one other dimension."""
+        """Return True if channels come second and there is more than one other dimension."""
         return self.spatial > 0 or not self.channel_last
 
     def check(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -140,7 +139,7 @@ class Layout(NamedTuple):
     def mask_of(
         self, x: torch.Tensor, mask: torch.Tensor | None, lens: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Return the mask, or make that of the lengths ``[B]`` of the sequences."""
+        """Return the mask, or make a mask of the lengths ``[B]`` of the sequences."""
         if lens is None:
             return mask
         if mask is not None:

@@ -13,16 +13,14 @@ from ._shared import Float32Module, no_torchscript
 
 
 class ExtensibleCodebook(Float32Module):
-    """Codewords per client: the blocks that it sees, in the order of their coming, in one buffer that is made
-    once.
+    """Keep the codewords of each client: the blocks that the client sees, in their order of arrival, in one
+    buffer of fixed size.
 
-    The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows whose first
-    ``size(client)`` are
-    visible: a search reads a view of it, extending a client writes behind the visible rows, and neither
-        copies a codeword nor
-    invalidates an optimizer. Rows that are not visible are zero and get a zero gradient. Every client trains
-    its own copy of a block that it has in common with others; :meth:`average` makes the copies one again, as
-    a federated round does.
+    The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows. Its first
+    ``size(client)`` rows are visible. A search reads a view of them, and an extension writes behind them:
+    neither copies a codeword nor invalidates an optimizer. Rows that are not visible are zero and get a zero
+    gradient. Each client trains its own copy of a block that it shares with others; :meth:`average` averages
+    the copies, as a federated round does.
 
     Args:
         shared: ``[K, d]``, the first block, which all clients see.
@@ -30,7 +28,7 @@ class ExtensibleCodebook(Float32Module):
         clients: their names, distinct.
 
     Attributes:
-        members: of each block, the names of the clients that see it; those of block 0 are all.
+        members: of each block, the names of the clients that see it; every client sees block 0.
         weights: one parameter ``[capacity, d]`` float32 per client.
 
     Raises:
@@ -72,7 +70,7 @@ class ExtensibleCodebook(Float32Module):
         )
 
     def size(self, client: str) -> int:
-        """How many codewords the client sees."""
+        """Return the number of codewords that the client sees."""
         return self._sizes[self._known(client)]
 
     def codebook(self, client: str) -> torch.Tensor:
@@ -81,7 +79,7 @@ class ExtensibleCodebook(Float32Module):
         return codes
 
     def rows(self, block: int, client: str) -> slice:
-        """Where a block is in the codebook of one of its members."""
+        """Return the rows of a block in the codebook of one of its members."""
         if client not in self._rows[block]:
             raise ValueError(f"ExtensibleCodebook: client {self._known(client)!r} does not see block {block}")
         return self._rows[block][client]
@@ -207,7 +205,7 @@ class ExtensibleCodebook(Float32Module):
         return client
 
     def get_extra_state(self) -> torch.Tensor:
-        """Where the blocks are, beside the weights in the state_dict: ``[blocks, clients, 2]`` rows from and
+        """Return the places of the blocks, for the state_dict: ``[blocks, clients, 2]`` rows from and
         to, zeros for none."""
         places = [
             [(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients]

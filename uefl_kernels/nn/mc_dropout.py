@@ -46,20 +46,18 @@ class MCDropout(nn.Module):
     If the rest is a chain of Linear, GELU (exact), ReLU, SiLU or Tanh, and dropout, it runs in
     :func:`~uefl_kernels.mc_dropout_mlp`, which stores neither masks nor passes. Otherwise the passes are
     folded into batches of at most ``max_rows`` rows, and of at most 2^22
-    logits: without a gradient, memory is that of a few passes, however many there are (autograd keeps all of
-        them). A model that
+    logits: without a gradient, memory holds a few passes at a time (autograd keeps all of them). A model that
     cannot be traced runs as a whole, once per pass, and a warning says so.
 
     During a call everything is in evaluation mode (batch norm uses its running statistics) but the dropouts;
     afterwards every mode is as before. Functional dropouts (``F.dropout`` and its like) count as dropouts and
-    are switched on, whatever ``training`` they were called with; their rates stay what they were when the
-    model was traced. Modules of torch.nn that hold dropouts (attention, recurrent and transformer layers) are
-    run in training mode as a whole. Not switched on: ``dropout_p`` of a model's own
-    ``F.scaled_dot_product_attention``, and layers that draw for themselves. A model is traced anew by the
-    next call when its modules are replaced, get hooks or begin or cease to drop, or when a parameter or
-    buffer that its own ``forward`` reads is replaced (``load_state_dict(assign=True)``; new values in place
-    are seen without). Other changes of its ``forward``, and of what it computes from tensors that are
-    neither, need another ``MCDropout``.
+    are switched on, with any argument ``training``; their rates are fixed when the model is traced. Modules
+    of torch.nn that hold dropouts (attention, recurrent and transformer layers) are run in training mode as a
+    whole. Not switched on: ``dropout_p`` of a model's own ``F.scaled_dot_product_attention``, and layers that
+        draw for themselves. The next call traces a model again when its modules are replaced, get hooks, or
+        begin or cease to drop, or when a parameter or buffer that its own ``forward`` reads is replaced, as
+        by ``load_state_dict(assign=True)``. New values in place need no new trace. After other changes of its
+        ``forward``, or of tensors that are neither parameters nor buffers, make another ``MCDropout``.
 
     Calls from several threads run one after the other, as they change the modes of the model and, with a
     seed, torch's generators. A plain call of the model in another thread at that time sees the dropouts on.
@@ -74,11 +72,11 @@ class MCDropout(nn.Module):
             runs as a batch of its own with the same draws: by ``torch.vmap`` where it takes the model, row by
             row where it does not, which is slow.
         max_rows: of a folded batch; a batch that is larger is not cut.
-        class_dim: dimension of the classes in what the model returns, 1 for segmentation models ``[B, C, H,
+        class_dim: dimension of the classes in the output of the model, 1 for segmentation models ``[B, C, H,
             W]``; ``mean_probs``, ``variance`` and the probabilities have them there as well.
         insert: for a model that has no dropout: the rate of one before its last ``nn.Linear``, or ``{name:
             rate}`` of dropouts before the modules so named (as by ``named_modules``), on their first
-            argument; beside those that it has. The model stays as it is.
+            argument. Dropouts of the model itself stay on. The model is not changed.
 
     Raises:
         TypeError: ``model`` is not a module; a dropout is reached by integers.
@@ -142,7 +140,7 @@ class MCDropout(nn.Module):
         return self._parts is not None and self._parts.chain is not None
 
     def extra_repr(self) -> str:
-        """What print shows."""
+        """Return the text that print shows."""
         return f"passes={self.passes}, consistent={self.consistent}, fused={self.fused}"
 
     def _apply(self, *args: Any, **kwargs: Any) -> MCDropout:
@@ -182,7 +180,8 @@ class MCDropout(nn.Module):
             return self._outward(passes.probs(_count("passes", self.passes), seed), 1)
 
     def _outward(self, values: torch.Tensor, passes: int) -> torch.Tensor:
-        """Move the classes from the last dimension to ``class_dim``, behind so many dimensions of passes."""
+        """Move the classes from the last dimension to ``class_dim``, behind the given number of dimensions of
+        passes."""
         return values.movedim(-1, self.class_dim + passes if self.class_dim > 0 else self.class_dim)
 
     def _logits(self, output: Any) -> torch.Tensor:
@@ -254,7 +253,7 @@ class MCDropout(nn.Module):
     def _folded(
         self, suffix: fx.GraphModule, boundary: tuple[Any, ...], max_rows: int, functional: Functional
     ) -> ModelPasses:
-        """Passes stacked along the first dimension where a trial says that they may be, else one by one."""
+        """Run the passes stacked along the first dimension if a trial allows it, else one by one."""
         rows = _rows(boundary) or 0
         logits = self._folds(suffix, boundary, functional) if rows > 0 else 0
         if logits == 0:

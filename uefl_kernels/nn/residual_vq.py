@@ -1,4 +1,4 @@
-"""``ResidualVQ``: several quantizers in a row, each on what the ones before left over; in groups,
+"""``ResidualVQ``: several quantizers in a row, each on the residual of the ones before; in groups,
 ``GroupedResidualVQ``."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Passed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]
 
 
 class Stack(Coder):
-    """Quantizers in a row, of which training may leave out the last ones (``quantize_dropout``)."""
+    """Quantizers in a row. Training may leave out the last ones (``quantize_dropout``)."""
 
     layers: nn.ModuleList
     quantize_dropout: bool
@@ -124,8 +124,8 @@ class ResidualVQ(Stack):
             (QINCo); they are learned. Every position has K codewords of its own then, which plain PyTorch
             compares: N x K x d in memory.
         mlp_kwargs: ``dim_hidden`` and ``depth`` of those MLPs.
-        beam_size: follow so many best sums of codewords instead of one; the k nearest of a quantizer need N x
-            K in blocks of rows.
+        beam_size: follow this number of best sums of codewords instead of one; the k nearest of a quantizer
+            need N x K in blocks of rows.
         eval_beam_size: outside training; as ``beam_size`` by default.
         beam_score_quantizer_weights: of each quantizer's loss in the choice.
         quant_grad_frac: the share of a quantizer's gradient that reaches the ones before it through the rest.
@@ -134,12 +134,12 @@ class ResidualVQ(Stack):
 
     Attributes:
         codebook_sizes: K of each quantizer.
-        layers: the quantizers, whose ``perplexity`` and ``usage`` say how each of them is used.
+        layers: the quantizers. Their ``perplexity`` and ``usage`` say how each of them is used.
         codebooks: ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ.
 
     Raises:
         ValueError: sizes that do not fit, or options that exclude each other.
-        TypeError: an argument that nobody knows.
+        TypeError: an unknown argument.
 
     Departures from the peer: outside training ``diveq`` moves nothing by noise; ``beam_size`` counts the
         codewords that were chosen.
@@ -291,7 +291,7 @@ class ResidualVQ(Stack):
 
     @property
     def layout(self) -> Layout:
-        """Where the channels of the input are."""
+        """Return the place of the channels in the input."""
         return Layout("ResidualVQ", self.dim, self.channel_last, 2 if self.accept_image_fmap else 0)
 
     @property
@@ -325,7 +325,7 @@ class ResidualVQ(Stack):
         return torch.stack(codes)
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return what ``forward`` returns as quantized for these indices; a position of indices -1 alone is
+        """Return what ``forward`` returns as quantized for these indices; a position with only indices -1 is
         zero."""
         indices = as_indices("ResidualVQ", indices)
         output: torch.Tensor = self.project_out(self.get_codes_from_indices(indices).sum(0))
@@ -356,8 +356,8 @@ class ResidualVQ(Stack):
                 sum of the quantizers' cross entropies (where the peer fails).
             return_all_codes: also return the codeword of every quantizer, ``[Q, ..., d]``.
             sample_codebook_temp, freeze_codebook, beam_size: override the constructor's for this call.
-            rand_quantize_dropout_fixed_seed: which quantizers are left out then depends on it alone, as in
-                the peer.
+            rand_quantize_dropout_fixed_seed: it alone decides the quantizers that are left out, as in the
+                peer.
             n_q: use the first quantizers only: a number for all examples, or integers ``[B]``, one for each;
                 instead of ``quantize_dropout``. An example has no part in the losses and updates of the
                 others.
@@ -402,7 +402,7 @@ class ResidualVQ(Stack):
         return (*result, self.get_codes_from_indices(all_indices)) if return_all_codes else result
 
     def _in_turn(self, start: torch.Tensor, kept: int, options: dict[str, Any]) -> Passed:
-        """Quantize what is left over by each quantizer that is kept."""
+        """Quantize the residual by each quantizer that is kept."""
         residual, total = start, torch.zeros_like(start)
         indices, losses, inputs = [], [], []
         n_q, mask = options.pop("n_q", None), options.pop("mask")
@@ -511,7 +511,7 @@ class ResidualVQ(Stack):
 class Beams(NamedTuple):
     """Beam search: ``j`` candidates of each position."""
 
-    residual: torch.Tensor  # [..., j, d], what is left over
+    residual: torch.Tensor  # [..., j, d], the residual
     total: torch.Tensor  # [..., j, d], the sum of the codewords
     scores: torch.Tensor  # [..., j]
     indices: torch.Tensor  # [..., j, layers]
@@ -701,7 +701,7 @@ class GroupedResidualVQ(Coder):
         )
 
     def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
-        """What ``forward`` returns as quantized for these indices."""
+        """Return the quantized vectors that ``forward`` returns with these indices."""
         outputs = [
             rvq.get_output_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)
         ]
@@ -716,8 +716,8 @@ class GroupedResidualVQ(Coder):
         freeze_codebook: bool | None = None,
         mask: torch.Tensor | None = None,
     ) -> Any:
-        """Quantize x; arguments as :class:`ResidualVQ`, whose quantizers behind a random one all groups leave
-        out alike.
+        """Quantize x; arguments as :class:`ResidualVQ`, all groups leave out the quantizers behind the same
+        random one.
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[groups, ..., Q]``, losses ``[groups, Q]``, and

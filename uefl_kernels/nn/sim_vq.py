@@ -17,8 +17,8 @@ from .residual_vq import Stack
 
 
 class SimVQ(Coder):
-    """Replace every vector by its nearest codeword, where the codewords are ``code_transform`` of fixed
-    random vectors.
+    """Replace every vector by its nearest codeword, where a module makes the codewords from fixed random
+    vectors.
 
     All codewords move with every gradient step, so none is left behind.
 
@@ -27,11 +27,11 @@ class SimVQ(Coder):
         codebook_size: K.
         codebook_transform: a module from the fixed vectors ``[K, frozen_codebook_dim]`` to codewords ``[K,
             dim]``; by default linear.
-        init_fn: what is done to the fixed vectors once, before they are kept.
+        init_fn: applied once to the fixed vectors, before they are kept.
         channel_first: ``[B, dim, ...]`` input instead of ``[..., dim]``.
         rotation_trick: as :class:`VectorQuantize`.
-        input_to_quantize_commit_loss_weight: of the loss that moves the input, beside the one that moves the
-            codewords.
+        input_to_quantize_commit_loss_weight: weight of the loss that moves the input; the loss that moves the
+            codewords has weight 1.
         commitment_weight: of both.
         frozen_codebook_dim: length of the fixed vectors; ``dim`` by default.
 
@@ -207,7 +207,7 @@ class ResidualSimVQ(Stack):
         )
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """What ``forward`` returns as quantized for these indices."""
+        """Return the quantized vectors that ``forward`` returns with these indices."""
         return self.get_codes_from_indices(indices).sum(0)
 
     def forward(

@@ -97,7 +97,7 @@ def _of_codebook(name: str) -> Any:
 
 
 class VectorQuantize(Coder):
-    """Replace every vector by its nearest codeword, and learn the codewords from what they replace.
+    """Replace every vector by its nearest codeword, and learn the codewords from the vectors.
 
     Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32,
     on exact fused
@@ -123,8 +123,8 @@ class VectorQuantize(Coder):
         sync_kmeans: run ``kmeans_init`` on the rows of all processes, under ``torch.distributed``.
         use_cosine_sim: quantize unit vectors by the angle; the codewords have length 1 too.
         layernorm_after_project_in: normalize behind ``project_in``, where there is one.
-        threshold_ema_dead_code: codewords whose averaged cluster size falls below it are put onto random rows
-            of the batch; 0 = off.
+        threshold_ema_dead_code: codewords with an averaged cluster size below it are put onto random rows of
+            the batch; 0 = off.
         channel_last: False for ``[B, D, N]`` input.
         accept_image_fmap: ``[B, D, H, W]`` input, read in place.
         accept_3d_fmap: ``[B, D, L, H, W]`` input, read in place.
@@ -181,20 +181,20 @@ class VectorQuantize(Coder):
         ValueError: sizes that do not fit, options that exclude each other.
         TypeError: an unknown argument.
 
-    Departures from the peer, all of them where its result is not what one would want: indices are exact; the
+    Departures from the peer: indices are exact; the
     output is the codeword without the rounding of the rotation, also where the input is zero; ``project_in``
     gets its gradient also when the input needs none; a mask works with heads and projections, and lens with
     ``channel_last=False``; codewords stay float32 in a model cast to half precision; setting ``codebook``
     also sets the averages, else the next step would undo it; ``affine_param`` moves its averages in training
-    only. In a checkpointed region, which runs the layer a second time, the codewords are updated once, and
-    the second time chooses from those of the first.
+    only. A checkpointed region runs the layer twice. The codewords are updated once, and both runs choose
+    from the same codewords.
 
     A row that holds NaN takes codeword 0 and quantized is that codeword; the loss is NaN, outside training
-    and without a commitment loss too, and the codewords do not move towards the row. What a loss measures of
-    the rows is 0 where there are none, or all are masked. Under autocast distances, and codewords that a
-    module makes (``vq_bridge``), stay float32. Reverse-mode first derivatives only: a second derivative and
-    forward mode raise; so does ``torch.func.grad``; ``vmap`` fails because the layer writes ``counts``, give
-    it the leading dimensions instead.
+    and without a commitment loss too, and the codewords do not move towards the row. A loss over no rows, or
+    over masked rows only, is 0. Under autocast distances, and codewords that a module makes (``vq_bridge``),
+    stay float32. Reverse-mode first derivatives only: a second derivative and forward mode raise; so does
+    ``torch.func.grad``; ``vmap`` fails because the layer writes ``counts``, give it the leading dimensions
+    instead.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1
         (moving averages);
@@ -331,7 +331,7 @@ class VectorQuantize(Coder):
 
     @property
     def ema_update(self) -> bool:
-        """Whether moving averages make the codewords; ``_codebook.ema_update`` may be set."""
+        """True if moving averages make the codewords; ``_codebook.ema_update`` may be set."""
         return self._codebook.ema_update
 
     @property
@@ -405,7 +405,7 @@ class VectorQuantize(Coder):
 
     @property
     def layout(self) -> Layout:
-        """Where the channels of the input are."""
+        """Return the place of the channels in the input."""
         spatial = 2 if self.accept_image_fmap else 3 if self.accept_3d_fmap else 0
         return Layout("VectorQuantize", self.dim, self.channel_last, spatial)
 
@@ -451,7 +451,7 @@ class VectorQuantize(Coder):
 
         Returns:
             ``(quantized, indices, loss)``, and a :class:`LossBreakdown` when asked. quantized has the shape
-            and dtype of x (behind projections the dtype that they give); indices are int64, ``[...]`` or
+            and dtype of x (after projections, their dtype); indices are int64, ``[...]`` or
             ``[..., heads]``; loss is a scalar, float32 (float64 for float64 x), zero outside training. With
             ``topk``, quantized is ``[..., k, dim]`` (channels second: ``[B, dim, ..., k]``), indices and the
             loss are ``[..., k]``, the loss also outside training.
@@ -562,7 +562,7 @@ class VectorQuantize(Coder):
     # --- choosing ------------------------------------------------------------------------------------------
 
     def _choose(self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool) -> Chosen:
-        """Choose codewords by the op, or by what the call asks for instead."""
+        """Choose codewords by the op, or by another search that the call asks for."""
         drawn = self.training and (call.sampling.drawn or call.sampling.soft)
         measured = call.targets is not None or (
             self.training and (self.has_codebook_diversity_loss or self.commitment_use_cross_entropy_loss)
@@ -650,7 +650,7 @@ class VectorQuantize(Coder):
         return F.normalize(split, dim=-1, eps=1e-6).flatten(-2)
 
     def _learning(self, frozen: bool) -> bool:
-        """Whether the commitment loss moves the codewords."""
+        """Return True if the commitment loss moves the codewords."""
         return self.training and not frozen and self.learnable_codebook and self.has_commitment_loss
 
     def _check_topk(self, topk: int) -> int:
@@ -698,7 +698,8 @@ class VectorQuantize(Coder):
         """Step the codewords' own optimizer with the mean of the gradients of all processes.
 
         Raises:
-            RuntimeError: it holds other parameters than the layer, whose codewords were replaced behind it.
+            RuntimeError: it holds other parameters than the layer, because the codewords of the layer were
+                replaced later.
         """
         if self.in_place_codebook_optimizer is None:
             return
@@ -835,7 +836,7 @@ class VectorQuantize(Coder):
             indices = chosen.indices if mask is None else chosen.indices.masked_fill(~mask.unsqueeze(-1), -1)
             return _losses.cross_entropy(chosen.near, self._by_book(indices, given))
         if mask is None and out is not None:
-            # The op adds one such mean per weight; the peer's loss is a single one whose gradient goes both
+            # The op adds one such mean per weight; the peer has a single loss, and its gradient goes both
             # ways.
             return out.loss - out.loss.detach() / 2 if learning else out.loss
         # With a mask the peer measures to the input as it was given, also where unit vectors are what is
@@ -863,7 +864,8 @@ class VectorQuantize(Coder):
 
     @property
     def counts(self) -> torch.Tensor:
-        """How often the last forward pass of this process chose each codeword, ``[K]`` or ``[heads, K]``."""
+        """Number of times that the last forward pass of this process chose each codeword, ``[K]`` or
+        ``[heads, K]``."""
         return self._codebook.counts if self.separate_codebook_per_head else self._codebook.counts[0]
 
     @property
@@ -969,7 +971,7 @@ _OF_CODEBOOK = (  # that the codebook keeps
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that have defaults of their own or are counts; raise ValueError for what does not
+    """Return the options that have defaults of their own or are counts; raise ValueError if they do not
     fit."""
     sizes = {
         name: options[name] for name in ("dim", "codebook_size", "codebook_dim", "heads", "kmeans_iters")
