@@ -179,9 +179,9 @@ def test_private_layers_leave_the_network_as_it_was(folder):
 def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
     path = tmp_path / "model-a.safetensors"
     with safe_open(folder / "model-fedavg.safetensors", "pt") as file:
-        about = json.loads(file.metadata()["uefl-model-3"]) | {"algorithm": "fedavgg"}
+        about = json.loads(file.metadata()["uefl-model-4"]) | {"algorithm": "fedavgg"}
     checkpoint.save_tensors(
-        path, load_file(folder / "model-fedavg.safetensors"), {"uefl-model-3": json.dumps(about)}
+        path, load_file(folder / "model-fedavg.safetensors"), {"uefl-model-4": json.dumps(about)}
     )
     with pytest.raises(UserError, match=r"no algorithm 'fedavgg' \(did you mean 'fedavg'\?\)"):
         saved.load(path)
@@ -225,9 +225,9 @@ def test_a_model_whose_description_was_changed_is_refused_by_name(tmp_path, keys
     saved.save(path, cfg, "arm", federation(), [(floats, {})] * 3)
     assert len(saved.load(path).members) == 3
     with safe_open(path, "pt") as file:
-        about = json.loads(file.metadata()["uefl-model-3"])
+        about = json.loads(file.metadata()["uefl-model-4"])
     changed = about | {key: about[key] | value if key == "model" else value for key, value in keys.items()}
-    checkpoint.save_tensors(path, load_file(path), {"uefl-model-3": json.dumps(changed)})
+    checkpoint.save_tensors(path, load_file(path), {"uefl-model-4": json.dumps(changed)})
     with pytest.raises(
         UserError, match=f"^{re.escape(f'{path}: {message}')}.*of another version of uefl; restore it$"
     ):
@@ -241,7 +241,7 @@ def test_a_model_whose_description_was_changed_is_refused_by_name(tmp_path, keys
 )
 def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, description, message):
     checkpoint.save_tensors(
-        tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-3": description}
+        tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-4": description}
     )
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'model-uefl.safetensors'}: {message}")):
         saved.load(tmp_path)

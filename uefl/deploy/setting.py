@@ -13,7 +13,7 @@ from ..config import Config, from_toml
 from ..data.federation import Federation
 from ..privacy import without_statistics
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 @dataclass(frozen=True)

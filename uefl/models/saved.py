@@ -33,7 +33,7 @@ from ..seeds import seeded
 from ..uncertainty import Prediction, ensemble, joined
 from .normalization import normalization
 
-_FORMAT = "uefl-model-3"
+_FORMAT = "uefl-model-4"
 _BATCH = 500
 _LAYERS = threading.Lock()  # a call that has put a client's layers into a network is alone with it
 Tensors = dict[str, torch.Tensor]
