@@ -13,8 +13,7 @@ from uefl_kernels.nn import ResidualVQ
 
 
 def main() -> list[float]:
-    """Learn codewords by moving averages alone, and return the held-out error after each of the
-    quantisers."""
+    """Learn codewords by moving averages, and return the held-out error after each quantizer."""
     torch.manual_seed(0)
     digits = SOURCES["digits"](None)
     images = digits.images.read(digits.train, 0).float() / 255

@@ -3,8 +3,8 @@ load.
 
     python examples/swap_from_vector_quantize_pytorch.py
 
-Where that package is installed, this continues one of its layers and compares; without it, it runs on ours
-alone.
+If that package is installed, the script continues one of its layers and compares the two. Otherwise it runs
+only our layer.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Autoencoder(nn.Module):
 
 
 def main() -> dict[str, float]:
-    """Train, and return what the held-out digits say."""
+    """Train, and return the errors on the held-out digits."""
     torch.manual_seed(0)
     digits = SOURCES["digits"](None)
     images = digits.images.read(digits.train, 0).float() / 255

@@ -7,7 +7,7 @@
 namespace uefl::cuda {
 namespace {
 
-// What a block wrote to memory before it, all blocks read after it.
+// All blocks read after it the values that any block wrote before it.
 __device__ inline void grid_barrier() { cooperative_groups::this_grid().sync(); }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The instructions of sm_90a that a search is made of: barriers in shared memory that count bytes, bulk
-// copies that report to them, and products of a warpgroup, four warps, whose right operand is in shared
-// memory, and which run while the warps do other work. tests/cpp/cuda/emulation_hopper.h has the same
-// functions for the CPU, written from the PTX manual.
+// copies that report to them, and asynchronous products of a warpgroup (four warps) with the right operand in
+// shared memory. tests/cpp/cuda/emulation_hopper.h has the same functions for the CPU, written from the PTX
+// manual.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 namespace uefl::cuda {
 namespace {
 
-// A phase of a barrier is over when so many threads have arrived and all bytes that they announced have come.
+// A phase of a barrier ends when the given number of threads and all announced bytes have arrived.
 using Barrier = uint64_t;
 __device__ inline void barrier_init(Barrier* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
 }
-// After the last of them: also to those that copy.
+// After the last of them: also to bulk copies.
 __device__ inline void barriers_are_there() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -44,8 +44,7 @@ __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   }
 }
 
-// Named barriers, of so many threads, of which some only arrive: those that arrive before the others come are
-// not held up.
+// Named barriers for a number of threads. Some threads only arrive and do not wait.
 __device__ inline void named_wait(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
@@ -56,8 +55,8 @@ __device__ inline void named_arrive(int name, int threads) {
 // Between what this thread wrote to shared memory and products that read it.
 __device__ inline void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// From global to shared memory, both addresses and the size multiples of 16 bytes; the barrier counts what
-// has come.
+// From global to shared memory, both addresses and the size multiples of 16 bytes; the barrier counts the
+// bytes.
 __device__ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -117,7 +116,7 @@ __device__ inline void registers_settled(float (&c)[64]) {
   for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
 
-// How many registers each thread of a warpgroup may have from here on; all four of its warps call it.
+// Sets the registers of each thread of a warpgroup; all four of its warps call it.
 template <int kRegisters>
 __device__ inline void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));

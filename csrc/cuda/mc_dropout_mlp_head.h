@@ -1,10 +1,10 @@
 // mc_dropout_mlp on CUDA for one layer after the first dropout with at most 32 outputs, the usual head.
 //
-// Rows and weights are the same in every pass, so they are cut up once per call: a number is two of float16,
-// together within 2^-23, and a product three, because that of the two rests is left out. Powers of two bring
-// the largest of 32 units of a row, and the largest weight of 32 units, to 2^14 ... 2^15; what is below 2^-16
-// of it loses bits, but never more than 2^-39 of the largest. Two units lie in a register, as two draws do in
-// a word of Philox, so that one mask drops both.
+// Rows and weights are the same in every pass, so they are cut up once per call: a number is the sum of two
+// float16 numbers within 2^-23. A product takes three, because the product of the two low parts is left out.
+// Powers of two bring the largest of 32 units of a row, and the largest weight of 32 units, to 2^14 ... 2^15;
+// numbers below 2^-16 of it lose bits, at most 2^-39 of the largest. Two units lie in a register, as two
+// draws do in a word of Philox, so that one mask drops both.
 //
 // The loop over blocks of units is bound by instructions, 311 on sm_90a for 32 masks of a lane: 142 for
 // Philox, with its keys, 64 to make masks of its words, 32 to drop units, 24 products, 16 to add them up. 167
@@ -40,7 +40,7 @@ __device__ inline float larger_size(float most, float value) {
   return fabsf(value) < INFINITY ? fmaxf(most, fabsf(value)) : most;
 }
 
-// Two numbers as float16 and the float16 of what is left; of what is not finite a NaN is left.
+// Two numbers as float16, and the residuals as float16; the residual of a number that is not finite is NaN.
 __device__ inline uint2 split(float low, float high) {
   const uint32_t first = to_halves(low, high);
   const auto left = [&](float value, uint32_t half) {
@@ -80,7 +80,7 @@ __global__ void pack_head_weights(const float* weights, int inputs, int outputs,
 }
 
 // Vector h of lane 4 g + t of a block: units 8 t ... 8 t + 7 of row g + 8 h, vector 2 + h: their rests; then
-// what a product of row g, and of row g + 8, is to be multiplied by. A warp has a block of units of a tile.
+// the factors for the products of rows g and g + 8. A warp has a block of units of a tile.
 template <class T>
 __global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
                                int unit_blocks, const uint4* weights, int n, int64_t blocks, uint4* packed) {
@@ -120,7 +120,7 @@ __device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
 #if defined(__CUDACC__)
   asm("lop3.b32 %0, %1, %2, %3, 0xe8;"
       : "=r"(mask)
-      : "r"(word), "r"(not_below), "r"(threshold.not_high));  // left alone, two of them
+      : "r"(word), "r"(not_below), "r"(threshold.not_high));  // if not prevented, two of them
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(mask));
 #else
   mask = (word & not_below) | (threshold.not_high & (word | not_below));

@@ -3,16 +3,15 @@
 //
 //   pack_...   rows and weights, padded with zeros, in the order in which lanes take them; once per call
 //   head       one layer with at most 32 outputs: nothing but the statistics leaves the registers
-//   (mc_dropout_mlp_head.h) stack      any number of layers and classes: what a pass hands from layer to
-//   layer lies in memory of the warp's own, which is the
-//              same for all passes, so that each mask is drawn once
-//   combine    the statistics of the slots
+//   (mc_dropout_mlp_head.h) stack      any number of layers and classes: the activations of a pass lie in
+//   memory of the warp, the same memory for all passes, so that each mask is drawn once combine    the
+//   statistics of the slots
 //
 // A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. The pair shares each load of
-// rows and weights. The slots depend on the number of passes alone, and combine adds them up in their order;
+// rows and weights. The slots depend only on the number of passes, and combine adds them up in their order;
 // so neither the grid nor the number of rows changes a bit of a row's results. They grow shorter, and the
-// longest of all tiles come first: what is left to do at the end is short, and no part of the machine waits
-// for long. Warps never wait for one another, and a lane reads only what it, or a kernel before, has written.
+// longest of all tiles come first: the work at the end is short, and no multiprocessor waits for long. Warps
+// never wait for one another: a lane reads only values that it, or an earlier kernel, has written.
 #pragma once
 
 #include "cuda/mc_dropout_mlp_head.h"
@@ -43,8 +42,8 @@ __device__ inline void add_row(const Problem& problem, int64_t row, int first_cl
   if (first_class == 0) problem.entropy[row] = softmax.nats() + (done > 1 ? problem.entropy[row] : 0);
 }
 
-// The statistics of one more pass of a slot, whose logits lie in a buffer; a lane has classes 8 t ... 8 t + 7
-// of each block of 32.
+// Adds the statistics of one more pass of a slot, with the logits in a buffer; a lane has classes 8 t ... 8 t
+// + 7 of each block of 32.
 __device__ inline void add_pass(const Problem& problem, const float4* logits, int64_t first_row, float done,
                                 int lane) {
   const int blocks = problem.padded_classes / kUnits, t = lane % 4;

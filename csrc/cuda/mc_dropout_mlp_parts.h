@@ -1,17 +1,18 @@
-// What the kernels of mc_dropout_mlp on CUDA are made of: packed rows and weights, masks, products on tensor
+// The parts of the kernels of mc_dropout_mlp on CUDA: packed rows and weights, masks, products on tensor
 // cores.
 //
 // Products run on tensor cores as three of tf32: a number is its first 11 bits and the first 11 bits of the
-// rest, together within 2^-21; the product of the two rests is left out. Tensor cores may cut what they add,
-// so 32 units are summed there and the sums added in float32. tf32 has the range of float32: nothing is
-// scaled, and NaN and infinities stay in their row.
+// rest, together within 2^-21; the product of the two rests is left out. Tensor cores may truncate a sum, so
+// they sum 32 units, and these sums are added in float32. tf32 has the range of float32: nothing is scaled,
+// and NaN and infinities stay in their row.
 //
 // stack, whose units change with every layer and pass, multiplies so; head has its own way
 // (mc_dropout_mlp_head.h).
 //
 // The lane 4 g + t of a fragment takes row g (and g + 8). Which unit stands where in a sum is free, so t
-// takes the units 8 t ... 8 t + 7 of a block of 32: those of one Philox call. Outputs are dealt alike, 2 n t
-// ... 2 n t + 2 n - 1 of a block of 8 n, so that what a lane computes of a layer is what it needs for the
+// takes the units 8 t ... 8 t + 7 of a block of 32: the numbers of one Philox call. Outputs are dealt alike,
+// 2 n t
+// ... 2 n t + 2 n - 1 of a block of 8 n, so that a lane computes the units of a layer that it needs for the
 // next.
 #pragma once
 
@@ -54,7 +55,7 @@ struct Problem {
   const float4* x;  // [tiles, unit_blocks, 4, 32] of pack_rows
   int64_t first_row;
   int tiles, unit_blocks, depth, classes, padded_classes, slots;
-  int side;  // so many slots of a tile go to warps side by side
+  int side;  // slots of a tile that go to neighboring warps
   uint32_t passes;
   uint32_t begin[kMostSlots + 1];  // slot s has the pairs of passes begin[s] ... begin[s + 1] - 1
   McActivation activation;
@@ -66,7 +67,7 @@ struct Problem {
                       1];  // of the inputs, ..., of the logits; of 32 bits: the high half is compared
   Layer layers[kMostLayers];
   float *mean, *moment, *entropy;  // of each slot: [slots, 16 tiles, padded_classes], twice, and [slots, 16
-                                   // tiles]; sums but for the mean
+                                   // tiles]; sums, except the mean
 
   __device__ int64_t rows() const { return int64_t{tiles} * kTileRows; }
   UEFL_HOST_DEVICE int64_t items() const { return int64_t{tiles} * ((slots + side - 1) / side * side); }
@@ -76,7 +77,7 @@ struct Problem {
   }
 };
 
-// What a warp does at a time, one of items(): the first slots, which are the longest, of all tiles come
+// One item of work of a warp, of items(): the first slots, which are the longest, of all tiles come
 // first. A slot that is not there, behind the last, is nothing to do.
 struct Item {
   int tile, slot;
@@ -133,7 +134,7 @@ __global__ void pack_weights(const float* weights, int inputs, int outputs, int 
   }
 }
 
-// What a lane has of a block of units in one pass: eight of row g, eight of row g + 8.
+// The part of a block of units that a lane has in one pass: eight of row g, eight of row g + 8.
 struct Units {
   float row[2][8];
 };
@@ -157,7 +158,7 @@ __device__ inline void store_units(const Units& units, float4* block, int lane) 
   }
 }
 
-// What a round adds to the key, for all rounds, in shared memory: as many registers would cost a third of the
+// The additions of each round to the key, in shared memory: registers for them would cost a third of the
 // warps.
 __device__ inline const volatile uint2* round_keys(const int64_t* seed) {
   __shared__ uint2 keys[kPhiloxRounds];
@@ -181,7 +182,7 @@ __device__ inline Product multiply(uint32_t a, uint32_t b) {
 // Masks of a lane's two rows in a pair of passes, in one stream.
 //
 // The counter is (pass, row, stream, call), so that most of the first three rounds is the same for all rows
-// or for all calls: what is known is computed once, and a call costs seven rounds and two exclusive ors.
+// or for all calls: constant parts are computed once, and a call costs seven rounds and two exclusive ors.
 template <bool kConsistent>
 struct Masks {
   static constexpr int kRows = kConsistent ? 1 : 2;

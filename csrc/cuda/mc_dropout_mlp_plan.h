@@ -1,4 +1,4 @@
-// How a call of mc_dropout_mlp on CUDA is cut up, the memory that it needs, and the order of its launches:
+// The plan of a call of mc_dropout_mlp on CUDA: its parts, its memory, and the order of its launches:
 // plain C++, so that tests/cpp/test_cuda_mc_dropout.cpp runs what mc_dropout_mlp.cu launches.
 #pragma once
 
@@ -11,8 +11,8 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// Rows are taken in slabs whose workspace stays below the first; what the layers of stack hand on should stay
-// in the second-level cache.
+// The workspace of a slab of rows stays below the first limit; the activations between the layers of stack
+// should stay in the second-level cache.
 constexpr int64_t kSlabBytes = int64_t{256} << 20, kBufferBytes = int64_t{64} << 20;
 constexpr int64_t kNarrow = 16, kWide = 32;  // classes that head keeps in registers
 
@@ -34,7 +34,7 @@ struct Plan {
   int64_t tile_vectors, tail_warps;
   int64_t weight_vectors, row_vectors, buffer_vectors, moments;  // sizes of Arrays
   float scales[kMostLayers];                                     // of the dropout before each layer
-  Problem problem{};                                             // but for pointers and the slab at hand
+  Problem problem{};                                             // except pointers and the current slab
 
   // slab_bytes, buffer_bytes: other ones are for tests. depth at most kMostLayers.
   explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes, int64_t buffer_bytes = kBufferBytes)
@@ -72,7 +72,7 @@ struct Plan {
     const int64_t warp_vectors = 2 * kPasses * width * int64_t{kVectors},
                   most = slab / kTileRows * problem.slots;
     tail_warps = std::clamp<int64_t>(buffer_bytes / (warp_vectors * int64_t{sizeof(float4)}), 1, most);
-    tail_warps = ceil_div(tail_warps, kThreads / kWarp) * (kThreads / kWarp);  // those of whole blocks
+    tail_warps = ceil_div(tail_warps, kThreads / kWarp) * (kThreads / kWarp);  // of whole blocks
     buffer_vectors = small ? 0 : tail_warps * warp_vectors;
   }
 
@@ -81,7 +81,7 @@ struct Plan {
   }
 
  private:
-  // kSide slots share half of the pairs, the next half of what is left, and so on, the last the rest: few
+  // kSide slots share half of the pairs, the next slots half of the remaining pairs, and so on: few
   // slots, and short ones for the end.
   void share_passes() {
     const int64_t pairs = ceil_div(problem.passes, kPasses);
@@ -102,7 +102,7 @@ struct Arrays {
   const int64_t* seed;
   float4 *weights, *rows, *buffers;
   float* moments;
-  float *mean, *entropy, *variance;  // what is wanted
+  float *mean, *entropy, *variance;  // wanted results
 };
 
 // launch.over(threads, kernel, arguments): a kernel that loops, launch.all(...): one that has a thread for

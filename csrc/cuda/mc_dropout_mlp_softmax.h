@@ -18,9 +18,9 @@ __device__ inline float row_max(float value) {
   return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
 }
 
-// The softmax of one row. fmaxf passes over a NaN; the total does not. The exponential and the logarithm are
-// those of the hardware: the error of exp(x) is a few units of its last place and |x| more, which is below
-// 2^-22 for every x <= 0; that of the logarithm below 2^-19.
+// The softmax of one row. fmaxf passes over a NaN; the total does not. The hardware computes the exponential
+// and the logarithm: the error of exp(x) is a few units of its last place and |x| more, which is below 2^-22
+// for every x <= 0; the error of the logarithm below 2^-19.
 struct Softmax {
   float most = -INFINITY, total = 0, weighted = 0,
         inverse = 0;  // weighted: sum of exp(below) below; inverse: of the total

@@ -1,11 +1,10 @@
-// Sums of the rows of each codeword: for vq, with all else that it makes of indices, and for a step of
-// k-means.
+// Sums of the rows of each codeword: for vq, with its other results, and for a step of k-means.
 //
 // A block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared memory. Its
 // warps then walk the sorted rows, an equal share each, a row at a time: a lane adds up two columns in
-// registers, eight rows under way, and reports to memory where the codeword changes. So one reduction stands
-// for as many rows as a range has of a codeword, and a codeword that takes most rows is work for all warps.
-// With so many codewords that a range has few rows of each, they are walked as they come.
+// registers, eight rows under way, and reports to memory where the codeword changes. So one reduction covers
+// all rows of a codeword in a range, and all warps share the work of a codeword with most rows. Where a range
+// has few rows of each codeword, the rows are walked in their order.
 //
 // The sort keeps the order of the rows of a codeword, so the error too has the same bits at every run.
 //
@@ -32,14 +31,13 @@ struct RowSums {
   const int64_t* indices;    // [outputs]
   long long *counts, *sums;  // [codes] and [codes, d], zeroed
   const double* scales;      // units in 1.0: [codes]; [d] for k-means
-  // k-means: a row adds round((x - middle) * weight * scale), and round(weight * mass_scale) to what is
-  // counted.
+  // k-means: a row adds round((x - middle) * weight * scale), and round(weight * mass_scale) to the count.
   const double *middle, *weights, *mass_scale;  // [d], [outputs] or null for 1, [1]
   // vq: a row adds round(x * scale), and 1.
-  const Code* codes;  // [codes, d]
-  T* quantized;       // [outputs, d]
-  long long*
-      largest;  // [codes], zeroed: the largest |x| as the bits of a double; infinity for what is not finite
+  const Code* codes;   // [codes, d]
+  T* quantized;        // [outputs, d]
+  long long* largest;  // [codes], zeroed: the largest |x| as the bits of a double; infinity for a value that
+                       // is not finite
   Total error;
   int rows;     // of a block
   bool sorted;  // else the rows are walked as they come
@@ -47,7 +45,7 @@ struct RowSums {
 
 inline int64_t column_blocks(const Shape& shape) { return (shape.d + kSumColumns - 1) / kSumColumns; }
 
-// The rows of a block, for a grid of some multiple of so many blocks; returns the blocks.
+// The rows of a block, for a grid of a multiple of the given number of blocks; returns the blocks.
 template <class T, class Code>
 int64_t divide_rows(RowSums<T, Code>& wanted, const Shape& shape, int64_t resident_blocks) {
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
@@ -86,7 +84,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
   for (int i = threadIdx.x; i < warps * codes; i += blockDim.x) places[i] = 0;
   __syncthreads();
 
-  // Rows of the same codeword among the 32 of a warp: each is put behind those of lower lanes.
+  // Rows of the same codeword among the 32 of a warp: each goes behind the items of lower lanes.
   const auto each = [&](const auto& put) {
     for (int base = begin; base < end; base += kWarp) {
       const int row = base + lane, code = row < end ? sort.codes[row] : -1;
@@ -131,7 +129,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
   __syncthreads();
 }
 
-// What a warp knows of the rows that it walks next.
+// The state of a warp for the rows that it walks next.
 struct alignas(16) Step {
   int64_t begin;
   int row, code;

@@ -1,5 +1,5 @@
-// Sums that many blocks add to, whose bits do not depend on who comes first: of integers in any order, and of
-// the errors of vq in a fixed one.
+// Sums of many blocks, with bits that do not depend on the order of the blocks: of integers in any order, and
+// of the errors of vq in a fixed one.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct Spans {
 namespace {
 
 #if defined(__CUDACC__)
-// Reductions of a global address: nothing is fetched, and the second-level cache adds what the lanes of a
-// warp have for the same 32 bytes at once.
+// Reductions of a global address: nothing is fetched, and the second-level cache adds the values of a warp
+// for the same 32 bytes at once.
 __device__ inline void add_to(long long* target, long long value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)),
                "l"(value));
@@ -33,12 +33,12 @@ __device__ inline void raise_to(long long* target, long long value) {
 inline void add_to(long long* target, long long value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
 }
-inline void raise_to(long long* target, long long value) {  // of what is not negative
+inline void raise_to(long long* target, long long value) {  // of values that are not negative
   atomicMax(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
 }
 #endif
 
-// The codeword of an output among those of all books.
+// The codeword of an output, counted over all books.
 __device__ inline int code_of(const Shape& shape, const int64_t* indices, int64_t output) {
   const int64_t book = shape.books == 1 ? 0 : output % shape.books;
   return static_cast<int>(book * shape.k + indices[output]);
@@ -79,7 +79,7 @@ struct Total {
   long long* blocks;  // that are done; zeroed
 };
 
-// What the threads of the block have, in a fixed order; for the first thread.
+// The sum over the threads of the block, in a fixed order; for the first thread.
 __device__ inline double block_sum(double value) {
   __shared__ double of_warps[32];
   value = warp_sum(value);
@@ -91,8 +91,8 @@ __device__ inline double block_sum(double value) {
   return sum;
 }
 
-// What all threads of the grid have: the last block to come adds up the parts of all, in a fixed order. Every
-// thread calls it once.
+// The sum over all threads of the grid: the last block to come adds up the parts of all, in a fixed order.
+// Every thread calls it once.
 __device__ inline void add_up(double value, const Total& total) {
   __shared__ bool last;
   const double part = block_sum(value);

@@ -1,6 +1,6 @@
 // The transition ops and set_proportion_loss on CUDA, in log space like their definitions.
 //
-// A warp works on a row, or on a set: lanes stride over the classes and combine what they found by shuffles.
+// A warp works on a row, or on a set: lanes stride over the classes and combine their results by shuffles.
 // float32 (float64 for float64 logits); the largest logit is taken off first, which costs large logits no
 // digits. A group or a target out of range reads nothing and gives NaN.
 #pragma once
@@ -20,7 +20,7 @@ namespace {
 constexpr int kWarp = 32, kThreads = 128;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// What a type of logits is computed in.
+// The type of the computation for a type of logits.
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -193,7 +193,7 @@ struct SetProblem {
   Wide<T>*row_total, *class_total;  // [n] and [sets, k], workspace
 };
 
-// What is not a range of rows is taken to be one: nothing outside is read.
+// Invalid offsets are clamped to a range of rows: nothing outside is read.
 template <class T>
 __device__ void range(const SetProblem<T>& problem, int64_t s, int64_t& begin, int64_t& end) {
   begin = problem.offsets[s], end = problem.offsets[s + 1];

@@ -7,8 +7,8 @@
 namespace uefl::cuda {
 namespace {
 
-// The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum,
-// whose order is fixed.
+// The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum.
+// The order of the sum is fixed.
 template <int kAhead = 8, class T>
 __device__ double distance(const T* row, int64_t stride, const double* code, int64_t d, bool euclidean) {
   double total = 0;

@@ -6,8 +6,7 @@
 // every product.
 //
 //   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a
-//   limit: no codeword whose score
-//           is above it can be the nearest
+//   limit: no codeword with a score above it can be the nearest
 //   second  takes the rows of that list, some per cent; the codewords within the limit, two or three as a
 //   rule, are candidates, and the
 //           definition decides between them; rows with too many candidates are scored by the definition
@@ -24,7 +23,7 @@ enum class Pass { first, second };
 
 constexpr int kMmaRows = 64, kMmaColumns = kGroupColumns, kParts = kThreads / kMmaRows, kMostCandidates = 8;
 
-// Bytes of dynamic shared memory, beside what the kernel declares.
+// Bytes of dynamic shared memory, in addition to the arrays that the kernel declares.
 constexpr int64_t kMmaStaticBytes = 10 * 1024;
 UEFL_HOST_DEVICE inline int64_t mma_width(int64_t d) {
   return (d + kBlockElements - 1) / kBlockElements * kBlockElements;
@@ -45,7 +44,7 @@ __device__ inline const uint16_t* corner(const uint16_t* block, int row, int j, 
   return block + swizzled(row + lane % 8 + (of == 0 ? first : second), j + (of == 0 ? second : first));
 }
 
-// What a block knows of its rows.
+// The state of a block for its rows.
 struct MmaRows {
   float squares[kParts][kMmaRows], rests[kParts][kMmaRows];
   float norm[kMmaRows], rest[kMmaRows];
@@ -158,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     __syncthreads();
     if (part == 0) known.rest[row] = row_rest(sum_of(known.rests, row), norm);
-    float longest = 0, down[4], limit[4];  // row r of the thread: 8 r + g of those of the warp
+    float longest = 0, down[4], limit[4];  // row r of the thread: row 8 r + g of the warp
     for (int i = lane; i < kMmaRows; i += kWarp)
       longest = fmaxf(longest, certificate.holds(known.norm[i]) ? known.norm[i] : 0);
     for (int step = kWarp / 2; step > 0; step /= 2)

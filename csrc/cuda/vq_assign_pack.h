@@ -16,10 +16,9 @@
 namespace uefl::cuda {
 namespace {
 
-// The score of what is no codeword: above all others, and so is what a shift by kColumnBits leaves of its
-// bits, as a signed integer.
+// The score of padding: above all others, also after a shift of its bits by kColumnBits, as a signed integer.
 constexpr float kNever = 0x1.fffffep120f;
-constexpr int kColumnBits = 5;  // of the number of a column beside a score; see vq_assign_scores.h
+constexpr int kColumnBits = 5;  // of the number of a column next to a score; see vq_assign_scores.h
 
 // wgmma and ldmatrix read blocks of 128 codewords x 64 elements; in the 128 bytes of codeword k, 16 bytes
 // number i are at place i ^ k % 8.
@@ -69,14 +68,14 @@ __device__ inline int book_exponent(const Packed& packed, int64_t book) {
   return book_exponent(packed.bounds + 4 * book);
 }
 
-// A block measures, and later writes, so many codewords at a time, a warp each.
+// Codewords that a block measures, and later writes, at a time: one per warp.
 constexpr int kPackCodes = kThreads / kWarp, kPackBlocks = 2;  // kPackBlocks: to a multiprocessor, at most
 constexpr int kSampledRows = 1024;
 
-// The centre: the mean of up to 64 codewords, spread over the book, in the columns in which it is large
-// beside their deviation. Any centre is right. A large common offset would cost precision; a small one is
-// better left alone, since 16-bit rows less a centre need more than the 11 bits of a float16, and without one
-// do not. Every block computes the same numbers, so that no block waits for another.
+// The centre: the mean of up to 64 codewords, spread over the book, in the columns where it is large compared
+// with their deviation. Any centre is right. A large common offset would cost precision; a small mean is not
+// subtracted, since 16-bit rows less a center need more than the 11 bits of a float16. Every block computes
+// the same numbers, so that no block waits for another.
 template <class T>
 __device__ void make_centre(const T* codewords, const Shape& shape, float* centre) {
   constexpr int kColumns = 8, kParts = kWarp / kColumns,
@@ -223,7 +222,7 @@ __device__ void measure(const Code* codebook, const Row* rows, const Shape& shap
                 samples = rows == nullptr ? 0 : kSampledRows / kPackCodes;
   const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  int64_t known = -1;  // the book of which this block has written the centre
+  int64_t known = -1;  // the book with the center that this block has written
   for (int64_t item = blockIdx.x; item < shape.books * (tiles + samples); item += gridDim.x) {
     const int64_t book = item / (tiles + samples), tile = item % (tiles + samples);
     if (book != known)

@@ -1,15 +1,15 @@
-// What the searches on tensor cores share: the scale of a row, its scores as integers, the two least of them,
-// and the decision whether the least is certain.
+// The parts that the searches on tensor cores share: the scale of a row, its scores as integers, the two
+// least of them, and the decision whether the least is certain.
 //
 // The score of codeword k is |b|^2 / 2 - y.b with one float16 product (common/certificate.h). It is computed
-// as base + score, where base is so large beside all scores that every sum has the exponent of base: the bits
-// of such sums are equidistant and order as integers do. Shifted, they leave room for the number of the
-// column, so that the order of two scores costs five operations on integers:
+// as base + score. The base is so much larger than all scores that every sum has its exponent: the bits of
+// such sums are equidistant and order as integers do. Shifted, they leave room for the number of the column,
+// so that the order of two scores costs five operations on integers:
 //
 //   low, high = a, b in order      second = least of (second, high, the greater of best and low)      best =
 //   least of (best, low)
 //
-// The multiplication that shifts runs beside them in another pipe. The four lanes of a row meet once, at the
+// The multiplication that shifts runs in another pipe. The four lanes of a row meet once, at the
 // end.
 #pragma once
 
@@ -74,7 +74,7 @@ __device__ inline float squared(const Four<float>& y, float sum) {
   return sum;
 }
 
-// Four float16, scaled, as two registers of a fragment; to rest, the square of what they lack.
+// Four float16, scaled, as two registers of a fragment; to rest, the square of the rounding error.
 __device__ inline void halves_of(const Four<float>& y, float up, uint32_t& low, uint32_t& high, float& rest) {
   Four<float> scaled, lacking;
   UEFL_UNROLL
@@ -92,12 +92,13 @@ __device__ inline float row_norm(float square, int64_t d, int code_exponent) {
       fmaxf(sqrtf(1.01f * square + static_cast<float>(d) * 0x1p-125f), least_norm(code_exponent));
   return isnan(square) ? INFINITY : norm;
 }
-// What takes a row to a length in [2^14, 2^15), and what takes its products with the packed codewords back.
+// The factor that takes a row to a length in [2^14, 2^15), and the factor that takes its products with the
+// packed codewords back.
 __device__ inline float scale_up(float norm) { return power(14 - exponent_of(norm, -126, 60)); }
 __device__ inline float scale_down(float norm, int code_exponent) {
   return power(exponent_of(norm, -126, 60) + code_exponent - 28);
 }
-// |y - y1| from the square of what a scaled row lacks in float16, or a little more.
+// |y - y1| from the squared rounding error of a scaled row in float16, or a little more.
 __device__ inline float row_rest(float square, float norm) {
   return 1.01f * sqrtf(square) * power(exponent_of(norm, -126, 60) - 14);
 }
@@ -211,8 +212,8 @@ struct TopTwo {
   }
 };
 
-// The codeword of a column of lane t, in tiles of 4 kColumns: columns 2 t and 2 t + 1 of every eight
-// codewords are those of lane t of four.
+// The codeword of a column of lane t, in tiles of 4 kColumns: lane t of four has columns 2 t and 2 t + 1 of
+// every eight codewords.
 template <int kColumns>
 __device__ inline int codeword_of(int tile, int packed_score, int t) {
   const int column = packed_score & ((1 << kColumnBits) - 1);
@@ -232,7 +233,7 @@ __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
   return all;
 }
 
-// How far a score of a row must be above the least one, so that its codeword is certainly farther away.
+// The distance of a score from the least one of the row beyond which its codeword is certainly farther away.
 struct Verdict {
   float error;  // infinite where nothing is certain
   float unit;

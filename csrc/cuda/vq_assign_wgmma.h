@@ -4,13 +4,14 @@
 //
 //   prepare   four warps copy rows of x, 16 each, and make float16 tiles of them, as the products read them,
 //   with the length of each row
-//             and what float16 lost. They alone know the type of x and its strides. (this file)
+//             and what float16 lost. Only they know the type of x and its strides. (this file)
 //   multiply  two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
 //   score of each lane. Each
 //             sends its products when it is its turn, and compares while the others multiply. The codebook is
 //             copied once where it fits; where it does not, a thread of the last warpgroup copies a block
 //             whenever one is done with. (this file)
-//   finish    four warps merge what the lanes of a row found, judge it, and write. (vq_assign_wgmma_finish.h)
+//   finish    four warps merge the results of the lanes of a row, certify them, and write.
+//   (vq_assign_wgmma_finish.h)
 //
 // Bulk copies of one dimension do it all: the codebook is packed as the products read it, and rows are
 // converted anyway. So there is no tensor map to encode, hand over and keep right under graph capture.
@@ -21,7 +22,7 @@
 namespace uefl::cuda {
 namespace {
 
-// The blocks of the codebook in the order in which they are multiplied. One thread copies them: all at once
+// The blocks of the codebook in the order of multiplication. One thread copies them: all at once
 // where each has a stage, else all but one, and then one for each that the last warpgroup, which this thread
 // is of, begins to multiply.
 struct CodeBlocks {
@@ -61,8 +62,8 @@ __device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
 }
 
 // Lane r and r + 16 take row r of a warp, every second 16 bytes of the tile each. Eight rows at once read and
-// write different banks where a row is 128 bytes: they take their pieces in another order, that of the
-// products of the row's number in GF(8), which still differ from each other after the swizzle.
+// write different banks where a row is 128 bytes: they take their pieces in the order of the products of the
+// row's number in GF(8): these still differ from each other after the swizzle.
 __device__ inline int piece_order(int row) { return (row << 1 & 7) ^ (row & 4 ? 3 : 0); }
 
 // One chunk of 16 rows into a tile; adds up the squares of the elements and of what float16 lost, scaled.
@@ -179,7 +180,7 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
   }
 }
 
-// The scores of two rows and 128 codewords, of which the two least are kept. kCross: all of them, exactly.
+// Keeps the two least scores of two rows with 128 codewords. kCross: all of them, exactly.
 // The least is looked for in rows of eight columns and, across them, in eight sets of four; two scores that
 // share a row do not share a set, so that the second is the lesser of both seconds. Else: only the least of
 // every four columns goes on, with the number of the first of them.
@@ -229,7 +230,7 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
   }
 }
 
-// Turns of the warpgroups: named barriers, of which each waits for its own warps and for those of the one
+// Turns of the warpgroups: named barriers. Each waits for its own warps and for the warps of the barrier
 // before it.
 template <int kGroups>
 struct Turns {

@@ -53,7 +53,7 @@ struct Memory {
   }
 };
 
-// What a whole row knows after its lanes have met: the two least of the four lanes' least scores, with their
+// The state of a row after its lanes are merged: the two least of the four lanes' least scores, with their
 // codewords, and the least of all other scores.
 struct Candidates {
   int best, next, third;
@@ -164,7 +164,7 @@ __device__ void settle(const T* x, const Shape& shape, const Packed& packed, con
   __syncwarp();  // before the list is written again
 }
 
-// What the rows of a book are judged by: float64 until here, so it is made once for a book.
+// The bounds that certify the rows of a book: float64 until here, so it is made once for a book.
 struct Judge {
   Certificate certificate;
   Base base;
@@ -211,7 +211,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
       found = {again.best, lesser(found.second, again.second), again.index};
     }
     const float norm = slot->norm[row], rest = slot->rest[row];
-    __syncwarp();  // all lanes have read what is handed back
+    __syncwarp();  // all lanes have read the buffer that is released
     if (lane == 0) {
       barrier_arrive(memory.slot_free(tiles.place));
       if (!kCross) barrier_arrive(memory.tile_free(tiles.place, 0));

@@ -1,5 +1,4 @@
-// How search_wgmma divides the rows among blocks and warpgroups, and the shared memory of a block among its
-// rings.
+// The plan of search_wgmma: rows for blocks and warpgroups, and the shared memory of a block for its rings.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +15,8 @@ constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2,
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them: what
-// they have together must not be more than the block was launched with, or the multiplying warps wait
-// forever.
+// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them:
+// their sum must not exceed the registers of the launch, or the multiplying warps wait forever.
 template <int kGroups>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
@@ -58,7 +56,7 @@ struct Item {
 // share the codewords that stream by.
 struct Items {
   int64_t rows;                         // of a book
-  unsigned dealt, books, groups, grid;  // what is dealt out to so many blocks
+  unsigned dealt, books, groups, grid;  // rows of a book for this number of blocks
   int code_tiles;                       // blocks of 128 codewords in a book
 
   Items() = default;
@@ -107,7 +105,7 @@ struct Divisor {
   }
 };
 
-// Where the row of an output begins, as Shape::begin() has it, and its book.
+// The first element of the row of an output, as in Shape::begin(), and its book.
 struct Origin {
   Divisor segments, inner;
 
@@ -119,14 +117,14 @@ struct Origin {
   }
 };
 
-// What a lane of a multiplying warp found for a row: its least score and the next one, as the packed integers
-// of vq_assign_scores.h, and the tile of 128 codewords that the least is of.
+// The result of a lane of a multiplying warp for a row: its least score and the next one, as the packed
+// integers of vq_assign_scores.h, and the tile of 128 codewords that the least is of.
 struct alignas(16) Found {
   TwoLeast scores;
   int tile, unused;
 };
 
-// What else there is of the 64 rows of a tile: results of the four lanes of a row, length and rest of the
+// The other state of the 64 rows of a tile: results of the four lanes of a row, length and rest of the
 // rows.
 struct Slot {
   Found found[kGroupRows][4];
@@ -142,11 +140,10 @@ struct Pending {
 // The rows that are open, of a finishing warp.
 struct Unfinished {
   OpenRows::Rows open;
-  Pending pending[2 * kWarpRows];  // fewer than are settled at once, and those of one item
+  Pending pending[2 * kWarpRows];  // fewer than are settled at once, plus the rows of one item
 };
 
-// How shared memory is divided. A kernel has it in constant memory, which saves the registers of as many
-// pointers.
+// The layout of shared memory. A kernel has it in constant memory, which saves registers for the pointers.
 struct Stages {
   Items items;
   Origin origin;
@@ -163,7 +160,7 @@ struct Stages {
 };
 
 constexpr int kWgmmaStaticBytes =
-    1024;  // what the kernel declares itself, up to the alignment of what comes after it
+    1024;  // the arrays that the kernel declares itself, aligned for the ones after them
 
 // Place the stages in memory. Returns whether they fit.
 inline bool place(Stages& stages, int64_t limit) {
@@ -184,8 +181,8 @@ inline bool place(Stages& stages, int64_t limit) {
   return size + kWgmmaStaticBytes <= limit;
 }
 
-// For rows of x that are copied 16 bytes at a time, with so many bytes of shared memory; codes = 0 where that
-// does not do.
+// For rows of x that are copied 16 bytes at a time, with this number of bytes of shared memory; codes = 0
+// where that does not do.
 inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
                      int64_t most_blocks) {
   if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits
@@ -198,8 +195,8 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   stages.dense = shape.books == 1 && stages.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
                  (one || shape.outer_stride == shape.inner * shape.inner_stride);
   const int64_t blocks = shape.books * (shape.padded_k / kBlockCodes) * stages.chunks;
-  // A tile for every warpgroup to begin with. Codewords that stay need no more; those that stream want four
-  // blocks under way.
+  // A tile for every warpgroup to begin with. Codewords that stay need no more; streamed rows want four
+  // blocks in flight.
   stages.tiles = groups, stages.raw = 1;
   stages.codes = static_cast<int>(std::min<int64_t>(blocks, 64));
   stages.resident = stages.codes == blocks && place(stages, limit);
@@ -236,7 +233,7 @@ inline Stages divide(const Shape& shape, int64_t element_bytes, int64_t limit, i
   return two.codes >= three.codes ? two : three;
 }
 
-// Where rows can be copied in bulk: elements side by side, rows at multiples of 16 bytes.
+// Returns true if rows can be copied in bulk: elements side by side, rows at multiples of 16 bytes.
 inline bool rows_in_bulk(const Shape& shape, const void* x, int64_t element_bytes) {
   const auto whole = [&](int64_t elements) { return elements * element_bytes % 16 == 0; };
   return shape.stride == 1 && whole(shape.d) && whole(shape.inner_stride) && whole(shape.outer_stride) &&

@@ -1,9 +1,9 @@
 // vq_backward on CUDA: the gradient of vq with respect to x.
 //
-// Elementwise but for the five dot products of the rotation (common/rotation.h). Where all is contiguous and
-// nothing rotates, a thread takes four elements. Otherwise a warp has a segment of a row and reads it once,
-// or twice: the second reading finds it in the first-level cache. Wide, in which it computes, is float unless
-// x or the codebook is float64 or it rotates.
+// Elementwise, except the five dot products of the rotation (common/rotation.h). If all tensors are
+// contiguous and nothing rotates, a thread takes four elements. Otherwise a warp has a segment of a row and
+// reads it once, or twice: the second reading finds it in the first-level cache. It computes in Wide: float,
+// or double if x or the codebook is float64 or it rotates.
 #pragma once
 
 #include <cstdint>

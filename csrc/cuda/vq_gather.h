@@ -1,8 +1,9 @@
-// What vq makes of indices: the codewords, the error and the counts, in one pass at the speed of a copy.
+// The results that vq makes of indices: the codewords, the error and the counts, in one pass at the speed of
+// a copy.
 //
 // A warp takes a tile of at most 32 rows, one after another in memory, and cuts it into pieces of 16 bytes of
 // x that its lanes take in turn, some under way each: every access of a warp is of whole sectors, whatever d
-// is. Where pieces do not fit (alignment, strides), a piece is an element.
+// is. A piece is one element if larger ones do not fit the alignment and strides.
 //
 // Bytes: x and quantized once each, 8 an index; codewords come from the caches.
 #pragma once
@@ -28,7 +29,7 @@ struct alignas(kCount * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Piece {
   T values[kCount];
 };
 
-// How many elements are 16 bytes of x; float64 is read by the element.
+// The number of elements in 16 bytes of x; float64 is read by the element.
 template <class T>
 constexpr int kPieceOf = sizeof(T) < sizeof(double) ? 16 / sizeof(T) : 1;
 
@@ -52,13 +53,13 @@ struct Gather {
   T* quantized;            // [outputs, d]
   long long* counts;       // [codes], zeroed
   Total error;
-  int tile;          // rows of a tile, a multiple of abreast
-  int abreast;       // rows that a warp reads side by side: 8 where elements of a row are apart, and those of
-                     // eight rows may be neighbours
+  int tile;     // rows of a tile, a multiple of abreast
+  int abreast;  // rows that a warp reads side by side: 8 if the elements of a row are apart, and elements of
+                // eight rows may be neighbors
   bool in_counters;  // counts by way of 4 bytes of dynamic shared memory for each codeword
 };
 
-// Tiles, and where to count, for a grid of at most so many blocks; returns the blocks.
+// Tiles, and the place of the counts, for a grid of at most this number of blocks; returns the blocks.
 template <class T, class Code>
 int64_t divide_rows(Gather<T, Code>& wanted, const Shape& shape, int piece, int64_t most_blocks) {
   wanted.abreast = shape.stride == 1 ? 1 : 8;

@@ -51,7 +51,7 @@ cpu::StridedRows rows_of(Tensor& tensor) {
   return rows;
 }
 
-// x and the codebook for the kernels; owns the tensors that they read.
+// x and the codebook for the kernels; owns the tensors.
 struct SearchInput {
   SearchInput(const std::string& op, const Tensor& x_given, const Tensor& codebook_given,
               const std::string& metric_name)

@@ -1,4 +1,4 @@
-// What the launchers ask the driver about devices and kernels, once in a process.
+// Questions of the launchers to the driver about devices and kernels, asked once in a process.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,7 +35,7 @@ inline std::vector<Device> ask_devices() {
   return found;
 }
 
-// The device that launches go to, which a guard has made that of the tensors.
+// The device of the launches, which a guard has set to the device of the tensors.
 inline const Device& current_device() {
   static const std::vector<Device> devices = ask_devices();
   static const Device none;

@@ -1,4 +1,4 @@
-// What torch sees of mc_dropout_mlp_plan.h.
+// Registers mc_dropout_mlp_plan.h with torch.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -20,7 +20,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Blocks for so many threads, within the limit of a grid: what a thread does for one item it does for many.
+// Blocks for this number of threads, within the limit of a grid: a thread may take many items.
 unsigned blocks(int64_t threads) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kThreads), 1, 1 << 20));
 }

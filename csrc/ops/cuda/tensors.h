@@ -1,4 +1,4 @@
-// What the ops on CUDA share of torch: element types, x as rows, the device.
+// The parts that the ops on CUDA share with torch: element types, x as rows, the device.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,7 +34,7 @@ void with_type(torch::headeronly::ScalarType type, const Body& body) {
 }
 
 // x as [outer, inner, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two
-// strides cannot describe; x becomes what is viewed.
+// strides cannot describe; x becomes the viewed tensor.
 inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   if (x.dim() > 2) x = torch::stable::flatten(x, 1, -2);
   const int64_t last = x.dim() - 1;

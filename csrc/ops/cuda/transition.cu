@@ -20,7 +20,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using torch::stable::accelerator::DeviceGuard;
 
-// Blocks for so many warps; the kernels loop.
+// Blocks for this number of warps; the kernels loop.
 unsigned blocks(int64_t count) {
   constexpr int64_t kToBlock = kThreads / kWarp;
   return static_cast<unsigned>(std::clamp<int64_t>((count + kToBlock - 1) / kToBlock, 1, 1 << 20));
@@ -34,8 +34,8 @@ Tensor dense(const Tensor& tensor, ScalarType dtype) {
   return torch::stable::contiguous(tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype));
 }
 
-// The arguments that the transition ops share; holds the tensors whose memory the kernels read, and keeps
-// their device current.
+// The arguments that the transition ops share; holds the tensors that the kernels read, and keeps their
+// device current.
 struct Input {
   Input(const char* op, const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal,
         const std::optional<Tensor>& groups_given)

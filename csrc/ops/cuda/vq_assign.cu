@@ -24,7 +24,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Blocks for so many threads, within the limit of a grid: the kernels with a thread per element of x loop.
+// Blocks for this number of threads, within the limit of a grid: the kernels with a thread per element of x
+// loop.
 unsigned blocks(int64_t threads) {
   return static_cast<unsigned>(std::min((threads + kThreads - 1) / kThreads, int64_t{0x7fffffff}));
 }
@@ -75,9 +76,9 @@ Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspa
 constexpr bool kBuiltForSm90a =
     std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
 
-// The fastest first pass that may be taken; from the fastest to the slowest, each leaves what it cannot do to
-// the next. UEFL_CUDA_SEARCH names the fastest allowed: to compare them, and a way out should one prove wrong
-// on some GPU.
+// The fastest first pass that may be taken; from the fastest to the slowest; each leaves the shapes that it
+// cannot take to the next. UEFL_CUDA_SEARCH names the fastest allowed: to compare them, and a way out should
+// one prove wrong on some GPU.
 Search fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
@@ -94,7 +95,7 @@ Search fastest_allowed() {
   return Search::wgmma;
 }
 
-// Blocks for so many tiles: at most some for each multiprocessor, which walk them.
+// Blocks for this number of tiles: at most some for each multiprocessor, which walk them.
 unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
   return static_cast<unsigned>(std::min<int64_t>(tiles, each * current_device().multiprocessors));
 }
@@ -126,7 +127,7 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
          Layout<3>::kThreads);
 }
 
-// How wgmma takes these rows; codes = 0 where it does not.
+// The plan of wgmma for these rows; codes = 0 where it does not.
 Stages stages_of(const Shape& shape, const Tensor& rows) {
   const auto element_bytes = static_cast<int64_t>(rows.element_size());
   if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes))

@@ -9,8 +9,8 @@
 
 namespace uefl::cuda {
 
-// Indices [..., S] of the nearest codewords; op: who asks, for messages. What later kernels of the op add to
-// is zeroed on the way.
+// Indices [..., S] of the nearest codewords; op: who asks, for messages. The same launches clear the arrays
+// that later kernels of the op add to.
 torch::stable::Tensor assign(const char* op, const torch::stable::Tensor& x,
                              const torch::stable::Tensor& codebook, const std::string& metric, bool exact,
                              const Spans& cleared = {});

@@ -18,8 +18,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// x as [outer, inner, D]: a view, or a copy of what two strides cannot describe; the tensor becomes what is
-// viewed.
+// x as [outer, inner, D]: a view, or a copy of what two strides cannot describe; the tensor becomes the
+// viewed one.
 View view(Tensor& tensor) {
   if (tensor.dim() > 2) tensor = torch::stable::flatten(tensor, 1, -2);
   const int64_t last = tensor.dim() - 1;

@@ -20,7 +20,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Whether all pieces of so many bytes lie at a multiple of them.
+// Returns true if all pieces of this number of bytes are aligned to it.
 bool in_pieces(const void* x, const Shape& shape, int64_t element_bytes, const void* codes) {
   const int64_t piece = 16 / element_bytes;
   return reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(codes) % 16 == 0 &&
