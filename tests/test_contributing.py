@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ALGORITHM, SOURCE, PARTITION = re.findall(
+OP, DEFINITION, ALGORITHM, SOURCE, PARTITION = re.findall(
     r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
 )
 RUN = """
@@ -57,3 +57,30 @@ def test_a_recipe_is_complete(recipe, data, arms, said, tmp_path):
         [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=ROOT
     )
     assert done.stdout.splitlines()[-1:] == [said], done.stderr
+
+
+CALL = """
+import sys, torch, uefl_kernels.ops
+uefl_kernels.ops.__path__.append(sys.argv[1])
+from uefl_kernels.ops.center_rows import center_rows
+x = torch.arange(6.0).reshape(2, 3)
+print(center_rows(x).tolist(), torch.compile(center_rows, backend="aot_eager", fullgraph=True)(x).tolist())
+print(torch.ops.uefl.center_rows.default._schema)
+torch.library.opcheck(torch.ops.uefl.center_rows.default, (x, 0.5))
+"""
+
+
+@pytest.mark.slow
+def test_the_recipe_of_an_op_is_complete(tmp_path):
+    package = tmp_path / "center_rows"
+    package.mkdir()
+    (package / "__init__.py").write_text(OP)
+    (package / "reference.py").write_text(DEFINITION)
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines() == [
+        "[[-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]] [[-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]]",
+        "uefl::center_rows(Tensor x, float weight) -> Tensor centered",
+    ], done.stderr
+    assert done.returncode == 0, done.stderr
