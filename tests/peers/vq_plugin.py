@@ -23,7 +23,8 @@ if OURS:
     stand_in = types.ModuleType("vector_quantize_pytorch")
     for name in CLASSES:
         setattr(stand_in, name, getattr(uefl_kernels.nn, name))
-    sys.modules["vector_quantize_pytorch"] = stand_in
+    for module in ("", ".latent_quantization"):
+        sys.modules["vector_quantize_pytorch" + module] = stand_in
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,10 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _about_ours(item: pytest.Function) -> bool:
     source = inspect.getsource(item.function)
-    imported = re.findall(r"from vector_quantize_pytorch import ([\w, ]+)", source)
+    pattern = r"from vector_quantize_pytorch[\w.]* import ([\w, ]+)"
+    imported = re.findall(pattern, source)
     names = {name.strip() for line in imported for name in line.split(",")} or set(
         re.findall(r"\b\w*VQ\b|\bVectorQuantize\b", source)
     )
+    if not names:
+        names = {
+            name.strip()
+            for line in re.findall(pattern, inspect.getsource(item.module))
+            for name in line.split(",")
+        }
     return bool(names) and names <= set(CLASSES)
 
 

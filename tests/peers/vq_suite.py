@@ -17,8 +17,24 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-CLASSES = ("VectorQuantize", "ResidualVQ", "GroupedResidualVQ", "SimVQ", "ResidualSimVQ")
-FILES = ("test_readme.py", "test_beam.py")
+CLASSES = (
+    "VectorQuantize",
+    "ResidualVQ",
+    "GroupedResidualVQ",
+    "SimVQ",
+    "ResidualSimVQ",
+    "FSQ",
+    "ResidualFSQ",
+    "GroupedResidualFSQ",
+    "LFQ",
+    "ResidualLFQ",
+    "GroupedResidualLFQ",
+    "LatentQuantize",
+    "BinaryMapper",
+    "RandomProjectionQuantizer",
+    "Sequential",
+)
+FILES = ("test_readme.py", "test_beam.py", "test_lfq.py", "test_latent_quantization.py")
 
 
 def find_tests(path: Path, folder: Path) -> Path:

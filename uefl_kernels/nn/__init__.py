@@ -2,19 +2,35 @@
 ``MCDropout``."""
 
 from ._losses import LossBreakdown
+from .binary_mapper import BinaryMapper
 from .extensible_codebook import ExtensibleCodebook
+from .fsq import FSQ, GroupedResidualFSQ, ResidualFSQ
+from .latent_quantize import LatentQuantize
+from .lfq import LFQ, GroupedResidualLFQ, ResidualLFQ
 from .mc_dropout import MCDropout
+from .random_projection import RandomProjectionQuantizer
 from .residual_vq import GroupedResidualVQ, ResidualVQ
+from .sequential import Sequential
 from .sim_vq import ResidualSimVQ, SimVQ
 from .vector_quantize import VectorQuantize
 
 __all__ = [
+    "FSQ",
+    "LFQ",
+    "BinaryMapper",
     "ExtensibleCodebook",
+    "GroupedResidualFSQ",
+    "GroupedResidualLFQ",
     "GroupedResidualVQ",
+    "LatentQuantize",
     "LossBreakdown",
     "MCDropout",
+    "RandomProjectionQuantizer",
+    "ResidualFSQ",
+    "ResidualLFQ",
     "ResidualSimVQ",
     "ResidualVQ",
+    "Sequential",
     "SimVQ",
     "VectorQuantize",
 ]

@@ -1,0 +1,164 @@
+"""FSQ, LFQ and the small layers against vector-quantize-pytorch: same state, results and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import uefl_kernels.nn
+
+from .conftest import normal
+
+peer = pytest.importorskip(
+    "vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed"
+)
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+SEQUENCE, IMAGE = (2, 30, 16), (2, 16, 5, 6)
+# name -> class, arguments, shape of the input
+CASES = {
+    "fsq": ("FSQ", {"levels": [8, 5, 5], "dim": 16}, SEQUENCE),
+    "fsq image": ("FSQ", {"levels": [8, 5, 5], "dim": 16}, IMAGE),
+    "fsq channel first": ("FSQ", {"levels": [8, 5, 4], "dim": 16, "channel_first": True}, (2, 16, 30)),
+    "fsq symmetric": ("FSQ", {"levels": [2, 3, 8, 5], "dim": 16, "preserve_symmetry": True}, SEQUENCE),
+    "fsq clamped": ("FSQ", {"levels": [7, 5], "dim": 16, "bound_hard_clamp": True}, SEQUENCE),
+    "fsq books": ("FSQ", {"levels": [4, 4, 3, 5], "num_codebooks": 4}, SEQUENCE),
+    "fsq rotated": ("FSQ", {"levels": [5, 5, 5], "dim": 16, "orthogonal_rotation": True}, SEQUENCE),
+    "fsq no indices": ("FSQ", {"levels": [5, 5, 5], "dim": 16, "return_indices": False}, SEQUENCE),
+    "rfsq": ("ResidualFSQ", {"levels": [5, 5, 3], "dim": 16, "num_quantizers": 4}, SEQUENCE),
+    "rfsq soft": (
+        "ResidualFSQ",
+        {"levels": [5, 3], "dim": 16, "num_quantizers": 2, "bound_hard_clamp": False},
+        SEQUENCE,
+    ),
+    "rfsq first": (
+        "ResidualFSQ",
+        {"levels": [5, 3], "dim": 16, "num_quantizers": 2, "is_channel_first": True},
+        IMAGE,
+    ),
+    "grfsq": (
+        "GroupedResidualFSQ",
+        {"levels": [5, 3], "dim": 16, "num_quantizers": 3, "groups": 2},
+        SEQUENCE,
+    ),
+    "lfq": ("LFQ", {"codebook_size": 64, "dim": 16, "commitment_loss_weight": 0.5}, SEQUENCE),
+    "lfq image": ("LFQ", {"codebook_size": 64, "dim": 16, "diversity_gamma": 0.3}, IMAGE),
+    "lfq books": ("LFQ", {"codebook_size": 16, "num_codebooks": 4}, SEQUENCE),
+    "lfq spherical": ("LFQ", {"codebook_size": 64, "dim": 16, "spherical": True}, SEQUENCE),
+    "lfq rotated": ("LFQ", {"codebook_size": 64, "dim": 16, "orthogonal_rotation": True}, SEQUENCE),
+    "lfq cosine": ("LFQ", {"codebook_size": 64, "dim": 16, "cosine_sim_project_in": True}, SEQUENCE),
+    "lfq clamped": ("LFQ", {"codebook_size": 64, "dim": 16, "soft_clamp_input_value": 3.0}, SEQUENCE),
+    "lfq softplus": (
+        "LFQ",
+        {"codebook_size": 64, "dim": 16, "experimental_softplus_entropy_loss": True},
+        SEQUENCE,
+    ),
+    "rlfq": ("ResidualLFQ", {"codebook_size": 32, "dim": 16, "num_quantizers": 4}, SEQUENCE),
+    "grlfq": (
+        "GroupedResidualLFQ",
+        {"codebook_size": 16, "dim": 16, "num_quantizers": 3, "groups": 2},
+        SEQUENCE,
+    ),
+    "latent": ("LatentQuantize", {"levels": [5, 5, 8], "dim": 16}, IMAGE),
+    "latent books": (
+        "LatentQuantize",
+        {"levels": 5, "codebook_dim": 3, "dim": 16, "num_codebooks": 4},
+        IMAGE,
+    ),
+}
+
+
+def pair(name):
+    kind, options, shape = CASES[name]
+    torch.manual_seed(0)
+    theirs, ours = getattr(peer, kind)(**options), getattr(uefl_kernels.nn, kind)(**options)
+    assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert list(theirs.load_state_dict(ours.state_dict())) == [[], []]
+    return ours, theirs, shape
+
+
+def run(layer, x, weight):
+    x = x.clone().requires_grad_()
+    quantized, indices, *losses = layer(x)
+    total = (quantized * weight).sum() + sum(loss.sum() for loss in losses)
+    inputs = [x, *layer.parameters()]
+    gradients = [None] * len(inputs)
+    if total.requires_grad:  # outside training LFQ has none for x
+        gradients = torch.autograd.grad(total, inputs, allow_unused=True)
+    found = [quantized.detach(), *(loss.detach() for loss in losses)]
+    return found, indices, [g if g is None else g.detach() for g in gradients]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_scalar_layers_equal_the_peers(name, training):
+    ours, theirs, shape = pair(name)
+    x, weight = normal(*shape, seed=1), normal(*shape, seed=2)
+    got, want = (run(layer.train(training), x, weight) for layer in (ours, theirs))
+    if want[1] is None:
+        assert got[1] is None
+    else:
+        assert torch.equal(got[1], want[1])
+        assert got[1].dtype == want[1].dtype
+    for g, w in zip(got[0], want[0], strict=True):
+        torch.testing.assert_close(g, w, **CLOSE)
+    for g, w in zip(got[2], want[2], strict=True):
+        assert (g is None) == (w is None)
+        if w is not None:
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5 * max(1.0, float(w.abs().max())))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "no indices" not in name])
+def test_scalar_layers_decode_their_indices(name):
+    ours, _, shape = pair(name)
+    ours.eval()
+    quantized, indices = ours(normal(*shape, seed=3))[:2]
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        torch.testing.assert_close(ours.decode(indices.to(dtype)), quantized, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["rfsq", "rlfq"])
+def test_residual_layers_drop_the_peers_quantizers(name):
+    ours, theirs, shape = pair(name)
+    for layer in (ours, theirs):
+        layer.quantize_dropout = True
+    x = normal(*shape, seed=4)
+    for seed in range(6):
+        got, want = (layer(x, rand_quantize_dropout_fixed_seed=seed) for layer in (ours, theirs))
+        assert torch.equal(got[1], want[1])
+        torch.testing.assert_close(got[0], want[0], **CLOSE)
+
+
+def test_lfq_masks_examples_as_the_peer():
+    ours, theirs, shape = pair("lfq")
+    x, mask = normal(*shape, seed=5), torch.tensor([True, False])
+    for g, w in zip(
+        *(layer(x, mask=mask, return_loss_breakdown=True)[1] for layer in (ours, theirs)), strict=True
+    ):
+        torch.testing.assert_close(g, w, **CLOSE)
+
+
+@pytest.mark.parametrize("books", [1, 3])
+def test_random_projections_equal_the_peers(books):
+    options = {"dim": 16, "codebook_size": 32, "codebook_dim": 8, "num_codebooks": books}
+    torch.manual_seed(0)
+    theirs = peer.RandomProjectionQuantizer(**options)
+    ours = uefl_kernels.nn.RandomProjectionQuantizer(**options)
+    assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
+    x = normal(2, 20, 16)
+    indices = ours(x)
+    assert torch.equal(indices, theirs(x))
+    torch.testing.assert_close(ours(x, indices), theirs(x, indices), **CLOSE)
+
+
+def test_binary_mapper_equals_the_peers():
+    ours, theirs = uefl_kernels.nn.BinaryMapper(4), peer.BinaryMapper(4)
+    found = []
+    for layer in (ours, theirs):
+        logits = normal(3, 5, 4).requires_grad_()
+        torch.manual_seed(1)
+        one_hot, indices, loss = layer(logits, return_indices=True)
+        ((one_hot * normal(3, 5, 16, seed=2)).sum() + loss).backward()
+        found.append((one_hot, indices, loss, logits.grad, layer.log_prob(logits, indices=indices)))
+    for g, w in zip(*found, strict=True):
+        torch.testing.assert_close(g, w, **CLOSE)

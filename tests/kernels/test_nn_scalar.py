@@ -1,0 +1,129 @@
+"""FSQ, LFQ and the small layers against their definitions in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import uefl_kernels.nn
+from uefl_kernels.nn import FSQ, LFQ, BinaryMapper, LatentQuantize, ResidualFSQ, Sequential
+
+from .conftest import normal
+
+
+def test_fsq_rounds_to_the_levels():
+    x = normal(40, 2).double() * 2
+    quantized, indices = FSQ([5, 3])(x)
+    sizes = torch.tensor([5.0, 3.0], dtype=torch.float64)
+    levels = (x.tanh() * (sizes - 1) * 1.001 / 2).round()
+    torch.testing.assert_close(quantized, levels / (sizes // 2))
+    assert torch.equal(indices.long(), ((levels + sizes // 2) * torch.tensor([1, 5])).sum(-1).long())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_fsq_indices_name_all_codewords(symmetric):
+    layer = FSQ([4, 3, 5], preserve_symmetry=symmetric)
+    assert torch.equal(layer.codes_to_indices(layer.implicit_codebook), torch.arange(60, dtype=torch.int32))
+    assert layer.bits_per_vector == pytest.approx(torch.tensor(60.0).log2().item())
+
+
+def test_lfq_entropies_are_those_of_all_codewords():
+    layer = LFQ(dim=4, codebook_size=16, diversity_gamma=0.5).double()
+    x = normal(30, 4).double()
+    _, losses = layer(x, inv_temperature=0.7, return_loss_breakdown=True)
+    codes = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=4)), dtype=torch.float64)
+    probs = (-(x.unsqueeze(1).float().double() - codes).square().sum(-1) * 0.7).softmax(-1)
+    sample = torch.special.entr(probs).sum(-1).mean()
+    batch = torch.special.entr(probs.mean(0)).sum()
+    torch.testing.assert_close(losses.per_sample_entropy.double(), sample, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses.batch_entropy.double(), batch, rtol=1e-4, atol=1e-4)
+
+
+def test_lfq_mask_of_positions_leaves_them_out():
+    layer = LFQ(dim=4, commitment_loss_weight=1.0)
+    x, mask = normal(2, 10, 4), torch.rand(2, 10, generator=torch.Generator().manual_seed(0)) < 0.5
+    torch.testing.assert_close(layer(x, mask=mask)[2], layer(x[mask])[2])
+    assert layer(x, mask=torch.zeros_like(mask))[2] == 0
+
+
+def test_latent_quantize_takes_the_nearest_value():
+    layer = LatentQuantize([5, 4], 2)
+    with torch.no_grad():
+        layer.values_per_latent[0].add_(0.07)
+    x = normal(3, 2, 20)
+    quantized, indices, _ = layer(x)
+    for place, values in enumerate(layer.values_per_latent):
+        distance = (x[:, place, :, None].double() - values.double()).abs()
+        assert torch.equal(quantized[:, place], values[distance.argmin(-1)])
+    assert torch.equal(layer.decode(indices), quantized)
+
+
+def test_binary_mapper_gives_the_gradient_of_the_probabilities():
+    layer, logits = BinaryMapper(3), normal(5, 3).double().requires_grad_()
+    weight = normal(5, 8).double()
+    (layer(logits, calc_aux_loss=False)[0] * weight).sum().backward()
+    other = logits.detach().requires_grad_()
+    bits = torch.tensor([[(code >> bit) & 1 for bit in range(3)] for code in range(8)], dtype=torch.float64)
+    probs = other.sigmoid().unsqueeze(1)
+    ((bits * probs + (1 - bits) * (1 - probs)).prod(-1) * weight).sum().backward()
+    torch.testing.assert_close(logits.grad, other.grad)
+
+
+def test_sequential_returns_the_quantizers_results():
+    layer = Sequential(nn.Linear(6, 2), FSQ([5, 3]), nn.Linear(2, 4))
+    output, indices = layer(normal(2, 7, 6))
+    assert output.shape == (2, 7, 4)
+    assert indices.shape == (2, 7)
+    for wrong in ((nn.Linear(2, 2),), (FSQ([5, 3]), FSQ([5, 3]))):
+        with pytest.raises(ValueError, match=r"got [02]"):
+            Sequential(*wrong)
+
+
+def test_residual_fsq_of_channels_second_decodes():
+    layer = ResidualFSQ(levels=[5, 3], dim=6, num_quantizers=3, is_channel_first=True).eval()
+    quantized, indices = layer(normal(2, 6, 9))
+    assert indices.shape == (2, 3, 9)
+    torch.testing.assert_close(layer.decode(indices), quantized)
+
+
+WRONG = [
+    ("FSQ", {"levels": [2, 5]}, "levels"),
+    ("FSQ", {"levels": [4, 5], "noise_dropout": 0.5}, "noise_dropout"),
+    ("FSQ", {"levels": [4], "num_codebooks": 2, "keep_num_codebooks_dim": False}, "num_codebooks"),
+    ("LFQ", {}, "dim"),
+    ("LFQ", {"codebook_size": 12}, "codebook_size=12"),
+    ("LFQ", {"dim": 4, "frac_per_sample_entropy": 0.0}, "frac_per_sample_entropy"),
+    ("LFQ", {"dim": 4, "soft_clamp_input_value": 0.5}, "soft_clamp_input_value"),
+    ("GroupedResidualFSQ", {"levels": [3], "num_quantizers": 2, "dim": 7, "groups": 2}, "groups=2"),
+    ("LatentQuantize", {"levels": [5], "dim": 4, "in_place_codebook_optimizer": torch.optim.SGD}, "in_place"),
+    ("BinaryMapper", {"bits": 0}, "bits"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "match"), WRONG)
+def test_scalar_options_that_do_not_fit_are_refused(kind, options, match):
+    with pytest.raises(ValueError, match=match):
+        getattr(uefl_kernels.nn, kind)(**options)
+
+
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (
+            FSQ([5, 3]),
+            "dim levels codebook_dim codebook_size num_codebooks preserve_symmetry has_projections",
+        ),
+        (LFQ(dim=4), "dim codebook_dim codebook_size codebook_scale num_codebooks has_projections"),
+        (LatentQuantize([5, 4], 2), "dim codebook_dim codebook_size num_codebooks has_projections"),
+        (BinaryMapper(3), "bits num_codes"),
+    ],
+    ids=["FSQ", "LFQ", "LatentQuantize", "BinaryMapper"],
+)
+def test_scalar_attributes_that_are_fixed_refuse_a_value(layer, names):
+    for name in names.split():
+        if hasattr(layer, name):
+            with pytest.raises(AttributeError, match=name):
+                setattr(layer, name, 3)

@@ -1,0 +1,124 @@
+"""``BinaryMapper``: bits drawn by their logits, as a one-hot vector with a gradient."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ._shared import as_indices, counts, fixed
+
+NAT = math.log(2)
+
+
+class BinaryMapper(nn.Module):
+    """Draw bits by their logits and return the one-hot vector of the number that the bits make.
+
+    Args:
+        bits: number of bits; there are ``2 ** bits`` codes.
+        kl_loss_threshold: the loss is zero up to this divergence from fair bits, in nats.
+        deterministic_on_eval: outside training, take the more probable bit.
+
+    Raises:
+        ValueError: bits below 1.
+
+    Source: Fleuret 2025, "The Free Transformer", section 3.4.
+
+    Equivalent to: ``vector_quantize_pytorch.BinaryMapper`` 1.32 with the same arguments.
+    """
+
+    power_two: torch.Tensor
+    codes: torch.Tensor
+
+    def __init__(
+        self, bits: int = 1, kl_loss_threshold: float = NAT, deterministic_on_eval: bool = False
+    ) -> None:
+        super().__init__()
+        (bits,) = counts("BinaryMapper", bits=bits)
+        self.kl_loss_threshold, self.deterministic_on_eval = kl_loss_threshold, deterministic_on_eval
+        power = 2 ** torch.arange(bits)
+        codes = torch.arange(2**bits).unsqueeze(-1).bitwise_and(power) != 0
+        self.register_buffer("power_two", power, persistent=False)
+        self.register_buffer("codes", codes, persistent=False)
+
+    bits = fixed("bits", lambda layer: len(layer.power_two), "Number of bits.")
+    num_codes = fixed("num_codes", lambda layer: len(layer.codes), "Number of codes.")
+
+    def binary_entropy(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the entropy of the bits ``[..., bits]``, in nats, ``[...]``."""
+        prob = logits.sigmoid()
+        return -(prob * F.logsigmoid(logits) + (1 - prob) * F.logsigmoid(-logits)).sum(-1)
+
+    def calc_aux_loss(self, logits: torch.Tensor, reduce_aux_kl_loss: bool = True) -> torch.Tensor:
+        """Return the divergence of the bits from fair ones above the threshold; a mean, or ``[...]``."""
+        loss = (self.bits * NAT - self.binary_entropy(logits) - self.kl_loss_threshold).relu()
+        return loss.mean() if reduce_aux_kl_loss else loss
+
+    def log_prob(
+        self,
+        logits: torch.Tensor,
+        *,
+        indices: torch.Tensor | None = None,
+        one_hot: torch.Tensor | None = None,
+        sum_bits: bool = True,
+    ) -> torch.Tensor:
+        """Return the log probability ``[...]``, or of each bit, of codes that are given in one of two forms.
+
+        Raises:
+            ValueError: none or both of ``indices`` and ``one_hot``.
+        """
+        if (indices is None) == (one_hot is None):
+            raise ValueError("BinaryMapper: give one of indices and one_hot")
+        if one_hot is not None:
+            indices = one_hot.argmax(-1)
+        drawn = self.codes[as_indices("BinaryMapper", indices)]
+        found = torch.where(drawn, F.logsigmoid(logits), F.logsigmoid(-logits))
+        return found.sum(-1) if sum_bits else found
+
+    def forward(
+        self,
+        logits: torch.Tensor,
+        temperature: float = 1.0,
+        straight_through: bool | None = None,
+        calc_aux_loss: bool | None = None,
+        deterministic: bool | None = None,
+        return_indices: bool = False,
+        reduce_aux_kl_loss: bool = True,
+    ) -> tuple[torch.Tensor, ...]:
+        """Draw codes.
+
+        Args:
+            logits: ``[..., bits]``.
+            temperature: divides the logits for the draw.
+            straight_through: give the one-hot vector the gradient of the probabilities; in training by default.
+            calc_aux_loss: return the loss and not 0; in training by default.
+            deterministic: take the more probable bits.
+            return_indices: also return the numbers.
+            reduce_aux_kl_loss: return the mean of the loss.
+
+        Returns:
+            ``(one_hot, loss)`` or ``(one_hot, indices, loss)``: ``[..., 2 ** bits]``, int64 ``[...]``, scalar.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        if logits.shape[-1] != self.bits:
+            raise ValueError(
+                f"BinaryMapper: logits must have shape [..., {self.bits}], got {[*logits.shape]}"
+            )
+        if deterministic is None:
+            deterministic = self.deterministic_on_eval and not self.training
+        prob = (logits / temperature).sigmoid()
+        drawn = (prob > 0.5).long() if deterministic else prob.bernoulli().long()
+        indices = (self.power_two * drawn).sum(-1)
+        one_hot = F.one_hot(indices, self.num_codes).float()
+        loss = logits.new_zeros(())
+        if self.training if calc_aux_loss is None else calc_aux_loss:
+            loss = self.calc_aux_loss(logits, reduce_aux_kl_loss)
+        if self.training if straight_through is None else straight_through:
+            ones = self.codes.to(logits.dtype).t()
+            soft = (F.logsigmoid(logits) @ ones + F.logsigmoid(-logits) @ (1 - ones)).exp()
+            one_hot = one_hot + (soft - soft.detach())
+        return (one_hot, indices, loss) if return_indices else (one_hot, loss)

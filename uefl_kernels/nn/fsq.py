@@ -1,0 +1,503 @@
+"""``FSQ``, ``ResidualFSQ`` and ``GroupedResidualFSQ``: round every element to one of a few levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from . import _distributed
+from ._codebook import Coder
+from ._shared import as_indices, counts, fixed, no_autocast, refuse_together, straight_through
+from .residual_vq import Stack
+
+
+class FSQ(Coder):
+    """Round every element of a vector to one of a few levels.
+
+    The product of all levels is the codebook, so there is no codeword to learn and no search.
+
+    Args:
+        levels: the number of levels of each element; their product is the size of the codebook.
+        dim: length of the vectors; where it is not ``len(levels) * num_codebooks``, ``project_in`` and
+            ``project_out`` are linear.
+        num_codebooks: parts of a vector, each with an index.
+        keep_num_codebooks_dim: keep the last dimension of the indices for one codebook too.
+        scale: taken for the peer's sake; it has no effect there either.
+        allowed_dtypes: dtypes that ``force_quantization_f32`` leaves as they are.
+        channel_first: ``[B, dim, ...]`` input; input of four or more dimensions has that form anyway.
+        projection_has_bias: whether the projections have a bias.
+        return_indices: False returns None for the indices.
+        force_quantization_f32: round in float32 where the input has another dtype.
+        preserve_symmetry: levels that are symmetric around zero (Parker et al. 2024, section 3.2); two levels
+            need it.
+        noise_dropout: in training, the share of elements that get uniform noise; needs ``preserve_symmetry``.
+        bound_hard_clamp: bound the input by clamping and not by tanh.
+        orthogonal_rotation: rotate by a fixed random rotation before rounding, and back after it.
+
+    Attributes:
+        implicit_codebook: ``[K, len(levels)]``, all codewords.
+
+    Raises:
+        ValueError: sizes that do not fit, or options that exclude each other.
+
+    Source: Mentzer et al. 2023, "Finite Scalar Quantization: VQ-VAE Made Simple", appendix A.1.
+
+    Equivalent to: ``vector_quantize_pytorch.FSQ`` 1.32 with the same arguments, which also loads its
+        state_dict. Input of two dimensions works here.
+    """
+
+    _levels: torch.Tensor
+    _basis: torch.Tensor
+    orthogonal_rot: torch.Tensor
+
+    def __init__(
+        self,
+        levels: Sequence[int],
+        dim: int | None = None,
+        num_codebooks: int = 1,
+        keep_num_codebooks_dim: bool | None = None,
+        scale: float | None = None,
+        allowed_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64),
+        channel_first: bool = False,
+        projection_has_bias: bool = True,
+        return_indices: bool = True,
+        force_quantization_f32: bool = True,
+        preserve_symmetry: bool = False,
+        noise_dropout: float = 0.0,
+        bound_hard_clamp: bool = False,
+        orthogonal_rotation: bool = False,
+    ) -> None:
+        super().__init__()
+        levels = [int(level) for level in levels]
+        (self._num_codebooks,) = counts("FSQ", num_codebooks=num_codebooks)
+        keep = num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+        refuse_together(
+            "FSQ",
+            (not levels or min(levels) < 2, f"levels={levels} must be at least 2 each"),
+            (
+                2 in levels and not preserve_symmetry,
+                f"levels={levels} holds 2, which needs preserve_symmetry=True",
+            ),
+            (noise_dropout > 0 and not preserve_symmetry, "noise_dropout needs preserve_symmetry=True"),
+            (
+                num_codebooks > 1 and not keep,
+                f"num_codebooks={num_codebooks} needs keep_num_codebooks_dim=True",
+            ),
+        )
+        inner = len(levels) * num_codebooks
+        (self._dim,) = counts("FSQ", dim=inner if dim is None else dim)
+        self._keep, self.scale, self.allowed_dtypes = keep, scale, tuple(allowed_dtypes)
+        self.channel_first, self.return_indices = channel_first, return_indices
+        self.force_quantization_f32, self.bound_hard_clamp = force_quantization_f32, bound_hard_clamp
+        self.noise_dropout = noise_dropout
+        self._preserve_symmetry, self._orthogonal_rotation = preserve_symmetry, orthogonal_rotation
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        if self._dim != inner:
+            self.project_in = nn.Linear(self._dim, inner, bias=projection_has_bias)
+            self.project_out = nn.Linear(inner, self._dim, bias=projection_has_bias)
+        sizes = torch.tensor(levels, dtype=torch.int32)
+        basis = torch.tensor([1, *levels[:-1]]).cumprod(0).to(torch.int32)
+        self.register_buffer("_levels", sizes, persistent=False)
+        self.register_buffer("_basis", basis, persistent=False)
+        self._codebook_size = int(sizes.long().prod())
+        if orthogonal_rotation:
+            rotation = nn.init.orthogonal_(torch.empty(len(levels), len(levels)))
+            self.register_buffer("orthogonal_rot", rotation)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"levels={self._levels.tolist()}, dim={self.dim}, num_codebooks={self.num_codebooks}"
+
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
+    num_codebooks = fixed("num_codebooks", lambda layer: layer._num_codebooks, "Parts of a vector.")
+    codebook_dim = fixed("codebook_dim", lambda layer: len(layer._levels), "Length of a codeword.")
+    effective_codebook_dim = fixed(
+        "effective_codebook_dim",
+        lambda layer: len(layer._levels) * layer._num_codebooks,
+        "Number of elements that are rounded.",
+    )
+    codebook_size = fixed("codebook_size", lambda layer: layer._codebook_size, "K, the product of levels.")
+    keep_num_codebooks_dim = fixed(
+        "keep_num_codebooks_dim", lambda layer: layer._keep, "Whether indices are [..., num_codebooks]."
+    )
+    has_projections = fixed(
+        "has_projections",
+        lambda layer: not isinstance(layer.project_in, nn.Identity),
+        "Whether project_in and project_out are linear.",
+    )
+    preserve_symmetry = fixed(
+        "preserve_symmetry", lambda layer: layer._preserve_symmetry, "Whether levels are symmetric."
+    )
+    orthogonal_rotation = fixed(
+        "orthogonal_rotation", lambda layer: layer._orthogonal_rotation, "Whether vectors are rotated."
+    )
+    implicit_codebook = fixed(
+        "implicit_codebook",
+        lambda layer: layer._indices_to_codes(
+            torch.arange(layer._codebook_size, device=layer._levels.device)
+        ),
+        "All codewords.",
+    )
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector, num_codebooks * log2(K)."""
+        return self.num_codebooks * float(self._levels.double().log2().sum())
+
+    # --- rounding ------------------------------------------------------------------------------------------
+
+    def bound(self, z: torch.Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> torch.Tensor:
+        """Bound ``[..., d]``, round it to integers, and scale these to -1 to 1."""
+        half = (self._levels - 1) * (1 + eps) / 2
+        offset = torch.where(self._levels % 2 == 0, 0.5, 0.0)
+        shift = offset / half
+        shift = shift if hard_clamp else shift.atanh()
+        bounded = self._squash(z + shift, hard_clamp) * half - offset
+        return straight_through(bounded, bounded.round()) / (self._levels // 2)
+
+    def symmetry_preserving_bound(self, z: torch.Tensor, hard_clamp: bool = False) -> torch.Tensor:
+        """Round ``[..., d]`` to levels from -1 to 1 that are symmetric around zero."""
+        steps = self._levels - 1
+        place = steps * (self._squash(z, hard_clamp) + 1) / 2.0 + 0.5
+        return 2.0 / steps * straight_through(place, place.floor()) - 1.0
+
+    @staticmethod
+    def _squash(z: torch.Tensor, hard_clamp: bool) -> torch.Tensor:
+        return z.clamp(-1, 1) if hard_clamp else z.tanh()
+
+    def quantize(self, z: torch.Tensor) -> torch.Tensor:
+        """Round ``[..., d]``; the gradient passes the rounding unchanged."""
+        if self.preserve_symmetry:
+            return self.symmetry_preserving_bound(z, self.bound_hard_clamp)
+        return self.bound(z, hard_clamp=self.bound_hard_clamp)
+
+    def maybe_apply_noise(self, bounded_z: torch.Tensor) -> torch.Tensor:
+        """Add uniform noise to a share ``noise_dropout`` of the elements, in training."""
+        if not self.training or self.noise_dropout == 0:
+            return bounded_z
+        noisy = torch.full_like(bounded_z, self.noise_dropout).bernoulli_().bool()
+        noise = torch.rand_like(bounded_z) - 0.5
+        return torch.where(noisy, bounded_z + noise, bounded_z).clamp(-1.0, 1.0)
+
+    # --- indices -------------------------------------------------------------------------------------------
+
+    def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the level of every element, ``[..., d]``, of integers ``[...]``."""
+        return as_indices("FSQ", indices).unsqueeze(-1) // self._basis % self._levels
+
+    def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
+        """Return the index, int32 ``[...]``, of codewords ``[..., d]``."""
+        if self.preserve_symmetry:
+            levels = (zhat + 1.0) / (2.0 / (self._levels - 1))
+        else:
+            levels = zhat * (self._levels // 2) + self._levels // 2
+        return (levels.detach().round().long() * self._basis).sum(-1).to(torch.int32)
+
+    def _indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
+        levels = self.indices_to_level_indices(indices)
+        if self.preserve_symmetry:
+            return levels * (2.0 / (self._levels - 1)) - 1.0
+        half = self._levels // 2
+        return (levels - half) / half
+
+    def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return what ``forward`` returns as quantized for these indices, integers of any width."""
+        image = self.channel_first or indices.dim() >= 3 + int(self._keep)
+        codes = self._indices_to_codes(indices)
+        if self.orthogonal_rotation:
+            codes = codes @ self.orthogonal_rot.t()
+        codes = self.project_out(codes.flatten(-2) if self._keep else codes)
+        return codes.movedim(-1, 1) if image else codes
+
+    get_output_from_indices = indices_to_codes
+
+    def forward(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Quantize z.
+
+        Args:
+            z: ``[..., dim]``, or ``[B, dim, ...]`` for images, video and ``channel_first``.
+
+        Returns:
+            ``(quantized, indices)``: the shape and dtype of z, and int32 of that shape less its channels, or
+            ``[..., num_codebooks]``.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        image = self.channel_first or z.dim() >= 4
+        z = z.movedim(1, -1) if image else z
+        if z.dim() < 2 or z.shape[-1] != self.dim:
+            raise ValueError(f"FSQ: z must have {self.dim} channels, got {list(z.shape)}, channels last")
+        z = self.project_in(z)
+        z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
+        if self.orthogonal_rotation:
+            z = z @ self.orthogonal_rot
+        dtype = z.dtype
+        with no_autocast(z.device):
+            if self.force_quantization_f32 and dtype not in self.allowed_dtypes:
+                z = z.float()
+            codes = self.quantize(z)
+            indices = self.codes_to_indices(codes) if self.return_indices else None
+            codes = self.maybe_apply_noise(codes)
+            if self.orthogonal_rotation:
+                codes = codes @ self.orthogonal_rot.t()
+            codes = codes.flatten(-2).to(dtype)
+        output = self.project_out(codes)
+        output = output.movedim(-1, 1) if image else output
+        if indices is not None and not self._keep:
+            indices = indices.squeeze(-1)
+        return output, indices
+
+
+class ScalarStack(Stack):
+    """Quantizers without learned codewords in a row, behind one pair of projections."""
+
+    project_in: nn.Module
+    project_out: nn.Module
+
+    def _project(self, dim: int, inner: int) -> None:
+        same = dim == inner
+        self.project_in = nn.Identity() if same else nn.Linear(dim, inner)
+        self.project_out = nn.Identity() if same else nn.Linear(inner, dim)
+
+    has_projections = fixed(
+        "has_projections",
+        lambda layer: not isinstance(layer.project_in, nn.Identity),
+        "Whether project_in and project_out are linear.",
+    )
+    codebook_size = fixed("codebook_size", lambda layer: layer.layers[0].codebook_size, "K.")
+
+    @property
+    def codebooks(self) -> torch.Tensor:
+        """Codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
+        raise NotImplementedError
+
+    def _scale(self, place: int) -> torch.Tensor | float:
+        """Return the factor of the codewords of a quantizer."""
+        return 1.0
+
+    def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the codeword of every quantizer, ``[Q, ..., d]``; zeros for -1 and for indices left out."""
+        codes = [
+            (book[i.clamp(min=0)] * self._scale(place)).masked_fill((i < 0).unsqueeze(-1), 0)
+            for place, (book, i) in enumerate(
+                zip(self.codebooks, self._padded(indices).unbind(-1), strict=True)
+            )
+        ]
+        return torch.stack(codes)
+
+    def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the quantized vectors ``[..., dim]`` of indices ``[..., q]``."""
+        output: torch.Tensor = self.project_out(self.get_codes_from_indices(indices).sum(0))
+        return output
+
+
+class ResidualFSQ(ScalarStack):
+    """Quantize x by an :class:`FSQ`, then the rest by a finer one, and so on.
+
+    Args:
+        levels: as :class:`FSQ`.
+        num_quantizers: how many.
+        dim: length of the vectors; ``len(levels)`` by default.
+        is_channel_first: ``[B, dim, ...]`` input; indices are ``[B, Q, ...]`` then.
+        quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of: as :class:`ResidualVQ`.
+        soft_clamp_input_value: bound of the input, by tanh; with ``bound_hard_clamp`` it follows from levels.
+        bound_hard_clamp: as :class:`FSQ`.
+        **kwargs: of every :class:`FSQ`.
+
+    Raises:
+        ValueError: sizes or options that do not fit.
+
+    Source: as :class:`FSQ` and :class:`ResidualVQ`.
+
+    Equivalent to: ``vector_quantize_pytorch.ResidualFSQ`` 1.32 with the same arguments, which also loads its
+        state_dict.
+    """
+
+    scales: torch.Tensor
+    soft_clamp_input_value: torch.Tensor | None
+
+    def __init__(
+        self,
+        *,
+        levels: Sequence[int],
+        num_quantizers: int,
+        dim: int | None = None,
+        is_channel_first: bool = False,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        soft_clamp_input_value: float | Sequence[float] | torch.Tensor | None = None,
+        bound_hard_clamp: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        (num_quantizers,) = counts("ResidualFSQ", num_quantizers=num_quantizers)
+        refuse_together(
+            "ResidualFSQ",
+            (
+                bound_hard_clamp and soft_clamp_input_value is not None,
+                "soft_clamp_input_value needs bound_hard_clamp=False",
+            ),
+        )
+        super().__init__(
+            num_quantizers, quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of
+        )
+        inner = len(levels)
+        self._project(inner if dim is None else dim, inner)
+        self.is_channel_first, self._level_list = is_channel_first, list(levels)
+        options = {"preserve_symmetry": True, "bound_hard_clamp": bound_hard_clamp, **kwargs}
+        self.layers = nn.ModuleList(FSQ(levels, dim=inner, **options) for _ in range(num_quantizers))
+        sizes = torch.tensor(list(levels))
+        scales = torch.stack([sizes.float() ** -place for place in range(num_quantizers)])
+        self.register_buffer("scales", scales, persistent=False)
+        limit = 1 + 1 / (sizes - 1) if bound_hard_clamp else soft_clamp_input_value
+        limit = None if limit is None else torch.as_tensor(limit)
+        self.register_buffer("soft_clamp_input_value", limit, persistent=False)
+
+    levels = fixed("levels", lambda layer: layer._level_list, "Levels of each element.")
+
+    @property
+    def codebooks(self) -> torch.Tensor:
+        """Codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
+        return torch.stack([layer.implicit_codebook for layer in self.layers])  # type: ignore[misc]
+
+    def _scale(self, place: int) -> torch.Tensor:
+        return self.scales[place]
+
+    def decode(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the quantized vectors for the indices that ``forward`` returns."""
+        if not self.is_channel_first:
+            return self.get_output_from_indices(indices)
+        return self.get_output_from_indices(indices.movedim(1, -1)).movedim(-1, 1)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        return_all_codes: bool = False,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Quantize x, ``[..., dim]`` or ``[B, dim, ...]`` for ``is_channel_first``.
+
+        Returns:
+            ``(quantized, indices)``: indices ``[..., Q]``, -1 where left out, and the codes ``[Q, ..., d]``
+            when asked.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        x = x.movedim(1, -1) if self.is_channel_first else x
+        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
+        x = self.project_in(x)
+        if self.soft_clamp_input_value is not None:
+            limit = self.soft_clamp_input_value
+            x = (x / limit).tanh() * limit
+        lead = x.shape[:-1]
+        residual, total = x.reshape(-1, x.shape[-1]), torch.zeros_like(x)
+        chosen = []
+        with no_autocast(x.device):
+            for scale, layer in zip(self.scales[:kept], self.layers, strict=False):
+                quantized, indices = layer(residual / scale)
+                quantized = quantized * scale
+                residual = residual - quantized.detach()
+                total = total + quantized.view(*lead, -1)
+                chosen.append(indices.view(lead))
+        found = torch.stack(chosen, -1)
+        found = F.pad(found, (0, self._num_quantizers - kept), value=-1)
+        codes = (self.get_codes_from_indices(found),) if return_all_codes else ()
+        output = self.project_out(total)
+        if self.is_channel_first:
+            output, found = output.movedim(-1, 1), found.movedim(-1, 1)
+        return output, found, *codes
+
+
+class GroupedScalar(Coder):
+    """Cut the channels into groups, each with a residual quantizer of its own."""
+
+    rvqs: nn.ModuleList
+
+    def _group(self, dim: int, groups: int, accept_image_fmap: bool, kind: Any, **options: Any) -> None:
+        name = type(self).__name__
+        dim, groups = counts(name, dim=dim, groups=groups)
+        if dim % groups:
+            raise ValueError(f"{name}: dim={dim} cannot be cut into groups={groups}; make it a multiple")
+        self._dim, self._image = dim, accept_image_fmap
+        self.rvqs = nn.ModuleList(kind(dim=dim // groups, **options) for _ in range(groups))
+
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
+    groups = fixed("groups", lambda layer: len(layer.rvqs), "How many parts the channels are cut into.")
+    accept_image_fmap = fixed("accept_image_fmap", lambda layer: layer._image, "Whether images are taken.")
+    codebook_size = fixed("codebook_size", lambda layer: layer.rvqs[0].codebook_size, "K.")
+
+    @property
+    def codebooks(self) -> torch.Tensor:
+        """Codewords, ``[groups, Q, K, d]``."""
+        return torch.stack([rvq.codebooks for rvq in self.rvqs])  # type: ignore[misc]
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector, over all groups."""
+        return float(sum(rvq.bits_per_vector for rvq in self.rvqs))  # type: ignore[misc]
+
+    @property
+    def split_dim(self) -> int:
+        """Return the dimension of the channels."""
+        return 1 if self.accept_image_fmap else -1
+
+    def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+        """Return ``[groups, Q, ..., d]`` for the indices of each group, ``[groups, ..., q]``."""
+        pairs = zip(self.rvqs, indices, strict=True)
+        return torch.stack([rvq.get_codes_from_indices(i) for rvq, i in pairs])  # type: ignore[operator]
+
+    def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+        """Return the quantized vectors for the indices of each group, ``[groups, ..., q]``."""
+        pairs = zip(self.rvqs, indices, strict=True)
+        outputs = [rvq.get_output_from_indices(i) for rvq, i in pairs]  # type: ignore[operator]
+        return torch.cat(outputs, self.split_dim)
+
+    def _quantize(self, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
+        """Quantize each group; all groups leave out the same quantizers."""
+        if x.shape[self.split_dim] != self.dim:
+            raise ValueError(
+                f"{type(self).__name__}: x must have {self.dim} channels in dimension {self.split_dim}, got"
+                f" {list(x.shape)}"
+            )
+        if self.training and self.rvqs[0].quantize_dropout:
+            drawn = torch.randint(0, 10_000, (), device=x.device)
+            options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(drawn))
+        parts = x.chunk(self.groups, self.split_dim)
+        found = [rvq(part, **options) for rvq, part in zip(self.rvqs, parts, strict=True)]
+        quantized, *others = zip(*found, strict=True)
+        return torch.cat(quantized, self.split_dim), *map(torch.stack, others)
+
+
+class GroupedResidualFSQ(GroupedScalar):
+    """Cut the channels into groups, each with a :class:`ResidualFSQ` of its own.
+
+    Args:
+        dim: length of the vectors, a multiple of ``groups``.
+        groups: how many parts.
+        accept_image_fmap: ``[B, dim, H, W]`` input; needs ``is_channel_first=True``.
+        **kwargs: of every :class:`ResidualFSQ`.
+
+    Raises:
+        ValueError: sizes that do not fit.
+
+    Equivalent to: ``vector_quantize_pytorch.GroupedResidualFSQ`` 1.32 with the same arguments.
+    """
+
+    def __init__(self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any) -> None:
+        super().__init__()
+        self._group(dim, groups, accept_image_fmap, ResidualFSQ, **kwargs)
+
+    def forward(self, x: torch.Tensor, return_all_codes: bool = False) -> tuple[torch.Tensor, ...]:
+        """Quantize x; return ``(quantized, indices)``, indices ``[groups, ..., Q]``, and the codes when asked.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        return self._quantize(x, return_all_codes=return_all_codes)

@@ -1,0 +1,190 @@
+"""``LatentQuantize``: the nearest of a few values for every element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ._codebook import Coder
+from ._shared import as_indices, counts, fixed, refuse_together
+
+
+class LatentQuantize(Coder):
+    """Replace every element of a vector by the nearest of a few values.
+
+    Args:
+        levels: number of values of each element; an int holds for all ``codebook_dim`` elements.
+        dim: length of the vectors; where it differs from ``codebook_dim * num_codebooks``, ``project_in`` and
+            ``project_out`` are linear.
+        commitment_loss_weight: weight of the loss that moves the output to the input.
+        quantization_loss_weight: weight of the loss that moves the input to the output.
+        num_codebooks: parts of a vector, each with an index.
+        codebook_dim: elements of a part, where ``levels`` is an int.
+        keep_num_codebooks_dim: keep the last dimension of the indices for one codebook too.
+        optimize_values: make the values parameters. No loss of this layer gives them a gradient, nor the peer.
+        in_place_codebook_optimizer: not supported; the peer fails in training with it.
+
+    Raises:
+        ValueError: sizes that do not fit, or ``in_place_codebook_optimizer``.
+        RuntimeError: ``levels`` is an int without ``codebook_dim``.
+
+    Source: Hsu et al. 2023, "Disentanglement via Latent Quantization", eqs. 1-4.
+
+    Equivalent to: ``vector_quantize_pytorch.LatentQuantize`` 1.32 with the same arguments, which also loads
+        its state_dict. Here indices are those of the chosen values without rounding, and decoding takes the
+        values as they are, also after they changed.
+    """
+
+    _levels: torch.Tensor
+    _basis: torch.Tensor
+
+    def __init__(
+        self,
+        levels: Sequence[int] | int,
+        dim: int,
+        commitment_loss_weight: float | None = 0.1,
+        quantization_loss_weight: float | None = 0.1,
+        num_codebooks: int = 1,
+        codebook_dim: int = -1,
+        keep_num_codebooks_dim: bool | None = None,
+        optimize_values: bool | None = True,
+        in_place_codebook_optimizer: Any = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(levels, int):
+            if codebook_dim < 1:
+                raise RuntimeError(
+                    f"LatentQuantize: levels={levels} needs codebook_dim, the number of elements"
+                )
+            levels = [levels] * codebook_dim
+        levels = [int(level) for level in levels]
+        refuse_together(
+            "LatentQuantize",
+            (not levels or min(levels) < 2, f"levels={levels} must be at least 2 each"),
+            (
+                codebook_dim > 0 and codebook_dim != len(levels),
+                f"codebook_dim={codebook_dim} differs from the {len(levels)} levels",
+            ),
+            (
+                in_place_codebook_optimizer is not None,
+                "in_place_codebook_optimizer is not supported; no loss gives the values a gradient",
+            ),
+        )
+        self._dim, self._num_codebooks = counts("LatentQuantize", dim=dim, num_codebooks=num_codebooks)
+        self._keep = bool(keep_num_codebooks_dim) or num_codebooks > 1
+        self.commitment_loss_weight = commitment_loss_weight or 0.0
+        self.quantization_loss_weight = quantization_loss_weight or 0.0
+        inner = len(levels) * num_codebooks
+        self.project_in: nn.Module = nn.Linear(dim, inner) if dim != inner else nn.Identity()
+        self.project_out: nn.Module = nn.Linear(inner, dim) if dim != inner else nn.Identity()
+        self.register_buffer("_levels", torch.tensor(levels), persistent=False)
+        self.register_buffer("_basis", torch.tensor([1, *levels[:-1]]).cumprod(0), persistent=False)
+        values = [
+            torch.linspace(-0.5, 0.5, level) if level % 2 else torch.arange(level) / level - 0.5
+            for level in levels
+        ]
+        self.values_per_latent: Any
+        if optimize_values:
+            self.values_per_latent = nn.ParameterList(nn.Parameter(value) for value in values)
+        else:
+            self.values_per_latent = values
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"levels={self._levels.tolist()}, dim={self.dim}, num_codebooks={self.num_codebooks}"
+
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
+    num_codebooks = fixed("num_codebooks", lambda layer: layer._num_codebooks, "Parts of a vector.")
+    codebook_dim = fixed("codebook_dim", lambda layer: len(layer._levels), "Elements of a part.")
+    effective_codebook_dim = fixed(
+        "effective_codebook_dim",
+        lambda layer: len(layer._levels) * layer._num_codebooks,
+        "Number of elements that are quantized.",
+    )
+    codebook_size = fixed("codebook_size", lambda layer: int(layer._levels.prod()), "K.")
+    keep_num_codebooks_dim = fixed(
+        "keep_num_codebooks_dim", lambda layer: layer._keep, "Whether indices are [..., num_codebooks]."
+    )
+    has_projections = fixed(
+        "has_projections",
+        lambda layer: not isinstance(layer.project_in, nn.Identity),
+        "Whether project_in and project_out are linear.",
+    )
+    implicit_codebook = fixed(
+        "implicit_codebook",
+        lambda layer: layer._values(
+            torch.arange(layer.codebook_size, device=layer._levels.device).unsqueeze(-1)
+            // layer._basis
+            % layer._levels
+        ),
+        "All codewords.",
+    )
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector."""
+        return self.num_codebooks * float(self._levels.double().log2().sum())
+
+    def _nearest(self, z: torch.Tensor) -> torch.Tensor:
+        """Return the number of the nearest value of every element, int64 ``[..., d]``."""
+        parts = zip(z.unbind(-1), self.values_per_latent, strict=True)
+        return torch.stack([(part.unsqueeze(-1) - v.to(part)).abs().argmin(-1) for part, v in parts], -1)
+
+    def _values(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the values ``[..., d]`` of numbers ``[..., d]``."""
+        parts = zip(places.unbind(-1), self.values_per_latent, strict=True)
+        return torch.stack([v.detach().to(place.device)[place] for place, v in parts], -1)
+
+    def quantize(self, z: torch.Tensor) -> torch.Tensor:
+        """Return the nearest values of ``[..., d]``; the gradient goes to z unchanged."""
+        return self._values(self._nearest(z)).to(z.dtype) + (z - z.detach())
+
+    def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
+        """Return the index, int32 ``[...]``, of values ``[..., d]``."""
+        return (self._nearest(zhat) * self._basis).sum(-1).to(torch.int32)
+
+    def quantization_loss(self, z: torch.Tensor, zhat: torch.Tensor, reduce: str = "mean") -> torch.Tensor:
+        """Return the mean squared distance, with a gradient for z."""
+        return F.mse_loss(zhat.detach(), z, reduction=reduce)
+
+    def commitment_loss(self, z: torch.Tensor, zhat: torch.Tensor, reduce: str = "mean") -> torch.Tensor:
+        """Return the mean squared distance, with a gradient for zhat."""
+        return F.mse_loss(z.detach(), zhat, reduction=reduce)
+
+    def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
+        """Return what ``forward`` returns as quantized for these indices, integers of any width."""
+        places = as_indices("LatentQuantize", indices).unsqueeze(-1) // self._basis % self._levels
+        codes = self._values(places)
+        codes = codes.flatten(-2) if self._keep else codes
+        codes = self.project_out(codes) if project_out else codes
+        return codes.movedim(-1, 1)
+
+    get_output_from_indices = indices_to_codes
+
+    def forward(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Quantize z, ``[B, dim, ...]``.
+
+        Returns:
+            ``(quantized, indices, loss)``: the shape of z, int32 of that shape less its channels (or ``[...,
+            num_codebooks]``), and a scalar, 0 outside training.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        if z.dim() < 2 or z.shape[1] != self.dim:
+            raise ValueError(f"LatentQuantize: z must have shape [B, {self.dim}, ...], got {[*z.shape]}")
+        given, z = z, self.project_in(z.movedim(1, -1))
+        z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
+        places = self._nearest(z)
+        codes = self._values(places).to(z.dtype) + (z - z.detach())
+        indices = (places * self._basis).sum(-1).to(torch.int32)
+        output = self.project_out(codes.flatten(-2)).movedim(-1, 1)
+        loss = z.new_zeros(())
+        if self.training:
+            loss = self.commitment_loss_weight * self.commitment_loss(given, output)
+            loss = loss + self.quantization_loss_weight * self.quantization_loss(given, output)
+        return output, indices if self._keep else indices.squeeze(-1), loss

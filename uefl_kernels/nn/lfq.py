@@ -1,0 +1,435 @@
+"""``LFQ``, ``ResidualLFQ`` and ``GroupedResidualLFQ``: take the sign of every element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed.nn
+import torch.nn.functional as F
+from torch import nn
+
+from . import _distributed
+from ._codebook import Coder
+from ._shared import as_indices, counts, fixed, no_autocast, refuse_together, straight_through
+from .fsq import GroupedScalar, ScalarStack
+
+
+class LFQOutput(NamedTuple):
+    """Quantized vectors, their indices, and the weighted loss."""
+
+    quantized: torch.Tensor
+    indices: torch.Tensor
+    entropy_aux_loss: torch.Tensor
+
+
+class LFQLosses(NamedTuple):
+    """Unweighted terms of the loss."""
+
+    per_sample_entropy: torch.Tensor
+    batch_entropy: torch.Tensor
+    commitment: torch.Tensor
+
+
+class CosineSimLinear(nn.Module):
+    """Multiply unit vectors ``[..., dim_in]`` by the unit columns of a weight ``[dim_in, dim_out]``."""
+
+    def __init__(self, dim_in: int, dim_out: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.randn(dim_in, dim_out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., dim_out]``, each element from ``-scale`` to ``scale``."""
+        return F.normalize(x, dim=-1) @ F.normalize(self.weight, dim=0) * self.scale
+
+
+class LFQ(Coder):
+    """Quantize every element of a vector to its sign, and keep the indices spread by an entropy loss.
+
+    The loss compares every vector with all K codewords in training: N x K in memory.
+
+    Args:
+        dim: length of the vectors; ``num_codebooks * log2(codebook_size)`` by default.
+        codebook_size: K, a power of two; ``2 ** dim`` by default.
+        entropy_loss_weight: weight of the entropy loss.
+        commitment_loss_weight: weight of the mean squared distance of the input to its codeword.
+        diversity_gamma: weight of the batch's entropy within the entropy loss.
+        straight_through_activation: a module on the way of the gradient.
+        num_codebooks: parts of a vector, each with an index.
+        keep_num_codebooks_dim: keep the last dimension of the indices for one codebook too.
+        codebook_scale: codewords have elements plus and minus this.
+        frac_per_sample_entropy: share of the vectors that the entropy loss takes, drawn at random.
+        has_projections: force or leave out the projections; by default, where sizes differ.
+        projection_has_bias: whether the projections have a bias.
+        soft_clamp_input_value: bound of the input, by tanh; at least ``codebook_scale``.
+        cosine_sim_project_in: project unit vectors by unit columns.
+        cosine_sim_project_in_scale: factor of that projection; ``codebook_scale`` by default.
+        channel_first: ``[B, dim, ...]`` input; by default for four or more dimensions.
+        experimental_softplus_entropy_loss: pass the entropy loss through softplus.
+        entropy_loss_offset: shift before softplus.
+        spherical: scale vectors and codewords to the length ``codebook_scale``.
+        force_quantization_f32: quantize in float32.
+        orthogonal_rotation: rotate by a fixed random rotation before quantization, and back after it.
+
+    Raises:
+        ValueError: sizes that do not fit, or options that exclude each other.
+
+    Source: Yu et al. 2023, "Language Model Beats Diffusion: Tokenizer is Key to Visual Generation", eqs. 3-5;
+        Zhao et al. 2024, "Binary Spherical Quantization" (``spherical``).
+
+    Equivalent to: ``vector_quantize_pytorch.LFQ`` 1.32 with the same arguments, which also loads its
+        state_dict. A mask ``[B, N]`` and several processes are counted rightly here.
+    """
+
+    mask: torch.Tensor
+    codebook: torch.Tensor
+    orthogonal_rot: torch.Tensor
+
+    def __init__(
+        self,
+        *,
+        dim: int | None = None,
+        codebook_size: int | None = None,
+        entropy_loss_weight: float = 0.1,
+        commitment_loss_weight: float = 0.0,
+        diversity_gamma: float = 1.0,
+        straight_through_activation: nn.Module | None = None,
+        num_codebooks: int = 1,
+        keep_num_codebooks_dim: bool | None = None,
+        codebook_scale: float = 1.0,
+        frac_per_sample_entropy: float = 1.0,
+        has_projections: bool | None = None,
+        projection_has_bias: bool = True,
+        soft_clamp_input_value: float | None = None,
+        cosine_sim_project_in: bool = False,
+        cosine_sim_project_in_scale: float | None = None,
+        channel_first: bool | None = None,
+        experimental_softplus_entropy_loss: bool = False,
+        entropy_loss_offset: float = 5.0,
+        spherical: bool = False,
+        force_quantization_f32: bool = True,
+        orthogonal_rotation: bool = False,
+    ) -> None:
+        super().__init__()
+        if codebook_size is None:
+            if dim is None:
+                raise ValueError("LFQ: give dim or codebook_size")
+            codebook_size = 2 ** counts("LFQ", dim=dim)[0]
+        codebook_size, num_codebooks = counts("LFQ", codebook_size=codebook_size, num_codebooks=num_codebooks)
+        bits = codebook_size.bit_length() - 1
+        keep = num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+        clamp = soft_clamp_input_value
+        refuse_together(
+            "LFQ",
+            (
+                codebook_size != 2**bits or bits == 0,
+                f"codebook_size={codebook_size} must be a power of 2, as {2 ** (bits + 1)}",
+            ),
+            (
+                num_codebooks > 1 and not keep,
+                f"num_codebooks={num_codebooks} needs keep_num_codebooks_dim=True",
+            ),
+            (
+                not 0 < frac_per_sample_entropy <= 1,
+                f"frac_per_sample_entropy={frac_per_sample_entropy} must be above 0 and at most 1",
+            ),
+            (
+                clamp is not None and clamp < codebook_scale,
+                f"soft_clamp_input_value={clamp} must be at least codebook_scale={codebook_scale}",
+            ),
+        )
+        inner = bits * num_codebooks
+        self._dim = inner if dim is None else dim
+        self._bits, self._num_codebooks, self._keep = bits, num_codebooks, keep
+        self._codebook_scale, self._orthogonal_rotation = codebook_scale, orthogonal_rotation
+        self.channel_first, self.spherical = channel_first, spherical
+        self.activation = (
+            nn.Identity() if straight_through_activation is None else straight_through_activation
+        )
+        self.frac_per_sample_entropy, self.diversity_gamma = frac_per_sample_entropy, diversity_gamma
+        self.entropy_loss_weight, self.commitment_loss_weight = entropy_loss_weight, commitment_loss_weight
+        self.soft_clamp_input_value, self.entropy_loss_offset = clamp, entropy_loss_offset
+        self.experimental_softplus_entropy_loss = experimental_softplus_entropy_loss
+        self.force_quantization_f32 = force_quantization_f32
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        if self._dim != inner if has_projections is None else has_projections:
+            scale = codebook_scale if cosine_sim_project_in_scale is None else cosine_sim_project_in_scale
+            self.project_in = (
+                CosineSimLinear(self._dim, inner, scale)
+                if cosine_sim_project_in
+                else nn.Linear(self._dim, inner, bias=projection_has_bias)
+            )
+            self.project_out = nn.Linear(inner, self._dim, bias=projection_has_bias)
+        if orthogonal_rotation:
+            self.register_buffer("orthogonal_rot", nn.init.orthogonal_(torch.empty(bits, bits)))
+        self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
+        codes = self.bits_to_codes(self._bits_of(torch.arange(codebook_size)).float())
+        self.register_buffer("codebook", codes, persistent=False)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"dim={self.dim}, codebook_size={self.codebook_size}, num_codebooks={self.num_codebooks}"
+
+    dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
+    codebook_dim = fixed("codebook_dim", lambda layer: layer._bits, "Length of a codeword, log2(K).")
+    codebook_size = fixed("codebook_size", lambda layer: 2**layer._bits, "K.")
+    codebook_scale = fixed("codebook_scale", lambda layer: layer._codebook_scale, "Size of an element.")
+    num_codebooks = fixed("num_codebooks", lambda layer: layer._num_codebooks, "Parts of a vector.")
+    keep_num_codebooks_dim = fixed(
+        "keep_num_codebooks_dim", lambda layer: layer._keep, "Whether indices are [..., num_codebooks]."
+    )
+    orthogonal_rotation = fixed(
+        "orthogonal_rotation", lambda layer: layer._orthogonal_rotation, "Whether vectors are rotated."
+    )
+    has_projections = fixed(
+        "has_projections",
+        lambda layer: not isinstance(layer.project_in, nn.Identity),
+        "Whether project_in and project_out are linear.",
+    )
+    dtype = fixed("dtype", lambda layer: layer.codebook.dtype, "Dtype of the codewords.")
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector."""
+        return float(self._bits * self._num_codebooks)
+
+    def maybe_l2norm(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale vectors to the length ``codebook_scale`` where the layer is ``spherical``."""
+        return F.normalize(x, dim=-1) * self._codebook_scale if self.spherical else x
+
+    def bits_to_codes(self, bits: torch.Tensor) -> torch.Tensor:
+        """Map bits 0 and 1 to minus and plus ``codebook_scale``."""
+        return bits * self._codebook_scale * 2 - self._codebook_scale
+
+    def _bits_of(self, indices: torch.Tensor) -> torch.Tensor:
+        return indices.unsqueeze(-1).bitwise_and(self.mask) != 0
+
+    def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
+        """Return what ``forward`` returns as quantized for these indices, integers of any width."""
+        indices = as_indices("LFQ", indices)
+        image = indices.dim() >= 3 + int(self._keep) if self.channel_first is None else self.channel_first
+        indices = indices if self._keep else indices.unsqueeze(-1)
+        codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self.codebook.dtype)))
+        if self.orthogonal_rotation:
+            codes = codes @ self.orthogonal_rot.t()
+        codes = codes.flatten(-2)
+        if project_out:
+            codes = self.project_out(codes)
+        return codes.movedim(-1, 1) if image else codes
+
+    get_output_from_indices = indices_to_codes
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        inv_temperature: float = 100.0,
+        return_loss_breakdown: bool = False,
+        mask: torch.Tensor | None = None,
+    ) -> Any:
+        """Quantize x.
+
+        Args:
+            x: ``[..., dim]``, or ``[B, dim, ...]`` for images, video and ``channel_first``.
+            inv_temperature: factor of the similarities in the entropy loss.
+            return_loss_breakdown: also return the terms of the loss.
+            mask: bool ``[B]`` or ``[B, N]``; False leaves vectors out of the losses.
+
+        Returns:
+            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape less its channels
+            (or ``[..., num_codebooks]``), and a scalar, 0 outside training.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        image = x.dim() >= 4 if self.channel_first is None else self.channel_first
+        x = x.movedim(1, -1) if image else x
+        if x.dim() < 2 or x.shape[-1] != self.dim:
+            raise ValueError(f"LFQ: x must have {self.dim} channels, got {list(x.shape)}, channels last")
+        x = self.project_in(x)
+        if self.soft_clamp_input_value is not None:
+            x = (x / self.soft_clamp_input_value).tanh() * self.soft_clamp_input_value
+        x = x.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
+        if self.orthogonal_rotation:
+            x = x @ self.orthogonal_rot
+        x = self.maybe_l2norm(x)
+        dtype = x.dtype
+        with no_autocast(x.device):
+            x = x.float() if self.force_quantization_f32 else x
+            positive = x > 0
+            indices = (positive * self.mask).sum(-1)
+            quantized = self.maybe_l2norm(self.bits_to_codes(positive.to(x.dtype)))
+            losses = self._losses(x, quantized, inv_temperature, mask)
+            values = straight_through(self.activation(x), quantized) if self.training else quantized
+            values = values.to(dtype)
+        if self.orthogonal_rotation:
+            values = values @ self.orthogonal_rot.t()
+        output = self.project_out(values.flatten(-2))
+        output = output.movedim(-1, 1) if image else output
+        indices = indices if self._keep else indices.squeeze(-1)
+        found = LFQOutput(output, indices, self._weighted(losses))
+        return (found, losses) if return_loss_breakdown else found
+
+    def _weighted(self, losses: LFQLosses) -> torch.Tensor:
+        """Return the weighted sum of the terms."""
+        entropy = losses.per_sample_entropy - self.diversity_gamma * losses.batch_entropy
+        if self.training and self.experimental_softplus_entropy_loss:
+            entropy = F.softplus(entropy + self.entropy_loss_offset)
+        return entropy * self.entropy_loss_weight + losses.commitment * self.commitment_loss_weight
+
+    def _losses(
+        self, x: torch.Tensor, quantized: torch.Tensor, inv_temperature: float, mask: torch.Tensor | None
+    ) -> LFQLosses:
+        """Return the entropies of the assignment probabilities, and the commitment; zeros without vectors."""
+        zero = x.new_zeros(())
+        if not self.training:
+            return LFQLosses(zero, zero, zero)
+        if mask is not None:
+            flat = x.flatten(1, -3) if x.dim() > 3 else x
+            codes = quantized.flatten(1, -3) if x.dim() > 3 else quantized
+            x, quantized = flat[mask], codes[mask]
+        rows = x.reshape(-1, self.num_codebooks, self.codebook_dim)
+        if len(rows) == 0:
+            return LFQLosses(rows.sum(), rows.sum(), rows.sum())
+        commitment = F.mse_loss(x, quantized.detach()) if self.commitment_loss_weight > 0 else zero
+        if self.frac_per_sample_entropy < 1:
+            wanted = max(1, int(len(rows) * self.frac_per_sample_entropy))
+            rows = rows[torch.randn(len(rows), device=rows.device).argsort() < wanted]
+        codebook = self.maybe_l2norm(self.codebook.to(rows.dtype))
+        probs = (2 * (rows @ codebook.t()) * inv_temperature).softmax(-1)
+        mean = probs.mean(0)
+        world = _distributed.rank_and_size()[1]
+        if world > 1:
+            mean = torch.distributed.nn.functional.all_reduce(mean) / world  # type: ignore[no-untyped-call]
+        return LFQLosses(_entropy(probs).mean(), _entropy(mean).mean(), commitment)
+
+
+def _entropy(probs: torch.Tensor) -> torch.Tensor:
+    """Return the entropy over the last dimension, in nats; the logarithm is taken of at least 1e-5."""
+    return -(probs * probs.clamp(min=1e-5).log()).sum(-1)
+
+
+class ResidualLFQ(ScalarStack):
+    """Quantize x by an :class:`LFQ`, then the rest by one of half the scale, and so on.
+
+    Args:
+        dim: length of the vectors.
+        num_quantizers: how many.
+        codebook_size: K of each, a power of two.
+        quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of: as :class:`ResidualVQ`.
+        soft_clamp_input_value: of the first quantizer; it halves with each of the others.
+        **kwargs: of every :class:`LFQ`.
+
+    Raises:
+        ValueError: sizes that do not fit.
+
+    Source: as :class:`LFQ` and :class:`ResidualVQ`.
+
+    Equivalent to: ``vector_quantize_pytorch.ResidualLFQ`` 1.32 with the same arguments, which also loads its
+        state_dict. Decoding a ``spherical`` or rotated layer gives what ``forward`` returned.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_quantizers: int,
+        codebook_size: int,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        soft_clamp_input_value: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        num_quantizers, size = counts(
+            "ResidualLFQ", num_quantizers=num_quantizers, codebook_size=codebook_size
+        )
+        super().__init__(
+            num_quantizers, quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of
+        )
+        inner, clamp = int(math.log2(size)), soft_clamp_input_value
+        self._project(dim, inner)
+        self.layers = nn.ModuleList(
+            LFQ(
+                dim=inner,
+                codebook_scale=2.0**-place,
+                soft_clamp_input_value=None if clamp is None else clamp * 0.5**place,
+                **{"codebook_size": size, **kwargs},
+            )
+            for place in range(num_quantizers)
+        )
+
+    @property
+    def codebooks(self) -> torch.Tensor:
+        """Codewords of every quantizer, ``[Q, K, d]``."""
+        return torch.stack([layer.codebook for layer in self.layers])  # type: ignore[misc]
+
+    def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the codeword of every quantizer, ``[Q, ..., d]``; zeros for -1 and for indices left out."""
+        codes = []
+        for layer, i in zip(self.layers, self._padded(indices).unbind(-1), strict=True):
+            found = layer.indices_to_codes(i.clamp(min=0).reshape(-1)).view(*i.shape, -1)  # type: ignore[operator]
+            codes.append(found.masked_fill((i < 0).unsqueeze(-1), 0))
+        return torch.stack(codes)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        return_all_codes: bool = False,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Quantize x, ``[..., dim]``; a mask as :class:`LFQ`.
+
+        Returns:
+            ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``,
+            and the codes ``[Q, ..., d]`` when asked.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
+        residual = self.project_in(x)
+        total, chosen, losses = torch.zeros_like(residual), [], []
+        with no_autocast(x.device):
+            for _, layer in zip(range(kept), self.layers, strict=False):
+                quantized, indices, loss = layer(residual, mask=mask)
+                residual, total = residual - quantized.detach(), total + quantized
+                chosen.append(indices)
+                losses.append(loss)
+        found = self._padded(torch.stack(chosen, -1))
+        result = self.project_out(total), found, F.pad(torch.stack(losses), (0, self._num_quantizers - kept))
+        return (*result, self.get_codes_from_indices(found)) if return_all_codes else result
+
+
+class GroupedResidualLFQ(GroupedScalar):
+    """Cut the channels into groups, each with a :class:`ResidualLFQ` of its own.
+
+    Args:
+        dim: length of the vectors, a multiple of ``groups``.
+        groups: how many parts.
+        accept_image_fmap: ``[B, dim, H, W]`` input, for groups without projections.
+        **kwargs: of every :class:`ResidualLFQ`.
+
+    Raises:
+        ValueError: sizes that do not fit.
+
+    Equivalent to: ``vector_quantize_pytorch.GroupedResidualLFQ`` 1.32 with the same arguments.
+    """
+
+    def __init__(self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any) -> None:
+        super().__init__()
+        self._group(dim, groups, accept_image_fmap, ResidualLFQ, **kwargs)
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, return_all_codes: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Quantize x; return ``(quantized, indices, losses)``, indices ``[groups, ..., Q]``, losses
+        ``[groups, Q]``, and the codes when asked.
+
+        Raises:
+            ValueError: a shape that does not fit.
+        """
+        return self._quantize(x, mask=mask, return_all_codes=return_all_codes)

@@ -1,0 +1,40 @@
+"""``Sequential``: modules in a row, one of them a quantizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._codebook import Coder
+
+
+class Sequential(nn.Module):
+    """Call modules in a row, exactly one of them a quantizer, and return its further results too.
+
+    Args:
+        *fns: the modules.
+
+    Raises:
+        ValueError: none or several quantizers.
+
+    Equivalent to: ``vector_quantize_pytorch.Sequential`` 1.32 with the same arguments.
+    """
+
+    def __init__(self, *fns: nn.Module) -> None:
+        super().__init__()
+        found = sum(isinstance(fn, Coder) for fn in fns)
+        if found != 1:
+            raise ValueError(f"Sequential: expected exactly one quantizer, got {found}")
+        self.fns = nn.ModuleList(fns)
+
+    def forward(self, x: torch.Tensor, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the last output and what the quantizer returned besides; it takes the named arguments."""
+        rest: list[Any] = []
+        for fn in self.fns:
+            if isinstance(fn, Coder):
+                x, *rest = fn(x, **kwargs)
+            else:
+                x = fn(x)
+        return (x, *rest)
