@@ -14,7 +14,7 @@ NAT = math.log(2)
 
 
 class BinaryMapper(nn.Module):
-    """Draw bits by their logits and return the one-hot vector of the number that the bits make.
+    """Draw bits by their logits ``[..., bits]`` and return the one-hot vector of the number that the bits make.
 
     Args:
         bits: number of bits; there are ``2 ** bits`` codes.
@@ -92,14 +92,16 @@ class BinaryMapper(nn.Module):
         Args:
             logits: ``[..., bits]``.
             temperature: divides the logits for the draw.
-            straight_through: give the one-hot vector the gradient of the probabilities; in training by default.
+            straight_through: give the one-hot vector the gradient of the probabilities; by default in
+                training.
             calc_aux_loss: return the loss and not 0; in training by default.
             deterministic: take the more probable bits.
             return_indices: also return the numbers.
             reduce_aux_kl_loss: return the mean of the loss.
 
         Returns:
-            ``(one_hot, loss)`` or ``(one_hot, indices, loss)``: ``[..., 2 ** bits]``, int64 ``[...]``, scalar.
+            ``(one_hot, loss)`` or ``(one_hot, indices, loss)``: ``[..., 2 ** bits]``, int64 ``[...]`` and a
+            scalar.
 
         Raises:
             ValueError: a shape that does not fit.

@@ -487,6 +487,8 @@ class GroupedResidualFSQ(GroupedScalar):
     Raises:
         ValueError: sizes that do not fit.
 
+    Source: as :class:`FSQ`; Yang et al. 2023, "HiFi-Codec" (groups).
+
     Equivalent to: ``vector_quantize_pytorch.GroupedResidualFSQ`` 1.32 with the same arguments.
     """
 

@@ -18,14 +18,14 @@ class LatentQuantize(Coder):
 
     Args:
         levels: number of values of each element; an int holds for all ``codebook_dim`` elements.
-        dim: length of the vectors; where it differs from ``codebook_dim * num_codebooks``, ``project_in`` and
+        dim: length of the vectors ``[B, dim, ...]``; where it differs from ``codebook_dim * num_codebooks``, ``project_in`` and
             ``project_out`` are linear.
         commitment_loss_weight: weight of the loss that moves the output to the input.
         quantization_loss_weight: weight of the loss that moves the input to the output.
         num_codebooks: parts of a vector, each with an index.
         codebook_dim: elements of a part, where ``levels`` is an int.
         keep_num_codebooks_dim: keep the last dimension of the indices for one codebook too.
-        optimize_values: make the values parameters. No loss of this layer gives them a gradient, nor the peer.
+        optimize_values: make the values parameters. No loss of this layer gives them a gradient.
         in_place_codebook_optimizer: not supported; the peer fails in training with it.
 
     Raises:

@@ -315,7 +315,7 @@ class ResidualLFQ(ScalarStack):
     """Quantize x by an :class:`LFQ`, then the rest by one of half the scale, and so on.
 
     Args:
-        dim: length of the vectors.
+        dim: length of the vectors ``[..., dim]``.
         num_quantizers: how many.
         codebook_size: K of each, a power of two.
         quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of: as :class:`ResidualVQ`.
@@ -415,6 +415,8 @@ class GroupedResidualLFQ(GroupedScalar):
 
     Raises:
         ValueError: sizes that do not fit.
+
+    Source: as :class:`LFQ`; Yang et al. 2023, "HiFi-Codec" (groups).
 
     Equivalent to: ``vector_quantize_pytorch.GroupedResidualLFQ`` 1.32 with the same arguments.
     """

@@ -16,7 +16,7 @@ class RandomProjectionQuantizer(Coder):
     """Project vectors by fixed random matrices and return the indices of the nearest codewords.
 
     Args:
-        dim: length of the vectors.
+        dim: length of the vectors ``[B, N, dim]``.
         codebook_size: K.
         codebook_dim: length of a codeword.
         num_codebooks: random matrices and codebooks.

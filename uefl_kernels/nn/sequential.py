@@ -14,10 +14,12 @@ class Sequential(nn.Module):
     """Call modules in a row, exactly one of them a quantizer, and return its further results too.
 
     Args:
-        *fns: the modules.
+        *fns: the modules; the first takes ``[..., dim]`` or what else it is made for.
 
     Raises:
         ValueError: none or several quantizers.
+
+    Source: none; it only passes results on.
 
     Equivalent to: ``vector_quantize_pytorch.Sequential`` 1.32 with the same arguments.
     """
