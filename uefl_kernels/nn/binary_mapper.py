@@ -14,7 +14,7 @@ NAT = math.log(2)
 
 
 class BinaryMapper(nn.Module):
-    """Draw bits by their logits ``[..., bits]`` and return the one-hot vector of the number that the bits make.
+    """Draw bits by their logits ``[..., bits]`` and return the one-hot vector of their number.
 
     Args:
         bits: number of bits; there are ``2 ** bits`` codes.

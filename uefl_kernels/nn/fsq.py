@@ -273,6 +273,10 @@ class ScalarStack(Stack):
     codebook_size = fixed("codebook_size", lambda layer: layer.layers[0].codebook_size, "K.")
 
     @property
+    def _quantizers(self) -> list[Any]:
+        return list(self.layers)
+
+    @property
     def codebooks(self) -> torch.Tensor:
         """Codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
         raise NotImplementedError
@@ -364,7 +368,7 @@ class ResidualFSQ(ScalarStack):
     @property
     def codebooks(self) -> torch.Tensor:
         """Codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
-        return torch.stack([layer.implicit_codebook for layer in self.layers])  # type: ignore[misc]
+        return torch.stack([layer.implicit_codebook for layer in self._quantizers])
 
     def _scale(self, place: int) -> torch.Tensor:
         return self.scales[place]
@@ -400,7 +404,7 @@ class ResidualFSQ(ScalarStack):
         residual, total = x.reshape(-1, x.shape[-1]), torch.zeros_like(x)
         chosen = []
         with no_autocast(x.device):
-            for scale, layer in zip(self.scales[:kept], self.layers, strict=False):
+            for scale, layer in zip(self.scales[:kept], self._quantizers, strict=False):
                 quantized, indices = layer(residual / scale)
                 quantized = quantized * scale
                 residual = residual - quantized.detach()
@@ -434,14 +438,18 @@ class GroupedScalar(Coder):
     codebook_size = fixed("codebook_size", lambda layer: layer.rvqs[0].codebook_size, "K.")
 
     @property
+    def _residuals(self) -> list[Any]:
+        return list(self.rvqs)
+
+    @property
     def codebooks(self) -> torch.Tensor:
         """Codewords, ``[groups, Q, K, d]``."""
-        return torch.stack([rvq.codebooks for rvq in self.rvqs])  # type: ignore[misc]
+        return torch.stack([rvq.codebooks for rvq in self._residuals])
 
     @property
     def bits_per_vector(self) -> float:
         """Bits of the indices of a vector, over all groups."""
-        return float(sum(rvq.bits_per_vector for rvq in self.rvqs))  # type: ignore[misc]
+        return float(sum(rvq.bits_per_vector for rvq in self._residuals))
 
     @property
     def split_dim(self) -> int:
@@ -450,13 +458,13 @@ class GroupedScalar(Coder):
 
     def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """Return ``[groups, Q, ..., d]`` for the indices of each group, ``[groups, ..., q]``."""
-        pairs = zip(self.rvqs, indices, strict=True)
-        return torch.stack([rvq.get_codes_from_indices(i) for rvq, i in pairs])  # type: ignore[operator]
+        pairs = zip(self._residuals, indices, strict=True)
+        return torch.stack([rvq.get_codes_from_indices(i) for rvq, i in pairs])
 
     def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """Return the quantized vectors for the indices of each group, ``[groups, ..., q]``."""
-        pairs = zip(self.rvqs, indices, strict=True)
-        outputs = [rvq.get_output_from_indices(i) for rvq, i in pairs]  # type: ignore[operator]
+        pairs = zip(self._residuals, indices, strict=True)
+        outputs = [rvq.get_output_from_indices(i) for rvq, i in pairs]
         return torch.cat(outputs, self.split_dim)
 
     def _quantize(self, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
@@ -466,11 +474,11 @@ class GroupedScalar(Coder):
                 f"{type(self).__name__}: x must have {self.dim} channels in dimension {self.split_dim}, got"
                 f" {list(x.shape)}"
             )
-        if self.training and self.rvqs[0].quantize_dropout:
+        if self.training and self._residuals[0].quantize_dropout:
             drawn = torch.randint(0, 10_000, (), device=x.device)
             options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(drawn))
         parts = x.chunk(self.groups, self.split_dim)
-        found = [rvq(part, **options) for rvq, part in zip(self.rvqs, parts, strict=True)]
+        found = [rvq(part, **options) for rvq, part in zip(self._residuals, parts, strict=True)]
         quantized, *others = zip(*found, strict=True)
         return torch.cat(quantized, self.split_dim), *map(torch.stack, others)
 
@@ -497,7 +505,7 @@ class GroupedResidualFSQ(GroupedScalar):
         self._group(dim, groups, accept_image_fmap, ResidualFSQ, **kwargs)
 
     def forward(self, x: torch.Tensor, return_all_codes: bool = False) -> tuple[torch.Tensor, ...]:
-        """Quantize x; return ``(quantized, indices)``, indices ``[groups, ..., Q]``, and the codes when asked.
+        """Quantize x; return ``(quantized, indices)``, indices ``[groups, ..., Q]``, and the codes if asked.
 
         Raises:
             ValueError: a shape that does not fit.

@@ -18,8 +18,8 @@ class LatentQuantize(Coder):
 
     Args:
         levels: number of values of each element; an int holds for all ``codebook_dim`` elements.
-        dim: length of the vectors ``[B, dim, ...]``; where it differs from ``codebook_dim * num_codebooks``, ``project_in`` and
-            ``project_out`` are linear.
+        dim: length of the vectors ``[B, dim, ...]``; where it differs from ``codebook_dim * num_codebooks``,
+            ``project_in`` and ``project_out`` are linear.
         commitment_loss_weight: weight of the loss that moves the output to the input.
         quantization_loss_weight: weight of the loss that moves the input to the output.
         num_codebooks: parts of a vector, each with an index.

@@ -6,9 +6,9 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.nn.functional import all_reduce
 
 from . import _distributed
 from ._codebook import Coder
@@ -302,7 +302,7 @@ class LFQ(Coder):
         mean = probs.mean(0)
         world = _distributed.rank_and_size()[1]
         if world > 1:
-            mean = torch.distributed.nn.functional.all_reduce(mean) / world  # type: ignore[no-untyped-call]
+            mean = all_reduce(mean) / world  # type: ignore[no-untyped-call]
         return LFQLosses(_entropy(probs).mean(), _entropy(mean).mean(), commitment)
 
 
@@ -364,13 +364,13 @@ class ResidualLFQ(ScalarStack):
     @property
     def codebooks(self) -> torch.Tensor:
         """Codewords of every quantizer, ``[Q, K, d]``."""
-        return torch.stack([layer.codebook for layer in self.layers])  # type: ignore[misc]
+        return torch.stack([layer.codebook for layer in self._quantizers])
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codeword of every quantizer, ``[Q, ..., d]``; zeros for -1 and for indices left out."""
         codes = []
-        for layer, i in zip(self.layers, self._padded(indices).unbind(-1), strict=True):
-            found = layer.indices_to_codes(i.clamp(min=0).reshape(-1)).view(*i.shape, -1)  # type: ignore[operator]
+        for layer, i in zip(self._quantizers, self._padded(indices).unbind(-1), strict=True):
+            found = layer.indices_to_codes(i.clamp(min=0).reshape(-1)).view(*i.shape, -1)
             codes.append(found.masked_fill((i < 0).unsqueeze(-1), 0))
         return torch.stack(codes)
 
@@ -394,7 +394,7 @@ class ResidualLFQ(ScalarStack):
         residual = self.project_in(x)
         total, chosen, losses = torch.zeros_like(residual), [], []
         with no_autocast(x.device):
-            for _, layer in zip(range(kept), self.layers, strict=False):
+            for _, layer in zip(range(kept), self._quantizers, strict=False):
                 quantized, indices, loss = layer(residual, mask=mask)
                 residual, total = residual - quantized.detach(), total + quantized
                 chosen.append(indices)
