@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.nn.functional import all_reduce
 
 from . import _distributed
 from ._codebook import Coder
@@ -302,6 +301,8 @@ class LFQ(Coder):
         mean = probs.mean(0)
         world = _distributed.rank_and_size()[1]
         if world > 1:
+            from torch.distributed.nn.functional import all_reduce  # absent from builds without it
+
             mean = all_reduce(mean) / world  # type: ignore[no-untyped-call]
         return LFQLosses(_entropy(probs).mean(), _entropy(mean).mean(), commitment)
 
