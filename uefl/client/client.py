@@ -28,7 +28,7 @@ import secrets
 import statistics
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _PACKAGE = __name__.partition(".")[0]
 _LOGGER = logging.getLogger(_PACKAGE)
 _KEPT = 1000
+Tensors = dict[str, torch.Tensor]
 
 
 class Images:
@@ -105,6 +106,24 @@ class Clients:
         )
 
 
+@dataclass
+class Part:
+    """The results of one model in a turn."""
+
+    measured: dict[str, Prediction] = field(default_factory=dict)
+    """predictions by split"""
+    of_reference: Prediction | None = None
+    """predictions of the test split with the ``reference`` state"""
+    sent: Tensors = field(default_factory=dict)
+    kept: Tensors = field(default_factory=dict)
+    training: dict[str, float] = field(default_factory=dict)
+
+    def copied(self) -> Part:
+        """Return the part with tensors of its own: the next member uses the same resident network."""
+        sent, kept = ({name: t.clone() for name, t in each.items()} for each in (self.sent, self.kept))
+        return replace(self, sent=sent, kept=kept)
+
+
 class Client:
     """One client in one arm; callable with a message.
 
@@ -134,7 +153,7 @@ class Client:
         device = self._workspace.device
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                return self._turn(split(message.to(device)), "members" in message.options)
+                return self._turn(split(message.to(device)))
         except Exception as error:
             self._log(error)
             raise
@@ -162,54 +181,56 @@ class Client:
         level = logging.DEBUG if ours else logging.ERROR
         _LOGGER.log(level, place, exc_info=error if isinstance(error, RuntimeError) else None)
 
-    def _turn(self, members: list[Message], several: bool) -> Reply:
+    def _turn(self, members: list[Message]) -> Reply:
         works = [self._work(part) for part in members]
-        options = members[0].options
+        parts = [self._part(work) for work in works] if len(works) == 1 else [
+            part.copied() for part in map(self._part, works)
+        ]
+        first, options = works[0], members[0].options
+        # under local privacy the number of examples is not a weight
         local = self._workspace.context.run.privacy == "local"
-        # how many it has is for no weight, then
-        reply = Reply(self.name, examples=1 if local else works[0].examples)
-        said: list[dict[str, Prediction]] = []
-        of_all: list[Prediction] = []
-        tensors: list[dict[str, torch.Tensor]] = []
-        private: list[dict[str, torch.Tensor]] = []
-        outcomes: list[dict[str, float]] = []
-        for work in works:
-            algorithm = self._algorithm(work)
-            if options.get("evaluate"):
-                if work.message.reference:
-                    of_all.append(self._global(work))
-                measured = self._with_reference(work) if options.get("newcomer") else work
-                self._workspace.load(measured.message)
-                self._seed(work, "evaluate")
-                said.append(evaluation.predictions(algorithm, measured))
-            if not options.get("evaluate") or options.get("newcomer"):
-                self._workspace.load(work.message)
-            sent: dict[str, torch.Tensor] = {}
-            kept: dict[str, torch.Tensor] = {}
-            if work.message.options.get("train"):
-                sent, kept, outcome = self._train(algorithm, work)
-                outcomes.append(outcome)
-            elif work.message.options.get("ask"):
-                self._seed(work, "ask", str(options["ask"]))
-                sent = algorithm.answer(work)
-                kept = work.message.private | work.private
-            # several are in turns on the one resident network, so what a member leaves there has to be copied
-            tensors.append({name: t.clone() for name, t in sent.items()} if several else sent)
-            private.append({name: t.clone() for name, t in kept.items()} if several else kept)
-        if said:
+        reply = Reply(self.name, examples=1 if local else first.examples)
+        measured = [part.measured for part in parts if part.measured]
+        if measured:
             reply.metrics = dict(
-                evaluation.summarized(self._algorithm(works[0]), works[0], said, bool(options.get("last")))
+                evaluation.summarized(self._algorithm(first), first, measured, bool(options.get("last")))
             )
-        if of_all and isinstance(works[0].test, Split):
+        of_reference = [part.of_reference for part in parts if part.of_reference is not None]
+        if of_reference and isinstance(first.test, Split):
             reply.metrics["global_accuracy"] = float(
-                metrics.accuracy(ensemble(of_all).probs, works[0].test.labels)
+                metrics.accuracy(ensemble(of_reference).probs, first.test.labels)
             )
         reply.tensors, reply.private = (
-            (number(tensors), number(private)) if several else (tensors[0], private[0])
+            (parts[0].sent, parts[0].kept)
+            if len(parts) == 1
+            else (number([part.sent for part in parts]), number([part.kept for part in parts]))
         )
-        for key in dict.fromkeys(key for outcome in outcomes for key in outcome):
-            reply.training[key] = statistics.fmean(outcome[key] for outcome in outcomes if key in outcome)
+        for key in dict.fromkeys(key for part in parts for key in part.training):
+            reply.training[key] = statistics.fmean(
+                part.training[key] for part in parts if key in part.training
+            )
         return reply
+
+    def _part(self, work: Work) -> Part:
+        """Measure one model and train it, or answer for it."""
+        algorithm, options, message = self._algorithm(work), work.message.options, work.message
+        part = Part()
+        if options.get("evaluate"):
+            if message.reference:
+                part.of_reference = self._global(work)
+            measured = self._with_reference(work) if options.get("newcomer") else work
+            self._workspace.load(measured.message)
+            self._seed(work, "evaluate")
+            part.measured = evaluation.predictions(algorithm, measured)
+        if not options.get("evaluate") or options.get("newcomer"):
+            self._workspace.load(message)
+        if options.get("train"):
+            part.sent, part.kept, part.training = self._train(algorithm, work)
+        elif options.get("ask"):
+            self._seed(work, "ask", str(options["ask"]))
+            part.sent = algorithm.answer(work)
+            part.kept = message.private | work.private
+        return part
 
     def _train(
         self, algorithm: Algorithm, work: Work

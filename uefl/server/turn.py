@@ -1,4 +1,4 @@
-"""What the server half of an algorithm may know of the turn that it is in."""
+"""What the server half of an algorithm may know of the current turn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ..errors import RunError
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange with every client: they measure the model that they are sent, and the participants then
-    train it."""
+    """One exchange with the clients: they measure the model that they are sent, then the participants train."""
 
     iteration: int
     trained: int
@@ -22,33 +21,22 @@ class Turn:
     measure: bool
     train: bool
     participants: tuple[str, ...]
-    """clients that train, sorted; empty where nobody does"""
+    """clients that train, sorted"""
     notice: Callable[[str], None]
     """takes a line for the user"""
-    exchange: Callable[[Mapping[str, Message]], Iterator[Reply]]
-    leave_out: Callable[[str, str], None]
-    """takes a client and a reason, where an answer that fits its message is of no use: it is counted,
-    recorded and told to the user"""
-
-    def ask(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
-        """One exchange of the algorithm's own: each named client's ``answer``, by name.
-
-        A reply whose tensors are not those that its message expects has an ``error``; it is counted and
-        recorded, and the user was told.
-        """
-        return self.exchange(messages)
+    ask: Callable[[Mapping[str, Message]], Iterator[Reply]]
+    """runs an exchange of the algorithm's own: the clients' ``answer`` to a message each, sorted by name. A
+    rejected reply has an ``error``; it has been counted, recorded and reported"""
+    reject: Callable[[str, str], object]
+    """takes a client and a reason: rejects a reply of :attr:`ask` that has the expected tensors"""
 
     def need(self, messages: Mapping[str, Message], what: str) -> Iterator[Reply]:
-        """As :meth:`ask`, where every answer is needed; ``what`` the clients have to do, for the message.
+        """Ask clients whose answers are all needed; ``what`` they have to do is for the message.
 
         Raises:
-            RunError: a reply has an error.
+            RunError: a reply was rejected.
         """
         for reply in self.ask(messages):
             if reply.error is not None:
                 raise RunError(f"{reply.client} could not {what}: {reply.error}")
             yield reply
-
-
-def silent(line: str) -> None:
-    """For all members but the first, whose notices would be repetitions."""

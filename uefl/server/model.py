@@ -1,0 +1,246 @@
+"""One model of an arm on the server; an ensemble has several."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..aggregation import Rule, magnitude, rejection
+from ..algorithms.base import Record
+from ..client.state import fresh
+from ..client.work import recorded
+from ..client.workspace import Workspace
+from ..engines.base import Message, Reply
+from ..errors import RunError
+from ..lazy import Lazy
+from ..seeds import seeded
+from .checks import blame, written
+from .private import PrivateStates, StateFiles, Tensors
+from .teacher import Teacher
+from .turn import Turn
+
+_NAME = re.compile("([0-9a-f]{32})?")
+# A client that trains for a round and stays finite does not multiply the largest element by this factor.
+_SUSPICIOUS = 1e3
+
+
+class ServerModel:
+    """Call the algorithm for one model, and keep its state and the private states of its clients.
+
+    Args:
+        workspace: has the algorithm and creates the initial weights.
+        seed: of the initial weights and of every draw.
+        files: store the private states.
+        have_trained: clients with an accepted update; the server loop adds to it.
+        home: whether each client stores its own private state. The server then knows only the state's name.
+    """
+
+    def __init__(
+        self, workspace: Workspace, seed: int, files: StateFiles, have_trained: set[str], home: bool
+    ) -> None:
+        self._workspace, self._device, self._home = workspace, workspace.device, home
+        self._have_trained = have_trained
+        self.algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
+        self._known = frozenset(workspace.context.clients)
+        self._averages: dict[str, Any] = {}
+        shared, start = workspace.initial(seed)
+        with seeded(self._device, seed, "server", 0, 0, "server_state"):
+            self.state = self.algorithm.server_state(shared["values"], shared["buffers"], workspace.net)
+        self.state.tensors = {name: tensor.to(self._device) for name, tensor in self.state.tensors.items()}
+        written(self.state)
+        self.private = PrivateStates(files, workspace.context.clients, start, self._fresh, self._device)
+        self.turn: Turn
+
+    # --- a round, in order ---------------------------------------------------------------------------------
+
+    def prepare(self, turn: Turn) -> None:
+        """Begin a turn; the algorithm may ask the clients first."""
+        self.turn = turn
+        self.state.scratch.clear()
+        with self._seeded("prepare"):
+            self.algorithm.prepare(self.state, turn)
+
+    def messages(self, measuring: frozenset[str], training: frozenset[str]) -> Lazy[Message]:
+        """Return the message to each client, created on access."""
+        reference: Tensors = {}
+        if measuring and self.algorithm.context.run.private_mean:
+            reference = self.private.reference(self.algorithm, sorted(self._have_trained))
+
+        def make(client: str) -> Message:
+            return self._message(
+                client, client in training, client in measuring, reference if client in measuring else {}
+            )
+
+        return Lazy(sorted(measuring | training), make)
+
+    def _message(self, client: str, train: bool, measure: bool, reference: Tensors) -> Message:
+        with self._seeded("broadcast", client):
+            message = self.algorithm.broadcast(self.state, client, replace(self.turn, train=train))
+        message.options |= self.address(client) | {"evaluate": measure, "train": train}
+        message.options["last"] = not self.turn.train
+        if train and self.algorithm.context.run.personalised:
+            message.options["personalised"] = True
+        message.private = self.private_state(client, reference)
+        if reference and client in self._known:
+            message.reference = self._fresh(client) | reference
+            if client not in self._have_trained:
+                message.options["newcomer"] = True
+        return message
+
+    def address(self, client: str) -> dict[str, Any]:
+        """Return the options that every message has."""
+        options = {"seed": self.algorithm.context.seed, "round": self.turn.round}
+        return options | ({"state": self.private.named.get(client, "")} if self._home else {})
+
+    def private_state(self, client: str, reference: Tensors) -> Tensors:
+        """Return the state to send: the client's own, or a new one for a client that is only measured."""
+        if self._home:
+            return {}
+        if client in self._known:
+            return self.private[client]
+        return self.private.fresh(client) | (reference or self.private.start)
+
+    def rejection(self, message: Message, reply: Reply) -> str | None:
+        """Return why an update must not be averaged; None: it is sound."""
+        return (
+            rejection(reply, message, self.algorithm.context.run.max_update_norm)
+            or self._fault(message, reply)
+            or self.algorithm.rejection(
+                replace(message, private={}, reference={}), replace(reply, private={})
+            )
+        )
+
+    def _fault(self, message: Message, reply: Reply) -> str | None:
+        """Return why the updated model cannot be used; predict with it if its elements are very large."""
+        if not {"values", "buffers"} <= message.tensors.keys() & reply.tensors.keys():
+            return None
+        sent, found = message.tensors["values"], reply.tensors["values"]
+        if sent.shape != found.shape:
+            return None
+        suspicious = magnitude(found) > _SUSPICIOUS * max(1.0, magnitude(sent))
+        return self._workspace.fault(reply.tensors, self.private.start, predict=suspicious)
+
+    def begin_averages(self, rule: Rule) -> None:
+        """Create the averages of a round."""
+        self._averages = rule.averages(self.algorithm, self.state)
+
+    def add(self, rule: Rule, reply: Reply) -> None:
+        """Add a sound update, and keep the client's private state."""
+        rule.add(self.algorithm, self.state, self._averages, replace(reply, private={}))
+        self.keep(reply)
+
+    def keep(self, reply: Reply) -> None:
+        """Keep the private state of a client, or its name."""
+        if not self._home:
+            self.private.put(reply.client, reply.private)
+        elif reply.states[0]:
+            self.private.named[reply.client] = reply.states[0]
+
+    def aggregate(self, rule: Rule, arm: str, magnitudes: Mapping[str, float], predict: bool) -> None:
+        """Turn the averages into the new state.
+
+        Args:
+            rule: of the averages.
+            arm: name of the arm.
+            magnitudes: the largest element of each update, by client.
+            predict: whether to try the new model on an image. Noise that hides clients may spoil it; then no
+                update is at fault.
+
+        Raises:
+            RunError: the new state is not a model. The message names a client if its update is far larger
+                than the others. The last checkpoint has the state of the round before.
+        """
+        rule.finish(self._averages, arm, self.turn.round)
+        with self._seeded("aggregate"):
+            self.algorithm.aggregate(self.state, self._averages)
+        tensors = self.state.tensors
+        bad = next((name for name, tensor in tensors.items() if not math.isfinite(magnitude(tensor))), None)
+        why = (
+            f"{bad} is not finite"
+            if bad
+            else self._workspace.fault(tensors, self.private.start, predict=predict)
+        )
+        if why is not None:
+            raise RunError(
+                f"round {self.turn.round + 1}: the updates make no model ({why}); {blame(magnitudes)}"
+            )
+
+    def end_round(self, teacher: Teacher | None) -> None:
+        """Let the server train or measure with images of its own."""
+        with self._seeded("end_round"):
+            self.algorithm.end_round(self.state, self.turn, teacher)
+
+    def end_iteration(self, records: list[Record]) -> bool:
+        """Show the algorithm the metrics of an iteration; True ends the run."""
+        with self._seeded("end_iteration"):
+            return self.algorithm.end_iteration(self.state, records, self.turn)
+
+    def record(self, client: str) -> Record:
+        """Return the columns that the algorithm adds to a client's metrics."""
+        columns = self.algorithm.record(self.state, client, self.turn)
+        return recorded(columns, f"{type(self.algorithm).__name__}.record")
+
+    # --- results -------------------------------------------------------------------------------------------
+
+    def network(self, workspace: Workspace) -> tuple[Tensors, Lazy[Tensors]]:
+        """Return the weights by name, and the tensors of each client. Private weights are the clients' mean."""
+        model = {name: self.state.tensors[name] for name in ("values", "buffers")}
+        trained = sorted(self._have_trained)
+        reference = (
+            dict(self.private.start) if self._home else self.private.reference(self.algorithm, trained)
+        )
+        own = partial(self._own, workspace, workspace.private_names(), model, reference)
+        return workspace.named(model, reference), Lazy(self.private, own)
+
+    def _own(
+        self, workspace: Workspace, names: Sequence[str], model: Tensors, reference: Tensors, client: str
+    ) -> Tensors:
+        """Return the tensors of one client in the saved model."""
+        tensors = self.algorithm.client_tensors(self.state, client)
+        if self._home:
+            return tensors
+        parts = self.private[client]
+        if client not in self._have_trained:
+            parts = parts | reference
+        weights = workspace.named(model, parts) if names else {}
+        mine = {name: tensor for name, tensor in parts.items() if name in self.algorithm.private_predicts}
+        return mine | {name: weights[name] for name in names} | tensors
+
+    def plain(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the tensors."""
+        private = dict(self.private.named)
+        return {"tensors": sorted(self.state.tensors), "plain": self.state.plain, "private": private}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """Take the state of a checkpoint: all tensors, and what :meth:`plain` returned."""
+        self.state.tensors = {name: tensors[f"state.{name}"].to(self._device) for name in plain["tensors"]}
+        self.state.plain = plain["plain"]
+        self.private.named = dict(plain["private"])
+
+    def _fresh(self, client: str) -> Tensors:
+        return fresh(self.algorithm, client, self._device)
+
+    def _seeded(self, *place: str) -> AbstractContextManager[None]:
+        """Seed torch's generator for a method of the algorithm, by its place in the run."""
+        turn = self.turn
+        return seeded(
+            self._device, self.algorithm.context.seed, "server", turn.iteration, turn.trained, *place
+        )
+
+
+def named_states(reply: Reply, members: int) -> bool:
+    """Whether the reply of a client that stores its own states names one of each member."""
+    return len(reply.states) == members and all(_NAME.fullmatch(name) for name in reply.states)
+
+
+def silent(line: str) -> None:
+    """Drop the notices of members after the first; they would repeat."""
+
+
