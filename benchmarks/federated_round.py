@@ -23,7 +23,7 @@ from uefl.config import Config
 from uefl.data import Federation, build
 from uefl.engines.base import Engine
 from uefl.engines.local import LocalEngine
-from uefl.server.rounds import Arm
+from uefl.server.rounds import ServerLoop
 from uefl.server.teacher import Teacher
 
 _FOLDER = TemporaryDirectory()
@@ -31,7 +31,7 @@ _FOLDER = TemporaryDirectory()
 
 def arm_of(
     cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None
-) -> tuple[Arm, Workspace]:
+) -> tuple[ServerLoop, Workspace]:
     """Return an arm of a configuration without an ensemble.
 
     Its clients are in this process or where ``engine`` has them.
@@ -48,7 +48,9 @@ def arm_of(
         if federation.server is not None and federation.server.labeled is not None
         else None
     )
-    return Arm(name, workspace, [cfg.run.seed], engine, Path(_FOLDER.name) / "private", teacher), workspace
+    return ServerLoop(
+        name, workspace, [cfg.run.seed], engine, Path(_FOLDER.name) / "private", teacher
+    ), workspace
 
 
 def main() -> None:

@@ -101,14 +101,14 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
     ):
         if name != "codebook":  # it stays with the silos
             assert (mine - published).norm() < 0.05 * (published - before).norm(), name
-    state = ours.arm.states[0]
+    state = ours.arm.members[0].state
     for k, codebook in enumerate(theirs.codebooks):
         torch.testing.assert_close(state.tensors[f"own.silo-{k}"][0], codebook, atol=1e-5, rtol=0)
 
 
 def copy_of(ours, theirs):
     """Copy our model into theirs: their features are ordered by channel, ours by position."""
-    state = ours.arm.states[0]
+    state = ours.arm.members[0].state
     ours.workspace.flat.set(state.tensors["values"], state.tensors["buffers"])
     net = ours.workspace.net
     encoder = list(net.encoder.parameters())

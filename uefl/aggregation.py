@@ -1,5 +1,8 @@
-"""Averages of what clients send back: running sums, whose memory does not grow with the number of clients, or
-robust rules, which keep every update of a round: clients x parameters, in float32."""
+"""Averages of client updates.
+
+A running sum uses memory for one model. A robust rule keeps all updates of a round: clients x parameters, in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,7 @@ if TYPE_CHECKING:
     from .config import Run
 
 _MOST_EXAMPLES = 2**53  # beyond it float64 does not count
-# of an element: far beyond those of any model, and their sums stay within float32 whatever the numbers of
-# examples
+# largest element of an update; sums stay within float32 for any number of examples
 LARGEST = 1e15
 
 
@@ -31,13 +33,12 @@ class Mean(Protocol):
         """Add one client's tensor; it may be overwritten afterwards."""
 
     def result(self) -> torch.Tensor:
-        """The average, of that shape, in float32; where nothing was added, what was there before the
-        round."""
+        """Return the average in float32, or the tensor of the round before if nothing was added."""
         ...
 
 
 class WeightedMean:
-    """sum of w_k x_k over sum of w_k, one client at a time, in the order in which they are added.
+    """Compute sum of w_k x_k over sum of w_k, adding one client at a time.
 
     Args:
         old: the tensor before the round, which stays where nothing is added.
@@ -64,17 +65,17 @@ class WeightedMean:
         self._weight += weight
 
     def result(self) -> torch.Tensor:
-        """The mean, float32."""
+        """Return the mean in float32."""
         return self._sum / self._weight if self._weight > 0 else self.old
 
 
 class Updates:
-    """All updates of one tensor, and the rule that makes one of them. They count alike, as a client that lies
+    """Keep all updates of one tensor and apply a robust rule. Weights are ignored, because a malicious client
     may claim any weight.
 
-    ``median`` and ``trimmed_mean`` take each element by itself: the middle one over the clients, or the mean
-    without the ``attackers`` smallest and largest. Of ``krum`` see :func:`choose`, without which one update
-    alone is its own result.
+    ``median`` and ``trimmed_mean`` treat each element separately: they take the median over the clients, or
+    the mean without the ``attackers`` smallest and largest values. :func:`choose` selects the update for
+    ``krum``.
 
     Args:
         old: the tensor before the round, which stays where nothing is added.
@@ -88,16 +89,16 @@ class Updates:
     def __init__(self, old: torch.Tensor, rule: str, attackers: int) -> None:
         self._old, self._rule, self._attackers = old, rule, attackers
         self.tensors: list[torch.Tensor] = []
-        """in the order in which they were added"""
+        """updates, in the order of :meth:`add`"""
         self.chosen = 0
-        """the number of the update that ``krum`` takes"""
+        """index of the update that ``krum`` selects"""
 
     def add(self, x: torch.Tensor, weight: float) -> None:
-        """Add one client's tensor, which may be overwritten afterwards; its weight has no meaning."""
+        """Add one client's tensor, which may be overwritten afterwards. Its weight is ignored."""
         self.tensors.append(x.detach().clone())
 
     def result(self) -> torch.Tensor:
-        """What the rule makes of the updates, float32."""
+        """Apply the rule and return the result in float32."""
         if not self.tensors:
             return self._old
         if len(self.tensors) == 1 or self._rule == "krum":
@@ -115,7 +116,7 @@ class Updates:
 
 
 class Rule:
-    """What the updates of a round become: the averages of an algorithm, or a robust rule in their place.
+    """Aggregate the updates of a round: by the averages of the algorithm, or by a robust rule.
 
     Args:
         rule: ``mean``, ``median``, ``trimmed_mean`` or ``krum``.
@@ -126,7 +127,7 @@ class Rule:
         self._rule, self._attackers = rule, attackers
 
     def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
-        """The averages of a round, by tensor name."""
+        """Return the averages of a round, by tensor name."""
         return robust(algorithm.averages(state), self._rule, self._attackers)
 
     def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
@@ -134,13 +135,13 @@ class Rule:
         algorithm.add(state, averages, update)
 
     def finish(self, averages: dict[str, Any], *place: str | int) -> None:
-        """All updates of a round, of this place in the run, have been added."""
+        """Finish after the last update of a round; ``place`` is the position in the run."""
         if self._rule == "krum":
             choose(averages, self._attackers)
 
 
 def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str, Mean]:
-    """A robust rule in the place of every weighted mean; ``mean`` leaves them as they are.
+    """Replace every weighted mean by a robust rule; ``mean`` changes nothing.
 
     Args:
         averages: of an algorithm, by tensor name.
@@ -164,7 +165,7 @@ def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str,
 
 
 def check_rule(run: Run, arm: str, plain_means: bool, clients: int) -> None:
-    """Refuse a robust rule that would protect nothing.
+    """Refuse a robust rule that would not protect the arm.
 
     Args:
         run: the section of the configuration.
@@ -198,8 +199,8 @@ def choose(averages: Mapping[str, Mean], attackers: int) -> None:
     """Krum: have all tensors take the update of one client, the one that is nearest to its n - attackers - 2
     nearest others.
 
-    Distances are over all tensors that every client of the round has sent; one that belongs to a client alone
-    stays its own.
+    Distances are over all tensors that every client of the round has sent; a tensor of a single client
+    stays as it is.
 
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
     """
@@ -221,18 +222,17 @@ def choose(averages: Mapping[str, Mean], attackers: int) -> None:
 
 
 def magnitude(tensor: torch.Tensor) -> float:
-    """The largest absolute value of an element, NaN where one is NaN; 0 where there is none."""
+    """Return the largest absolute value of an element: NaN if one is NaN, 0 for an empty tensor."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def refusal(reply: Reply, message: Message, max_norm: float, largest: float = LARGEST) -> str | None:
-    """Why a client's update must not be averaged, or None when it is what the message expects.
+def rejection(reply: Reply, message: Message, max_norm: float, largest: float = LARGEST) -> str | None:
+    """Return the reason to reject an update; None: it has the tensors that the message expects.
 
     Args:
         reply: the client's reply to a message to train.
-        message: what the client was sent.
-        max_norm: bound on the L2 distance between what was sent and what came back under the same name; 0:
-            none.
+        message: the message to the client.
+        max_norm: bound on the L2 distance between sent and returned tensors of the same name; 0: none.
         largest: bound on the absolute value of an element.
     """
     if reply.error is not None:

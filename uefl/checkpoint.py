@@ -1,8 +1,7 @@
-"""The checkpoint of a run: tensors in safetensors, everything else in JSON, both replaced at once or not at
-all.
+"""Checkpoints of a run: tensors in safetensors, everything else in JSON, both replaced at once.
 
-``checkpoint.json`` names the tensor file that belongs to it, and is renamed into place last: a run killed at
-any moment leaves the previous pair or the new one.
+``checkpoint.json`` names its tensor file and is renamed into place last. A run killed at any moment leaves
+the previous pair or the new one.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def save_tensors(
 
 
 def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: dict[str, str]) -> None:
-    """As :func:`save_tensors`, of several dictionaries, of which one at a time is in memory.
+    """Write several dictionaries like :func:`save_tensors`, with one of them in memory at a time.
 
     Args:
         path: of the file.
@@ -117,8 +116,7 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
 
 
 def _taken_apart(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
-    """What safetensors writes of tensors: dtype, shape and place of each, and the bytes that these places are
-    in."""
+    """Return dtype, shape and offsets of each tensor, and the bytes, as safetensors writes them."""
     whole = memoryview(save_bytes(_copies(tensors)))
     begin = 8 + int.from_bytes(whole[:8], "little")
     header: dict[str, dict[str, Any]] = json.loads(bytes(whole[8:begin]))

@@ -1,8 +1,7 @@
-"""More rounds for a finished run.
+"""Train a finished run for more rounds.
 
-A run keeps, for each arm, its checkpoint before the last turn, which only measures: ``ends/ARM``. From there
-the arm can train further rounds, and the result is that of a run that had these rounds from the start, bit
-for bit.
+A run keeps, for each arm, the checkpoint before its last turn, which only measures: ``ends/ARM``. Training
+continues from there. The result is the same, bit for bit, as that of one longer run.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ def private_files(out: Path, cfg: Config) -> set[str]:
 
 
 def with_more_rounds(cfg: Config, rounds: int) -> Config:
-    """The configuration with more rounds in its last iteration.
+    """Return the configuration with more rounds in its last iteration.
 
     Raises:
-        UserError: what was trained already would have been trained otherwise.
+        UserError: the past rounds would have been different with the longer schedule.
     """
     if cfg.training.lr_schedule != "constant":
         raise UserError(
@@ -134,7 +133,7 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
 
 
 def in_order(metrics: Metrics, names: list[str]) -> None:
-    """Sort the lines of an extended run by arm, as a run writes them that was not extended."""
+    """Sort the lines of an extended run by arm, the order of a run that was not extended."""
     lines = metrics.lines()
     ordered = sorted(lines, key=lambda line: names.index(line["arm"]))
     if ordered != lines:

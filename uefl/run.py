@@ -46,7 +46,7 @@ from .models import given, saved
 from .paths import check_name
 from .seeds import derive, make_repeatable
 from .server.participants import Participants
-from .server.rounds import Arm
+from .server.rounds import ServerLoop
 from .server.teacher import SERVER, Teacher
 from .threads import threads_for
 
@@ -410,7 +410,7 @@ class _Run:
         if changed:
             self.observer.notice(f"not bit for bit as without the interruption: {', '.join(changed)}")
 
-    def _arm(self, name: str) -> tuple[Arm, Workspace]:
+    def _arm(self, name: str) -> tuple[ServerLoop, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed
 
         def started(client: str) -> None:
@@ -429,7 +429,7 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = Arm(
+        arm = ServerLoop(
             name,
             workspace,
             seeds,
@@ -442,15 +442,17 @@ class _Run:
         )
         return arm, workspace
 
-    def _finish(self, index: int, arm: Arm, workspace: Workspace, events: report.EventWriter | None) -> None:
+    def _finish(
+        self, index: int, arm: ServerLoop, workspace: Workspace, events: report.EventWriter | None
+    ) -> None:
         self.observer.arm(arm.name, arm.round)
         while not arm.finished:
             begun, used = time.monotonic(), time.process_time()
             try:
                 records = arm.turn()
             finally:  # also where so many were left out that the run ends here
-                self.metrics.write(arm.left_out)
-                arm.left_out.clear()
+                self.metrics.write(arm.rejected)
+                arm.rejected.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
             self.cpu_seconds[arm.name] = self.cpu_seconds.get(arm.name, 0.0) + time.process_time() - used
             if records:

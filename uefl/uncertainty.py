@@ -1,8 +1,4 @@
-"""Predictive uncertainty, from a head whose dropout stays on, or from the members of an ensemble.
-
-Every model makes a :class:`Prediction`; ``ensemble`` makes one from several. A run with dropout has one
-model.
-"""
+"""Predictive uncertainty by Monte-Carlo dropout or by a deep ensemble."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ class Prediction(NamedTuple):
     expected_entropy: torch.Tensor
     """``[B]`` mean entropy of the passes or members"""
     entropy_deterministic: torch.Tensor
-    """``[B]`` entropy of one pass with dropout off; of an ensemble, that of the first member"""
+    """``[B]`` entropy of one pass with dropout off; in an ensemble, of the first member"""
     extra: Mapping[str, torch.Tensor] = {}
     """further tensors of the algorithm, ``[B, ...]`` each"""
 
@@ -80,10 +76,9 @@ def _dropout_layer(net: nn.Module) -> MCDropout | None:
 
 
 def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:
-    """Predictions of a head for tokens ``[B, ...]``: :func:`mc_dropout` with this number of passes,
-    :func:`certain` with none.
+    """Predict from tokens ``[B, ...]``: with :func:`mc_dropout`, or with :func:`certain` if ``passes`` is 0.
 
-    A head of another kind is asked as :func:`of_network` asks a network.
+    A head that is not a :class:`~uefl.models.net.Head` is treated as a network, see :func:`of_network`.
     """
     if not isinstance(head, Head):
         return of_network(head, tokens, passes, nullcontext)
@@ -91,7 +86,7 @@ def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:
 
 
 def without_spread(probs: torch.Tensor) -> Prediction:
-    """The prediction of one pass, from its probabilities ``[B, C]``; the entropy is evaluated in float64."""
+    """Return the prediction of one pass, from its probabilities ``[B, C]``, with the entropy in float64."""
     spread = torch.special.entr(probs.double()).sum(1)
     return Prediction(probs, spread, spread, spread)
 
@@ -126,20 +121,20 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
 
 
 def certain(head: Head, tokens: torch.Tensor) -> Prediction:
-    """One pass of tokens ``[B, ...]`` with dropout off, ``head.eval()(tokens).softmax(-1)``."""
+    """Predict from tokens ``[B, ...]`` with one pass and dropout off: ``head.eval()(tokens).softmax(-1)``."""
     probs = _without_dropout(head, head.prefix(tokens))
     spread = entropy(probs)
     return Prediction(probs, spread, spread, spread)
 
 
 def ensemble(members: Sequence[Prediction]) -> Prediction:
-    """A deep ensemble: the mean of models of their own initialisation and order of batches.
+    """A deep ensemble: the mean of models of their own initialization and order of batches.
 
     Args:
         members: at least one (five in the paper), for the same images; a single one is returned as it is.
 
     Raises:
-        ValueError: no members, or members whose shapes differ.
+        ValueError: no members, or members of different shapes.
 
     Source: Lakshminarayanan et al. 2017, "Simple and Scalable Predictive Uncertainty Estimation", section
         2.4.
@@ -160,7 +155,7 @@ def ensemble(members: Sequence[Prediction]) -> Prediction:
 
 
 def joined(parts: Sequence[Prediction]) -> Prediction:
-    """Predictions of batches as one."""
+    """Concatenate the predictions of batches."""
     extra = {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra}
     probs, total, expected, deterministic = (torch.cat([part[i] for part in parts]) for i in range(4))  # type: ignore[misc]
     return Prediction(probs, total, expected, deterministic, extra)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from uefl.aggregation import WeightedMean, refusal
+from uefl.aggregation import WeightedMean, rejection
 from uefl.algorithms.uefl.client import negative_usage
 from uefl.algorithms.uefl.usage import CodewordMean
 from uefl.engines.base import Expected, Message, Reply, expected_like
@@ -95,14 +95,14 @@ def reply(**tensors):
 def test_unsound_updates_are_refused(tensors, message):
     import re
 
-    assert re.search(message, refusal(reply(**tensors), SENT, 0.0))
+    assert re.search(message, rejection(reply(**tensors), SENT, 0.0))
 
 
 def test_sound_updates_pass_and_a_codebook_grows_by_what_was_asked_for():
-    assert refusal(reply(), SENT, 0.0) is None
+    assert rejection(reply(), SENT, 0.0) is None
     longer = {"codebook": torch.ones(5, 3), "usage": torch.arange(5)}
-    assert refusal(reply(**longer), GROWING, 0.0) is None
-    assert "expected torch.float32 [5, 3]" in refusal(reply(), GROWING, 0.0)
+    assert rejection(reply(**longer), GROWING, 0.0) is None
+    assert "expected torch.float32 [5, 3]" in rejection(reply(), GROWING, 0.0)
 
 
 def test_private_tensors_come_back_as_they_were_sent():
@@ -114,7 +114,7 @@ def test_private_tensors_come_back_as_they_were_sent():
         ({"head": torch.full((3,), torch.nan)}, True),
     ):
         sound.private = private
-        assert (refusal(sound, message, 0.0) is not None) is refused
+        assert (rejection(sound, message, 0.0) is not None) is refused
 
 
 def test_counts_are_not_negative():
@@ -123,38 +123,38 @@ def test_counts_are_not_negative():
 
 
 def test_what_is_missing_or_in_error():
-    assert refusal(Reply("a", 1, {"codebook": torch.ones(2, 3)}), SENT, 0.0) == "values is missing"
+    assert rejection(Reply("a", 1, {"codebook": torch.ones(2, 3)}), SENT, 0.0) == "values is missing"
     without_use = {k: v for k, v in reply().tensors.items() if k != "usage"}
-    assert "usage" in refusal(Reply("a", 1, without_use), SENT, 0.0)
-    assert refusal(Reply("a", error="out of memory"), SENT, 0.0) == "out of memory"
-    assert refusal(Reply("a", -96, reply().tensors), SENT, 0.0) == "it claims -96 examples"
+    assert "usage" in rejection(Reply("a", 1, without_use), SENT, 0.0)
+    assert rejection(Reply("a", error="out of memory"), SENT, 0.0) == "out of memory"
+    assert rejection(Reply("a", -96, reply().tensors), SENT, 0.0) == "it claims -96 examples"
 
 
 def test_the_norm_bound_covers_all_that_is_averaged():
     length = (4 + 6) ** 0.5
-    assert "max_update_norm" in refusal(reply(), SENT, 0.99 * length)
-    assert refusal(reply(), SENT, 1.01 * length) is None
-    assert "max_update_norm" in refusal(reply(codebook=torch.full((2, 3), 1e6)), SENT, 10.0)
+    assert "max_update_norm" in rejection(reply(), SENT, 0.99 * length)
+    assert rejection(reply(), SENT, 1.01 * length) is None
+    assert "max_update_norm" in rejection(reply(codebook=torch.full((2, 3), 1e6)), SENT, 10.0)
 
 
 def test_a_scalar_has_a_distance_too():
     sent = Message({"scale": torch.tensor(1.0)}, expects={"scale": Expected((), torch.float32)})
-    assert refusal(Reply("a", 1, {"scale": torch.tensor(3.0)}), sent, 2.5) is None
-    assert "max_update_norm" in refusal(Reply("a", 1, {"scale": torch.tensor(3.0)}), sent, 1.5)
+    assert rejection(Reply("a", 1, {"scale": torch.tensor(3.0)}), sent, 2.5) is None
+    assert "max_update_norm" in rejection(Reply("a", 1, {"scale": torch.tensor(3.0)}), sent, 1.5)
 
 
 @pytest.mark.parametrize("examples", [float("nan"), float("inf"), 0, -1])
 def test_a_weight_that_is_no_number_of_examples_is_refused(examples):
-    assert "examples" in refusal(Reply("a", examples, reply().tensors), SENT, 0.0)
+    assert "examples" in rejection(Reply("a", examples, reply().tensors), SENT, 0.0)
 
 
 def test_what_is_new_in_the_private_state_or_the_loss_must_be_finite():
     sound = reply()
     sound.private = {"new": torch.tensor([1, 2])}
-    assert refusal(sound, SENT, 0.0) is None
+    assert rejection(sound, SENT, 0.0) is None
     sound.private = {"new": torch.tensor([torch.nan])}
-    assert refusal(sound, SENT, 0.0) == "its private new is not finite"
+    assert rejection(sound, SENT, 0.0) == "its private new is not finite"
     assert (
-        refusal(Reply("a", 1, reply().tensors, training={"train_loss": float("inf")}), SENT, 0.0)
+        rejection(Reply("a", 1, reply().tensors, training={"train_loss": float("inf")}), SENT, 0.0)
         == "its training loss is inf"
     )

@@ -69,8 +69,8 @@ def test_it_trains_as_the_local_engine(name, tmp_path):
     for key, tensor in local.state()[0].items():
         assert torch.equal(remote.state()[0][key], tensor), key
     assert remote.named_files() == set()
-    for private, mine in zip(remote.private, local.private, strict=True):
-        assert private.named == mine.named  # names of their content
+    for theirs, mine in zip(remote.members, local.members, strict=True):
+        assert theirs.private.named == mine.private.named  # hashes of the content
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "uefl"])
@@ -118,14 +118,14 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
             k: v for k, v in theirs.items() if k not in moved
         }
         assert all(theirs[key] <= mine[key] for key in moved)
-    theirs, mine = remote.states[0], local.states[0]
+    theirs, mine = remote.members[0].state, local.members[0].state
     assert torch.equal(theirs.tensors["values"], mine.tensors["values"])
     for i, members in enumerate(mine.plain["members"]):
         same = torch.equal(theirs.tensors[f"block.{i}"], mine.tensors[f"block.{i}"])
         assert same == (len(members) > 1), i
-    rows = {client: local.members[0].visible(mine, client).shape[-2] for client in NAMES}
+    rows = {client: local.members[0].algorithm.visible(mine, client).shape[-2] for client in NAMES}
     for client, kept in theirs.plain["at_silo"].items():
-        assert kept == rows[client] - remote.members[0].own_at(theirs, client) > 0
+        assert kept == rows[client] - remote.members[0].algorithm.own_at(theirs, client) > 0
 
 
 def test_few_states_are_kept(tmp_path):
@@ -208,7 +208,7 @@ def test_what_travels_is_what_is_reported(tmp_path):
     records = finish(one)
     reported = [sum(record[key] for record in records) for key in ("bytes_sent", "bytes_received")]
     messages = len(engines[0].said)
-    state = sum(t.numel() * t.element_size() for t in one.private[0].start.values())
+    state = sum(t.numel() * t.element_size() for t in one.members[0].private.start.values())
     assert state > 10_000
     for travelled, said in zip((engines[0].sent, engines[0].received), reported, strict=True):
         assert said <= travelled < said + 6000 * messages

@@ -37,14 +37,15 @@ def test_members_train_as_runs_of_their_own_bit_for_bit(kind):
     algorithm, _, _ = arm(settings(name, **KEYS, **keys))
     finish(algorithm)
     starts = set()
-    for i, member in enumerate(algorithm.states):
+    for i, member in enumerate(m.state for m in algorithm.members):
         seed = derive(0, "member", i) if i else 0
         alone, _, _ = arm(settings(name, **keys).with_run(seed=seed))
-        starts.add(float(alone.states[0].tensors["values"].sum()))
+        starts.add(float(alone.members[0].state.tensors["values"].sum()))
         finish(alone)
-        assert member.tensors.keys() == alone.states[0].tensors.keys()
+        assert member.tensors.keys() == alone.members[0].state.tensors.keys()
         assert all(
-            torch.equal(tensor, alone.states[0].tensors[name]) for name, tensor in member.tensors.items()
+            torch.equal(tensor, alone.members[0].state.tensors[name])
+            for name, tensor in member.tensors.items()
         )
     assert len(starts) == 3
 
@@ -54,7 +55,7 @@ def test_what_is_measured_is_the_mean_of_the_members():
     algorithm.turn()
     members = [
         ({n: t.clone() for n, t in own.tensors.items()}, visible(algorithm, "silo-2", i))
-        for i, own in enumerate(algorithm.states)
+        for i, own in enumerate(m.state for m in algorithm.members)
     ]
     record = algorithm.turn()[2]
     silo = federation().silos[2].load()
@@ -89,9 +90,11 @@ def test_all_members_extend_the_clients_that_the_ensemble_is_unsure_of():
     held = {r["client"]: r["holdout_entropy"] for r in records}
     unsure = [name for name in NAMES if held[name] > 1.2 * min(held.values())]
     assert unsure == ["silo-2"]  # the silo that is mostly noise
-    assert {r["threshold"] for r in records} == {own.plain["threshold"] for own in algorithm.states}
-    assert algorithm.states[0].plain["threshold"] == pytest.approx(1.2 * min(held.values()))
-    assert [own.plain["uncertain"] for own in algorithm.states] == [unsure] * 3
+    assert {r["threshold"] for r in records} == {
+        own.plain["threshold"] for own in (m.state for m in algorithm.members)
+    }
+    assert algorithm.members[0].state.plain["threshold"] == pytest.approx(1.2 * min(held.values()))
+    assert [own.plain["uncertain"] for own in (m.state for m in algorithm.members)] == [unsure] * 3
     assert len(notices) == 1  # not one per member
     last = [algorithm.turn() for _ in range(2)][-1]
     assert [(r["codewords"], r["extended"]) for r in last] == [(4, False), (4, False), (8, True)]
@@ -125,9 +128,11 @@ def test_an_update_of_which_one_member_is_unsound_is_left_out_of_all():
     algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
     assert notices == ["round 1: left out silo-1: member 1: values is not finite"]
-    assert len(algorithm.left_out) == 1
-    assert bool((algorithm.states[0].tensors["values"] == 3.0).all())
-    assert all(bool(torch.isfinite(own.tensors["values"]).all()) for own in algorithm.states)
+    assert len(algorithm.rejected) == 1
+    assert bool((algorithm.members[0].state.tensors["values"] == 3.0).all())
+    assert all(
+        bool(torch.isfinite(own.tensors["values"]).all()) for own in (m.state for m in algorithm.members)
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,7 @@ def test_one_request_carries_all_members_without_a_copy():
             return self.inner.round(messages, deadline)
 
     algorithm, _, _ = arm(settings(**KEYS), wrap=lambda e: Spy(e, None))
-    before = [own.tensors["values"] for own in algorithm.states]
+    before = [own.tensors["values"] for own in (m.state for m in algorithm.members)]
     algorithm.turn()
     (request,) = asked
     assert [request.tensors[f"{i}.values"] is values for i, values in enumerate(before)] == [True] * 3

@@ -37,7 +37,7 @@ def run(out, observer=None, quorum=0.5):
 def test_it_is_in_the_metrics_the_summary_and_the_report_whether_the_run_is_interrupted_or_not(tmp_path):
     whole = run(tmp_path / "whole")
     assert [line for line in lines(whole.path) if "left_out" in line] == [LINE]
-    assert whole.left_out.to_dict("records") == [LINE | {"round": 2}]
+    assert whole.rejected.to_dict("records") == [LINE | {"round": 2}]
     assert "left_out" not in whole.metrics.columns
     assert whole.summary["failing"]["rejected"] == 1
     assert whole.summary["failing"]["left_out"] == {"no memory left": 1}
@@ -77,7 +77,7 @@ def test_an_answer_of_no_use_is_left_out_as_the_algorithm_says():
 
     one.engine._clients["silo-1"] = lazy
     one.turn()
-    assert [line["left_out"] for line in one.left_out] == ["its gradient of the head is of no batch"]
+    assert [line["left_out"] for line in one.rejected] == ["its gradient of the head is of no batch"]
     assert notices == ["round 1: left out the answer of silo-1: its gradient of the head is of no batch"]
 
 
@@ -96,4 +96,4 @@ def test_a_client_that_only_measures_is_left_out_of_the_round_that_it_measures()
 
     one.engine = Silent()
     one.turn()
-    assert [(line["client"], line["round"]) for line in one.left_out] == [("silo-1", 0)]
+    assert [(line["client"], line["round"]) for line in one.rejected] == [("silo-1", 0)]

@@ -65,7 +65,7 @@ def test_a_record_has_each_metric_under_its_name():
     """Of the last model, without dropout: those of the test images, and of the images held out."""
     one, room, _ = arm(settings("fedavg", dropout=0.0))
     last = finish(one)[-3:]
-    room.flat.set(*(one.states[0].tensors[name] for name in ("values", "buffers")))
+    room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
     for silo, record in zip(federation().silos, last, strict=True):
         data = silo.load()
         with torch.no_grad():

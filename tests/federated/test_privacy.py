@@ -190,7 +190,7 @@ def test_clients_count_alike_and_one_that_is_left_out_changes_no_denominator(mon
     old = values(one).clone()
     one.turn()
     assert float((values(one) - old)[0]) == pytest.approx(2 * 0.25 / 3)
-    assert [line["client"] for line in one.left_out] == ["silo-1"]
+    assert [line["client"] for line in one.rejected] == ["silo-1"]
 
 
 def test_who_takes_part_is_a_coin_for_each_client():

@@ -94,7 +94,7 @@ def test_only_changed_states_are_written(tmp_path, monkeypatch):
     one = tiny.arm(tiny.settings("fedper", participation=0.3, rounds=[4]))[0]
     tiny.finish(one)
     assert len(written) == 4  # one participant in each of the four rounds
-    states = one.private[0]
+    states = one.members[0].private
     before = dict(states.named)
     states.put("silo-0", states["silo-0"])
     states.put("silo-0", states["silo-0"])

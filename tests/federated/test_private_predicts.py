@@ -79,4 +79,4 @@ def test_a_prediction_sees_no_other_private_tensor():
 def test_training_goes_on_with_the_whole_private_state():
     one = arm(settings("fedavg", rounds=[3]), algorithm=Counting())[0]
     finish(one)
-    assert {float(own["turns"]) for own in one.private[0].values()} == {3.0}
+    assert {float(own["turns"]) for own in one.members[0].private.values()} == {3.0}

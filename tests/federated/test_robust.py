@@ -235,10 +235,10 @@ def test_every_algorithm_says_the_truth_of_its_means(name):
     make, fed = (tiny_sets.arm, None) if registry()[name].kind == "sets" else (arm, federation(**FIVE))
     cfg = (tiny_sets.settings if fed is None else settings)(name, aggregation="median")
     one = make(cfg, fed)[0]
-    if one.members[0].plain_means:
+    if one.members[0].algorithm.plain_means:
         for _ in range(2):
             one.turn()
-        assert all(bool(torch.isfinite(t).all()) for t in one.states[0].tensors.values())
+        assert all(bool(torch.isfinite(t).all()) for t in one.members[0].state.tensors.values())
     else:
         with pytest.raises(UserError, match="does not protect"):
-            check_rule(cfg.run, "arm", one.members[0].plain_means, 9)
+            check_rule(cfg.run, "arm", one.members[0].algorithm.plain_means, 9)

@@ -108,7 +108,7 @@ def test_an_update_that_is_not_finite_is_left_out_counted_and_said():
     assert bool(torch.isfinite(values(algorithm)).all())
     assert notices == ["round 1: left out silo-1: values is not finite"]
     line = {"arm": "arm", "iteration": 0, "round": 0, "client": "silo-1", "left_out": "values is not finite"}
-    assert algorithm.left_out == [line]
+    assert algorithm.rejected == [line]
 
 
 def test_below_the_quorum_the_run_ends_with_an_error():
@@ -148,7 +148,7 @@ def test_a_client_that_does_not_answer_counts_against_the_quorum():
     records = finish(lenient)
     assert {r["client"] for r in records} == {"silo-0", "silo-1"}
     assert notices[0] == "round 2: left out silo-2: gone"
-    assert [line["round"] for line in lenient.left_out] == [1, 1, 2]
+    assert [line["round"] for line in lenient.rejected] == [1, 1, 2]
     assert len(notices) == 3
 
 
@@ -214,8 +214,8 @@ def test_a_client_that_measures_no_number_is_left_out_as_with_a_bad_update_and_t
     assert (
         notices[0] == f"round 2: left out silo-1: its {key} is {value}; if the model has diverged, lower lr"
     )
-    assert len(algorithm.left_out) == len(notices) == 3
-    assert bool(torch.isfinite(algorithm.states[0].tensors["values"]).all())
+    assert len(algorithm.rejected) == len(notices) == 3
+    assert bool(torch.isfinite(algorithm.members[0].state.tensors["values"]).all())
 
 
 def test_its_update_of_that_turn_is_not_averaged():
@@ -299,7 +299,7 @@ def test_what_a_client_calls_its_tensors_is_shown_in_one_short_line():
 
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, colourful))
     algorithm.turn()
-    (line,) = algorithm.left_out
+    (line,) = algorithm.rejected
     assert line["left_out"].startswith("it sends ?[31m?xxx")
     assert len(line["left_out"]) < 210
     assert line["left_out"] in notices[0]

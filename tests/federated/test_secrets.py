@@ -84,7 +84,7 @@ def test_who_asks_again_gets_the_same_means():
     other = arm(settings("fedbr", pseudo=9), fed)[0]
     other.turn()
     assert not any(
-        torch.equal(mine, theirs) for mine in other.states[0].tensors["pseudo"] for theirs in found[0]
+        torch.equal(mine, theirs) for mine in other.members[0].state.tensors["pseudo"] for theirs in found[0]
     )
 
 
@@ -96,7 +96,7 @@ def test_the_offset_of_distrans_is_not_drawn_from_the_seed(tmp_path):
 
 def finish_and_read(one):
     one.turn()
-    return one.private[0]["silo-0"]["net.buffers"]
+    return one.members[0].private["silo-0"]["net.buffers"]
 
 
 def test_silos_with_secrets_of_their_own_train_as_the_local_engine_with_these(tmp_path):

@@ -45,7 +45,7 @@ def test_state_of_any_shape_and_name_comes_back():
     records = finish(one)
     # nothing is said to stand for all clients
     assert all("global_accuracy" not in record for record in records)
-    for client, own in one.private[0].items():
+    for client, own in one.members[0].private.items():
         assert (client in one.have_trained) == ("seen" in own)
         assert own["own"].tolist() == [float(own.get("seen", 0))] * (1 + one.context.clients.index(client))
     assert again(cfg, Grower)[0] == records
@@ -68,7 +68,7 @@ def test_no_method_of_the_server_s_half_gets_private_state():
         def answer(self, work):
             return {}
 
-        def unsound(self, message, reply):
+        def rejection(self, message, reply):
             seen.extend((message, reply))
 
         def add(self, state, averages, update):
@@ -79,7 +79,7 @@ def test_no_method_of_the_server_s_half_gets_private_state():
     finish(one)
     assert len(seen) == 3 + 2 * 3 * 3
     assert not any(part.private for part in seen)
-    assert all("seen" in own for own in one.private[0].values())
+    assert all("seen" in own for own in one.members[0].private.values())
 
 
 class Drawer(Algorithm):
@@ -126,10 +126,10 @@ def test_what_is_drawn_anywhere_does_not_depend_on_the_generator_before():
     torch.manual_seed(2)
     resumed, last = again(cfg, Drawer)
     assert resumed == records
-    assert last.states[0].plain == whole.states[0].plain
-    assert len(set(whole.states[0].plain["drawn"])) == len(whole.states[0].plain["drawn"])
-    for client, own in whole.private[0].items():
-        assert all(torch.equal(own[name], last.private[0][client][name]) for name in own)
+    assert last.members[0].state.plain == whole.members[0].state.plain
+    assert len(set(whole.members[0].state.plain["drawn"])) == len(whole.members[0].state.plain["drawn"])
+    for client, own in whole.members[0].private.items():
+        assert all(torch.equal(own[name], last.members[0].private[client][name]) for name in own)
 
 
 def test_each_ask_has_draws_of_its_own_and_its_private_state_comes_back():
@@ -147,7 +147,7 @@ def test_each_ask_has_draws_of_its_own_and_its_private_state_comes_back():
     one.turn()
     assert len(seen) == 2
     assert len({number for draws in seen for number in draws}) == 4
-    assert one.private[0]["silo-0"]["asked"].tolist() == seen[-1]
+    assert one.members[0].private["silo-0"]["asked"].tolist() == seen[-1]
 
 
 class Keys(Algorithm):
@@ -164,10 +164,10 @@ class Keys(Algorithm):
 
 def test_plain_values_are_as_json_gives_them_back_in_every_turn():
     one = make(settings("fedavg"), Keys())
-    assert one.states[0].plain == {"by_round": {"0": [1, 2]}}
+    assert one.members[0].state.plain == {"by_round": {"0": [1, 2]}}
     one.turn()
     one.turn()
-    assert one.states[0].plain["by_round"] == {"0": [0, 0], "1": [1, 0]}
+    assert one.members[0].state.plain["by_round"] == {"0": [0, 0], "1": [1, 0]}
 
 
 class Seeds(Algorithm):
@@ -179,7 +179,7 @@ class Seeds(Algorithm):
 def test_the_client_half_of_a_member_has_the_seed_of_the_member():
     one = make(settings("fedavg", uncertainty="ensemble", members=2), Seeds())
     finish(one)
-    assert not one.left_out
+    assert not one.rejected
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedbn"])
@@ -207,7 +207,7 @@ def test_a_client_that_never_trained_is_measured_with_the_mean_of_those_that_hav
     first = list(one.have_trained)
     (never,) = set(one.context.clients) - set(first)
     assert len(first) == 2
-    one_private = {client: dict(own) for client, own in one.private[0].items()}
+    one_private = {client: dict(own) for client, own in one.members[0].private.items()}
     records = {record["client"]: record for record in one.turn()}
     for part, tensor in sent[1][never].reference.items():
         torch.testing.assert_close(tensor, sum(one_private[client][part] for client in first) / 2)

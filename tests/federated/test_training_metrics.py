@@ -74,7 +74,7 @@ def test_the_training_accuracy_is_that_of_the_steps():
 def test_the_loss_of_the_quantiser_is_recorded():
     """With a step that moves next to nothing it is that of the model that was sent, in training mode."""
     one, room, _ = arm(settings("uefl", optimizer="sgd", lr=1e-12, batch_size=48, rounds=[1]))
-    codebook = one.states[0].tensors["block.0"].clone()
+    codebook = one.members[0].state.tensors["block.0"].clone()
     records = finish(one)
     room.net.train()
     for silo, record in zip(federation().silos, records, strict=True):

@@ -16,12 +16,13 @@ from uefl.client.work import Work
 from uefl.client.workspace import Workspace
 from uefl.config import Config
 from uefl.data.federation import Federation, LabeledData, ServerData, Silo, Split
-from uefl.engines.base import Engine
+from uefl.engines.base import Engine, Message
 from uefl.engines.local import LocalEngine
 from uefl.privacy import Privacy
 from uefl.seeds import derive
-from uefl.server.rounds import Arm
+from uefl.server.rounds import ServerLoop
 from uefl.server.teacher import Teacher
+from uefl.server.turn import Turn
 
 KEYS: dict[str, Any] = {
     "run": {"precision": "fp32", "passes": 3},
@@ -112,7 +113,7 @@ def arm(
     privacy: Privacy | None = None,
     device: str = "cpu",
     home: bool = False,
-) -> tuple[Arm, Workspace, list[str]]:
+) -> tuple[ServerLoop, Workspace, list[str]]:
     """The arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
@@ -122,7 +123,7 @@ def arm(
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)
     return (
-        Arm(
+        ServerLoop(
             "arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append, privacy, home
         ),
         room,
@@ -130,7 +131,7 @@ def arm(
     )
 
 
-def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:
+def finish(arm: ServerLoop, limit: int = 50) -> list[dict[str, Any]]:
     """Run to the end and return every record."""
     records = []
     for _ in range(limit):
@@ -140,29 +141,41 @@ def finish(arm: Arm, limit: int = 50) -> list[dict[str, Any]]:
     raise AssertionError("the run did not end")
 
 
-def state(arm: Arm) -> State:
+def state(arm: ServerLoop) -> State:
     """That of the first member."""
-    return arm.states[0]
+    return arm.members[0].state
 
 
-def values(arm: Arm) -> torch.Tensor:
+def values(arm: ServerLoop) -> torch.Tensor:
     """The parameters of the first member."""
-    return arm.states[0].tensors["values"]
+    return arm.members[0].state.tensors["values"]
 
 
-def visible(arm: Arm, client: str, member: int = 0) -> torch.Tensor:
+def visible(arm: ServerLoop, client: str, member: int = 0) -> torch.Tensor:
     """The codebook that a client sees."""
-    return arm.members[member].client_tensors(arm.states[member], client)["codebook"]
+    return arm.members[member].algorithm.client_tensors(arm.members[member].state, client)["codebook"]
+
+
+def turn_of(arm: ServerLoop, participants: tuple[str, ...] = (), *, measure: bool = False) -> Turn:
+    """Return the next turn of an arm, also to its first member; it trains where there are participants."""
+    turn = arm._turn(arm.members[0], measure, bool(participants), participants)
+    arm.members[0].turn = turn
+    return turn
+
+
+def message_to(arm: ServerLoop, client: str, *, train: bool) -> Message:
+    """Return the next message to a client, which trains or measures."""
+    turn_of(arm, (client,) if train else (), measure=not train)
+    one = frozenset([client])
+    return arm.members[0].messages(frozenset() if train else one, one if train else frozenset())[client]
 
 
 def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
     """The turn of the first client in the first round, before its first step."""
     one, room, _ = arm(cfg, fed)
     clients = one.context.clients
-    each = list(one._each(False, True, clients))
-    for algorithm, own, turn in each:
-        algorithm.prepare(own, turn)
-    message = one._messages(each, frozenset(), frozenset(clients))[clients[0]]
+    one.members[0].prepare(turn_of(one, clients))
+    message = one.members[0].messages(frozenset(), frozenset(clients))[clients[0]]
     room.load(message)
     work: Work = one.engine._clients[clients[0]]._work(message)
     work.epochs = room.context.training.local_epochs

@@ -1,4 +1,4 @@
-"""Algorithms: a file each, found by name. ``base.py`` says what one is, and how it becomes known."""
+"""Algorithms, one file each. ``base`` has their interface and the registry."""
 
 from .base import Algorithm, Context, ModelSpec, Parameters, State, find, register, registry
 

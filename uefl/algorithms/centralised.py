@@ -1,8 +1,8 @@
-"""Centralised training: one model on the images of all clients, as if there were no federation.
+"""Centralized training: one model on the images of all clients.
 
-A yardstick for experiments on one machine, and no federated method: the images leave the clients. In a round
-the server makes as many passes over all images as a client makes over its own, with the optimizer of the run;
-clients are only measured.
+This is a yardstick for experiments on one machine, not a federated method: the images leave the clients. In a
+round the server trains as many epochs over all images as a client does over its own, with the optimizer of
+the run. Clients only measure.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Centralised(Algorithm):
         )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """The images must be at hand: where clients keep theirs, reading them here is refused."""
+        """Refuse a federation with images that cannot be read here."""
         federation.silos[0].load()
 
     def server_data(self, federation: Federation) -> ServerData | None:
-        """The training images of all clients."""
+        """Return the training images of all clients."""
         data = [silo.load() for silo in federation.silos]
         splits = [each.train for each in data if isinstance(each, LabeledData)]
         pooled = Split(
@@ -46,8 +46,8 @@ class Centralised(Algorithm):
         return ServerData(pooled, None)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The state of FedAvg, and the loss of the last round; the optimizer's state comes with the first
-        one."""
+        """Return the state of FedAvg and the loss of the last round. The first round adds the optimizer's
+        state."""
         state = super().server_state(values, buffers, net)
         state.plain["server_loss"] = None
         return state
@@ -61,5 +61,5 @@ class Centralised(Algorithm):
         )
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """The columns of FedAvg, and the loss of the server's training."""
+        """Return the loss of the server's training."""
         return {"server_loss": state.plain["server_loss"]}

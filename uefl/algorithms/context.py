@@ -1,5 +1,4 @@
-"""What an algorithm is given: parameters, what its network is built for, the context of the run, and a state
-to keep."""
+"""Inputs of an algorithm: parameters, network specification, context of the run, state."""
 
 from __future__ import annotations
 
@@ -22,25 +21,25 @@ Record = dict[str, Any]
 
 
 class Parameters(BaseModel):
-    """The parameters of an algorithm; fields with a range and a description become keys of its arms and lines
-    of the documentation."""
+    """Base of an algorithm's parameters. Fields with a range and a description become keys of its arms and
+    lines of the documentation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a network is built for."""
+    """Settings and shapes that a network is built from."""
 
     settings: Model
     shape: tuple[int, ...]
     """(C, H, W)"""
     classes: int
     given: Callable[[], nn.Module] | None = None
-    """makes the network that was given in Python in the place of one that ``settings`` name"""
+    """builds the network given in Python, instead of the one in ``settings``"""
 
     def network(self) -> nn.Module:
-        """The network that was given, or the one that ``settings`` name.
+        """Build the network: the given one, or the one of ``settings``.
 
         Raises:
             UserError: ``settings`` name one that had to be given.
@@ -57,7 +56,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Context:
-    """What an algorithm may know of its run."""
+    """Facts of a run that an algorithm may use."""
 
     seed: int
     """of the run, or of one member of an ensemble"""
@@ -78,19 +77,18 @@ class Context:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the network is built for."""
+        """The specification of the network."""
         return ModelSpec(self.model, self.shape, len(self.classes), self.network)
 
 
 @dataclass
 class State:
-    """The server's state between two turns; with the private states of the clients it is all that a
-    checkpoint holds of an algorithm."""
+    """The server's state between two turns. A checkpoint holds it and the clients' private states."""
 
     tensors: dict[str, torch.Tensor]
-    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and whatever else
-    the algorithm keeps"""
+    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and other tensors
+    of the algorithm"""
     plain: dict[str, Any] = field(default_factory=dict)
     """values of JSON"""
     scratch: dict[str, Any] = field(default_factory=dict)
-    """for the methods of one exchange; emptied before each, never written"""
+    """values for the methods of one exchange; cleared before each, never written to disk"""

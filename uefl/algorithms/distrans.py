@@ -1,9 +1,9 @@
-"""DisTrans: every client mixes an offset of its own into its images, and trains it with the model.
+"""DisTrans: every client mixes its own offset into its images, and trains the offset with the model.
 
 Source: Yuan et al., "Addressing Heterogeneity in Federated Learning via Distributional Transformation" (ECCV
-2022), with the formulas of its published code. Of an image x and the offset t the network sees (1 - alpha) x
-+ alpha t and (1 + alpha) x - alpha t, whose mean is x; one encoder and one hidden layer serve both, and the
-last layer takes both hidden vectors.
+2022), with the formulas of its published code. For an image x and the offset t, the network sees (1 - alpha)
+x + alpha t and (1 + alpha) x - alpha t, with mean x. One encoder and one hidden layer serve both. The last
+layer takes both hidden vectors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .base import Algorithm, ModelSpec, register
 
 
 class TwinHead(Head):
-    """The usual head, whose hidden layer serves two feature maps and whose last layer takes both results."""
+    """The usual head with its hidden layer applied to two feature maps; the last layer takes both results."""
 
     def __init__(self, single: Head, classes: int) -> None:
         nn.Module.__init__(self)
@@ -30,13 +30,13 @@ class TwinHead(Head):
         self.fc2 = nn.Linear(2 * single.fc1.out_features, classes)
 
     def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, 2, ...] -> hidden [B, 2 hidden]."""
+        """Compute hidden units ``[B, 2 hidden]`` from tokens ``[B, 2, ...]``."""
         return nn.functional.gelu(self.fc1(tokens.flatten(2))).flatten(1)
 
 
 class TwinNet(Net):
-    """Encoder and head on two mirrored mixtures of each image and ``offset`` ``[C, H, W]``, a buffer: the
-    optimizer passes it over.
+    """Encoder and head on two mixtures of each image and ``offset`` ``[C, H, W]``, a buffer outside of the
+    optimizer.
 
     Raises:
         UserError: another network than encoder and usual head.
@@ -52,7 +52,7 @@ class TwinNet(Net):
         self.register_buffer("offset", torch.zeros(spec.shape))
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens of both mixtures [B, 2, H', W', D]."""
+        """Compute tokens of both mixtures ``[B, 2, H', W', D]`` from normalized images ``[B, C, H, W]``."""
         return torch.stack(
             [super(TwinNet, self).tokens(mixture) for mixture in mixtures(images, self.offset, self.alpha)], 1
         )
@@ -60,7 +60,7 @@ class TwinNet(Net):
 
 @register("distrans")
 class DisTrans(Algorithm):
-    """FedAvg of the model; the offset stays with the client, or is averaged too."""
+    """FedAvg with an offset per client, private or averaged."""
 
     columns: ClassVar[dict[str, str]] = {
         "offset_moved": "how far a client's offset has moved in its last round, in units of its length"
@@ -84,7 +84,7 @@ class DisTrans(Algorithm):
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The network of the configuration, on two mixtures.
+        """Build the configured network on two mixtures.
 
         Raises:
             UserError: the network was given in Python.
@@ -96,12 +96,14 @@ class DisTrans(Algorithm):
         return TwinNet(spec, self.parameters.alpha)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """The offset stays with its client, unless the offsets are averaged."""
+        """Return True for the offset, unless offsets are averaged."""
         return name == "offset" and self.parameters.offsets == "local"
 
     def before_round(self, work: Work) -> None:
-        """Draw the offset, the first time: pixels U(0, 1), normalised as the images are. Others could
-        subtract one that they knew."""
+        """Draw the offset the first time: pixels U(0, 1), normalized as the images are.
+
+        The draw needs the client's secret, so that others cannot subtract the offset.
+        """
         offset = _offset(work)
         if not offset.any():
             pixels = work.own_draws(offset.numel(), "offset", work.seed).view(1, *offset.shape).to(offset)
@@ -111,7 +113,7 @@ class DisTrans(Algorithm):
 
     @torch.no_grad()
     def after_batch(self, work: Work, batch: Batch) -> None:
-        """A step of the offset, with the gradient that the model's step has."""
+        """Take a gradient step of the offset."""
         offset = _offset(work)
         assert offset.grad is not None
         offset.sub_(offset.grad, alpha=self.parameters.offset_lr)
@@ -131,8 +133,8 @@ class DisTrans(Algorithm):
 
 
 def mixtures(images: torch.Tensor, offset: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(1 - alpha) x + alpha t and (1 + alpha) x - alpha t, of images x ``[B, C, H, W]`` and the offset t
-    ``[C, H, W]``."""
+    """Return (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, for images x ``[B, C, H, W]`` and the
+    offset t ``[C, H, W]``."""
     shift = alpha * (offset - images)
     return images + shift, images - shift
 

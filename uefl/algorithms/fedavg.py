@@ -7,4 +7,4 @@ from .base import Algorithm, register
 
 @register("fedavg")
 class FedAvg(Algorithm):
-    """Clients train copies of one model, which are averaged by their examples."""
+    """Average the clients' copies of one model, weighted by their examples."""

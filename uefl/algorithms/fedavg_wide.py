@@ -14,8 +14,8 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedavg-wide")
 class FedAvgWide(Algorithm):
-    """FedAvg, the head with as many hidden units more as hold a number of parameters; none more is FedAvg bit
-    for bit."""
+    """FedAvg with additional hidden units in the head, up to a number of parameters; 0 is FedAvg bit for
+    bit."""
 
     class Parameters(base.Parameters):
         """Parameters of the wider head."""
@@ -25,7 +25,7 @@ class FedAvgWide(Algorithm):
         )
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
-        """The encoder draws the weights that it draws for FedAvg."""
+        """Build the network; the encoder's initial weights are the same as for FedAvg."""
         settings = spec.settings
         net, head = usual(super().build_model(spec), "the wider head of fedavg-wide needs")
         inputs = head.fc1.in_features

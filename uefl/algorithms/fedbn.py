@@ -18,5 +18,5 @@ class FedBN(Algorithm):
     """FedAvg of everything but batch norm."""
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """Whether the layer is a batch norm by its type, whatever its name."""
+        """Return True for parameters and buffers of batch norm layers, by type."""
         return isinstance(owner, nn.modules.batchnorm._BatchNorm)

@@ -1,12 +1,11 @@
-"""FedBR: pseudo-images without a class must get a uniform prediction, and features unlike those of the
-client's own images.
+"""FedBR: pseudo-images without a class get a uniform prediction, and features unlike the client's own.
 
 Source: Guo et al., "FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning Bias
 Reduction" (ICML 2023), and the authors' code, with random sample means as pseudo-images. A projection head,
-which is averaged with the model, is trained against the features: it ascends the contrast that they descend.
+averaged with the model, maximizes the contrast that the features minimize.
 
-A message to train has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projection [Q]``; the client sends
-back the latter. An answer has ``pseudo [n, C, H, W]``, means of the client's images.
+A training message has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projection [Q]``; the client returns
+``projection``. An answer has ``pseudo [n, C, H, W]``, means of the client's images.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _SHARE = 50
 
 @register("fedbr")
 class FedBR(Algorithm):
-    """FedAvg with the terms of pseudo-images; without them (``contrast = uniform = 0``) it is FedAvg bit for
-    bit."""
+    """FedAvg with loss terms on pseudo-images; ``contrast = uniform = 0`` is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
         """Parameters of FedBR."""
@@ -78,7 +76,7 @@ class FedBR(Algorithm):
         )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head, whose hidden units are the features."""
+        """Refuse a network without the usual head; its hidden units are the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
         if self._on and not any(most_means(silo.sizes.train) for silo in federation.silos):
@@ -94,15 +92,14 @@ class FedBR(Algorithm):
     # --- the server's half ---------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """The state of FedAvg, and the projection head."""
+        """Return the state of FedAvg and the projection head."""
         state = super().server_state(values, buffers, net)
         if self._on:
             state.tensors["projection"] = FlatModule(self.projector(net)).values.detach()
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Ask for the pseudo-images once, before the first round; which client makes which is drawn among
-        those that it may make."""
+        """Ask for the pseudo-images once, before the first round, from randomly drawn clients."""
         if not self._on or "pseudo" in state.tensors:
             return
         clients = self.context.clients
@@ -120,7 +117,8 @@ class FedBR(Algorithm):
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """The message of FedAvg; a client that trains also gets the pseudo-images and the projection head."""
+        """Return the message of FedAvg; training clients also get the pseudo-images and the projection
+        head."""
         message = super().broadcast(state, client, turn)
         if self._on and turn.train:
             message.tensors["projection"] = state.tensors["projection"]
@@ -129,20 +127,20 @@ class FedBR(Algorithm):
         return message
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """The averages of FedAvg, and that of the projection head."""
+        """Return the averages of FedAvg and of the projection head."""
         own: dict[str, Mean] = {"projection": WeightedMean(state.tensors["projection"])} if self._on else {}
         return super().averages(state) | own
 
     # --- the client's half ---------------------------------------------------------------------------------
 
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
-        """Make pseudo-images, means of ten images each, without their labels.
+        """Make pseudo-images, means of ten images each, without labels.
 
-        No image is in two means, which images a mean has nobody else can draw again, and the same images make
-        the same means whoever asks.
+        No image is in two means. Only the owner of the client's secret can repeat the selection, and the same
+        images give the same means in every request.
 
         Raises:
-            UserError: the server asks for more than the client may make.
+            UserError: the server asks for more means than the client may make.
         """
         images = work.train.images
         count, most = int(work.message.options["pseudo"]), most_means(len(images))
@@ -156,7 +154,7 @@ class FedBR(Algorithm):
         return {"pseudo": images[chosen.to(images.device)].float().mean(1)}
 
     def before_round(self, work: Work) -> None:
-        """The projection head, and the features that the model which was sent has of the pseudo-images."""
+        """Load the projection head and compute the received model's features of the pseudo-images."""
         if not self._on:
             return
         projector = self.projector(work.net).to(work.workspace.device)
@@ -174,8 +172,7 @@ class FedBR(Algorithm):
             work.memory["received"] = self.of_pseudo(work)[0]
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """First a step of the projection head up the contrast; then the three terms, in which it is
-        constant."""
+        """Take a step of the projection head, then return the three loss terms."""
         if not self._on:
             return super().loss(work, batch)
         p, pairs = self.parameters, min(len(batch.labels), len(work.memory["pseudo"]))
@@ -194,24 +191,24 @@ class FedBR(Algorithm):
         return total
 
     def ascend(self, work: Work, features: tuple[torch.Tensor, ...]) -> None:
-        """A step of the projection head, which leaves the network alone."""
+        """Take a step of the projection head; the network stays as it is."""
         projection, optimizer = work.memory["projection"], work.memory["optimizer"]
         projection.grad.zero_()
         (-self.contrast_of(work, tuple(each.detach() for each in features))).backward()
         optimizer.step()
 
     def contrast_of(self, work: Work, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Of projected features ``[m, n]`` of pseudo-images, of the client's own, and of pseudo-images under
-        the model that was sent."""
+        """Return the contrast of features ``[m, n]``: of pseudo-images, of own images, and of pseudo-images
+        under the received model."""
         return contrast(
             *map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push
         )
 
     def of_pseudo(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and logits of the pseudo-images, without dropout, with batch norm by themselves.
+        """Return features and logits of the pseudo-images, without dropout, with batch statistics.
 
-        By running statistics, which training on the client's images does not see, the network would learn to
-        be unsure where these are in use, as they are when it predicts. The pseudo-images leave them alone.
+        With running statistics, the network would learn to be uncertain whenever it predicts. The pseudo-
+        images do not change the running statistics.
         """
         training = work.net.training
         work.net.eval()
@@ -221,12 +218,12 @@ class FedBR(Algorithm):
         return features.float(), logits.float()
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The update of FedAvg, and the projection head."""
+        """Return the update of FedAvg and the projection head."""
         own = {"projection": work.memory["projection"].detach()} if self._on else {}
         return super().update(work) | own
 
     def projector(self, net: nn.Module) -> nn.Sequential:
-        """A new projection head for a network of this kind; torch's generator draws the weights."""
+        """Build a projection head for this network; torch's generator draws the weights."""
         _, head = usual(net, "the features of fedbr need")
         n = head.fc2.in_features
         hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)
@@ -236,21 +233,20 @@ class FedBR(Algorithm):
 
 
 def most_means(images: int) -> int:
-    """How many pseudo-images a client with so many training images makes at most: one for 50, and none of
-    fewer than 20."""
+    """Return the largest number of pseudo-images of a client: one for 50 images, and 0 below 20 images."""
     return -(-images // _SHARE) if images >= 2 * _MIXED else 0
 
 
 def contrast(
     pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float
 ) -> torch.Tensor:
-    """The mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over the rows of three
-    ``[m, n]``."""
+    """Return the mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over the rows of
+    three ``[m, n]``."""
     return softplus(push * cosine_similarity(pseudo, own) - pull * cosine_similarity(pseudo, received)).mean()
 
 
 def _both(net: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features ``[B, hidden]`` and logits ``[B, classes]``."""
+    """Return features ``[B, hidden]`` and logits ``[B, classes]``."""
     net, head = usual(net, "the features of fedbr need")
     features = head.prefix(net.tokens(images))
     return features, head.stochastic(features)

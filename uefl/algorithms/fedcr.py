@@ -105,7 +105,7 @@ class FedCR(GaussianFeatures):
             message.expects |= {name: Expected(tuple(classes.shape[1:]), torch.float32) for name in _SUMS}
         return message
 
-    def unsound(self, message: Message, reply: Reply) -> str | None:
+    def rejection(self, message: Message, reply: Reply) -> str | None:
         """Refuse precisions that are negative."""
         precision = reply.tensors.get("precision")
         return (
@@ -165,7 +165,7 @@ class FedCR(GaussianFeatures):
         return nn.functional.cross_entropy(logits.float(), repeated(batch.labels, logits))
 
     def weight_decay(self, work: Work) -> float:
-        """None where the head is trained alone: the encoder has no gradient then, and must not move."""
+        """Return 0 while only the head is trained: the encoder has no gradient then and must not move."""
         return 0.0 if "ask" in work.message.options else super().weight_decay(work)
 
     def before_step(self, work: Work, gradient: torch.Tensor) -> None:
@@ -186,7 +186,7 @@ def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
-    """A scalar: the mean over B images of KL(N(m, s^2) || N(mu, sigma^2)) in nats. The Gaussian of the class comes first.
+    """Return the mean over B images of KL(N(m, s^2) || N(mu, sigma^2)) in nats, class Gaussian first.
 
     Equivalent to::
 

@@ -1,10 +1,10 @@
-"""FedIIR: the gradient of the head is held near the average of all clients', so that one head suits all.
+"""FedIIR: the head's gradient stays near the average of all clients, so that one head suits all.
 
 Source: Guo et al., "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant
-Relationships" (ICML 2023), with the formulas of its published code. L = CE + gamma |g - G|^2, summed over the
-parameters of the head; g is the gradient of the batch's cross-entropy with respect to them, and G the
-server's running mean of such gradients, of the participants at the model that they are sent. The term is
-differentiated through g, with respect to the head and to what is before it.
+Relationships" (ICML 2023), with the formulas of its published code. L = CE + gamma |g - G|^2, summed over
+the parameters of the head. g is the gradient of the batch's cross-entropy. G is the server's running mean of
+the participants' gradients at the model of the round. The term is differentiated through g, also with respect
+to the encoder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FedIIR(Algorithm):
         )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the part whose gradient is taken."""
+        """Refuse a network without the layers that the gradient is taken of."""
         layers(net, self.parameters.part, f"arms.{arm}.part")
         super().check(federation, arm, net)
 
@@ -79,7 +79,7 @@ class FedIIR(Algorithm):
                 total += reply.tensors["sum"]
                 batches += int(reply.tensors["batches"])
             elif reply.error is None:
-                turn.leave_out(reply.client, "its gradient of the head is of no batch")
+                turn.reject(reply.client, "its gradient of the head is of no batch")
         if batches:
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 

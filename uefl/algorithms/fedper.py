@@ -41,5 +41,5 @@ class FedPer(Algorithm):
         return net
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """Whether the layer has the mark of :meth:`build_model`."""
+        """Return True for layers that :meth:`build_model` marked."""
         return getattr(owner, "personal", False) is True

@@ -1,9 +1,9 @@
-"""FedProx: clients are held near the model that they were sent.
+"""FedProx: a proximal term holds clients near the received model.
 
-Source: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020). The loss is L + (mu/2) |w - w_t|^2 over the trainable
-parameters, w_t the model of the round; running statistics of batch norm are left out. Under Adam the term's
-gradient mu (w - w_t) is added before the moments are updated. The paper's allowance for partial work is not
-used: every client takes all its steps.
+Source: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020). The loss is L + (mu/2) |w
+- w_t|^2 over the trainable parameters, w_t the model of the round, without the running statistics of batch
+norm. Under Adam the gradient mu (w - w_t) is added before the moments are updated. Every client takes all its
+steps; the paper also allows partial work.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class FedSR(GaussianFeatures):
         return message
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """The averages of FedAvg, and those of the shared Gaussians."""
+        """Return the averages of FedAvg and of the shared Gaussians."""
         return super().averages(state) | {
             name: WeightedMean(state.tensors[name]) for name in self._class_gaussians("shared")
         }

@@ -1,4 +1,4 @@
-"""What the algorithms with Gaussian features have in common: their network, draws, and predictions."""
+"""Network, draws and predictions of the algorithms with Gaussian features."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ class GaussianParameters(base.Parameters):
 
 
 class GaussianFeatures(Algorithm):
-    """The network, and what it says with samples of the features in the place of dropout, which it has none
-    of."""
+    """Predict with samples of Gaussian features; the network has no dropout."""
 
     Parameters: Any = GaussianParameters
     hidden: ClassVar[bool] = False
     """whether a hidden layer stands before the Gaussian"""
     average_of: ClassVar[Literal["probabilities", "logits"]] = "probabilities"
-    """what a prediction is the mean of"""
+    """quantity that a prediction averages"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """A network of encoder, Gaussian and linear head."""

@@ -1,5 +1,4 @@
-"""Local training: every client trains a model of its own, and nothing is shared; what a federation has to be
-better than."""
+"""Local training: every client trains its own model and shares nothing. A federation should do better."""
 
 from __future__ import annotations
 

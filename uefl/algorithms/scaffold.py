@@ -1,10 +1,10 @@
-"""SCAFFOLD: every client corrects its gradients by what it knows of how they differ from those of all.
+"""SCAFFOLD: control variates correct each client's gradients towards the average gradient.
 
 Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML 2020),
 Algorithm 1 with option II. Client k has a control variate c_k, the mean of the gradients of its last
-training, and the server their mean c. A step follows g - c_k + c.
+training. The server has their mean c. A step follows g - c_k + c.
 
-A message has ``control [P]``, c; the client sends back ``control [P]``, how much its own c_k has changed.
+A message has ``control [P]``, c. The client returns ``control [P]``, the change of c_k.
 """
 
 from __future__ import annotations
@@ -60,15 +60,16 @@ class Scaffold(Algorithm):
         return message
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Note the share of the clients whose c_k may change."""
+        """Store the share of participating clients."""
         state.scratch["share"] = len(turn.participants) / len(self.context.clients)
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """The averages of FedAvg, and that of the changes of the c_k."""
+        """Return the averages of FedAvg and of the changes of c_k."""
         return super().averages(state) | {"control": WeightedMean(torch.zeros_like(state.tensors["control"]))}
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """x + step (mean - x), and c + |S|/N mean of the changes; running statistics are their mean, whatever the step."""
+        """Set x + step (mean - x), and c + |S|/N times the mean change. Running statistics are always the
+        mean."""
         sent, control = state.tensors["values"], state.tensors["control"]
         super().aggregate(state, averages)
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)

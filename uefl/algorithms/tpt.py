@@ -62,7 +62,7 @@ class TPT(Algorithm):
         )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without a linear layer, whose input the features are."""
+        """Refuse a network without a linear layer; its input is the features."""
         if not linear_layers(net):
             raise UserError(
                 f"arm {arm!r}: the network has no linear layer, whose input neural collapse is measured of;"
@@ -87,8 +87,8 @@ class TPT(Algorithm):
         return state
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Measure; the end comes ``extra`` times as many iterations behind the beginning of the phase as
-        there were before it."""
+        """Measure, and end the run ``extra`` times as many iterations after the phase began as there were
+        before."""
         done, plain, p = turn.iteration + 1, state.plain, self.parameters
         hits, images = self.measured(state, records, turn)
         if plain["start"] is None and hits >= p.threshold * images:

@@ -1,6 +1,6 @@
 """The published UEFL code's behaviour, for comparison: what its server does, in its order, mistakes included.
 
-What differs from the corrected algorithm (``uefl/uefl.py``):
+Differences from the corrected algorithm (``uefl/server.py``):
 
 * no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared"
   block;
@@ -12,7 +12,7 @@ What differs from the corrected algorithm (``uefl/uefl.py``):
 * the model is averaged with equal weights;
 * the threshold is (1 + gamma) x the *mean* entropy (``reference = "mean"``), set once, on the silos' *test*
   split;
-* the entropy is that of passes with dropout off, which are all the same;
+* the entropy is measured with dropout off, in identical passes;
 * iterations have no cap (``max_iterations = 0``).
 
 Raw pixels, dropout on the logits, the rotation centre, the test split as holdout and the hyper-parameters are
@@ -29,12 +29,12 @@ from ..engines.base import Expected, Message, Reply
 from ..server.turn import Turn
 from .base import Record, State, register
 from .uefl import findings
-from .uefl.client import Quantised, negative_usage
+from .uefl.client import CodebookAlgorithm, negative_usage
 from .uefl.extension import threshold
 
 
 @register("uefl-published")
-class PublishedUEFL(Quantised):
+class PublishedUEFL(CodebookAlgorithm):
     """UEFL as the published code runs it, mistakes included; the module's docstring lists them."""
 
     draws = False
@@ -47,11 +47,10 @@ class PublishedUEFL(Quantised):
         return training.rounds[min(iteration, len(training.rounds) - 1)]
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Also every silo's blocks, and where it points.
+        """Return the state of FedAvg with every silo's blocks.
 
-        ``main`` ``[blocks, v, d]``: the blocks of the main model, the shared one and spares; ``own.NAME``:
-        those of each silo;
-        ``book``: the block that each silo points at, 0 for none beside the shared one.
+        ``main`` ``[blocks, v, d]``: blocks of the main model, a shared one and spares. ``own.NAME``: blocks
+        of each silo. ``book``: index of each silo's own block, 0 for a silo with the shared block only.
         """
         state, length = super().server_state(values, buffers, net), self.length(net)
         main = torch.stack([self.start(length, 0), self.start(length, 1)]).to(values.device)
@@ -71,8 +70,8 @@ class PublishedUEFL(Quantised):
         message.expects["usage"] = Expected((len(codebook),), torch.int64)
         return message
 
-    def unsound(self, message: Message, reply: Reply) -> str | None:
-        """Refuse counts that are negative."""
+    def rejection(self, message: Message, reply: Reply) -> str | None:
+        """Reject negative counts."""
         return negative_usage(reply)
 
     def weight(self, update: Reply) -> float:
@@ -143,7 +142,7 @@ class PublishedUEFL(Quantised):
         return 0
 
     def visible(self, state: State, client: str, turn: Turn) -> torch.Tensor:
-        """What a silo sees, ``[V, d]``, at the start of a round."""
+        """Return the codebook of a silo at the start of a round, ``[V, d]``."""
         own = state.tensors.get(f"own.{client}")
         blocks = state.tensors["main"] if turn.trained == 0 or own is None else own
         book = state.plain["book"].get(client, 0)

@@ -1,9 +1,9 @@
-"""VHL: all clients train on the same images made of noise too, and their features of a class are pulled
-towards those of the noise.
+"""VHL: all clients also train on the same noise images, and features of a class move towards the noise of
+that class.
 
 Source: Tang et al., "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated
-Learning" (ICML 2022), and the authors' code: a virtual class for each real one, told apart by outputs of its
-own, and matched to it in the pull.
+Learning" (ICML 2022), and the authors' code: one virtual class per real class, with outputs of its own,
+matched to it in the pull.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class VHL(Algorithm):
         temperature: float = Field(0.07, gt=0, description="of the terms of the features")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head, whose hidden units are the features."""
+        """Refuse a network without the usual head; its hidden units are the features."""
         usual(net, f"arm {arm!r}: virtual images need")
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The usual network, with a last layer for the virtual classes beside that for the real ones; only
-        the latter predicts."""
+        """Build the usual network with a second last layer for the virtual classes. Only the first one
+        predicts."""
         net = super().build_model(spec)
         if isinstance(net, Net) and isinstance(net.head, Head):
             net.head.virtual = nn.Linear(net.head.fc2.in_features, spec.classes)
@@ -116,11 +116,11 @@ def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: 
 
 
 def contrast(features: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The supervised contrastive loss of features ``[B, D]`` with labels ``[B]``, a scalar in nats.
+    """Return the supervised contrastive loss of features ``[B, D]`` with labels ``[B]``, a scalar in nats.
 
-    Every row is an anchor: minus the mean of the log-probabilities that the softmax of its cosines with all
-        others, over ``temperature``,
-    gives to those of its class; 0 where it has none.
+    Each row is an anchor. Its term is minus the mean log-probability of the other rows of its class, in the
+    softmax over the cosines with all other rows, divided by ``temperature``; 0 without another row of the
+    class.
 
     Source: Khosla et al. 2020, "Supervised Contrastive Learning", eq. 2.
     """
@@ -133,7 +133,7 @@ def contrast(features: torch.Tensor, labels: torch.Tensor, temperature: float) -
 
 
 def _both(net: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features ``[B, hidden]`` and logits ``[B, 2 classes]``, those of the virtual classes last."""
+    """Return features ``[B, hidden]`` and logits ``[B, 2 classes]``, real classes first."""
     net, head = usual(net, "virtual images need")
     features = head.prefix(net.tokens(images))
     dropped = head.drop(features)

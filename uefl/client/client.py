@@ -1,23 +1,20 @@
-"""A client's turn: it measures the model that it is sent, answers the algorithm, or trains, as the message
-says.
+"""A client's turn: measure the model, then answer the algorithm or train.
 
-Options of a message, carried out in this order:
+Options of a message, in the order of execution:
 
-=================  ==========================================================================================================
-``evaluate``       measure the model as sent: metrics of the test split, and the entropy of the holdout split
-``train``          ``before_round`` of the algorithm, the step loop, and the update that the message expects
-``personalised``   with ``train``: measure the model after it
-``ask``            in the place of ``train``: the algorithm's ``answer``; the value tells several asks of a run apart
-``newcomer``       the client has never trained: it is measured with the ``reference`` state, and trains from its own
-=================  ==========================================================================================================
+=================  ==========================================================================================
+``evaluate``       measure the model as sent: metrics of the test split, entropy of the holdout split
+``train``          ``before_round`` of the algorithm, the training loop, and the expected update
+``personalised``   with ``train``: measure the model after training
+``ask``            instead of ``train``: the algorithm's ``answer``; the value distinguishes the asks of a run
+``newcomer``       the client has never trained: measure it with the ``reference`` state, train from its own
+=================  ==========================================================================================
 
-with ``round`` and ``seed``, which make every random draw, and ``last``, whether the measurement is the last
-one of an iteration. With ``evaluate`` and a ``reference`` state, the accuracy of the model with that state is
-measured too, as that of the global model.
+``round`` and ``seed`` determine every random draw. ``last`` marks the last measurement of an iteration. With
+``evaluate`` and a ``reference`` state, the accuracy with that state is measured too: the global model.
 
-The messages of the members of an ensemble come as one (``engines.base.join``). They are measured together and
-trained one after the other; the tensors of each go back under its number. A member's model is loaded once,
-and once more for each ``reference`` that is measured.
+The messages of the members of an ensemble arrive as one (``engines.base.join``). The client measures the
+members together and trains one after the other. The reply numbers their tensors.
 """
 
 from __future__ import annotations
@@ -58,10 +55,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Images:
-    """The data of clients on one device, read when a client has its first turn.
+    """Read and keep the data of clients on one device.
 
-    Those of the first 1000 clients that have a turn are kept; with more, the others are read for each turn
-    anew.
+    The data of the first 1000 clients stay in memory. With more clients, the others are read in every turn.
 
     Args:
         read: the data of a client, by its name.
@@ -73,7 +69,7 @@ class Images:
         self._kept: dict[str, LabeledData | SetData] = {}
 
     def __call__(self, name: str) -> LabeledData | SetData:
-        """One client's data, on the device."""
+        """Return one client's data, on the device."""
         found = self._kept.get(name)
         if found is None:
             found = on_device(self._read(name), self._device)
@@ -83,23 +79,23 @@ class Images:
 
 
 class Clients:
-    """All clients of a run in this process, whose images stay from one arm to the next.
+    """Run all clients of a run in this process, and keep their images from one arm to the next.
 
     Args:
-        silos: those that are trained on, and those that are measured only.
+        silos: training clients and clients that are only measured.
         device: where the images go.
     """
 
     def __init__(self, silos: tuple[Silo, ...], device: torch.device) -> None:
         self.key = secrets.token_bytes(32)
-        """of the noise of clients that add it themselves"""
+        """secret key of the noise of clients that add it themselves"""
         self.secrets: Mapping[str, bytes] = {}
-        """by name, the secrets of clients that have one of their own; see :class:`Client`"""
+        """by name, the secrets of some clients, see :class:`Client`"""
         self._silos = {silo.name: silo for silo in silos}
         self.data = Images(lambda name: self._silos[name].load(), device)
 
     def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
-        """The work of every client in one arm, by name."""
+        """Return the function of every client that handles its messages in one arm."""
         return Lazy(
             self._silos,
             lambda name: Client(name, partial(self.data, name), workspace, self.key, self.secrets.get(name)),
@@ -132,9 +128,8 @@ class Client:
         data: returns its data, on the device.
         workspace: the resident network.
         key: the secret that noise is made from, where the client itself adds it.
-        secret: makes the draws that protect the client's data. None: it is made from the seed of the run, so
-            that an experiment repeats. That is for processes that have the images of all clients, and so
-            nobody to keep them from.
+        secret: makes the draws that protect the client's data. None: derived from the seed of the run, so
+            that an experiment can be repeated. Then this process has the images of all clients.
     """
 
     def __init__(
@@ -149,7 +144,7 @@ class Client:
         self._secret = secret or simulated(workspace.context.run.seed, name)
 
     def __call__(self, message: Message) -> Reply:
-        """Do the work; see the module's docstring."""
+        """Handle a message; see the module's docstring."""
         device = self._workspace.device
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -159,10 +154,10 @@ class Client:
             raise
 
     def _log(self, error: Exception) -> None:
-        """Where an algorithm or a network of the user's own raises, say which client and method it was.
+        """Log which client and method raised an error in a user's algorithm or network.
 
-        A RuntimeError leaves the client out and the run goes on, so its traceback is shown here or nowhere.
-        Those of the package's own algorithms are for who works on them, who asks for the level ``DEBUG``.
+        A RuntimeError only rejects the reply and the run continues, so this is the only place that shows its
+        traceback. Errors of built-in algorithms are logged at level ``DEBUG``.
         """
         algorithm = self._workspace.algorithm
         ours = (
@@ -183,9 +178,11 @@ class Client:
 
     def _turn(self, members: list[Message]) -> Reply:
         works = [self._work(part) for part in members]
-        parts = [self._part(work) for work in works] if len(works) == 1 else [
-            part.copied() for part in map(self._part, works)
-        ]
+        parts = (
+            [self._part(work) for work in works]
+            if len(works) == 1
+            else [part.copied() for part in map(self._part, works)]
+        )
         first, options = works[0], members[0].options
         # under local privacy the number of examples is not a weight
         local = self._workspace.context.run.privacy == "local"
@@ -259,7 +256,7 @@ class Client:
         return update, kept, result
 
     def _global(self, work: Work) -> Prediction:
-        """Predictions of the test split with the ``reference`` state."""
+        """Predict the test split with the ``reference`` state."""
         again = self._with_reference(work)
         self._workspace.load(again.message)
         self._seed(again, "global")
@@ -288,7 +285,7 @@ class Client:
         )
 
     def _algorithm(self, work: Work) -> Algorithm:
-        """The algorithm, with the seed of the member of an ensemble."""
+        """Return the algorithm with the seed of this member of an ensemble."""
         return self._workspace.algorithm.bound(replace(self._workspace.context, seed=work.seed))
 
     def _seed(self, work: Work, *purpose: str) -> None:
@@ -296,12 +293,12 @@ class Client:
 
 
 def simulated(seed: int, name: str) -> bytes:
-    """The secret of a client of an experiment, made from the seed of the run."""
+    """Return the secret of a client of an experiment, derived from the seed of the run."""
     return hashlib.sha256(f"{seed}/secret/{name}".encode()).digest()
 
 
 def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData | SetData:
-    """A client's data on a device; a holdout that is the test split stays the same object."""
+    """Move a client's data to a device. If the holdout is the test split, it stays the same object."""
     if isinstance(data, LabeledData):
         test = data.test.to(device)
         holdout = test if data.holdout is data.test else data.holdout.to(device)

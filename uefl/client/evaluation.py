@@ -1,4 +1,4 @@
-"""Measuring the model that a client is sent, or an ensemble of them."""
+"""Measure the model that a client is sent, or an ensemble."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from .work import Work
 
 _BATCH = 500
-_BINS = 15  # of the confidence, as those of the ECE
-_MOST_CLASSES = 100  # more make a line of metrics.jsonl long, and a picture that nobody reads
+_BINS = 15  # of the confidence, the same as for the ECE
+_MOST_CLASSES = 100  # a larger confusion matrix makes lines long and a plot unreadable
 Metrics = dict[str, float | list[int] | list[float]]
 
 
 @torch.no_grad()
 def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
-    """Predictions of the loaded network, for the ``test`` and the ``holdout`` images of a client, where it
-    has them.
+    """Predict the ``test`` and the ``holdout`` images of a client with the loaded network.
 
-    For a client without test images they are of its training images, as ``own``.
+    A client without test images predicts its training images, as ``own``.
     """
     work.net.eval()
     splits = {"test": work.test, "holdout": work.data.holdout if isinstance(work.data, LabeledData) else None}
@@ -45,7 +44,7 @@ def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
 
 @torch.no_grad()
 def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Prediction:
-    """Predictions of the loaded network for images ``[N, C, H, W]`` uint8.
+    """Predict images ``[N, C, H, W]`` uint8 with the loaded network.
 
     Raises:
         TypeError: the algorithm makes something else.
@@ -69,7 +68,7 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
 
 @torch.no_grad()
 def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Prediction]], last: bool) -> Metrics:
-    """Metrics of the mean of the members."""
+    """Return the metrics of the members' mean prediction."""
     values: dict[str, torch.Tensor] = {}
     counts: Metrics = {}
     for name in members[0]:
@@ -104,17 +103,16 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
 
 
 def list_lengths(classes: int) -> dict[str, int]:
-    """The metrics that are lists, and how long each is."""
+    """Return the length of each metric that is a list."""
     return {"reliability": 2 * _BINS, "confusion": classes * classes, "confidence": _BINS}
 
 
 def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
-    """What a report draws of the predictions, in numbers that do not grow with the images.
+    """Return the counts that a report plots; their size does not depend on the number of images.
 
-    ``confusion`` ``[classes * classes]``, row by row: images of a class, by the class that was predicted.
-    ``reliability``, of each bin of
-    the confidence in turn: images, and how many of them were predicted right. ``confidence``: their sum in
-        each bin.
+    ``confusion`` ``[classes * classes]``: images by class and predicted class, row by row. ``reliability``:
+    for each bin of the confidence, images and correct predictions. ``confidence``: the sum of the confidences
+    in each bin.
     """
     classes, labels = probs.shape[1], labels.cpu()  # where sums have one order
     confidence, predicted = probs.double().cpu().max(1)

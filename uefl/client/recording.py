@@ -1,9 +1,8 @@
-"""A step of training that is recorded once in a turn and replayed: a GPU is given all kernels of a step at
-once.
+"""Record a training step as a CUDA graph and replay it.
 
-The small networks of a federation keep a GPU busy for less time than Python takes to launch their kernels. A
-CUDA graph has them launched together. It repeats the very same operations on the very same tensors, so an
-algorithm has to say that its steps are such (:attr:`Algorithm.static_step`).
+A small network keeps a GPU busy for less time than Python takes to launch its kernels. A CUDA graph launches
+all of them at once. It repeats the same operations on the same tensors, so the algorithm declares whether its
+steps do so (:attr:`Algorithm.static_step`).
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
     from .work import Work
 
 _FIRST = 2
-"""steps before the recording, in which the optimizer, gradients and libraries make what they keep"""
+"""steps before the recording, in which the optimizer, autograd and libraries allocate their buffers"""
 _LEAST = 10
-"""steps of one size from which on a recording should pay, whose making is reckoned to take as long as a few
-steps; not measured"""
+"""smallest number of steps of one batch size that is worth a recording; an estimate, not measured"""
 _METHODS = ("regularize", "loss", "before_step", "after_batch")
 
 Step = Callable[[Batch], None]
@@ -35,14 +33,14 @@ class Recorder(Protocol):
     """Records operations on one device."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Is around all steps of a turn."""
+        """Enclose all steps of a turn."""
 
     def record(self, operations: Callable[[], None]) -> Callable[[], None]:
-        """What repeats the operations, which are not carried out now."""
+        """Record the operations without running them; return a function that replays them."""
 
 
 class CudaRecorder:
-    """CUDA graphs, of which the last one is kept: the next ones take its memory, which none of them needs
+    """Record CUDA graphs. Each graph takes the memory pool of the one before; no graph needs its memory
     between two replays.
 
     Args:
@@ -56,7 +54,7 @@ class CudaRecorder:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """All steps on one stream, which is not the default one: there, nothing can be recorded."""
+        """Run all steps on a stream of its own; the default stream cannot record."""
         around = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(around)
         try:
@@ -66,7 +64,7 @@ class CudaRecorder:
             around.wait_stream(self._stream)
 
     def record(self, operations: Callable[[], None]) -> Callable[[], None]:
-        """A replay of the operations.
+        """Return a function that replays the operations.
 
         Raises:
             RuntimeError: one of them cannot be recorded, e.g. because it waits for the device.
@@ -86,13 +84,15 @@ class CudaRecorder:
 
 
 def recorder_of(device: torch.device) -> Recorder | None:
-    """What records steps on a device; None: nothing does."""
+    """Return the recorder of steps on a device; None: steps are not recorded."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
 def is_static(algorithm: Algorithm) -> bool:
-    """Whether a class that has every method of the algorithm's steps, its own or inherited, says that they
-    can be repeated."""
+    """Return True if the steps of an algorithm can be replayed.
+
+    The class that sets ``static_step`` must define or inherit every method of the step.
+    """
     kind = type(algorithm)
     says = _owner(kind, "static_step")
     return all(issubclass(says, _owner(kind, method)) for method in _METHODS) and algorithm.static_step
@@ -104,8 +104,7 @@ def _owner(kind: type[Algorithm], name: str) -> type:
 
 @contextmanager
 def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator[Step]:
-    """The same step, carried out by replays of a recording for each size of which the turn has enough
-    batches.
+    """Replay a recording of the step for each batch size that is frequent enough in this turn.
 
     Args:
         step: takes a batch; counts itself in ``work.step``, and images in ``work.counted``.
@@ -128,11 +127,12 @@ class _Recording(NamedTuple):
     batch: Batch
     replay: Callable[[], None]
     images: Counter[str]
-    """what it adds to ``work.counted``"""
+    """counts that a replay adds to ``work.counted``"""
 
 
 class _Replayed:
-    """Steps on batches of some sizes; the first few of each size, and those of other sizes, as they are."""
+    """Run the first steps of each frequent batch size, and steps of other sizes, as they are; replay the
+    others."""
 
     def __init__(self, step: Step, work: Work, recorder: Recorder, sizes: set[int]) -> None:
         self._step, self._work, self._recorder = step, work, recorder
@@ -158,7 +158,7 @@ class _Replayed:
         self._work.counted.update(images)
 
     def _recorded(self, batch: Batch) -> _Recording:
-        """Recording carries out what is Python, and nothing else: what it counts is taken back."""
+        """Record a step. Its Python code runs during the recording, so its counts are reset."""
         place = Batch(*(tensor.clone() for tensor in batch))
         step, counted = self._work.step, self._work.counted.copy()
         replay = self._recorder.record(lambda: self._step(place))

@@ -1,4 +1,4 @@
-"""The private state that a client begins with."""
+"""Initial private state of a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def fresh(algorithm: Algorithm, client: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Make the tensors of :meth:`~uefl.Algorithm.client_state`; the same wherever and whenever they are made.
+    """Create the tensors of :meth:`~uefl.Algorithm.client_state`; the result depends on seed and client only.
 
     Raises:
         TypeError: one of them is no tensor.

@@ -1,5 +1,4 @@
-"""The step loop: passes over a client's images with the optimizer of the run. Every training in a run is one
-call of :func:`fit`."""
+"""The training loop. All training in a run calls :func:`fit`."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """The results of a training beside the parameters."""
+    """The loss, number of steps and optimizer of a training."""
 
     loss: float
-    """mean over all images, NaN where there was no step"""
+    """mean over all images, NaN if there was no step"""
     steps: int
     optimizer: torch.optim.Optimizer
 
@@ -35,20 +34,23 @@ def fit(
     epochs: int | None = None,
     moments: dict[str, torch.Tensor] | None = None,
 ) -> Outcome:
-    """Train the network that is loaded.
+    """Train the loaded network.
 
-    The batches of all passes are drawn from torch's generator first, so that no draw of a step can change
-    them; dropout and augmentation go on with the same generator.
+    The batches of all epochs are drawn first, so that draws of a step cannot change them. Dropout and
+    augmentation continue with the same generator.
 
     Args:
-        algorithm: whose batches, terms and steps these are.
+        algorithm: provides batches, loss terms and hooks of a step.
         work: the client's turn.
-        loss: in the place of ``algorithm.loss``.
-        epochs: passes, in the place of the budget of the configuration.
-        moments: the state of Adam to go on with, as :func:`moments_of` returns it; None: a fresh optimizer.
+
+        loss: replaces ``algorithm.loss``.
+        epochs: replaces the configured number of epochs.
+
+        moments: state of Adam from :func:`moments_of`; None: a new optimizer.
 
     Raises:
-        TypeError: a tensor of ``work.trained`` that cannot be trained, or a loss that is no scalar tensor.
+        TypeError: a tensor of ``work.trained`` is not a leaf with a gradient, or a loss is not a scalar
+    tensor.
     """
     for name, tensor in work.trained.items():
         if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would pass it over without a word
@@ -70,7 +72,7 @@ def fit(
     total, images = torch.zeros((), device=device), 0
 
     def step(batch: Batch) -> None:
-        """One step; but for what it counts, it changes tensors alone, and those in place."""
+        """Take one step. Apart from its counters it only changes tensors, in place."""
         if not algorithm.regularize(work, gradient):
             gradient.zero_()
         for tensor in work.trained.values():
@@ -86,7 +88,7 @@ def fit(
         algorithm.before_step(work, gradient)
         optimizer.step()
         if frozen is not None and kept is not None:
-            # Terms of the parameters, such as weight decay, are for those that are trained. By a mask:
+            # Weight decay must not move frozen parameters. By a mask:
             # positions would be looked at on the host where kernels have to be deterministic, which a CUDA
             # graph cannot hold.
             torch.where(frozen, kept, flat.values.data, out=flat.values.data)
@@ -95,7 +97,7 @@ def fit(
         algorithm.after_batch(work, batch)
 
     work.net.train()
-    # of another loss nobody knows whether its steps are all the same
+    # the algorithm declares only its own loss static
     own = getattr(measure, "__func__", None) is type(algorithm).loss
     with replayed(step, work, plan) if own else nullcontext(step) as take:
         for work.epoch, batches in enumerate(plan):
@@ -106,14 +108,13 @@ def fit(
 
 
 def moments_of(outcome: Outcome, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Copies of the state of the optimizer for one parameter, by name: of its shape, or scalars. SGD without
-    momentum has none."""
+    """Return copies of the optimizer's state for one parameter, by name. SGD without momentum has none."""
     state: dict[str, Any] = outcome.optimizer.state[parameter]
     return {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[torch.Tensor]]:
-    """The batches of every pass; with a budget of steps, as many passes as it takes, the last one cut."""
+    """Return the batches of every epoch. With ``local_steps``, the last epoch may be cut short."""
     budget = work.training.local_steps if epochs is None else 0
     if not budget:
         return [
@@ -131,7 +132,7 @@ def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[tor
 
 
 def _groups(work: Work) -> list[dict[str, Any]]:
-    """What is trained, by learning rate."""
+    """Return the parameter groups, by learning rate."""
     lr = work.training.lr_in(work.round)
     plain = [
         work.workspace.flat.values,

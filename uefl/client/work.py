@@ -1,4 +1,4 @@
-"""What the client half of an algorithm sees in one turn."""
+"""The inputs of an algorithm's client half in one turn."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ RESERVED = frozenset(
         "epsilon",
     )
 )
-"""names of metrics.jsonl that the frame fills, in the lines of clients and in those of answers that were left
-out"""
+"""columns of metrics.jsonl that the frame fills"""
 
 
 def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -79,7 +78,7 @@ def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 class Batch(NamedTuple):
-    """Training images, normalised ``[b, C, H, W]`` float32, and their positions ``[b]`` in the client's
+    """Training images, normalized ``[b, C, H, W]`` float32, and their positions ``[b]`` in the client's
     data."""
 
     images: torch.Tensor
@@ -109,8 +108,7 @@ class Work:
     uniform: Callable[..., Any]
     """:func:`uefl.privacy.uniform` with the secret of this client"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
-    """tensors of ``client_state``; the client finds them here again in its next turn, with the changes that
-    it made"""
+    """tensors of ``client_state``, with the changes of earlier turns"""
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     """leaves that are trained with the network; put there in ``before_round``"""
     rates: dict[str, float] = field(default_factory=dict)
@@ -119,8 +117,8 @@ class Work:
     memory: dict[str, Any] = field(default_factory=dict)
     """any values that one method keeps for another one of the same turn"""
     metrics: dict[str, float] = field(default_factory=dict)
-    """what the algorithm measures while it trains, e.g. the mean of a term of its loss: part of the client's
-    metrics of this round"""
+    """measurements of the training, such as the mean of a loss term; part of the client's metrics of the
+    round"""
     _noted: dict[str, torch.Tensor] = field(default_factory=dict)
     counted: Counter[str] = field(default_factory=Counter)
     """images in each sum of :meth:`note`"""
@@ -180,8 +178,7 @@ class Work:
 
     @property
     def train(self) -> Split:
-        """The images that are trained on; in the place of labels, those of unlabeled sets have the set that
-        they are in."""
+        """The training images. For unlabeled sets, the labels are the numbers of the sets."""
         return (
             self.data.train if isinstance(self.data, LabeledData) else Split(self.data.images, self.data.sets)
         )
@@ -198,7 +195,7 @@ class Work:
         return self.data.test
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """A forward pass, normalised ``[b, C, H, W]`` -> ``[b, classes]`` float32."""
+        """A forward pass, normalized ``[b, C, H, W]`` -> ``[b, classes]`` float32."""
         with self.amp():
             logits: torch.Tensor = self.net(images)
         return logits.float()
@@ -219,7 +216,7 @@ class Work:
         self.counted[name] += images
 
     def noted(self) -> dict[str, float]:
-        """What :meth:`note` has gathered."""
+        """Return the means of :meth:`note`."""
         return {name: float(total) / self.counted[name] for name, total in self._noted.items()}
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -234,9 +231,9 @@ class Work:
         again learns nothing new.
 
         Args:
-            count: how many.
-            place: what they are for.
-            of: uint8; other data are other draws.
+            count: how many numbers.
+            place: names the purpose.
+            of: uint8 data; different data give different draws.
 
         Returns:
             ``[count]`` float64 in (0, 1), on the CPU.
@@ -245,6 +242,6 @@ class Work:
         return torch.from_numpy(self.uniform(data, count, "own", self.client, *place))
 
     def batch(self, positions: torch.Tensor) -> Batch:
-        """Training images at these positions ``[b]``, augmented and normalised."""
+        """Training images at these positions ``[b]``, augmented and normalized."""
         split = self.train
         return Batch(self.workspace.prepared(split.images[positions]), positions, split.labels[positions])

@@ -1,5 +1,4 @@
-"""The resident network of an arm on one device, with all that its clients share: precision, normalisation,
-augmentation."""
+"""The resident network of an arm on one device; precision, normalization and augmentation."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Workspace:
-    """One network, set in place for each client in turn; the precision, the normalisation, the augmentation.
+    """One network, set in place for each client in turn; the precision, the normalization, the augmentation.
 
     Args:
         algorithm: bound to its context; builds the network.
@@ -89,8 +88,8 @@ class Workspace:
                 flat[self._rest[i]] = message.private[_PRIVATE[name]]
 
     def shared(self) -> dict[str, torch.Tensor]:
-        """``values`` and ``buffers`` without the private parts. Where nothing is private they are the
-        resident tensors, not copies."""
+        """Return ``values`` and ``buffers`` without the private parts. Without private parts, the result
+        shares memory with the network."""
         return self._cut(self.flat, self._shared)
 
     def private(self) -> dict[str, torch.Tensor]:
@@ -147,7 +146,7 @@ class Workspace:
         return ((images - self._mean) / self._std).contiguous(memory_format=torch.channels_last)
 
     def prepared(self, images: torch.Tensor) -> torch.Tensor:
-        """Training images ``[B, C, H, W]`` uint8 -> float32: augmented, then normalised."""
+        """Training images ``[B, C, H, W]`` uint8 -> float32: augmented, then normalized."""
         return self.normalize(augment(images, self._augment))
 
     def amp(self) -> AbstractContextManager[None]:
@@ -176,11 +175,10 @@ class Workspace:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep for this process what it frees.
+    """Stop glibc from returning freed memory to the system.
 
-    A step takes and frees tensors of megabytes. glibc would hand them back to the system, which maps and
-    clears every page anew in the
-    next step: 5000 page faults a step of the demo, 8 % of its time.
+    A training step allocates and frees tensors of megabytes. The system would map and clear the pages in
+    every step: 5000 page faults per step of the demo, 8 % of its time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -189,10 +187,10 @@ def _keep_freed_memory() -> None:
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:
-    """Whether the network computes in bfloat16 where ``run.precision`` says ``precision``.
+    """Return True if the network computes in bfloat16 for a value of ``run.precision``.
 
-    ``auto`` takes it where the hardware multiplies it: with AMX or AVX512_BF16 on a CPU, with tensor cores on
-    a GPU. oneDNN has it on AVX2 too, in ten times the time of float32.
+    ``auto`` uses bfloat16 if the hardware supports it: AMX or AVX512_BF16 on a CPU, tensor cores on a GPU.
+    oneDNN also runs it with AVX2, ten times slower than float32.
     """
     if precision != "auto":
         return precision == "bf16"

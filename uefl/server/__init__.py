@@ -1,1 +1,1 @@
-"""The server's side of a run: rounds, participants, checks, averages, and what the server trains itself."""
+"""The server: rounds, participants, checks, averages, and training on its own images."""

@@ -1,4 +1,4 @@
-"""What an answer must be to count, what a round needs for the run to go on, and what a state may hold."""
+"""Checks of replies, of the quorum, of the course of training, and of the server's state."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ _MOST |= {
     "steps": math.inf,
 }
 """what metrics of the frame are at most; all are at least 0"""
-_LONGEST = 200  # characters of a reason, parts of which a client may have chosen
+_LONGEST = 200  # characters of a reason
 _OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "left_out"))
 """keys of metrics.jsonl that say which line this is, which no client may say"""
 
 
-def unsound(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | None:
-    """Why nothing of a reply can be used, or None: it is an error, or its metrics are none.
+def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | None:
+    """Return the reason to reject a reply as a whole; None: it has no error, and its metrics are possible
+    values.
 
     Args:
         reply: of a client.
@@ -71,7 +72,7 @@ def unsound(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | 
 
 
 def _out_of_range(values: Mapping[str, Any]) -> str | None:
-    """The first metric of the frame that no measurement can have, in words; None: there is none."""
+    """Return the first metric with an impossible value, in words; None: all are possible."""
     for key, value in values.items():
         most = _MOST.get(key)
         if most is None or isinstance(value, (list, type(None))):
@@ -82,7 +83,7 @@ def _out_of_range(values: Mapping[str, Any]) -> str | None:
 
 
 def not_finite(values: Mapping[str, Any]) -> str | None:
-    """The first number that is NaN, infinite, or beyond float32, in words; None: all are finite."""
+    """Return the first number that is NaN, infinite or beyond float32, in words; None: all are finite."""
     for key, value in values.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, (int, float)) and not abs(number) <= _LARGEST:
@@ -91,16 +92,15 @@ def not_finite(values: Mapping[str, Any]) -> str | None:
 
 
 def printable(reason: str) -> str:
-    """A reason in one short line that moves no terminal: the names in it may be those that a client has
-    sent."""
+    """Return a reason as one short printable line; clients choose some of its names."""
     line = "".join(character if character.isprintable() else "?" for character in reason)
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
 def check_quorum(
-    share: float, round: int, answers: int, clients: int, what: str, refused: Sequence[str]
+    share: float, round: int, answers: int, clients: int, what: str, rejected: Sequence[str]
 ) -> None:
-    """Stop where too few clients have done their part.
+    """Stop the run if too few clients have replied.
 
     Args:
         share: of the clients that is enough.
@@ -108,7 +108,7 @@ def check_quorum(
         answers: clients that did.
         clients: that were asked.
         what: they were to do, in the past tense.
-        refused: clients that were left out, each with the reason.
+        rejected: clients with a rejected reply, each with the reason.
 
     Raises:
         RunError: fewer answers than the quorum.
@@ -116,12 +116,12 @@ def check_quorum(
     needed = math.ceil(share * clients - 1e-9)  # 0.07 * 100 is a little more than 7
     if answers < needed:
         why = f"{answers} of {clients} clients {what}, the quorum is {needed}; the run stops here"
-        raise RunError(f"round {round}: {why}" + (f" ({refused[0]})" if refused else ""))
+        raise RunError(f"round {round}: {why}" + (f" ({rejected[0]})" if rejected else ""))
 
 
 def blame(magnitudes: Mapping[str, float]) -> str:
-    """Name the client with an update far larger than the others, in words; where there is none, the model
-    itself has diverged.
+    """Name the client with an update far larger than the others, in words. Without one, the model has
+    diverged.
 
     Args:
         magnitudes: the largest element of each update, by client.
@@ -139,21 +139,22 @@ def blame(magnitudes: Mapping[str, float]) -> str:
 def check_course(
     records: Sequence[Record], last: Iterable[Record], first: float | None, round: int
 ) -> float | None:
-    """Stop a model that has left all bounds, which is no result even where its numbers are finite.
+    """Stop a run that has diverged, even while its numbers are finite.
 
     Args:
         records: of the round.
-        last: of each client, what its training has left.
+        last: training metrics of each client.
+
         first: what this function returned for the round before.
-        round: rounds that have been trained.
+        round: number of trained rounds.
 
     Returns:
-        The mean loss of the first round that had any, with which the later ones are compared.
+        The mean training loss of the first round that has one.
 
     Raises:
-        RunError: a number that is not finite, or a mean loss far above the first.
+        RunError: a number that is not finite, or a mean loss far above the first one.
     """
-    # what clients measure is finite; what the algorithm's server half records may not be
+    # clients' metrics are finite; columns of the algorithm's server half may not be
     for record in records:
         error = not_finite(record)
         if error is not None:
@@ -172,8 +173,7 @@ def check_course(
 
 
 def written(state: State) -> State:
-    """Pass the plain values through JSON and back, so that their types are the same with and without a
-    checkpoint.
+    """Convert the plain values to JSON and back, so that their types do not depend on a checkpoint.
 
     Raises:
         TypeError: a value that JSON has not.

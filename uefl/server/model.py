@@ -20,6 +20,7 @@ from ..client.workspace import Workspace
 from ..engines.base import Message, Reply
 from ..errors import RunError
 from ..lazy import Lazy
+from ..privacy import Privacy
 from ..seeds import seeded
 from .checks import blame, written
 from .private import PrivateStates, StateFiles, Tensors
@@ -127,11 +128,11 @@ class ServerModel:
         suspicious = magnitude(found) > _SUSPICIOUS * max(1.0, magnitude(sent))
         return self._workspace.fault(reply.tensors, self.private.start, predict=suspicious)
 
-    def begin_averages(self, rule: Rule) -> None:
+    def begin_averages(self, rule: Rule | Privacy) -> None:
         """Create the averages of a round."""
         self._averages = rule.averages(self.algorithm, self.state)
 
-    def add(self, rule: Rule, reply: Reply) -> None:
+    def add(self, rule: Rule | Privacy, reply: Reply) -> None:
         """Add a sound update, and keep the client's private state."""
         rule.add(self.algorithm, self.state, self._averages, replace(reply, private={}))
         self.keep(reply)
@@ -143,15 +144,17 @@ class ServerModel:
         elif reply.states[0]:
             self.private.named[reply.client] = reply.states[0]
 
-    def aggregate(self, rule: Rule, arm: str, magnitudes: Mapping[str, float], predict: bool) -> None:
+    def aggregate(
+        self, rule: Rule | Privacy, arm: str, magnitudes: Mapping[str, float], predict: bool
+    ) -> None:
         """Turn the averages into the new state.
 
         Args:
             rule: of the averages.
             arm: name of the arm.
             magnitudes: the largest element of each update, by client.
-            predict: whether to try the new model on an image. Noise that hides clients may spoil it; then no
-                update is at fault.
+            predict: whether to test the new model on an image; noise that hides clients may spoil its
+                prediction.
 
         Raises:
             RunError: the new state is not a model. The message names a client if its update is far larger
@@ -190,7 +193,7 @@ class ServerModel:
     # --- results -------------------------------------------------------------------------------------------
 
     def network(self, workspace: Workspace) -> tuple[Tensors, Lazy[Tensors]]:
-        """Return the weights by name, and the tensors of each client. Private weights are the clients' mean."""
+        """Return the weights by name, private ones as the clients' mean, and the tensors of each client."""
         model = {name: self.state.tensors[name] for name in ("values", "buffers")}
         trained = sorted(self._have_trained)
         reference = (
@@ -214,7 +217,7 @@ class ServerModel:
         return mine | {name: weights[name] for name in names} | tensors
 
     def plain(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside the tensors."""
+        """Return the values of the checkpoint other than tensors."""
         private = dict(self.private.named)
         return {"tensors": sorted(self.state.tensors), "plain": self.state.plain, "private": private}
 
@@ -236,11 +239,9 @@ class ServerModel:
 
 
 def named_states(reply: Reply, members: int) -> bool:
-    """Whether the reply of a client that stores its own states names one of each member."""
+    """Return True if a client that stores its own states names the state of every member."""
     return len(reply.states) == members and all(_NAME.fullmatch(name) for name in reply.states)
 
 
 def silent(line: str) -> None:
     """Drop the notices of members after the first; they would repeat."""
-
-

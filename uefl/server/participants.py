@@ -1,4 +1,4 @@
-"""Who trains in a round, and who measures its model."""
+"""The clients that train in a round, and the clients that measure its model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..seeds import derive
 
 
 class Participants:
-    """A share of the clients, drawn anew for every round; the draw depends on the seed and the round alone.
+    """Draw a share of the clients for each round. The draw depends only on seed, purpose and round.
 
     Args:
         clients: all names, sorted.
@@ -26,7 +26,7 @@ class Participants:
         self._count = math.ceil(share * len(clients) - 1e-9)  # 0.07 * 100 is a little more than 7
 
     def of(self, round: int) -> tuple[str, ...]:
-        """The names that are drawn for a round, sorted."""
+        """Return the names that are drawn for a round, sorted."""
         if self._count == len(self._clients):
             return self._clients
         generator = torch.Generator().manual_seed(derive(self._seed, self._purpose, round))

@@ -1,10 +1,8 @@
-"""The private state of the clients: a file each in the run folder, read when a message is made and dropped
-behind it.
+"""Private states of clients: one file each in the run folder, in memory only while a message is made.
 
-A file is named after its content and its client, so a changed state is another file, and one that a
-checkpoint names never changes. In the order *write, sync, checkpoint, sweep* a run that is killed at any
-moment has every file that its checkpoint names; what else lies in the folder is removed after the next
-checkpoint. A client whose state is the one that it begins with has no file.
+A file is named after a hash of its client and content, so a file that a checkpoint names never changes. The
+order is *write, sync, checkpoint, sweep*: a run killed at any moment has every file that its checkpoint
+names. Other files are removed after the next checkpoint. A client in its initial state has no file.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateFiles:
-    """Files of tensors, named after their content.
+    """Store tensors in files named after their content.
 
     Args:
         folder: is made with the first file.
@@ -38,10 +36,10 @@ class StateFiles:
         self._folder = folder
         self._unsynced: set[str] = set()
         self._replaced: set[str] | None = None
-        """files that were current after the last sweep and may be no longer; None: there was no sweep yet"""
+        """files replaced since the last sweep; None: there was no sweep yet"""
 
     def write(self, tensors: Mapping[str, torch.Tensor], owner: str, before: str | None) -> str:
-        """Write a file whole or not at all, unless it is the one of ``before``; returns its name."""
+        """Write a file completely or not at all, unless it is ``before``; return its name."""
         # safetensors refuses tensors that share memory
         data = save(
             {
@@ -64,7 +62,7 @@ class StateFiles:
         return name
 
     def read(self, name: str, owner: str) -> Tensors:
-        """The tensors of a file, on the CPU; nothing else shares their memory.
+        """Return the tensors of a file, on the CPU.
 
         Raises:
             UserError: it is missing, truncated or altered.
@@ -85,8 +83,7 @@ class StateFiles:
         return load(data)
 
     def sync(self, named: Iterable[str]) -> None:
-        """Return when the files that a checkpoint is about to name are on disk, those written since the last
-        call."""
+        """Flush the files that a checkpoint is about to name to disk."""
         for name in sorted(self._unsynced.intersection(named)):
             _fsync(self._path(name))
         if self._unsynced:
@@ -94,8 +91,7 @@ class StateFiles:
         self._unsynced.clear()
 
     def sweep(self, named: Iterable[str]) -> None:
-        """Remove the files that the checkpoint just written does not name: the first time by looking at all
-        of the folder."""
+        """Remove the files that the last checkpoint does not name. The first call lists the whole folder."""
         old = self._replaced
         if old is None:
             old = {path.stem for path in self._folder.glob("*.safetensors")}
@@ -108,11 +104,11 @@ class StateFiles:
 
 
 class PrivateStates(Mapping[str, Tensors]):
-    """The state of every client in one member of an arm, by the client's name; each look-up reads it anew.
+    """Map each client's name to its private state in one model. Each access reads the file.
 
     Args:
         files: where they are kept.
-        clients: names of those that are trained on, sorted.
+        clients: names of the training clients, sorted.
         start: the private parts of the network that every client begins with, on the device of the network.
         fresh: makes the other tensors that a client begins with.
     """
@@ -128,10 +124,10 @@ class PrivateStates(Mapping[str, Tensors]):
         self._files, self._clients, self._device = files, dict.fromkeys(clients), device
         self.start, self.fresh = start, fresh
         self.named: dict[str, str] = {}
-        """by client, the file of its state; for those that have one"""
+        """file of each client's state; a client in its initial state has none"""
 
     def __getitem__(self, client: str) -> Tensors:
-        """The state of a client, on the device of the network."""
+        """Return the state of a client, on the device of the network."""
         if client not in self._clients:
             raise KeyError(client)
         if client not in self.named:
@@ -142,24 +138,23 @@ class PrivateStates(Mapping[str, Tensors]):
         }
 
     def __iter__(self) -> Iterator[str]:
-        """Names of all clients."""
+        """Iterate over the names of all clients."""
         return iter(self._clients)
 
     def __len__(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return len(self._clients)
 
     def put(self, client: str, tensors: Tensors) -> None:
-        """Keep the state of a client in the place of the one before."""
+        """Replace the state of a client."""
         if tensors:
             self.named[client] = self._files.write(tensors, client, self.named.get(client))
 
     def reference(self, algorithm: Algorithm, trained: Sequence[str]) -> Tensors:
-        """A state for measuring a global model, and for clients that have none of their own.
+        """Return a state to measure the global model with, and for clients without a state.
 
-        The private parts of the network are the mean over the clients that have trained, added in their
-        order; before any has, they are those that all begin with. The algorithm makes the other tensors, by
-        its method ``reference``.
+        Private parts of the network are the mean over the clients that have trained; before the first round,
+        the initial values. The algorithm's method ``reference`` makes the other tensors.
         """
         if not trained:
             return dict(self.start)
@@ -176,7 +171,7 @@ class PrivateStates(Mapping[str, Tensors]):
 
 
 def _name(data: bytes, owner: str) -> str:
-    """Of a file: clients do not share one, so that it is known whose it is when it is damaged."""
+    """Return the file name. It depends on the client, so that a damaged file names its owner."""
     return hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()[:32]
 
 

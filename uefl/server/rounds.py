@@ -1,6 +1,6 @@
 """The server loop of an arm: turns, quorum, records.
 
-A *turn* is one exchange with the clients. They measure the model that they are sent; then the participants
+A *turn* is one exchange with the clients. They measure the model of their message; then the participants
 of the round train it. An iteration of R rounds takes R + 1 turns::
 
     turn 0: train        turn 1: measure, train        ...        turn R: measure, end of the iteration
@@ -46,7 +46,7 @@ class ServerLoop:
         name: of the arm in the records.
         workspace: has the algorithm and creates the initial weights.
         seeds: one for each member of an ensemble; a single one otherwise.
-        engine: carries messages to all clients, also to those that are only measured.
+        engine: carries messages to all clients, also to clients that are only measured.
         folder: of the private states of the clients; it contains nothing else.
         teacher: has the server's images; None: there are none.
         notice: called with a line for the user.
@@ -207,13 +207,13 @@ class ServerLoop:
         return records
 
     def _turn(self, each: ServerModel, measure: bool, train: bool, participants: tuple[str, ...]) -> Turn:
-        """Return what one member may know of the turn. The first member reports for all."""
+        """Return the turn of one member. The first member reports for all."""
         notice = self.notice if each is self.members[0] else silent
         place = (self.iteration, self.trained, self.round, measure, train, participants)
         return Turn(*place, notice, partial(self._ask, each), self._reject_answer)
 
     def _ask(self, each: ServerModel, messages: Mapping[str, Message]) -> Iterator[Reply]:
-        """Run an exchange that the algorithm started. Its bytes count with those of the round."""
+        """Run an exchange that the algorithm started. Its bytes count for the round."""
         self._asked += 1
         place = f"{self.iteration}/{self.trained}/{self._asked}"
         for client, message in messages.items():
@@ -303,8 +303,8 @@ class ServerLoop:
     def _record(self, reply: Reply) -> Record:
         """Return the line of metrics.jsonl for one client.
 
-        The bytes of a message that trains count for the round that it trains, those of one that only measures
-        for the round that it measures.
+        The bytes of a training message count for the round that it trains. The bytes of a measuring message
+        count for the round that it measures.
         """
         name, first = reply.client, self.members[0]
         left = {"train_loss": None, "bytes_sent": 0, "bytes_received": 0} | self.last.get(name, {})
@@ -352,4 +352,6 @@ class ServerLoop:
 
     def named_files(self) -> set[str]:
         """Return the files of private states that :meth:`state` names."""
-        return set() if self._home else {name for each in self.members for name in each.private.named.values()}
+        return (
+            set() if self._home else {name for each in self.members for name in each.private.named.values()}
+        )

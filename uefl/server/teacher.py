@@ -1,5 +1,4 @@
-"""What the server does with images of its own: it trains a model on the labeled ones, and measures one on
-those for validation."""
+"""Train a model on the server's labeled images, and measure one on its validation images."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from ..client.workspace import Workspace
 
 SERVER = "server"
-"""the name from which its seeds are derived; no client may have it"""
+"""name that the server's seeds are derived from; no client may have it"""
 
 
 class Teacher:
-    """The server's images on a device, and the resident network to use them with.
+    """Hold the server's images on a device, and a resident network to use them with.
 
     Args:
         server: the images.
@@ -48,7 +47,7 @@ class Teacher:
 
     @classmethod
     def of(cls, server: ServerData | None, workspace: Workspace) -> Teacher | None:
-        """The teacher of a server with images of its own; None where it has none."""
+        """Return a teacher; None if the server has no images."""
         return (
             cls(server, workspace) if server is not None and (server.labeled or server.validation) else None
         )
@@ -115,7 +114,7 @@ class Teacher:
         return workspace.shared()["buffers"].clone()
 
     def accuracy(self, tensors: dict[str, torch.Tensor]) -> float | None:
-        """Accuracy of a model on the validation images; None: there are none."""
+        """Return the accuracy of a model on the validation images; None: there are none."""
         test = self._data.test
         if len(test) == 0:
             return None

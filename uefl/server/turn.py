@@ -1,4 +1,4 @@
-"""What the server half of an algorithm may know of the current turn."""
+"""The inputs of an algorithm's server half in one turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..errors import RunError
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange with the clients: they measure the model that they are sent, then the participants train."""
+    """One exchange with the clients: they measure the model of the message, then the participants train
+    it."""
 
     iteration: int
     trained: int
@@ -31,7 +32,7 @@ class Turn:
     """takes a client and a reason: rejects a reply of :attr:`ask` that has the expected tensors"""
 
     def need(self, messages: Mapping[str, Message], what: str) -> Iterator[Reply]:
-        """Ask clients whose answers are all needed; ``what`` they have to do is for the message.
+        """Ask clients and require every answer; ``what`` completes the error message.
 
         Raises:
             RunError: a reply was rejected.

@@ -68,7 +68,7 @@ def test_members_of_an_ensemble_and_clients_that_never_train():
     cfg, fed = settings("centralised", uncertainty="ensemble", members=2), federation(unseen=1)
     one = arm(cfg, fed)[0]
     records = finish(one)
-    assert not torch.equal(one.states[0].tensors["values"], one.states[1].tensors["values"])
+    assert not torch.equal(one.members[0].state.tensors["values"], one.members[1].state.tensors["values"])
     assert again(cfg, fed) == records
     assert {r["client"] for r in records if r.get("unseen")} == {"unseen-0"}
 

@@ -6,7 +6,17 @@ import torch
 from torch import nn
 
 from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, first_turn, settings, state, values
+from tests.federated.tiny import (
+    again,
+    arm,
+    federation,
+    finish,
+    first_turn,
+    message_to,
+    settings,
+    state,
+    values,
+)
 from uefl.algorithms.base import ModelSpec
 from uefl.algorithms.distrans import DisTrans, TwinNet, mixtures
 from uefl.config import load
@@ -46,11 +56,14 @@ def test_without_offset_it_trains_as_fedavg():
         arm(settings("fedavg", **keys)),
     )
     finish(twin[0]), finish(single[0])
-    models = [room.named(one.states[0].tensors, one.private[0]["silo-0"]) for one, room, _ in (twin, single)]
+    models = [
+        room.named(one.members[0].state.tensors, one.members[0].private["silo-0"])
+        for one, room, _ in (twin, single)
+    ]
     ours, theirs = models
     ours["head.fc2.weight"] = ours["head.fc2.weight"].view(3, 2, 16).sum(1)
     start = arm(settings("fedavg", **keys))
-    for name, tensor in start[1].named(start[0].states[0].tensors, {}).items():
+    for name, tensor in start[1].named(start[0].members[0].state.tensors, {}).items():
         if "running" not in name:  # two forward passes a step move them further
             assert torch.allclose(ours[name], theirs[name], atol=2e-6), name
             assert not torch.equal(theirs[name], tensor) or name.endswith("bias"), name
@@ -86,7 +99,7 @@ def test_the_gradient_of_the_offset_is_that_of_differences():
 
 
 def offsets(one):
-    return [own["net.buffers"].clone() for own in one.private[0].values()]
+    return [own["net.buffers"].clone() for own in one.members[0].private.values()]
 
 
 def test_offsets_are_drawn_once_and_stay_with_learning_rate_zero():
@@ -135,8 +148,8 @@ def test_an_offset_moves_by_its_own_learning_rate():
 def test_averaged_offsets_are_the_servers():
     one, room, _ = arm(settings("distrans", offsets="mean"))
     one.turn()
-    assert one.private[0] == {name: {} for name in one.context.clients}
-    room.load(one._messages(list(one._each(True, False, ())), frozenset(["silo-0"]), frozenset())["silo-0"])
+    assert one.members[0].private == {name: {} for name in one.context.clients}
+    room.load(message_to(one, "silo-0", train=False))
     mean = room.net.offset.clone()
     local = arm(settings("distrans"))[0]
     local.turn()
@@ -160,7 +173,7 @@ def test_clients_that_never_trained_take_the_mean_of_the_offsets():
     one, _, _ = arm(settings("distrans"))
     one.turn()
     assert torch.allclose(
-        one.private[0].reference(one.members[0], one.have_trained)["net.buffers"],
+        one.members[0].private.reference(one.members[0], one.have_trained)["net.buffers"],
         torch.stack(offsets(one)).mean(0),
         atol=1e-6,
     )

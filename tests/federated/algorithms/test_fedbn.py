@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.federated.tiny import again, arm, federation, finish, settings, values
+from tests.federated.tiny import again, arm, federation, finish, message_to, settings, values
 from uefl.algorithms.fedavg import FedAvg
 from uefl.algorithms.fedbn import FedBN
 from uefl.models.net import Net
@@ -43,7 +43,10 @@ def norms(net):
 def test_batch_norm_differs_between_clients_and_all_else_is_shared():
     one, room, _ = arm(settings("fedbn"))
     one.turn()
-    models = [room.named(one.states[0].tensors, one.private[0][client]) for client in one.context.clients]
+    models = [
+        room.named(one.members[0].state.tensors, one.members[0].private[client])
+        for client in one.context.clients
+    ]
     private = set(room.private_names())
     assert {name.rpartition(".")[0] for name in private} == norms(room.net)
     for name in models[0]:
@@ -60,10 +63,8 @@ def test_the_server_sends_and_keeps_no_batch_norm():
     )
     whole = sum(p.numel() for p in room.net.parameters())
     assert len(values(one)) == whole - sent
-    assert len(one.states[0].tensors["buffers"]) == 0
-    message = one._messages(list(one._each(False, True, ("silo-0",))), frozenset(), frozenset(["silo-0"]))[
-        "silo-0"
-    ]
+    assert len(one.members[0].state.tensors["buffers"]) == 0
+    message = message_to(one, "silo-0", train=True)
     assert {name: len(tensor) for name, tensor in message.tensors.items()} == {
         "values": whole - sent,
         "buffers": 0,
@@ -88,9 +89,11 @@ def test_unseen_clients_and_the_global_model_take_the_mean_of_the_layers():
     record = next(r for r in one.turn() if r["client"] == "unseen-0")
     assert record["unseen"] is True
     assert "global_accuracy" not in record
-    mean = one.private[0].reference(one.members[0], one.have_trained)
+    mean = one.members[0].private.reference(one.members[0], one.have_trained)
     for name, tensor in mean.items():
-        assert torch.allclose(tensor, torch.stack([own[name] for own in one.private[0].values()]).mean(0))
+        assert torch.allclose(
+            tensor, torch.stack([own[name] for own in one.members[0].private.values()]).mean(0)
+        )
 
 
 def test_global_and_personalised_accuracy_stand_side_by_side_and_a_resumed_run_has_the_same():
@@ -113,6 +116,6 @@ def test_a_refused_client_keeps_its_layers():
         return reply
 
     one.engine._clients["silo-1"] = broken
-    before = {name: tensor.clone() for name, tensor in one.private[0]["silo-1"].items()}
+    before = {name: tensor.clone() for name, tensor in one.members[0].private["silo-1"].items()}
     one.turn()
-    assert all(torch.equal(tensor, one.private[0]["silo-1"][name]) for name, tensor in before.items())
+    assert all(torch.equal(tensor, one.members[0].private["silo-1"][name]) for name, tensor in before.items())

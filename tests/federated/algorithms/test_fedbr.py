@@ -83,7 +83,7 @@ def test_the_step_of_the_projection_head_leaves_the_network_alone_and_climbs(mon
     for before, after, _ in calls:
         assert torch.equal(before["values"], after["values"])
         assert not torch.equal(before["projection"], after["projection"])
-    projector = one.members[0].projector(room.net).requires_grad_(False)
+    projector = one.members[0].algorithm.projector(room.net).requires_grad_(False)
     for before, after, (features,) in calls:
         worth = []
         for at in (before, after):

@@ -39,7 +39,7 @@ def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
     per = arm(settings("fedper", personal="last", **keys), algorithm=SameLayers())[0]
     assert finish(own) == finish(per)
     assert torch.equal(values(own), values(per))
-    for mine, theirs in zip(own.private[0].values(), per.private[0].values(), strict=True):
+    for mine, theirs in zip(own.members[0].private.values(), per.members[0].private.values(), strict=True):
         assert mine.keys() == theirs.keys() == {"net.values", "net.buffers"}
         assert torch.equal(mine["net.values"], theirs["net.values"])
 
@@ -140,7 +140,7 @@ def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
         one.turn(), one.turn()
     assert all(
         torch.equal(a["net.values"], b["net.values"])
-        for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+        for a, b in zip(tuned.members[0].private.values(), plain.members[0].private.values(), strict=True)
     )
     ours, theirs = tuned.turn(), plain.turn()
     assert tuned.finished
@@ -148,7 +148,7 @@ def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
     assert torch.equal(state(tuned).tensors["buffers"], state(plain).tensors["buffers"])
     assert not any(
         torch.equal(a["net.values"], b["net.values"])
-        for a, b in zip(tuned.private[0].values(), plain.private[0].values(), strict=True)
+        for a, b in zip(tuned.members[0].private.values(), plain.members[0].private.values(), strict=True)
     )
     assert all(mine["nll"] != other["nll"] for mine, other in zip(ours, theirs, strict=True))
 
@@ -160,7 +160,7 @@ def test_a_schedule_leaves_the_heads_the_rate_of_the_last_round():
     ]
     finish(heads[0]), finish(heads[1])
     assert not any(
-        torch.equal(*(one.private[0][name]["net.values"] for one in heads))
+        torch.equal(*(one.members[0].private[name]["net.values"] for one in heads))
         for name in heads[0].context.clients
     )
 
@@ -195,9 +195,9 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
             settings("fedcr", dim=8, gradient_bound=bound, optimizer="sgd", lr=1.0, local_steps=1, samples=2),
             alone(federation(), 0),
         )
-        before = room.named(state(one).tensors, one.private[0]["silo-0"])
+        before = room.named(state(one).tensors, one.members[0].private["silo-0"])
         one.turn()
-        after = room.named(state(one).tensors, one.private[0]["silo-0"])
+        after = room.named(state(one).tensors, one.members[0].private["silo-0"])
         moved = [(after[name] - before[name]).flatten() for name in before if "running" not in name]
         steps[bound] = torch.cat(moved)
     assert steps[0.0].norm() > 0.1
@@ -208,7 +208,7 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
 
 def test_negative_precisions_are_refused():
     reply = Reply("a", 1, {"precision": torch.tensor([-1.0])})
-    assert FedCR().unsound(Message(), reply) == "precision has negative elements"
+    assert FedCR().rejection(Message(), reply) == "precision has negative elements"
 
 
 def test_the_loss_is_that_of_the_formula():

@@ -150,7 +150,7 @@ def test_a_client_without_an_answer_is_left_out_of_the_average():
     one.engine._clients["silo-1"] = broken
     one.turn()
     assert notices == ["round 1: left out the answer of silo-1: out of memory"]
-    assert [line["left_out"] for line in one.left_out] == ["out of memory"]
+    assert [line["left_out"] for line in one.rejected] == ["out of memory"]
     assert state(one).tensors["gradient"].norm() > 0
 
 

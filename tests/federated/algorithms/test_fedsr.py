@@ -7,7 +7,17 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, first_turn, settings, state, values
+from tests.federated.tiny import (
+    again,
+    arm,
+    federation,
+    finish,
+    first_turn,
+    message_to,
+    settings,
+    state,
+    values,
+)
 from uefl.algorithms.fedavg import FedAvg
 from uefl.algorithms.fedsr import FedSR, divergence
 from uefl.config import load
@@ -79,7 +89,8 @@ def test_the_divergence_is_that_of_torch_and_zero_between_equals():
 
 def gaussians(one):
     return [
-        {name: own[name] for name in ("class_mean", "class_std", "scale")} for own in one.private[0].values()
+        {name: own[name] for name in ("class_mean", "class_std", "scale")}
+        for own in one.members[0].private.values()
     ]
 
 
@@ -94,7 +105,7 @@ def test_local_gaussians_differ_between_clients_and_shared_ones_are_the_servers(
     before = state(shared).tensors["class_mean"].clone()
     shared.turn()
     assert not torch.equal(state(shared).tensors["class_mean"], before)
-    assert shared.private[0] == {name: {} for name in shared.context.clients}
+    assert shared.members[0].private == {name: {} for name in shared.context.clients}
 
 
 def test_the_terms_do_what_they_are_for():
@@ -109,9 +120,7 @@ def test_the_terms_do_what_they_are_for():
         one.turn()
         client = one.engine._clients["silo-0"]
         room = client._workspace
-        room.load(
-            one._messages(list(one._each(True, False, ())), frozenset(["silo-0"]), frozenset())["silo-0"]
-        )
+        room.load(message_to(one, "silo-0", train=False))
         images = room.normalize(client._data().train.images)
         lengths.append(room.net.eval().distribution(images).mean.norm(dim=1).mean().item())
     assert lengths[1] < 0.5 * lengths[0]

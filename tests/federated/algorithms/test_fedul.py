@@ -10,7 +10,7 @@ import torch
 
 import uefl_kernels
 from tests.federated import tiny
-from tests.federated.tiny import again, finish, split, state, values
+from tests.federated.tiny import again, finish, split, state, turn_of, values
 from tests.federated.tiny_sets import arm, federation, settings
 from uefl import config
 from uefl.algorithms.base import registry
@@ -151,7 +151,7 @@ def test_every_arm_learns_what_can_be_learnt(name):
         assert (r["train_loss"] is None) == (name == "supervised")
     assert accuracy(records) > (0.7 if name == "fedllp-vat" else 0.8)  # of which a third comes by chance
     assert algorithm.finished
-    assert not algorithm.left_out
+    assert not algorithm.rejected
 
 
 @pytest.mark.parametrize("loss", ["nll", "legacy_double_softmax"])
@@ -236,8 +236,7 @@ def test_h_rises_to_its_value_or_falls_from_it():
     for kind, found in shares.items():
         one = arm(configured("fedul-m2", h=0.6, h_schedule=kind, rounds=[3]))[0]
         for _ in range(3):
-            (_, _, turn) = next(one._each(False, True, ()))
-            found.append(one.members[0].share(turn))
+            found.append(one.members[0].algorithm.share(turn_of(one)))
             one.turn()
     assert shares == {
         "constant": [0.6] * 3,
@@ -370,5 +369,5 @@ def test_a_diverged_client_is_left_out_by_name():
 
     algorithm.engine._clients["client-1"] = broken
     algorithm.turn()
-    assert len(algorithm.left_out) == 1
+    assert len(algorithm.rejected) == 1
     assert bool(torch.isfinite(values(algorithm)).all())

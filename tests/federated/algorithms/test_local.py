@@ -38,7 +38,7 @@ def test_it_is_fedavg_of_one_client_for_each_bit_for_bit(keys):
     for i, name in enumerate(together.context.clients):
         own = arm(settings("fedavg", **keys), alone(fed, i), algorithm=Uniform())[0]
         assert of(finish(own), name) == of(records, name)
-        assert torch.equal(together.private[0][name]["net.values"], values(own))
+        assert torch.equal(together.members[0].private[name]["net.values"], values(own))
     assert len(values(together)) == 0
 
 

@@ -53,7 +53,7 @@ def test_the_control_variates_are_those_of_option_two():
     one = arm(settings("scaffold", rounds=[3], local_epochs=2, **SGD))[0]
     one.turn(), one.turn()
     seen = replies(one)
-    before = {client: own["control"].clone() for client, own in one.private[0].items()}
+    before = {client: own["control"].clone() for client, own in one.members[0].private.items()}
     one.turn()
     assert len(seen) == 3
     for client, (message, tensors, private, steps) in seen.items():
@@ -68,7 +68,9 @@ def test_the_control_variates_are_those_of_option_two():
 def test_with_all_clients_the_server_has_the_mean_of_their_variates():
     one = arm(settings("scaffold", rounds=[3], **SGD))[0]
     finish(one)
-    mean = torch.stack([own["control"] for own in one.private[0].values()]).mean(0)  # silos of one size
+    mean = torch.stack([own["control"] for own in one.members[0].private.values()]).mean(
+        0
+    )  # silos of one size
     assert torch.allclose(state(one).tensors["control"], mean, atol=1e-6)
 
 
@@ -77,8 +79,8 @@ def test_clients_that_do_not_take_part_keep_theirs():
     one.turn()
     absent = sorted(set(one.context.clients) - set(one.have_trained))
     assert absent
-    assert all("control" not in one.private[0][client] for client in absent)
-    total = sum(one.private[0][client]["control"] for client in one.have_trained)
+    assert all("control" not in one.members[0].private[client] for client in absent)
+    total = sum(one.members[0].private[client]["control"] for client in one.have_trained)
     assert torch.allclose(state(one).tensors["control"], total / 3, atol=1e-6)
 
 

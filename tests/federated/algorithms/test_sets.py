@@ -29,7 +29,7 @@ def turn(name: str, round: int = 0, data: Any = None, **keys: Any) -> Work:
     fed = federation(clients=1)
     one, room, _ = arm(settings(name, **keys), fed)
     message = Message(
-        {k: one.states[0].tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round}
+        {k: one.members[0].state.tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round}
     )
     work = Client("client-0", lambda: data or fed.silos[0].load(), room, b"")._work(message)
     room.load(message)
@@ -266,14 +266,14 @@ def test_the_penalty_is_that_of_autograd(name):
     total.backward()
     optimizer.step()
     torch.testing.assert_close(
-        algorithm.states[0].tensors["values"], room.flat.values.detach(), atol=1e-7, rtol=1e-5
+        algorithm.members[0].state.tensors["values"], room.flat.values.detach(), atol=1e-7, rtol=1e-5
     )
 
 
 def test_smoothness_without_weight_is_fedllp_bit_for_bit():
     runs = [arm(settings("fedllp-vat", vat_weight=0.0))[0], arm(settings("fedllp"))[0]]
     assert finish(runs[0]) == finish(runs[1])
-    assert torch.equal(*(run.states[0].tensors["values"] for run in runs))
+    assert torch.equal(*(run.members[0].state.tensors["values"] for run in runs))
 
 
 def test_what_an_algorithm_draws_changes_neither_the_order_nor_the_dropout():

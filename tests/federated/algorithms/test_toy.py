@@ -162,10 +162,10 @@ def test_client_state_is_private_and_counts_its_own_turns():
     one, _, _ = arm(settings("toy", participation=0.5, rounds=[4]))
     while not one.finished:
         one.turn()
-    turns = {client: int(own["turns"]) for client, own in one.private[0].items()}
+    turns = {client: int(own["turns"]) for client, own in one.members[0].private.items()}
     assert sum(turns.values()) == 4 * 2  # two of three clients in each of four rounds
     assert len(set(turns.values())) > 1
-    assert "offset" not in one.states[0].tensors
+    assert "offset" not in one.members[0].state.tensors
 
 
 def test_an_instance_may_be_given_for_an_arm(tmp_path):

@@ -43,7 +43,7 @@ def test_the_phase_begins_with_the_training_accuracy():
         federation(noise=(0.1, 0.1, 0.1)),
     )
     records = finish(one, 200)
-    start = one.states[0].plain["start"]
+    start = one.members[0].state.plain["start"]
     assert f"after iteration {start}, the terminal phase begins: training accuracy 1.0000" in notices
     assert {r["iteration"] for r in records} == set(range(2 * start))
     wrong = [[r["train_error"] for r in records if r["iteration"] == i] for i in range(2 * start)]
@@ -62,7 +62,7 @@ def test_the_metrics_are_those_of_all_training_images_together_and_of_each_clien
     fed = federation(sizes=(48, 32, 40))
     one, room, _ = arm(settings("tpt"), fed)
     records = [r for r in finish(one) if r["round"] == 2]
-    room.flat.set(*(one.states[0].tensors[name] for name in ("values", "buffers")))
+    room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
     net, data = room.net.eval(), [Clients(fed.silos, room.device).data(silo.name).train for silo in fed.silos]
     layer = net.head.fc2
     with torch.no_grad():

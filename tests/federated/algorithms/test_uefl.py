@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.federated.test_rounds import Meddler
-from tests.federated.tiny import again, arm, federation, finish, settings, state, visible
+from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, visible
 from uefl.algorithms.uefl.client import counts_per_batch
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.extension import above, drawn, unsure
@@ -55,8 +55,11 @@ def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_i
     assert state(algorithm).plain["uncertain"] == expected == ["silo-2"]  # the silo that is mostly noise
     assert state(algorithm).plain["threshold"] == pytest.approx(1.2 * min(entropy.values()))
     assert "silo-2" in notices[-1]
-    _, _, turn = next(algorithm._each(False, True, algorithm.context.clients))
-    sent = [algorithm.members[0].broadcast(state(algorithm), name, turn) for name in ("silo-0", "silo-2")]
+    turn = turn_of(algorithm, algorithm.context.clients)
+    sent = [
+        algorithm.members[0].algorithm.broadcast(state(algorithm), name, turn)
+        for name in ("silo-0", "silo-2")
+    ]
     assert torch.equal(sent[0].tensors["codebook"], shared)
     assert "new_codewords" not in sent[0].options
     assert sent[1].options["new_at"] == 4
@@ -230,8 +233,10 @@ def test_group_centroids_are_weighted_by_the_clusters_they_stand_for():
         return reply
 
     algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: Meddler(e, meddle))
-    one, own, turn = next(algorithm._each(False, True, algorithm.context.clients))
-    block = one.pooled_kmeans(own, ["silo-0", "silo-1"], "extend", turn)
+    turn = turn_of(algorithm, algorithm.context.clients)
+    block = algorithm.members[0].algorithm.pooled_kmeans(
+        state(algorithm), ["silo-0", "silo-1"], "extend", turn
+    )
     assert float((block - 1.0).abs().max()) < 0.01
 
 
@@ -361,7 +366,7 @@ def test_at_random_as_many_clients_are_extended_as_are_uncertain_and_the_same_in
             )
         )
         turns(algorithm, 3)
-        first, second = (list(state.plain["pending"]) for state in algorithm.states)
+        first, second = (list(state.plain["pending"]) for state in (m.state for m in algorithm.members))
         assert first == second
         assert len(first) == len(state(algorithm).plain["uncertain"]) >= 1
         chosen.add(tuple(first))
@@ -396,7 +401,7 @@ def test_a_refused_client_keeps_its_codebook():
 
     algorithm, _, _ = arm(settings(quorum=0.5, gamma=0.0), wrap=lambda e: Meddler(e, meddle))
     finish(algorithm)
-    assert len(algorithm.left_out) == 3
+    assert len(algorithm.rejected) == 3
     assert all(
         bool(torch.isfinite(codewords).all())
         for codewords in (visible(algorithm, f"silo-{i}") for i in range(3))

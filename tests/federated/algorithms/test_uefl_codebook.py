@@ -89,7 +89,7 @@ def test_an_extension_lowers_the_quantisation_error():
         algorithm, room, _ = arm(settings(extend="all", rounds=[2, 1], lr=1e-6, **keys))
         turns(algorithm, 4)
         tokens, book = features(room, algorithm, "silo-1"), visible(algorithm, "silo-1")
-        quantize = algorithm.members[0].quantizer
+        quantize = algorithm.members[0].algorithm.quantizer
         errors = [
             float((tokens - quantize(tokens, part).values).square().mean())
             for part in (book[..., :4, :], book)
@@ -176,7 +176,7 @@ def test_the_averages_of_a_revived_codeword_begin_anew():
     one.turn()
     tensors = state(one).tensors
     book, averages = tensors["block.0"].clone(), tensors["moving.0"].clone()
-    one.members[0].revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
+    one.members[0].algorithm.revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
     assert not torch.equal(tensors["block.0"][0], book[0])
     assert torch.equal(tensors["block.0"][1:], book[1:])
     # as of one segment, equal to it
@@ -307,7 +307,7 @@ def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
         UserError,
         match=r"^key 'arms.arm.codebook_after': expected at most the 2 rounds of the first iteration; got 3$",
     ):
-        algorithm.members[0].check(fed, "arm", room.net)
+        algorithm.members[0].algorithm.check(fed, "arm", room.net)
 
 
 def test_a_codebook_made_anew_between_iterations_is_the_same_for_all_and_extensions_stay():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.federated.test_rounds import Meddler
-from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, values
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.engines.base import Message
 
@@ -112,8 +112,8 @@ def test_an_older_extension_is_no_longer_seen():
     turns(algorithm, 4)
     name = next(n for n in state(algorithm).plain["uncertain"] if state(algorithm).plain["book"][n] == 2)
     turns(algorithm, 1)
-    one, kept, turn = next(algorithm._each(True, True, algorithm.context.clients))
-    seen = one.visible(kept, name, turn)
+    turn = turn_of(algorithm, algorithm.context.clients, measure=True)
+    seen = algorithm.members[0].algorithm.visible(state(algorithm), name, turn)
     assert torch.equal(seen[4:], own(algorithm, name)[2])
     assert not any(torch.equal(seen[4:], own(algorithm, name)[b]) for b in (0, 1))
 
@@ -162,9 +162,9 @@ def test_k_means_runs_in_the_first_round_of_a_later_iteration_only():
 
 def test_there_is_no_cap_on_iterations_unless_one_is_set():
     algorithm, _, _ = start(legacy(max_iterations=0, rounds=[2, 1]))
-    assert [algorithm.members[0].rounds(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]
+    assert [algorithm.members[0].algorithm.rounds(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]
     capped, _, _ = start(legacy(max_iterations=3, rounds=[2, 1]))
-    assert [capped.members[0].rounds(i) for i in (0, 1, 2, 3)] == [2, 1, 1, None]
+    assert [capped.members[0].algorithm.rounds(i) for i in (0, 1, 2, 3)] == [2, 1, 1, None]
 
 
 def test_a_resumed_run_is_the_uninterrupted_one():

@@ -8,7 +8,7 @@ import torch
 from tests.federated.tiny import arm, federation, finish, settings, state, visible
 from uefl.algorithms.uefl import unseen
 from uefl.algorithms.uefl.quantizer import Quantizer
-from uefl.algorithms.uefl.uefl import UEFL
+from uefl.algorithms.uefl.server import UEFL
 from uefl.engines.base import Message
 from uefl.models.net import Head
 from uefl.report import summarize

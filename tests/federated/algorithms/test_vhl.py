@@ -115,7 +115,7 @@ def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
 def test_every_client_has_the_same_virtual_images():
     one = arm(settings("vhl"))[0]
     found = {}
-    algorithm = type(one.members[0])
+    algorithm = type(one.members[0].algorithm)
     seen = algorithm.after_batch
 
     def spy(self, work, batch):

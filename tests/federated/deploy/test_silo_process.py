@@ -147,7 +147,7 @@ def test_the_reported_bytes_are_those_that_a_silo_reads_and_writes(algorithm, tm
         records = finish(arm(cfg, federation(), lambda _: engine, home=True)[0])
         for name in NAMES:
             after = engine.programs[name].io()
-            names = [reply.states[0] for reply in engine.said if reply.client == name]
+            names = [reply.members[0].state for reply in engine.said if reply.client == name]
             sizes = [engine.sizes[name] for name in names]
             assert (max(sizes) > len(names) * HEADER) == (algorithm != "fedavg")
             # each message but the first names the state before it, and a turn that trains writes another one

@@ -63,7 +63,7 @@ def check_raises(make: Callable[[Config], object]) -> None:
     cfg = tiny.settings("fedavg", quorum=0.5, seed=RAISES)
     arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: make(cfg))
     arm.turn()
-    (line,) = arm.left_out
+    (line,) = arm.rejected
     assert line["client"] == "silo-1"
     assert "computation" in line["left_out"]
     assert not any("patient" in line for line in notices)

@@ -74,7 +74,7 @@ def test_a_client_that_raises_says_a_code_and_no_text(run, code, caplog):
     flower, _ = engine(cfg, federation, programs(federation, **{"silo-1": ERRORS[code]}))
     arm, _, notices = tiny.arm(cfg, federation, lambda local: flower)
     arm.turn()
-    (line,) = arm.left_out
+    (line,) = arm.rejected
     assert code in line["left_out"]
     assert any("left out silo-1" in line and code in line for line in notices)
     assert not any("patient" in line for line in notices)

@@ -1,5 +1,5 @@
-"""f', a model that the server trains on its own labeled images alone, from the same start as the federated
-one."""
+"""The model f' that the server trains on its labeled images only. It starts with the weights of the federated
+model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MODEL = ("values", "buffers")
 
 
 def begin(state: State) -> None:
-    """Let f' begin from the model as it is."""
+    """Initialize f' with the current model."""
     state.tensors |= {f"expert.{name}": state.tensors[name].clone() for name in _MODEL}
 
 
 def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, loss: str) -> None:
-    """Train f' from where it is, with its own optimizer."""
+    """Continue the training of f', with its own optimizer."""
     found = server.train(
         state.tensors, "expert.", seed=seed, round=turn.round, epochs=epochs, loss=server_loss(loss)
     )
@@ -27,13 +27,13 @@ def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, 
 
 
 def blend(state: State, share: float) -> None:
-    """The model is (1 - share) f + share f', exact at 0 and at 1."""
+    """Set the model to (1 - share) f + share f', exact at 0 and at 1."""
     for name in _MODEL:
         state.tensors[name] = torch.lerp(state.tensors[name], state.tensors[f"expert.{name}"], share)
 
 
 def synchronise(state: State) -> None:
-    """f' goes on from the model, with a fresh optimizer."""
+    """Restart f' from the model, with a new optimizer."""
     for name in [name for name in state.tensors if name.startswith("expert.moment.")]:
         del state.tensors[name]
     begin(state)

@@ -33,7 +33,7 @@ class FedAvgLabeled(OnSets):
         )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse sets whose labels are not known."""
+        """Refuse sets without labels."""
         super().check(federation, arm, net)
         data = (silo.load() for silo in federation.silos)
         if any(isinstance(each, SetData) and each.labels is None for each in data):
@@ -42,7 +42,7 @@ class FedAvgLabeled(OnSets):
             )
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:
-        """Of all images, or of the first of them in an order of their own."""
+        """Yield batches of all images, or of a fixed random share."""
         share = self.parameters.share
         if share == 1:
             yield from super().epoch(work)

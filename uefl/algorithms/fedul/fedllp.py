@@ -25,7 +25,7 @@ class FedLLP(OnSets):
     ops = ("set_proportion_loss",)
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse a client whose sets all have fewer than two images."""
+        """Refuse a client with no set of two images or more."""
         super().check(federation, arm, net)
         small = min(federation.silos, key=lambda silo: max(silo.sizes.sets))
         if max(small.sizes.sets) < 2:
@@ -35,7 +35,7 @@ class FedLLP(OnSets):
             )
 
     def before_round(self, work: Work) -> None:
-        """Set the dropout of the method in the place of the network's."""
+        """Set the dropout rates of the method."""
         on_logits = getattr(getattr(work.net, "head", None), "logit_drop", None)
         dropouts = [m for m in work.net.modules() if isinstance(m, torch.nn.Dropout) and m is not on_logits]
         work.memory["rates"] = [(m, m.p) for m in dropouts]
@@ -43,7 +43,7 @@ class FedLLP(OnSets):
             m.p = _DROPOUT
 
     def after_round(self, work: Work) -> None:
-        """Put back the rates of the network."""
+        """Restore the dropout rates of the network."""
         for m, p in work.memory.get("rates", ()):
             m.p = p
 

@@ -22,7 +22,7 @@ _RAMP = 20  # epochs until the smoothness term has its full weight
 
 @register("fedllp-vat")
 class FedLLPVAT(FedLLP):
-    """FedLLP with a smoothness term, whose weight grows over the first 20 epochs."""
+    """FedLLP with a smoothness term that grows over the first 20 epochs."""
 
     class Parameters(SetParameters):
         """Parameters of virtual adversarial training."""
@@ -52,11 +52,11 @@ class FedLLPVAT(FedLLP):
         return total
 
     def smoothness(self, work: Work, x: torch.Tensor) -> torch.Tensor:
-        """KL(p(x) || p(x + r)), a scalar in nats, for images x ``[b, C, H, W]``.
+        """Return KL(p(x) || p(x + r)), a scalar in nats, for images x ``[b, C, H, W]``.
 
-        r is the direction of length ``vat_epsilon`` in which it grows fastest, found by one power step. It is
-        evaluated in float32, since the probing step is far below bfloat16's resolution; the running
-        statistics are left as they are.
+        r has length ``vat_epsilon``, in the direction of steepest growth, found by one power step. The term
+        is computed in float32, because the probing step is far below bfloat16's resolution. Running
+        statistics do not change.
         """
         net, p = work.net, self.parameters
         with torch.autocast(x.device.type, enabled=False), FrozenStatistics(net):

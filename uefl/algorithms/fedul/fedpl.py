@@ -18,25 +18,25 @@ _BETA = 0.75
 
 @register("fedpl")
 class FedPL(OnSets):
-    """First the likeliest class of each set as the label of all its images, then the network's own
+    """Train with the likeliest class of each set as the label of its images, then with the network's own
     predictions.
 
-    The likeliest is that of the priors that were drawn for the set, as published; of the priors in use where
-    ``data.drawn`` is None. Of the latter, sure ones (probability 0.4 or more) are labels; each is also mixed
-    with an unsure one, in the logits. Where there are no unsure ones the mixed term is left out (the
-    published code then leaves out the batch).
+    The likeliest class is taken from the priors drawn for the set, as published, or from the priors in use if
+    ``data.drawn`` is None. Predictions with probability 0.4 or more are labels; each is also mixed with an
+    uncertain one, in the logits. Without uncertain predictions the mixed term is left out (the published code
+    then skips the batch).
     """
 
     def weight_decay(self, work: Work) -> float:
-        """The penalty is the optimizer's."""
+        """Return the weight decay with the penalty added."""
         return super().weight_decay(work) + float(self.parameters.penalty)
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """There is no penalty beside the weight decay of the optimizer."""
+        """Return False: the weight decay of the optimizer contains the penalty."""
         return False
 
     def before_round(self, work: Work) -> None:
-        """Make the labels that training begins with."""
+        """Make the initial labels."""
         data = work.sets
         work.memory["guess"] = (data.priors if data.drawn is None else data.drawn).argmax(1)[data.sets]
         seed = torch.randint(2**62, (), generator=work.generator)

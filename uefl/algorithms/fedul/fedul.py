@@ -1,4 +1,4 @@
-"""FedUL; and its extensions M1 and M2, in which the server trains on labeled images after the average."""
+"""FedUL, and its extensions M1 and M2: the server trains on labeled images after the average."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class FedUL(OnSets):
     # --- the client ----------------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
-        """What turns class probabilities into those of the client's sets."""
+        """Compute the transition from class probabilities to set probabilities."""
         matrix = log_transition(work.sets, self.parameters.test_prior).to(work.workspace.device)
         work.memory |= {"matrix": matrix, "marginal": matrix.logsumexp(0)}
 
@@ -145,8 +145,8 @@ class FedUL(OnSets):
 
 
 def log_transition(data: SetData, test_prior: tuple[float, ...] = ()) -> torch.Tensor:
-    """log of pi_m Pi[m, k] / pi_k, ``[M, K]`` float32: what turns class probabilities into those of a
-    client's sets."""
+    """Return log(pi_m Pi[m, k] / pi_k), ``[M, K]`` float32: the transition from classes to a client's
+    sets."""
     sizes = data.sizes.double()
     target = data.priors.new_tensor(test_prior) if test_prior else None
     return uefl_kernels.log_transition_matrix(data.priors, sizes / sizes.sum(), target).float()

@@ -1,4 +1,4 @@
-"""What all algorithms on unlabeled sets have in common."""
+"""Shared parts of the algorithms on unlabeled sets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SetParameters(base.Parameters):
 
 
 class Labeled(SetParameters):
-    """Of those that learn from labels as the published code does, or properly."""
+    """Parameters of algorithms with the proper or the published loss on labels."""
 
     loss: Literal["nll", "legacy_double_softmax"] = Field(
         "nll",
@@ -76,7 +76,7 @@ class OnSets(Algorithm):
 
     @property
     def only_the_model(self) -> bool:
-        """What ends an iteration looks at the server's own images alone."""
+        """As the base class, although ``end_iteration`` is overridden: it uses the server's images only."""
         return self.plain_means
 
     def weight(self, update: Reply) -> float:
@@ -103,7 +103,7 @@ class OnSets(Algorithm):
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The state of FedAvg, what the server measured in the last round, and the best model so far."""
+        """Return the state of FedAvg, the server's last measurements, and the best model so far."""
         state = super().server_state(values, buffers, net)
         outcome = {"aggregate_accuracy": None, "validation_accuracy": None, "server_loss": None}
         state.plain = {"outcome": outcome, "best_accuracy": -1.0}
@@ -125,11 +125,11 @@ class OnSets(Algorithm):
             state.tensors |= {f"best.{name}": state.tensors[name] for name in ("values", "buffers")}
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """What the server does with its labeled images after the average; False: nothing."""
+        """Train on the server's labeled images after the average; return False without a change."""
         return False
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """The columns of FedAvg, and what the server measured of the same model."""
+        """Return the server's measurements of the model."""
         return dict(state.plain["outcome"])
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:

@@ -1,4 +1,4 @@
-"""The server learns alone, from its labeled images; clients only measure."""
+"""Training on the server's labeled images only; clients only measure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .sets import Labeled, OnSets, needs_labeled
 
 @register("supervised")
 class Supervised(OnSets):
-    """FedUL's control: what the labeled images are worth without the federation."""
+    """FedUL's control: the value of the labeled images without the federation."""
 
     trains_clients = False
 
     class Parameters(Labeled):
-        """Parameters of a server that learns alone."""
+        """Parameters of training on the server only."""
 
         server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse a federation whose server has no labeled images."""
+        """Refuse a federation without labeled images at the server."""
         super().check(federation, arm, net)
         needs_labeled(federation, arm)
 

@@ -1,13 +1,10 @@
-"""UEFL: a shared codebook for all, more codewords for the clients that the model is uncertain about.
+"""UEFL: a shared codebook for all clients, and more codewords for clients that the model is uncertain about.
 
 Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in
-Heterogeneous Data Silos" (ICML 2025, arXiv 2402.18888), with what its text leaves open or its code gets wrong
-settled as docs/uefl.md says.
+Heterogeneous Data Silos" (ICML 2025, arXiv 2402.18888). docs/uefl.md lists our choices where the text is open
+or the published code differs from it.
 
-``quantizer``   from features to codewords, and how codewords learn
-``client``      the client half: training and measuring behind a codebook, new codewords by k-means
-``extension``   whose codebook grows
-``findings``    what a report says of extensions
-``unseen``      which codebook a client is measured with that has none of its own
-``uefl``        the server half, and the parameters
+Modules: ``server`` has the server half, ``client`` the client half, ``parameters`` the parameters,
+``quantizer`` the search and the learning of codewords, ``extension`` the choice of clients to extend,
+``findings`` the section of the report, ``unseen`` the codebook of clients that are only measured.
 """

@@ -1,10 +1,10 @@
 """The client half of algorithms with a codebook between encoder and head.
 
-A message of a quantised round has ``codebook [..., V, d]``, what its client sees; with ``moving [..., V, d +
-1]`` beside it codewords are moving averages. With the option ``new_codewords`` the client first finds that
-many by k-means on its own features, and writes them into the codebook from row ``new_at`` on. It sends back
-the ``codebook``, or what the averages have become in its place, and ``usage [..., V]``, how often training
-assigned each codeword. An answer has ``block [..., v, d]`` and ``mass [..., v]``, k-means alone.
+A message of a quantized round has the client's ``codebook [..., V, d]``. If codewords are moving averages, it
+also has ``moving [..., V, d + 1]``. With the option ``new_codewords`` the client first runs k-means for this
+many codewords on its features, and writes them into the codebook from row ``new_at``. It returns the
+``codebook`` or ``moving``, and ``usage [..., V]``, the number of assignments of each codeword in training.
+The answer to an ask has ``block [..., v, d]`` and ``mass [..., v]``, from k-means only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EVALUATION_BATCH = 500
 _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
 
 
-class Quantised(Algorithm):
+class CodebookAlgorithm(Algorithm):
     """See the module's docstring."""
 
     Parameters: Any = Codebook
@@ -43,7 +43,7 @@ class Quantised(Algorithm):
         "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
         "codewords": "size of the codebook that a client sees",
         "vq_loss": (
-            "loss of the quantiser, both terms, mean over the images of the round as they were trained on"
+            "loss of the quantizer, both terms, mean over the images of the round as they were trained on"
         ),
     }
     marks: ClassVar = {
@@ -55,28 +55,28 @@ class Quantised(Algorithm):
 
     @property
     def quantizer(self) -> Quantizer:
-        """The quantiser that the parameters ask for."""
+        """The quantizer of the parameters."""
         return Quantizer(self.parameters.commitment)
 
     @property
     def block(self) -> int:
-        """How many codewords there are from the start, those of all segments together."""
+        """The number of initial codewords, over all segments."""
         return int(
             self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1)
         )
 
     @property
     def static_step(self) -> bool:
-        """But for moving averages, each of which is a new tensor."""
+        """False for moving averages: each step makes a new tensor."""
         return not self.quantizer.decay
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
-        """A network in two parts, also where it was given in Python."""
+        """Build a network in two parts, also from one given in Python."""
         net = super().build_model(spec)
         return net if spec.given is None else GivenNet(net, spec.shape)
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """The segments must divide the features, and k-means needs as many features as codewords."""
+        """Refuse a number of segments that does not divide the features, and too few features for k-means."""
         super().check(federation, arm, net)
         if not isinstance(net, TokenNet) or (isinstance(net, Net) and not isinstance(net.head, Head)):
             raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
@@ -99,19 +99,18 @@ class Quantised(Algorithm):
         return int(self.parameters.codewords)
 
     def start(self, length: int, *place: int | str, count: int = 0) -> torch.Tensor:
-        """Draw codewords ``[..., v, length]`` from N(0, 1), ``count`` of them, or as many as the codebook
-        begins with."""
+        """Draw ``count`` codewords ``[..., v, length]`` from N(0, 1); the default is the initial number."""
         generator = torch.Generator().manual_seed(derive(self.context.seed, "codebook", *place))
         shape = [self.parameters.segments] if self.quantizer.segment_codebooks else []
         return torch.randn(*shape, count or self.parameters.codewords, length, generator=generator)
 
     def length(self, net: torch.nn.Module) -> int:
-        """Elements of a codeword."""
+        """Return the number of elements of a codeword."""
         assert isinstance(net, TokenNet)
         return int(net.dim // self.parameters.segments)
 
     def codebook(self, work: Work) -> torch.Tensor | None:
-        """What the client sees at this moment of its turn; None: no quantiser."""
+        """Return the client's current codebook; None: no quantizer."""
         known: torch.Tensor | None = work.trained.get(
             "codebook", work.memory.get("codebook", self.received(work))
         )
@@ -129,7 +128,7 @@ class Quantised(Algorithm):
     # --- training ------------------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
-        """Find new codewords where they are asked for; the codebook is trained with the network."""
+        """Compute the requested new codewords, and train the codebook with the network."""
         tensors, options = work.message.tensors, work.message.options
         codebook, moving = self.received(work), tensors.get("moving")
         if codebook is None:  # a round without quantizer
@@ -148,14 +147,17 @@ class Quantised(Algorithm):
         work.memory["usage"] = torch.zeros(codebook.shape[:-1], dtype=torch.int64, device=codebook.device)
 
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
-        """New codewords of the client's own features, and how many features each stands for."""
+        """Return new codewords of the client's features, and the number of features of each."""
         block, mass = self.new_codewords(work)
         return {"block": block, "mass": mass}
 
     @torch.no_grad()
     def new_codewords(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """k-means on the features of the training images, or on what the codebook leaves of them: ``[..., v,
-        d]``, masses ``[..., v]``."""
+        """Run k-means on the features of the training images, or on their residuals.
+
+        Returns:
+            Codewords ``[..., v, d]`` and masses ``[..., v]``.
+        """
         net, options = _net(work), work.message.options
         codebook = self.received(work) if self.quantizer.stage else None
         net.eval()
@@ -171,7 +173,7 @@ class Quantised(Algorithm):
         return block.to(work.workspace.device), mass.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy, and the losses of the codebook and of the commitment to it."""
+        """Return the cross-entropy plus the codebook and commitment losses."""
         codebook, net, averages = self.codebook(work), _net(work), "moving" in work.memory
         if codebook is None:
             return super().loss(work, batch)
@@ -187,7 +189,7 @@ class Quantised(Algorithm):
         return total
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The update of FedAvg, the codebook, and how often its codewords were used."""
+        """Return the update of FedAvg, the codebook, and the usage of its codewords."""
         sent = super().update(work)
         if "moving" in work.memory:
             sent["moving"] = work.memory["moving"]
@@ -198,11 +200,11 @@ class Quantised(Algorithm):
     # --- measuring -----------------------------------------------------------------------------------------
 
     def passes(self, work: Work) -> int:
-        """As many passes as the run takes, with dropout on."""
+        """Return the number of dropout passes of a prediction."""
         return work.passes
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """From quantised features; ``extra["codes"]`` are the codewords of each image."""
+        """Predict from quantized features; ``extra["codes"]`` are the codewords of each image."""
         net, codebook = _net(work), self.codebook(work)
         with work.amp():
             tokens = net.tokens(images)
@@ -214,7 +216,7 @@ class Quantised(Algorithm):
         return prediction._replace(extra={"codes": out.codes, **choices})
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
-        """Perplexity of the codewords in use, in batches of 100 images and over all; at the end of an
+        """Return the perplexity of the codewords in batches of 100 images and over all; at the end of an
         iteration also their counts."""
         codebook = self.received(work)
         if codebook is None:
@@ -231,20 +233,20 @@ class Quantised(Algorithm):
         return record | unseen.measured(work, extras) | ({"usage": usage.tolist()} if last else {})
 
     def findings(self, history: History) -> Findings | None:
-        """A section on the extensions of codebooks."""
+        """Return a section on the extensions of codebooks."""
         return findings.findings(history, self.block)
 
     def infer(
         self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Logits ``[B, classes]`` of features that the client's codebook has quantised."""
+        """Return logits ``[B, classes]`` from features quantized with the client's codebook."""
         assert isinstance(net, TokenNet)
         return net.classify(self.quantizer(net.tokens(images), tensors["codebook"]).values)
 
     def misfit(
         self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        """The mean squared quantization error ``[B]``."""
+        """Return the mean squared quantization error ``[B]``."""
         assert isinstance(net, TokenNet)
         tokens = net.tokens(images)
         return (
@@ -253,13 +255,13 @@ class Quantised(Algorithm):
 
 
 def negative_usage(reply: Reply) -> str | None:
-    """Counts are not negative."""
+    """Reject negative counts."""
     usage = reply.tensors.get("usage")
     return "usage has negative counts" if usage is not None and bool((usage < 0).any()) else None
 
 
 def counts_per_batch(codes: torch.Tensor, codewords: int) -> torch.Tensor:
-    """[batches, V]: how often each batch of 100 images uses each codeword; codes [N, n]."""
+    """Return ``[batches, V]``, how often each batch of 100 images uses each codeword; codes ``[N, n]``."""
     batch = torch.arange(len(codes), device=codes.device) // _PERPLEXITY_BATCH
     flat = (codes + codewords * batch[:, None]).flatten()
     batches = math.ceil(len(codes) / _PERPLEXITY_BATCH)

@@ -1,4 +1,4 @@
-"""New codewords: k-means on a client's own features, and k-means on the centroids that clients send."""
+"""New codewords by k-means, on a client's features or on the centroids of several clients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which clients get further codewords: the threshold of the entropy, draws, and what the user is told of
-them."""
+"""The choice of clients to extend: threshold of the entropy, random draws, and notices."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from ...seeds import derive
 
 
 def threshold(entropy: Mapping[str, float], parameters: Any) -> float:
-    """The entropy above which a client is extended (eq. 7), from those of the clients."""
+    """Return the entropy above which a client is extended (eq. 7)."""
     reference = (
         min(entropy.values()) if parameters.reference == "min" else sum(entropy.values()) / len(entropy)
     )
@@ -20,13 +19,13 @@ def threshold(entropy: Mapping[str, float], parameters: Any) -> float:
 
 
 def drawn(clients: Sequence[str], count: int, seed: int, iteration: int) -> list[str]:
-    """Draw so many clients at random, sorted."""
+    """Draw ``count`` clients at random, sorted."""
     generator = torch.Generator().manual_seed(derive(seed, "extended", iteration))
     return sorted(clients[i] for i in torch.randperm(len(clients), generator=generator)[:count].tolist())
 
 
 def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> str:
-    """These clients' entropies in units of the least one, in as many digits as tell them from the
+    """Return these clients' entropies relative to the least one, with enough digits to differ from the
     threshold."""
     least = min(entropy.values())
     if least == 0:
@@ -43,11 +42,10 @@ def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> s
 def unsure(
     threshold: float, entropy: Mapping[str, float], records: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """A line for the user where an entropy is not known well enough to tell it from the threshold; None: all
-    are.
+    """Return a notice if an entropy is too inaccurate to compare with the threshold; None: all are accurate.
 
-    That is where its standard error, over the client's holdout images, is more than the least entropy is
-    below the threshold.
+    This is the case if a standard error, over the client's holdout images, exceeds the distance from the
+    least entropy to the threshold.
     """
     margin = threshold - min(entropy.values())
     error, name = max((record["holdout_entropy_se"], record["client"]) for record in records)

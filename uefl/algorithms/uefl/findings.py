@@ -1,5 +1,4 @@
-"""What a report says of extensible codebooks: which clients were given further codewords, and why the others
-were not."""
+"""The report's section on extensible codebooks: the extended clients, and the reasons."""
 
 from __future__ import annotations
 
@@ -10,12 +9,11 @@ from typing import NamedTuple
 from ...findings import Findings, History, Shares
 
 RECORDED = {"entropy": ("threshold", "deciding_entropy"), "loss": ("loss_threshold", "deciding_loss")}
-"""by the criterion, the entries of a client's record that tell of a decision: the threshold, and what was
-compared with it, in nats"""
+"""metrics of a decision by criterion: the threshold and the value compared with it, in nats"""
 
 
 class Decision(NamedTuple):
-    """What was decided after an iteration."""
+    """A decision after an iteration."""
 
     round: int
     """rounds trained until then"""
@@ -23,13 +21,13 @@ class Decision(NamedTuple):
     """``entropy`` or ``loss``"""
     threshold: float
     measured: dict[str, float]
-    """of each client, in nats: what was compared with the threshold"""
+    """value of each client that is compared with the threshold, in nats"""
     extended: tuple[str, ...]
-    """clients that got codewords after it"""
+    """clients that were extended after it"""
 
     @property
     def above(self) -> list[str]:
-        """Clients above the threshold."""
+        """The clients above the threshold."""
         return [client for client, value in self.measured.items() if value > self.threshold]
 
     @property
@@ -81,7 +79,7 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
 
 
 def decisions(history: History) -> Iterator[Decision]:
-    """All decisions, in their order."""
+    """Yield all decisions in order."""
     lines = history.records
     for criterion, (threshold, value) in RECORDED.items():
         decided = [r for r in lines if r.get(threshold) is not None and r.get(value) is not None]
@@ -95,7 +93,7 @@ def decisions(history: History) -> Iterator[Decision]:
 
 
 def beyond_reach(threshold: float, classes: int) -> str:
-    """Why no entropy can exceed a threshold; empty where one can."""
+    """Return why no entropy can exceed a threshold; empty if one can."""
     most = math.log(classes)
     return (
         ""
@@ -105,8 +103,8 @@ def beyond_reach(threshold: float, classes: int) -> str:
 
 
 def nats(threshold: float, classes: int) -> str:
-    """A threshold with its unit, and why no entropy over so many classes exceeds it where that is so; 0
-    classes: it is of no entropy."""
+    """Return a threshold with its unit, and a remark if no entropy over this many classes exceeds it; 0
+    classes: not an entropy."""
     reason = beyond_reach(threshold, classes) if classes else ""
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"
 

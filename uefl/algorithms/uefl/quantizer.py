@@ -1,11 +1,10 @@
-"""From features to codewords, and how codewords learn.
+"""Quantize features, and update codewords.
 
-A codebook is ``[V, d]``, one for all segments of a feature vector, or ``[s, V, d]`` with codewords of its own
-for each segment.
+A codebook is ``[V, d]``, one for all segments of a feature vector, or ``[s, V, d]``, one for each segment.
 
-Codewords learn by the gradient of the loss (eq. 5), with the network. Or they are moving averages of the
-features that they replace: then ``moving [..., V, d + 1]`` are the averaged sums, and in the last column the
-averaged counts; a codeword is the quotient.
+Codewords learn by the gradient of the loss (eq. 5), with the network, or they are moving averages of their
+features. Then ``moving [..., V, d + 1]`` holds the averaged sums and, in the last column, the averaged
+counts. A codeword is the quotient.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _FEW = 1e-12
 
 
 class Quantized(NamedTuple):
-    """What a quantiser makes of features ``[B, H', W', D]``."""
+    """The result of quantizing features ``[B, H', W', D]``."""
 
     values: torch.Tensor
     """``[B, H', W', D]``; passes its gradient to the features"""
     codes: torch.Tensor
     """``[B, n]`` positions in ``counts.flatten()``"""
     loss: torch.Tensor
-    """a scalar, the two terms of eq. 5 behind the cross-entropy"""
+    """scalar: codebook and commitment losses of eq. 5"""
     counts: torch.Tensor
-    """``[..., V]`` int64, how many segments took each codeword"""
+    """``[..., V]`` int64, number of segments assigned to each codeword"""
     sums: torch.Tensor | None
-    """``[..., V, d]`` float64, the sums of those segments; None unless asked for"""
+    """``[..., V, d]`` float64, sum of these segments; None unless requested"""
 
 
 class Quantizer(NamedTuple):
@@ -46,19 +45,20 @@ class Quantizer(NamedTuple):
 
     commitment: float = 0.25
     search: str = "l2"
-    """``l2`` or ``cosine``, what the nearest codeword is the nearest by"""
+    """distance of the search: ``l2`` or ``cosine``"""
     estimator: str = "straight_through"
-    """of the gradient of ``values``; or ``rotation``"""
+    """gradient of ``values``: ``straight_through`` or ``rotation``"""
     stage: int = 0
-    """every so many codewords quantise what those before them left over; 0: all are searched together"""
+    """number of codewords of a stage; each stage quantizes the residuals of the one before; 0: a single
+    stage"""
     segment_codebooks: bool = False
     lr: float = 1.0
-    """of the codewords, as a multiple of the network's"""
+    """learning rate of the codewords, as a multiple of the network's"""
     decay: float = 0.0
-    """of moving averages, per step; 0: codewords learn by gradient"""
+    """decay of moving averages per step; 0: codewords learn by gradient"""
 
     def __call__(self, tokens: torch.Tensor, codebook: torch.Tensor, with_sums: bool = False) -> Quantized:
-        """Quantise ``tokens [B, H', W', D]``."""
+        """Quantize ``tokens [B, H', W', D]``."""
         rest, outs, codes, sums, first = tokens, [], [], [], 0
         options = {"metric": self.search, "commitment_weight": self.commitment, "estimator": self.estimator}
         for book in codebook.split(self.stage or codebook.shape[_ROW], _ROW):
@@ -82,36 +82,30 @@ class Quantizer(NamedTuple):
         return indices.flatten(1)
 
     def rows(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
-        """The segments of ``tokens [B, H', W', D]`` as k-means takes them: ``[N, d]``, or ``[s, N, d]``."""
+        """Return the segments of ``tokens [B, H', W', D]`` for k-means: ``[N, d]``, or ``[s, N, d]``."""
         if not self.segment_codebooks:
             return tokens.reshape(-1, length)
         return tokens.reshape(-1, tokens.shape[-1] // length, length).transpose(0, 1)
 
 
 def joined(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """Codebooks ``[..., V_i, d]``, or their moving averages ``[..., V_i, d + 1]``, as one with sum V_i
-    rows."""
+    """Concatenate codebooks ``[..., V_i, d]`` or moving averages ``[..., V_i, d + 1]``."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, _ROW)
 
 
 def placed(codebook: torch.Tensor, block: torch.Tensor, at: int) -> torch.Tensor:
-    """A codebook ``[..., V, d]`` in which ``block`` ``[..., v, d]`` stands from row ``at`` on; what was there
-    is gone."""
+    """Return a codebook ``[..., V, d]`` with the rows from ``at`` replaced by ``block [..., v, d]``."""
     before, _, after = codebook.tensor_split([at, at + block.shape[_ROW]], _ROW)
     return torch.cat([before, block, after], _ROW)
 
 
 def moving_start(codebook: torch.Tensor) -> torch.Tensor:
-    """The moving averages ``[..., V, d + 1]`` of new codewords ``[..., V, d]``: as if each had replaced one
-    segment, equal to it.
-
-    The last column is the count of the segments, the others their sum.
-    """
+    """Return moving averages ``[..., V, d + 1]`` of new codewords ``[..., V, d]``: one equal segment each."""
     return torch.cat([codebook, torch.ones_like(codebook[..., :1])], -1)
 
 
 def moved(moving: torch.Tensor, batch: Quantized, decay: float) -> torch.Tensor:
-    """The moving averages ``[..., V, d + 1]`` after a batch.
+    """Return the moving averages ``[..., V, d + 1]`` after a batch.
 
     Source: van den Oord et al. 2017, appendix A.1.
     """
@@ -121,21 +115,21 @@ def moved(moving: torch.Tensor, batch: Quantized, decay: float) -> torch.Tensor:
 
 
 def codewords(moving: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """The codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``; one without counts stays as it
-    was ``before``."""
+    """Return the codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``. A codeword without counts
+    keeps its value ``before``."""
     counts = moving[..., -1:]
     return torch.where(counts > _FEW, moving[..., :-1] / counts.clamp_min(_FEW), before)
 
 
 def revived(codebook: torch.Tensor, usage: torch.Tensor, below: float) -> torch.Tensor:
-    """Codewords ``[..., V, d]``, those in little use moved beside those in the most, 1 % of their length
-    away, to share their segments.
+    """Move rarely used codewords ``[..., V, d]`` next to often used ones, 1 % of their length away, to share
+    their segments.
 
     Args:
-        usage: ``[..., V]``, how often each was taken.
-        below: the share of the mean use under which a codeword is in little use.
+        usage: ``[..., V]``, number of assignments of each codeword.
+        below: a codeword is rarely used below this share of the mean usage.
 
-    Source: the splitting of Linde, Buzo and Gray 1980. No feature has to leave a client for it.
+    Source: the splitting of Linde, Buzo and Gray 1980. No feature leaves a client.
     """
     if codebook.dim() == 3:
         return torch.stack([revived(book, use, below) for book, use in zip(codebook, usage, strict=True)])

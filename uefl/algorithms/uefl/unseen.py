@@ -3,7 +3,7 @@
 Its accuracy and all other metrics are those with the codewords that every trained client sees. Beside them
 stand the accuracies with two other choices, from one pass with dropout off: ``accuracy_union`` with all
 codewords of all clients, and ``accuracy_best`` with the codebook of the trained client that fits the images
-best, by the mean squared quantisation error; no label is used.
+best, by the mean squared quantization error; no label is used.
 
 A message to such a client has all codewords, ``blocks [..., V, d]``, and in ``books [K, V]`` which of them
 clients see.

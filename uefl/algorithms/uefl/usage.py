@@ -1,4 +1,4 @@
-"""How often codewords are used: their averages by it, and how many of them are in effective use."""
+"""Usage of codewords: averages weighted by it, and the perplexity."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from uefl_kernels.metrics import entropy
 
 
 class CodewordMean:
-    """Each codeword averaged by how often each client used it; one that nobody used keeps its old value.
+    """Average each codeword weighted by each client's usage; an unused codeword keeps its old value.
 
-    Averaging by examples would pull a codeword towards clients that never touch it, where it has not moved.
+    An average by examples would pull a codeword towards clients that do not use it, where it has not moved.
 
     Args:
         old: ``[..., V, d]``, the codewords before the round.
@@ -28,13 +28,13 @@ class CodewordMean:
         self._usage += usage
 
     def result(self) -> torch.Tensor:
-        """[..., V, d] float32."""
+        """Return the averages ``[..., V, d]`` float32."""
         mean = self._sum / self._usage.clamp_min(1)[..., None]  # weights are whole numbers
         return torch.where(self._usage[..., None] > 0, mean, self._old.double()).float()
 
 
 def perplexity(counts: torch.Tensor) -> torch.Tensor:
-    """exp of the entropy of codeword usage: how many codewords are in effective use; ``[..., V]`` counts ->
-    ``[...]``."""
+    """Return the number of codewords in effective use, exp of the entropy of their usage: counts ``[..., V]``
+    -> ``[...]``."""
     usage = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
     return entropy(usage).exp()

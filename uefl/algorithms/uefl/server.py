@@ -1,4 +1,4 @@
-"""The server half of UEFL: blocks of codewords, who sees them, how they are averaged, when they are made."""
+"""The server half of UEFL: blocks of codewords, their clients, averages and extensions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
 from . import clustering, extension, findings, parameters, unseen
-from .client import Quantised, negative_usage
+from .client import CodebookAlgorithm, negative_usage
 from .quantizer import Quantizer, codewords, joined, moving_start, revived
 from .usage import CodewordMean
 
 
 @register("uefl")
-class UEFL(Quantised):
-    """FedAvg of encoder and head around a quantiser whose codebook grows for uncertain clients."""
+class UEFL(CodebookAlgorithm):
+    """FedAvg of encoder and head with a quantizer between them; the codebook grows for uncertain clients."""
 
     Parameters = parameters.Parameters
-    columns: ClassVar = Quantised.columns | unseen.COLUMNS
+    columns: ClassVar = CodebookAlgorithm.columns | unseen.COLUMNS
     private_predicts = ("codewords",)
 
     @property
     def quantizer(self) -> Quantizer:
-        """The quantiser that the parameters ask for."""
+        """The quantizer of the parameters."""
         p = self.parameters
         stage = p.codewords if p.extension == "residual" else 0
         return Quantizer(
@@ -42,7 +42,7 @@ class UEFL(Quantised):
         )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse also a codebook that is not there yet when the first iteration ends."""
+        """Also refuse a codebook that would come after the first iteration."""
         super().check(federation, arm, net)
         after, first = self.parameters.codebook_after, self.context.training.rounds[0]
         if after > first:
@@ -69,7 +69,7 @@ class UEFL(Quantised):
 
     @property
     def sharing(self) -> list[list[str]]:
-        """The clients that share each of the codebooks that are there from the start."""
+        """The clients that share each initial codebook."""
         personal, clients = self.parameters.personal, self.context.clients
         if isinstance(personal, bool):
             return [[name] for name in clients] if personal else [list(clients)]
@@ -78,12 +78,11 @@ class UEFL(Quantised):
     # --- codebooks -----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The state of FedAvg, the blocks of codewords, their members, and the clients that are to be
-        extended.
+        """Return the state of FedAvg, the blocks of codewords, their members, and the clients to extend.
 
-        ``uncertain``: clients above the threshold after the iteration before this one; ``pending``: those
-            that have yet to get new codewords; ``extended``: clients that got new codewords in the last
-            round; ``at_silo``: by client, how many rows of its codebook its silo has trained and keeps.
+        ``uncertain``: clients above the threshold after the last iteration. ``pending``: clients that still
+        need new codewords. ``extended``: clients extended in the last round. ``at_silo``: number of rows of a
+        client's codebook that its silo has trained and keeps, by client.
         """
         state = super().server_state(values, buffers, net)
         state.plain = {"members": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
@@ -93,26 +92,25 @@ class UEFL(Quantised):
         return state
 
     def most_new(self) -> int:
-        """Return the size of the last extension that a client can get; where codebooks double, it is the
-        largest."""
+        """Return the size of a client's last possible extension, the largest one if codebooks double."""
         extensions = len(self.context.training.iterations()) - 1
         doubled = extensions if self.parameters.growth == "double" else 0
         return int(self.parameters.codewords * 2 ** max(doubled - 1, 0))
 
     def extend(self, state: State, clients: list[str], block: torch.Tensor) -> None:
-        """Show clients a new block of codewords, ``[..., v, d]``."""
+        """Give clients a new block of codewords, ``[..., v, d]``."""
         state.plain["members"].append(sorted(clients))
         self.put(state, len(state.plain["members"]) - 1, block)
 
     def put(self, state: State, i: int, block: torch.Tensor) -> None:
-        """Put codewords ``[..., v, d]`` in the place of a block's."""
+        """Replace the codewords ``[..., v, d]`` of a block."""
         state.tensors[f"block.{i}"] = block
         if self.parameters.ema_decay:
             state.tensors[f"moving.{i}"] = moving_start(block)
 
     def seen(self, state: State, client: str) -> list[int]:
-        """The blocks of one client, in the order of their coming; of an unseen client the shared ones, and
-        every block where none is."""
+        """Return the blocks of a client, in order of creation. An unseen client has the blocks shared by all,
+        or every block if there are none."""
         members = state.plain["members"]
         own = [
             i for i, names in enumerate(members) if client in names or len(names) == len(self.context.clients)
@@ -120,31 +118,31 @@ class UEFL(Quantised):
         return own or list(range(len(members)))
 
     def visible(self, state: State, client: str, what: str = "block") -> torch.Tensor:
-        """The codebook of one client, ``[..., V, d]``, or its ``moving`` averages: shared codewords first,
-        then its extensions."""
+        """Return the codebook of a client, ``[..., V, d]``, or its ``moving`` averages: shared codewords
+        first, then extensions."""
         return joined([state.tensors[f"{what}.{i}"] for i in self.seen(state, client)])
 
     @property
     def kept_at_silos(self) -> bool:
-        """Whether codewords of one client alone stay at its silo. They travel where the server computes with
-        them: moving averages, codewords moved by their use, and k-means over several clients."""
+        """Whether a client's own codewords stay at its silo. They travel if the server computes with them:
+        moving averages, revival, and k-means over several clients."""
         p = self.parameters
         pooled = p.codebook_after or p.reinit or p.ext_share == "group"
         return self.context.home and not (p.ema_decay or p.revive_below or pooled)
 
     def own_at(self, state: State, client: str) -> int:
-        """Return the row of a client's codebook from which on all rows are the client's alone."""
+        """Return the first row of a client's codebook that no other client shares."""
         members = state.plain["members"]
         first = self.seen(state, client)[0]
         return 0 if members[first] == [client] else int(state.tensors[f"block.{first}"].shape[-2])
 
     def quantized(self, round: int) -> bool:
-        """False in the first rounds of ``codebook_after``, of whose features the codebook is made."""
+        """Return False in the first ``codebook_after`` rounds, before there is a codebook."""
         return bool(round >= self.parameters.codebook_after)
 
     def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
-        """One block for several clients, ``[..., v, d]``: k-means on each one's features, then on the
-        weighted centroids of all."""
+        """Return a block ``[..., v, d]`` for several clients: k-means on each client's features, then on all
+        weighted centroids."""
         count, shape = self.parameters.codewords, tuple(state.tensors["block.0"].shape)
         centroids, masses, messages = [], [], {}
         for name in clients:
@@ -170,7 +168,7 @@ class UEFL(Quantised):
     # --- a turn --------------------------------------------------------------------------------------------
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """The codebooks and extensions that need an exchange of their own."""
+        """Make the codebooks and extensions that need an exchange of their own."""
         state.scratch |= {"new": {}, "growing": [], "usage": {}}
         first = turn.trained > 0 and turn.round == self.parameters.codebook_after > 0
         if first or (self.parameters.reinit and turn.iteration > 0 and turn.trained == 0):
@@ -193,7 +191,7 @@ class UEFL(Quantised):
         state.scratch["growing"], state.plain["pending"] = list(pending), []
 
     def size_of_extension(self, state: State, client: str) -> int:
-        """Return how many codewords the next extension of a client has, in each segment."""
+        """Return the number of codewords of a client's next extension, in each segment."""
         return int(
             self.visible(state, client).shape[-2]
             if self.parameters.growth == "double"
@@ -213,7 +211,8 @@ class UEFL(Quantised):
         return block.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """The client's own codebook with it; and for a private extension, the order to make one."""
+        """Return the message of FedAvg with the client's codebook, and the request for a private
+        extension."""
         message = super().broadcast(state, client, turn)
         if not self.quantized(turn.round):
             return message
@@ -242,8 +241,8 @@ class UEFL(Quantised):
         return message
 
     def all_blocks(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
-        """What an unseen client chooses from: every codeword, and the codebooks that trained clients see as
-        rows of a mask."""
+        """Return the choices of an unseen client: all codewords, and a mask of rows for each trained client's
+        codebook."""
         blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["members"]))]
         books = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
         block_of = [i for i, block in enumerate(blocks) for _ in range(block.shape[-2])]
@@ -268,18 +267,18 @@ class UEFL(Quantised):
         work.private["codewords"] = joined([own, new])
         return sent
 
-    def unsound(self, message: Message, reply: Reply) -> str | None:
-        """Refuse counts that are negative."""
+    def rejection(self, message: Message, reply: Reply) -> str | None:
+        """Reject negative counts."""
         return negative_usage(reply)
 
     @property
     def averaged(self) -> str:
-        """What of each block comes back and is averaged: its codewords, or their moving averages."""
+        """The averaged tensor of a block: codewords or moving averages."""
         return "moving" if self.parameters.ema_decay else "block"
 
     @property
     def by_use(self) -> bool:
-        """Whether a client's codewords weigh as it used them; its moving averages know that themselves."""
+        """Whether codewords are weighted by their usage; moving averages contain it already."""
         return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
 
     def weights(self, counts: torch.Tensor) -> torch.Tensor:
@@ -287,7 +286,7 @@ class UEFL(Quantised):
         return counts > 0 if self.parameters.usage_aware == "equal" else counts
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """One average per block."""
+        """Return the averages of FedAvg and of each block."""
         mean = CodewordMean if self.by_use else WeightedMean
         blocks = {
             name: mean(tensor)
@@ -297,8 +296,7 @@ class UEFL(Quantised):
         return super().averages(state) | blocks
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Each block's part of the client's codebook goes to that block's average; what is behind them is a
-        new block."""
+        """Add each part of the client's codebook to its block's average; further rows are a new block."""
         for name in ("values", "buffers"):
             averages[name].add(update.tensors[name], self.weight(update))
         if "usage" not in update.tensors:
@@ -321,7 +319,7 @@ class UEFL(Quantised):
             state.plain["pending"].remove(update.client)
 
     def add_shared(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the block that a client shares with others; of codewords that its silo keeps, count the rows."""
+        """Add the block that a client shares with others; count the rows that its silo keeps."""
         client, (first, *_) = update.client, self.seen(state, update.client)
         codebook, usage = update.tensors["codebook"], update.tensors["usage"]
         if codebook.shape[-2]:
@@ -339,14 +337,14 @@ class UEFL(Quantised):
 
     @property
     def plain_means(self) -> bool:
-        """Where every block is of all clients or of one, its codewords count alike, and no k-means pools what
-        clients send."""
+        """True if each block belongs to all clients or to one, codewords are not weighted by usage, and no
+        k-means pools centroids."""
         p = self.parameters
         pooled = p.codebook_after or p.reinit or p.ext_share == "group"
         return not (p.usage_aware or p.ema_decay or p.revive_below or pooled)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Take the averages; blocks whose members were all refused stay as they are."""
+        """Take the averages; a block without accepted updates stays as it is."""
         super().aggregate(state, averages)
         tensors, moving = state.tensors, bool(self.parameters.ema_decay)
         if moving:
@@ -362,13 +360,12 @@ class UEFL(Quantised):
         state.plain["extended"] = state.scratch["growing"]
 
     def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
-        """Move the codewords of block ``i`` that are in little use to those in much use; their moving
-        averages begin anew.
+        """Move rarely used codewords of block ``i`` next to often used ones, and reset their moving averages.
 
         Args:
             state: of the server.
-            i: number of the block.
-            usage: ``[..., v]``, how often each of its codewords was taken.
+            i: index of the block.
+            usage: ``[..., v]``, number of assignments of each codeword.
         """
         before, averages = state.tensors[f"block.{i}"], state.tensors.get(f"moving.{i}")
         after = revived(before, usage, self.parameters.revive_below)
@@ -378,7 +375,7 @@ class UEFL(Quantised):
             state.tensors[f"moving.{i}"] = torch.where(moved, state.tensors[f"moving.{i}"], averages)
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """The size of the client's codebook, and whether it has just grown."""
+        """Return the size of the client's codebook, and whether it has just grown."""
         size = self.visible(state, client).shape[:-1].numel()
         return {"codewords": size, "extended": client in state.plain["extended"]}
 
@@ -430,11 +427,11 @@ class UEFL(Quantised):
         return not uncertain and bool(p.stop_when_certain)
 
     def findings(self, history: History) -> Findings:
-        """A section on the extensions of codebooks, which says where clients were drawn."""
+        """Return a section on the extensions of codebooks; it names clients that were drawn."""
         return findings.findings(history, self.block, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """The codebook that the client sees, without the codewords that its silo keeps."""
+        """Return the client's codebook, without the codewords that its silo keeps."""
         codebook = self.visible(state, client)
         return {
             "codebook": codebook[..., : self.own_at(state, client), :] if self.kept_at_silos else codebook
