@@ -174,8 +174,8 @@ def test_a_server_gets_no_state_whatever_it_asks(how, tmp_path):
             yield from silos.round(dict(messages))
 
     one = arm(cfg, fed, lambda _: Asks(), home=True)[0]
-    one_message = one._messages
-    one._messages = lambda *rest: dict(one_message(*rest))
+    messages = one.members[0].messages
+    one.members[0].messages = lambda *rest: dict(messages(*rest))
     with pytest.raises(RunError, match="0 of 3"):
         one.turn()
     assert [reply.error for reply in silos.said] == ["state" if how == "another name" else "unreadable"] * 3

@@ -89,7 +89,7 @@ def test_unseen_clients_and_the_global_model_take_the_mean_of_the_layers():
     record = next(r for r in one.turn() if r["client"] == "unseen-0")
     assert record["unseen"] is True
     assert "global_accuracy" not in record
-    mean = one.members[0].private.reference(one.members[0], one.have_trained)
+    mean = one.members[0].private.reference(one.members[0].algorithm, one.have_trained)
     for name, tensor in mean.items():
         assert torch.allclose(
             tensor, torch.stack([own[name] for own in one.members[0].private.values()]).mean(0)

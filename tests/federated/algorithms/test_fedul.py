@@ -314,7 +314,7 @@ def test_the_state_between_two_turns_is_all_there_is(name):
 
 
 def averaged(algorithm, replies):
-    one, own = algorithm.members[0], state(algorithm)
+    one, own = algorithm.members[0].algorithm, state(algorithm)
     sums = one.averages(own)
     for reply in replies:
         one.add(own, sums, reply)
