@@ -328,7 +328,7 @@ def test_answers_that_were_left_out_are_no_records_of_a_round(tmp_path, finished
         )
     )
     assert run.records == plain.records
-    assert [line["round"] for line in run.rejected] == [0, 1, 3]
+    assert [line["round"] for line in run.left_out] == [0, 1, 3]
     assert run.arms["uefl"] == plain.arms["uefl"] | {"rejected": 3, "left_out": {"a | b [red]": 3}}
     assert run.arms["fedavg"] == plain.arms["fedavg"]
     assert run.arms["fedavg"]["rejected"] == 0
