@@ -19,7 +19,7 @@ from .errors import UserError
 
 if TYPE_CHECKING:
     from .algorithms.base import Algorithm, State
-    from .config import Run
+    from .config import RunSection
 
 _MOST_EXAMPLES = 2**53  # beyond it float64 does not count
 # largest element of an update; sums stay within float32 for any number of examples
@@ -164,7 +164,7 @@ def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str,
     return found
 
 
-def check_rule(run: Run, arm: str, plain_means: bool, clients: int) -> None:
+def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> None:
     """Refuse a robust rule that would not protect the arm.
 
     Args:

@@ -71,7 +71,6 @@ class Run:
         import pandas
 
         table = pandas.DataFrame.from_records(self._read.records)
-        table["round"] += 1
         return table
 
     @property
@@ -83,7 +82,6 @@ class Run:
         table = pandas.DataFrame(
             self._read.left_out, columns=["arm", "iteration", "round", "client", "left_out"]
         )
-        table["round"] += 1
         return table
 
     def model(self, arm: str | None = None) -> saved.SavedModel:
@@ -293,7 +291,7 @@ class Logged:
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured."""
-        self._logger.info("%s round %d  %s", arm, round + 1, report.means(records))
+        self._logger.info("%s round %d  %s", arm, round, report.means(records))
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
@@ -307,7 +305,7 @@ def _deployment(
     observer: Observer,
     given_here: Mapping[str, Any],
     cfg: Config | None,
-) -> AbstractContextManager[runs.Deployment | None]:
+) -> AbstractContextManager[runs.ClientPool | None]:
     """Where the clients are; None within: in this process.
 
     Args:

@@ -25,9 +25,9 @@ from .terminal import write_nearest_characters
 
 if TYPE_CHECKING:
     from .models.saved import SavedModel
-    from .report.folder import Run
+    from .report.run_folder import RunFolder
     from .report.tables import Table
-    from .run import Deployment
+    from .run import ClientPool
 
 _GROUPS = {
     "start": "to start with",
@@ -268,15 +268,12 @@ def train(
         raise RunError(f"{error.strerror or error} while {place} was written; go on with: {go_on}") from None
     left_out = sum(arm["rejected"] for arm in run.arms.values())
     if left_out:
-        raise RunError(
-            f"{left_out} answers of clients were left out of the averages (see the notices above and"
-            " report.md)"
-        )
+        raise RunError(f"{left_out} replies of clients were rejected (see the notices above and report.md)")
 
 
 def _deployment(
     engine: _Engine, options: dict[str, Any], *asked: Any
-) -> AbstractContextManager[Deployment | None]:
+) -> AbstractContextManager[ClientPool | None]:
     if engine is _Engine.local:
         return nullcontext()
     from .deploy.choices import CHOICES
@@ -562,22 +559,30 @@ def report(
     against: Annotated[
         str | None, typer.Option(metavar="ARM", help="The arm to compare with; default: the first.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Several runs: folder of their page; default: comparison, next to the first run.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Write pictures, report.md and report.html of runs anew and print their tables; for several, mean and
-    deviation over them."""
+    """Write the report of runs again and print their tables; for several runs, also write one page that
+    compares them."""
     from . import report as reports
 
-    files = [path for path in runs if path.is_file()]  # `suite` writes the log of a run beside its folder
+    files = [path for path in runs if path.is_file()]  # `suite` writes NAME.log next to the run folder NAME
     runs = [path for path in runs if path not in files] or runs
-    # a run named twice would count twice in the mean
+    # a folder that is named twice must not count twice in a mean
     once = list({folder.resolve(): folder for folder in runs}.values())
+    if len(once) == 1 and out is not None:
+        raise UserError("--out is the folder of a page over several runs; name at least two")
     read = [_written(folder) for folder in once]
-    if against is not None and not any(against in run.arms for run in read):
-        arms = dict.fromkeys(arm for run in read for arm in run.arms)
-        raise UserError(f"--against {against!r}: no run has such an arm; there are {', '.join(arms)}")
+    reports.check_arm(read, against)
     console = _console()
     if files:
-        typer.echo(f"note: passed over, as they are files and no run folders: {', '.join(map(str, files))}")
+        typer.echo(f"note: ignored files, which are no run folders: {', '.join(map(str, files))}")
     if len(once) < len(runs):
         typer.echo("note: a folder is named twice; it counts once")
     for run in read:
@@ -586,29 +591,21 @@ def report(
         paired = reports.paired_table(read, against)
         _show(console, *reports.tables(read[0])[1:], *([paired] if paired is not None else []))
         return
-    again = reports.repeated([run for run in read if run.finished])
-    counted = [run for run in read if run.finished and run.path not in again]
-    groups = reports.by_data(counted)
-    for same in groups:
-        paired = reports.paired_table(same, against)
-        spread = reports.spread_table(same, str(same[0].config.data.source) if len(groups) > 1 else "")
-        _show(console, *([spread] if len(same) > 1 else []), *([paired] if paired is not None else []))
-    if len(groups) > 1:
-        kinds = "; ".join(", ".join(str(run.path) for run in same) for same in groups)
-        typer.echo(f"kept apart, as no mean over different data means anything: {kinds}")
-    for path, like in again.items():
-        typer.echo(f"left out of the mean: {path} repeats {like}, configuration and seed are the same")
-    unfinished = [str(run.path) for run in read if not run.finished]
-    if unfinished:
-        typer.echo(f"left out of the mean, unfinished: {', '.join(unfinished)}")
-    differing = reports.differing_keys(read)
-    if differing:
-        typer.echo(f"note: these runs differ in more than the seed: {', '.join(differing)}")
+    compared = reports.compare(read, against)
+    _show(console, *compared.tables)
+    for note in compared.notes:
+        typer.echo(note)
+    folder = out or reports.folder_of_comparison(once)
+    try:
+        reports.write_comparison(compared, folder)
+    except OSError as error:
+        typer.echo(f"note: no page: {error.filename or folder}: {error.strerror}; choose --out", err=True)
+    else:
+        typer.echo(f"page:     {folder / 'report.html'}")
 
 
-def _written(folder: Path) -> Run:
-    """The run in a folder, with its report written anew; tables are shown also where the folder cannot be
-    written to."""
+def _written(folder: Path) -> RunFolder:
+    """Write the report of a run and return the run; a folder that is read-only gets a note."""
     from . import report as reports
 
     try:

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and the lines of its metrics."""
+"""The folder of a run: its lock and its file of metrics."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from .errors import UserError
 from .paths import check_name, named
 
 Silos = dict[str, dict[str, str]]
-"""by name, what a run knows of silos that are programs of their own: ``precision``, ``torch``, and the hash
-of the ``key`` that the name belongs to, where there are keys"""
+"""by silo, for silos in other processes: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
 
 _BEGUN = frozenset(("run.lock", "manifest.json", "manifest.tmp", "made.json", "made.tmp", "config.tmp"))
-"""what a start leaves that failed before config.toml was whole, as on a full disk; the next start writes them
-again"""
+"""files that a failed start may leave; the next start overwrites them"""
 
 
 @contextmanager
 def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder") -> Iterator[None]:
-    """One process per folder of a run or of a suite; the lock goes with the process, however it ends.
+    """Lock the folder of a run or a suite. The system releases the lock when the process ends.
 
     Args:
         out: the folder.
-        name: of the file in it that is locked.
-        advice: what else a user may do than wait.
+        name: the file that is locked.
+        advice: ends the error message.
 
     Raises:
-        UserError: another process has it, or the folder cannot be written to.
+        UserError: another process holds the lock, or the folder cannot be written to.
     """
     try:
         opened = (out / name).open("w")
@@ -47,60 +45,78 @@ def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder
 
 
 def check_free(out: Path) -> None:
-    """A new run needs a folder of its own.
+    """Check that a new run can use a folder.
 
     Raises:
-        UserError: the folder holds a run or something else, or lies inside of a run folder.
+        UserError: the folder holds a run or other files, or lies inside a run folder.
     """
     check_name(out, "the run folder")
     if (out / "summary.json").is_file():
         raise UserError(
-            f"{out} holds a finished run already; choose another folder with --out, or see that run again:"
+            f"{out} holds a finished run; choose another folder with --out, or show that run:"
             f" uefl report {out}"
         )
     if (out / "config.toml").exists():
-        with lock(out):  # refuses a run that is going on
+        with lock(out):  # a running run gets the error of the lock
             raise UserError(
-                f"{out} holds a run that has not finished; choose another folder with --out, or uefl train"
-                f" --resume {out}"
+                f"{out} holds an unfinished run; choose another folder with --out, or continue it:"
+                f" uefl train --resume {out}"
             )
     for folder in out.resolve().parents:
         if (folder / "config.toml").is_file() and (folder / "metrics.jsonl").is_file():
-            raise UserError(f"{out} lies inside of the run folder {folder}; choose another folder with --out")
+            raise UserError(f"{out} lies inside the run folder {folder}; choose another folder with --out")
     if out.exists() and (not out.is_dir() or any(path.name not in _BEGUN for path in out.iterdir())):
-        raise UserError(f"{out} is in use by something that is no run; choose another folder with --out")
+        raise UserError(f"{out} is not empty and is no run folder; choose another folder with --out")
+
+
+def from_one(lines: list[dict[str, Any]]) -> int:
+    """Count the rounds of lines of metrics.jsonl from 1, in place.
+
+    Early versions counted from 0. In such a file some line has round 0.
+
+    Returns:
+        What was added to each round: 0 or 1.
+    """
+    added = int(any(line.get("round") == 0 for line in lines))
+    for line in lines if added else ():
+        line["round"] += 1
+    return added
 
 
 class Metrics:
-    """``metrics.jsonl`` of a run folder, to which every round adds lines."""
+    """``metrics.jsonl`` of a run folder: a line per arm, round and client."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / "metrics.jsonl"
+        self._added = 0
 
     @property
     def bytes(self) -> int:
-        """How long the file is."""
+        """The size of the file."""
         return self._path.stat().st_size
 
     def lines(self) -> list[dict[str, Any]]:
-        """All that has been written."""
-        return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        """Return all lines. Rounds count from 1."""
+        lines = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        self._added = from_one(lines)
+        return lines
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Add lines, which are on the disk when this returns: the checkpoint that follows counts on them."""
+        """Append lines and wait until they are on the disk. A file that counts rounds from 0 stays so."""
         if not lines:
             return
         with named(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            for line in lines:
+                line = {**line, "round": line["round"] - self._added} if self._added else line
+                file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def cut(self, size: int) -> None:
-        """Drop the lines of a round that was measured but is in no checkpoint; what is left has ``size``
-        bytes.
+        """Truncate the file to ``size`` bytes, to drop rounds that no checkpoint has.
 
         Raises:
-            UserError: the file is shorter than that, or damaged.
+            UserError: the file is shorter than ``size``, or damaged.
         """
         with named(self._path):
             self._path.touch()
@@ -117,10 +133,10 @@ class Metrics:
 
 
 def read_silos(out: Path) -> Silos:
-    """What ``silos.json`` of a run folder says; nothing where there is none.
+    """Return the content of ``silos.json`` of a run folder; empty if there is no such file.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     path = out / "silos.json"
     try:
@@ -131,6 +147,6 @@ def read_silos(out: Path) -> Silos:
         return {}
     except (ValueError, AttributeError, TypeError):
         raise UserError(
-            f"{path}, which says whose the names of the silos are, is damaged; restore it, or start a new run"
+            f"{path}, the register of the silos, is damaged; restore it, or start a new run"
         ) from None
     return dict(found)

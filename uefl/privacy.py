@@ -43,7 +43,7 @@ from .errors import UserError
 if TYPE_CHECKING:
     from .algorithms.base import Algorithm, State
     from .client.workspace import Workspace
-    from .config import Config, Run
+    from .config import Config, RunSection
     from .data.federation import Federation
     from .engines.base import Reply
     from .server.participants import Participants
@@ -78,7 +78,7 @@ class Privacy:
         key: the secret of the run that noise and, with ``central``, participants are made from.
     """
 
-    def __init__(self, run: Run, key: bytes) -> None:
+    def __init__(self, run: RunSection, key: bytes) -> None:
         self.run, self._key = run, key
         self.central = run.privacy == "central"
         self._recorded = 0, 0.0

@@ -61,16 +61,16 @@ class Observer(Protocol):
         """An arm begins, or goes on after ``done_rounds``."""
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """A client's work of this round begins."""
+        """Called when a client starts its work in a round. Rounds count from 1."""
 
     def round(self, arm: str, round: int, records: list[Record]) -> None:
-        """The metrics of one round, one record per client."""
+        """Called with the metrics of a round, one record per client. Rounds count from 1."""
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
 
 
-class Deployment(Protocol):
+class ClientPool(Protocol):
     """Where the clients of a run are, if not in this process."""
 
     silos: Silos
@@ -100,7 +100,7 @@ def train(
     observer: Observer,
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
-    deployment: Deployment | None = None,
+    deployment: ClientPool | None = None,
     pages: bool = True,
 ) -> dict[str, Any]:
     """Run every arm of the configuration into a new folder and return the summary.
@@ -159,7 +159,7 @@ def resume(
     observer: Observer,
     federation: Federation | None = None,
     network: Callable[[], nn.Module] | None = None,
-    deployment: Deployment | None = None,
+    deployment: ClientPool | None = None,
     pages: bool = True,
     more_rounds: int = 0,
 ) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _prepare(
     observer: Observer,
     federation: Federation | None,
     network: Callable[[], nn.Module] | None,
-    deployment: Deployment | None,
+    deployment: ClientPool | None,
 ) -> _Run:
     """Build and check all that the configuration names, so that a mistake in it is found before anything is
     written."""
@@ -279,9 +279,9 @@ class _Run:
         device: torch.device,
         observer: Observer,
         network: Callable[[], nn.Module] | None,
-        deployment: Deployment | None,
+        deployment: ClientPool | None,
     ) -> None:
-        self._deployment = deployment
+        self._deployment, self._network = deployment, network
         self._home = deployment is not None and deployment.home
         self.privacy: privacy.Privacy | None = None
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = (
@@ -380,7 +380,7 @@ class _Run:
                     end := extend.kept(self.out, arm.name)
                 ) is not None:  # a finished run has more rounds now
                     arm.restore(end[0], end[1]["state"])
-                self._finish(index, arm, workspace, events)
+                self._finish(index, arm, workspace, events, pages)
         extend.in_order(self.metrics, names)
         summary = self._summary()
         checkpoint.write_json(self.out / "summary.json", summary)
@@ -414,7 +414,7 @@ class _Run:
         workspace, seed = self.workspace(name), self.cfg.run.seed
 
         def started(client: str) -> None:
-            self.observer.client(name, arm.round, client)
+            self.observer.client(name, arm.round + 1, client)
 
         if self.cfg.run.cuda_graphs and self._deployment is None and workspace.recorder is None:
             why = (
@@ -443,7 +443,7 @@ class _Run:
         return arm, workspace
 
     def _finish(
-        self, index: int, arm: ServerLoop, workspace: Workspace, events: report.EventWriter | None
+        self, index: int, arm: ServerLoop, workspace: Workspace, events: report.EventWriter | None, pages: bool
     ) -> None:
         self.observer.arm(arm.name, arm.round)
         while not arm.finished:
@@ -484,6 +484,17 @@ class _Run:
             self.federation,
             arm.networks(workspace),
         )
+        if pages and self.federation.here and self.privacy is None:  # privacy: no client's images in a report
+            self._write_uncertain(arm.name)
+
+    def _write_uncertain(self, arm: str) -> None:
+        """Keep the most uncertain test images for the report."""
+        names = [silo.name for silo in self.federation.silos]
+        try:
+            model = saved.load(self.out / f"model-{arm}.safetensors", self._network).to(self.device)
+            report.write_uncertain(self.out, arm, model, names, self.clients.data)
+        except UserError as error:  # a model without an answer for some client
+            self.observer.notice(f"note: no uncertain images of arm {arm!r}: {error}")
 
     def _summary(self) -> dict[str, Any]:
         arms = report.summarize(

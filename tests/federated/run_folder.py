@@ -76,16 +76,18 @@ def write(
     *,
     finished: bool = True,
     classes: Any = CLASSES,
+    first_round: int = 1,
     **keys: Any,
 ) -> Path:
-    """A run folder of these records; ``keys`` go into its configuration."""
+    """Write a run folder of these records, which count rounds from 0; ``keys`` go into its configuration."""
     lines = records() if lines is None else lines
     arms = tuple(dict.fromkeys(line["arm"] for line in lines))
     cfg = config.from_table(table(arms, **keys))
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.toml").write_text(f"# demo\n{cfg.to_toml()}")
     (path / "manifest.json").write_text(json.dumps({"classes": list(classes)}))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written = [line | {"round": line["round"] + first_round} for line in lines]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
     if finished:
         outcome = summarize(lines, columns=own_columns(cfg))
         for arm in outcome.values():

@@ -10,7 +10,7 @@ from tests.federated.tiny import arm, finish, settings
 from uefl.algorithms.fedavg import FedAvg
 from uefl.engines.codec import decode, encode, packed_reply, reply_of
 from uefl.errors import RunError
-from uefl.report.folder import summarize
+from uefl.report.run_folder import summarize
 from uefl.report.words import means
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from uefl import config
 from uefl.algorithms.base import registry
-from uefl.config import Model, Run, Training, docs
+from uefl.config import Model, RunSection, Training, docs
 from uefl.config.config import tomllib
 from uefl.data.settings import Data
 from uefl.data.sources import SOURCES
@@ -24,7 +24,13 @@ def table(**sections):
 def test_the_document_is_the_generated_one():
     text = DOCUMENT.read_text()
     assert docs.rewritten(text) == text, "python -m uefl.config.docs docs/configuration.md"
-    for kind in (Run, Data, Model, Training, *(algorithm.Parameters for algorithm in registry().values())):
+    for kind in (
+        RunSection,
+        Data,
+        Model,
+        Training,
+        *(algorithm.Parameters for algorithm in registry().values()),
+    ):
         for key, field in kind.model_fields.items():
             assert field.description, f"{kind.__qualname__}.{key} has no description"
 
@@ -379,7 +385,7 @@ def _numbers(kind: type[BaseModel]):
     return [key for key, field in kind.model_fields.items() if field.annotation in (int, float)]
 
 
-KINDS = {"run": Run, "model": Model, "training": Training}
+KINDS = {"run": RunSection, "model": Model, "training": Training}
 
 
 @pytest.mark.parametrize(
@@ -474,4 +480,4 @@ def test_iterations():
 
 def test_every_key_stands_in_toml():
     cfg = config.load("demo")
-    assert set(tomllib.loads(cfg.to_toml())["run"]) == set(Run.model_fields)
+    assert set(tomllib.loads(cfg.to_toml())["run"]) == set(RunSection.model_fields)

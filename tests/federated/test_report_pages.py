@@ -23,9 +23,20 @@ from typer.testing import CliRunner
 from uefl.cli import app
 from uefl.data.federation import LabeledData, Split
 from uefl.errors import UserError
-from uefl.report import arm_table, by_data, client_table, paired_table, read_run, samples, write_report
+from uefl.report import (
+    arm_table,
+    by_data,
+    client_table,
+    compare,
+    paired_table,
+    read_run,
+    samples,
+    write_report,
+)
+from uefl.report.compare import configurations
 from uefl.report.tables import Table
 from uefl.report.words import count, label, labels
+from uefl.uncertainty import Prediction
 
 from . import run_folder
 
@@ -167,9 +178,9 @@ def test_samples_have_the_names_of_their_clients_where_others_were_measured(tmp_
         run_folder.write(tmp_path, [line for line in run_folder.records() if line["client"] == "silo-2"])
     )
     (tmp_path / "manifest.json").write_text(json.dumps({"silos": {f"silo-{i}": {} for i in range(3)}}))
-    ((_, _, caption, figure),) = samples.draw(read_run(tmp_path))
+    ((picture, figure),) = samples.draw(read_run(tmp_path))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["silo-0", "silo-1", "silo-2"]
-    assert caption.startswith("Training images of each client ")
+    assert picture.caption.startswith("Training images of each client")
 
 
 def test_counts_of_the_clients_are_added_up(tmp_path):
@@ -269,12 +280,7 @@ def test_differences_are_taken_run_by_run(tmp_path):
     sd = np.std([0.2, 0.3, -0.1], ddof=1)
     half = 4.302653 * sd / 3**0.5  # Student's t, two degrees of freedom, 97.5 %
     low, high = 0.4 / 3 - half, 0.4 / 3 + half
-    assert table.header == [
-        "arm",
-        "accuracy, last 4 rounds, less that of fedavg, 95 %",
-        "sd over runs",
-        "higher in",
-    ]
+    assert table.header == ["arm", "accuracy minus fedavg, last 4 rounds, 95 %", "sd over runs", "higher in"]
     assert table.rows == [["uefl", f"+0.133 [{low:+.3f}, {high:+.3f}]", f"{sd:.3f}", "2 of 3"]]
     assert paired_table(runs, "uefl").rows == [
         ["fedavg", f"-0.133 [{-high:+.3f}, {-low:+.3f}]", f"{sd:.3f}", "1 of 3"]
@@ -297,8 +303,8 @@ def test_runs_on_other_data_are_kept_apart(tmp_path):
     assert "over 2 runs on digits" in result.output
     assert "over 2 runs on mnist" in result.output
     assert "over 4 runs" not in result.output
-    assert "kept apart, as no mean over different data means anything" in result.output
-    assert result.output.count("less fedavg, run by run") == 2
+    assert "different data" in result.output
+    assert result.output.count("differences to fedavg") == 2
 
 
 def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
@@ -330,7 +336,7 @@ def test_the_folder_of_a_suite_says_where_its_runs_are_and_the_logs_beside_them_
         assert result.stderr.endswith(f"{hint.format(folder)}\n")
     result = runner.invoke(app, ["report", *map(str, sorted(tmp_path.glob("few/*/seed-*")))])
     assert result.exit_code == 0, result.output
-    assert f"note: passed over, as they are files and no run folders: {log}\n" in result.output
+    assert f": {log}\n" in result.output
     assert "over 2 runs" in result.output
     assert "seed-0.log has no config.toml" in runner.invoke(app, ["report", str(log)]).stderr
 
@@ -342,7 +348,7 @@ def test_the_arm_to_compare_with_must_exist(tmp_path):
         2,
         "error: --against 'fedag': no run has such an arm; there are fedavg, uefl\n",
     )
-    assert "less uefl, run by run" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
+    assert "differences to uefl" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
     alone = runner.invoke(app, ["report", paths[0], "--against", "fedag"])
     assert (alone.exit_code, alone.stderr) == (result.exit_code, result.stderr)
 
@@ -424,3 +430,44 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
         130,
         "the output was closed; go on with: uefl train --resume run\n",
     )
+
+
+@pytest.mark.usefixtures("drawn")
+def test_several_runs_have_a_page_in_common(tmp_path):
+    paths = [str(run_folder.write(tmp_path / str(seed), shifted(0.1 * seed), seed=seed)) for seed in (0, 1)]
+    paths.append(str(run_folder.write(tmp_path / "other", lr=0.5, seed=2)))
+    assert runner.invoke(app, ["report", *paths]).exit_code == 0
+    page = Page((tmp_path / "comparison" / "report.html").read_text())
+    assert [tag for tag, _ in page.tags].count("img") == 2  # accuracy and entropy; losses
+    assert "training.lr" in page.text
+    compared = compare([read_run(Path(path)) for path in paths])
+    assert compared.tables[1].rows[0][1] in page.text
+    assert [row[3] for row in configurations(compared.runs).rows] == ["0.0001", "0.0001", "0.5"]
+    curve = compared.groups[0].series("uefl", "accuracy")
+    np.testing.assert_allclose(curve[0], [0.31, 0.41, 0.31])
+    out = tmp_path / "elsewhere"
+    assert runner.invoke(app, ["report", *paths, "--out", str(out)]).exit_code == 0
+    assert (out / "report.md").is_file()
+
+
+class Guess:
+    """A model that is the less certain the darker an image is."""
+
+    clients = ()
+
+    def predict(self, images, client, *, uncertainty):
+        spread = 1 - images.float().mean((1, 2, 3)) / 255
+        chances = torch.stack([1 - spread / 2, spread / 2], 1)
+        return Prediction(chances, spread, spread, spread)
+
+
+@pytest.mark.usefixtures("drawn")
+def test_the_most_uncertain_test_images_are_kept_and_shown(tmp_path):
+    data = with_samples(run_folder.write(tmp_path))
+    samples.write_uncertain(tmp_path, "uefl", Guess(), list(data), data.__getitem__)
+    kept = samples.load_file(tmp_path / "uncertain-uefl.safetensors")
+    brightness = data["silo-1"].test.images.float().mean((1, 2, 3))
+    np.testing.assert_allclose(kept["1.entropy"], 1 - brightness.sort().values[:10] / 255, atol=1e-6)
+    write_report(tmp_path)
+    assert (tmp_path / "plots" / "uncertain-uefl.png").is_file()
+    assert "uncertain-uefl.png" in (tmp_path / "report.md").read_text()

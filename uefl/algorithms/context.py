@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..models.net import Net
 
 if TYPE_CHECKING:
-    from ..config import Model, Run, Training
+    from ..config import Model, RunSection, Training
 
 Record = dict[str, Any]
 """The metrics of one client after one round: one line of metrics.jsonl."""
@@ -60,7 +60,7 @@ class Context:
 
     seed: int
     """of the run, or of one member of an ensemble"""
-    run: Run
+    run: RunSection
     model: Model
     training: Training
     classes: tuple[str, ...]

@@ -251,8 +251,9 @@ class Client:
         result |= recorded(work.metrics, "work.metrics")
         if work.message.options.get("personalised") and isinstance(work.test, Split):
             self._seed(work, "personalised")
-            probs = evaluation.predict(algorithm, work, work.test.images).probs
-            result["personalised_accuracy"] = float(metrics.accuracy(probs, work.test.labels))
+            prediction = evaluation.predict(algorithm, work, work.test.images)
+            result["personalised_accuracy"] = float(metrics.accuracy(prediction.probs, work.test.labels))
+            result["personalised_entropy"] = float(prediction.entropy.mean())
         return update, kept, result
 
     def _global(self, work: Work) -> Prediction:

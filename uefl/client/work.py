@@ -41,6 +41,7 @@ RESERVED = frozenset(
         "holdout_entropy_se",
         "global_accuracy",
         "personalised_accuracy",
+        "personalised_entropy",
         "confusion",
         "reliability",
         "confidence",

@@ -2,13 +2,13 @@
 
 from .config import Arm, Config, from_table, from_toml
 from .load import load, load_whole, preset_groups, preset_text, presets
-from .sections import Model, Run, Section, Training
+from .sections import Model, RunSection, Section, Training
 
 __all__ = [
     "Arm",
     "Config",
     "Model",
-    "Run",
+    "RunSection",
     "Section",
     "Training",
     "from_table",

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from ..errors import UserError, nearest
 from ..fields import S, parse, shown, unknown
 from .keys import fields, homes
-from .sections import Model, Run, Training
+from .sections import Model, RunSection, Training
 
 if TYPE_CHECKING:
     from ..data.settings import Data
@@ -44,7 +44,7 @@ class Arm:
 class Config:
     """The whole configuration of a run. The device and the location of the data are not part of it."""
 
-    run: Run
+    run: RunSection
     data: Data
     model: Model
     training: Training
@@ -107,7 +107,7 @@ def from_table(table: dict[str, Any]) -> Config:
         if key not in (*SECTIONS, "arms"):
             raise _misplaced(key)
     run, model, training = (
-        _section(Run, "run", table),
+        _section(RunSection, "run", table),
         _section(Model, "model", table),
         _section(Training, "training", table),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .sections import Model, Run, Training
+from .sections import Model, RunSection, Training
 
 
 def homes(key: str) -> list[str]:
@@ -65,7 +65,12 @@ def fields(table: dict[str, Any]) -> dict[str, set[str]]:
     from ..data.partitions.base import PARTITIONS
     from ..data.settings import Data
 
-    kinds: dict[str, type[BaseModel]] = {"run": Run, "data": Data, "model": Model, "training": Training}
+    kinds: dict[str, type[BaseModel]] = {
+        "run": RunSection,
+        "data": Data,
+        "model": Model,
+        "training": Training,
+    }
     found = {name: set(kind.model_fields) - {"partition"} for name, kind in kinds.items()}
     data = table.get("data", {})
     partition = data.get("partition", {}) if isinstance(data, dict) else {}

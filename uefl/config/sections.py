@@ -15,7 +15,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Run(Section):
+class RunSection(Section):
     """The settings that all arms share: seeds, precision, participation, measurements and guarantees."""
 
     seed: int = Field(

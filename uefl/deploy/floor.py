@@ -17,7 +17,7 @@ from ..folder import lock
 if TYPE_CHECKING:
     from ..client.workspace import Workspace
     from ..config import Config
-    from ..config.sections import Run
+    from ..config.sections import RunSection
     from ..engines.base import Message
 
 _SCHEMA = 1
@@ -97,7 +97,7 @@ class Floor:
             f" delta {self.delta:g}"
         )
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: RunSection) -> None:
         """Refuse a run that gives too little.
 
         Raises:
@@ -123,7 +123,7 @@ class Floor:
         except UserError as error:
             raise TooLittle(f"the server asks for what no noise hides: {error}") from None
 
-    def check_message(self, run: Run, message: Message) -> None:
+    def check_message(self, run: RunSection, message: Message) -> None:
         """Refuse a message whose answer has no noise, several at once, or one too many.
 
         Raises:
@@ -141,7 +141,7 @@ class Floor:
                 f" {self.max_epsilon:g}: {self.describe()}"
             )
 
-    def count(self, run: Run) -> None:
+    def count(self, run: RunSection) -> None:
         """An update is about to leave.
 
         Raises:

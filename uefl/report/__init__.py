@@ -1,20 +1,35 @@
-"""The report of a run: its folder is read, and shown as tables, pictures and pages; TensorBoard events are
-written while it runs."""
+"""Read run folders, and write their tables, pictures, pages and TensorBoard events."""
 
-from .compare import by_data, differing_keys, paired_table, repeated, spread_table
+from .compare import (
+    Comparison,
+    by_data,
+    check_arm,
+    compare,
+    differing_keys,
+    paired_table,
+    repeated,
+    spread_table,
+)
 from .events import EventWriter, open_event_writer
-from .folder import Run, own_columns, parted, read_run, summarize
+from .run_folder import RunFolder, own_columns, parted, read_run, summarize
 from .samples import write as write_samples
+from .samples import write_uncertain
 from .tables import Table, arm_table, client_table, left_out_table, protocol_table, tables
 from .words import count, means
-from .write import write_report
+from .write import folder_of_comparison, write_comparison, write_report
 
 __all__ = [
     "EventWriter",
-    "Run",
+    "RunFolder",
     "Table",
     "arm_table",
     "by_data",
+    "check_arm",
+    "compare",
+    "folder_of_comparison",
+    "write_comparison",
+    "write_uncertain",
+    "Comparison",
     "client_table",
     "count",
     "differing_keys",

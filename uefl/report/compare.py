@@ -1,4 +1,4 @@
-"""Several runs side by side: means over seeds, and differences between arms run by run."""
+"""Compare several runs: means over seeds, differences within a run, and what their configurations differ in."""
 
 from __future__ import annotations
 
@@ -6,28 +6,131 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .folder import Run
+import numpy as np
+import numpy.typing as npt
+
+from ..config import Config
+from ..errors import UserError
+from .run_folder import RunFolder
 from .tables import Table, last_rounds, number
 from .words import count
 
 _CONFIDENCE = 0.95
 
 
-def by_data(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs on the same data together, in the order of the first of each; a mean over runs on different data
-    means nothing."""
-    groups: dict[str, list[Run]] = {}
+@dataclass(frozen=True)
+class SameData:
+    """Finished runs on the same data. In curves, a run takes the place of a client."""
+
+    runs: list[RunFolder]
+
+    @cached_property
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """The largest number of ``rounds`` of each arm."""
+        names = dict.fromkeys(name for run in self.runs for name in run.arms)
+        return {
+            name: {"rounds": max(run.arms[name]["rounds"] for run in self.runs if name in run.arms)}
+            for name in names
+        }
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the first run."""
+        return self.runs[0].config
+
+    def measured(self, key: str) -> bool:
+        """Return whether any run has a metric."""
+        return any(run.measured(key) for run in self.runs)
+
+    def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
+        """Return the mean of a metric over the clients, as ``[rounds, runs]`` with NaN for missing numbers."""
+        having = [run for run in self.runs if arm in run.arms]
+        values = np.full((self.arms[arm]["rounds"], len(having)), np.nan)
+        for i, run in enumerate(having):
+            of_clients = run.series(arm, key)
+            known = np.isfinite(of_clients).any(1)
+            values[: len(known), i][known] = np.nanmean(of_clients[known], axis=1)
+        return values
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tables over several runs, and notes on the runs that are not in them."""
+
+    runs: list[RunFolder]
+    groups: list[SameData]
+    tables: list[Table]
+    notes: list[str]
+
+
+def compare(runs: Sequence[RunFolder], against: str | None = None) -> Comparison:
+    """Compare runs, separately for each data set. Unfinished and repeated runs are not in the means.
+
+    Args:
+        runs: at least two.
+        against: the arm to subtract; None: see :func:`paired_table`.
+
+    Raises:
+        UserError: no run has the arm ``against``.
+    """
+    check_arm(runs, against)
+    repeats = repeated([run for run in runs if run.finished])
+    groups = [
+        SameData(same) for same in by_data([run for run in runs if run.finished and run.path not in repeats])
+    ]
+    tables = []
+    for group in groups:
+        source = str(group.config.data.source) if len(groups) > 1 else ""
+        paired = paired_table(group.runs, against)
+        tables += [spread_table(group.runs, source)] if len(group.runs) > 1 else []
+        tables += [paired] if paired is not None else []
+    notes = []
+    if len(groups) > 1:
+        listed = "; ".join(", ".join(str(run.path) for run in group.runs) for group in groups)
+        notes.append(f"runs on different data are compared separately: {listed}")
+    notes += [
+        f"not in the mean: {path} has the configuration and the seed of {like}"
+        for path, like in repeats.items()
+    ]
+    unfinished = [str(run.path) for run in runs if not run.finished]
+    if unfinished:
+        notes.append(f"not in the mean, unfinished: {', '.join(unfinished)}")
+    keys = differing_keys(runs)
+    if keys:
+        notes.append(f"note: these runs differ in more than the seed: {', '.join(keys)}")
+    return Comparison(list(runs), groups, tables, notes)
+
+
+def check_arm(runs: Sequence[RunFolder], arm: str | None) -> None:
+    """Check that some run has the arm of ``--against``.
+
+    Raises:
+        UserError: none has; the message lists the arms.
+    """
+    if arm is not None and not any(arm in run.arms for run in runs):
+        arms = dict.fromkeys(name for run in runs for name in run.arms)
+        raise UserError(f"--against {arm!r}: no run has such an arm; there are {', '.join(arms)}")
+
+
+def by_data(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
+    """Group runs by their data, in the order of the first run of each group."""
+    groups: dict[str, list[RunFolder]] = {}
     for run in runs:
         groups.setdefault(_data(run), []).append(run)
     return list(groups.values())
 
 
-def _data(run: Run) -> str:
-    """The section of the configuration; of clients given in Python the images of each class that every one
-    has, in all its splits."""
+def _data(run: RunFolder) -> str:
+    """Return a key for the data of a run.
+
+    It is the section of the configuration. For clients given in Python it also has the number of images of
+    each class and client.
+    """
     silos = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
     counts = {
         name: [
@@ -41,11 +144,8 @@ def _data(run: Run) -> str:
     return json.dumps([run.config.data.table(), counts], sort_keys=True)
 
 
-def spread_table(runs: Sequence[Run], data: str = "") -> Table:
-    """One row per arm over several runs: mean and sample deviation of its accuracy over the last four rounds.
-
-    Unfinished runs are left out: they would pull the mean with rounds that the others have behind them.
-    """
+def spread_table(runs: Sequence[RunFolder], data: str = "") -> Table:
+    """Return the accuracy of each arm over the last four rounds: mean and deviation over finished runs."""
     finished = [run for run in runs if run.finished]
     names = dict.fromkeys(name for run in finished for name in run.arms)
     rows = []
@@ -62,9 +162,8 @@ def spread_table(runs: Sequence[Run], data: str = "") -> Table:
     )
 
 
-def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Runs with the configuration and seed of an earlier run, which add no information: their folders, each
-    with that of the earlier."""
+def repeated(runs: Sequence[RunFolder]) -> dict[Path, Path]:
+    """Return the runs with the configuration and seed of an earlier run, each with the earlier folder."""
     first: dict[str, Path] = {}
     again = {}
     for run in runs:
@@ -74,11 +173,11 @@ def repeated(runs: Sequence[Run]) -> dict[Path, Path]:
     return again
 
 
-def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Configuration keys other than the seed in which the runs differ; their mean then says little.
+def differing_keys(runs: Sequence[RunFolder]) -> list[str]:
+    """Return the configuration keys, other than the seed, in which runs differ.
 
-    The keys of an arm are compared among the runs that have it; where not all runs have the same arms, the
-    last entry says so.
+    The keys of an arm are compared among the runs that have the arm. If not all runs have the same arms, the
+    last entry is ``different arms``.
     """
     tables = [run.config.with_run(seed=0, threads=0).table() for run in runs]
     arms = [table.pop("arms") for table in tables]
@@ -88,8 +187,19 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     return found + (["different arms"] if any(each.keys() != names.keys() for each in arms) else [])
 
 
+def configurations(runs: Sequence[RunFolder]) -> Table:
+    """Return a row for each run: its arms, its seed, and its values of the keys in which the runs differ."""
+    keys = [key for key in differing_keys(runs) if "." in key]
+    rows = []
+    for run in runs:
+        values = dict(_flat(run.config.table()))
+        own = [str(values.get(key, "-")) for key in keys]
+        rows.append([str(run.path), ", ".join(run.arms), str(run.config.run.seed), *own])
+    return Table("configurations", ["run", "arms", "run.seed", *keys], rows, numeric=False)
+
+
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
-    """Keys, with their sections, whose values are not the same in all tables of configurations."""
+    """Return the keys, as ``section.key``, whose values differ between tables of configurations."""
     flat = [dict(_flat(table)) for table in tables]
     keys = dict.fromkeys(key for table in flat for key in table)
     return [key for key in keys if len({repr(table.get(key)) for table in flat}) > 1]
@@ -104,8 +214,7 @@ def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def interval(differences: Sequence[float]) -> str:
-    """The mean of paired differences with its confidence interval of 95 %, by Student's t; a single one has
-    none."""
+    """Format the mean of paired differences with its 95 % confidence interval (Student's t)."""
     if len(differences) < 2:
         return f"{differences[0]:+.3f}" if differences else "-"
     mean, half = statistics.fmean(differences), half_width(differences)
@@ -113,8 +222,7 @@ def interval(differences: Sequence[float]) -> str:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of a mean, by Student's t; 0 for a single
-    value."""
+    """Return half the width of the 95 % confidence interval of a mean (Student's t); 0 for a single value."""
     from scipy import stats
 
     if len(values) < 2:
@@ -123,19 +231,18 @@ def half_width(values: Sequence[float]) -> float:
     return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | None:
-    """One row per arm: its accuracy over the last rounds less that of one arm of the same run, over all
-    finished runs that have both, the mean with its confidence interval.
+def paired_table(runs: Sequence[RunFolder], against: str | None = None) -> Table | None:
+    """Return the difference of each arm to one arm of the same run, with a confidence interval over the runs.
 
-    Differences within a run leave out what its seed does to all arms alike.
+    The difference is in accuracy over the last four rounds. The seed of a run changes both arms alike, so
+    differences within a run vary less than accuracies.
 
     Args:
-        runs: of one configuration under several seeds.
-        against: the arm that is subtracted; its differences within a single run stand without an interval.
-            None: the first one, over two runs at least.
+        runs: runs of one configuration with several seeds. Unfinished ones are ignored.
+        against: the arm to subtract. None: the first arm, if there are two runs or more.
 
     Returns:
-        None: there are not as many finished runs with two arms.
+        None: no finished run has two arms, or there is a single run and ``against`` is None.
     """
     finished = [run for run in runs if run.finished]
     names = list(dict.fromkeys(name for run in finished for name in run.arms))
@@ -151,13 +258,11 @@ def paired_table(runs: Sequence[Run], against: str | None = None) -> Table | Non
             higher = sum(difference > 0 for difference in differences)
             spread = number(statistics.stdev(differences)) if len(differences) > 1 else "-"
             rows.append([name, interval(differences), spread, f"{higher} of {len(differences)}"])
-    header = (
-        ["arm", f"accuracy, {last_rounds(*finished)}, less that of {base}, 95 %", "sd over runs", "higher in"]
-        if finished
-        else []
-    )
-    return Table(f"less {base}, run by run", header, rows) if rows else None
+    if not rows:
+        return None
+    header = ["arm", f"accuracy minus {base}, {last_rounds(*finished)}, 95 %", "sd over runs", "higher in"]
+    return Table(f"differences to {base} within each run", header, rows)
 
 
-def _known(run: Run, arm: str) -> bool:
+def _known(run: RunFolder, arm: str) -> bool:
     return run.arms[arm]["accuracy_last4"]["mean"] is not None

@@ -1,4 +1,4 @@
-"""What a report says, in order; ``report.md`` and ``report.html`` are two ways to write it down."""
+"""The content of a report, in order, for ``report.md`` and ``report.html``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from . import plots
-from .folder import Run
-from .plots import Picture
+from .compare import Comparison, configurations
+from .run_folder import RunFolder
+from .style import Picture
 from .tables import Table, arm_table, client_table, last_rounds, left_out_table, protocol_table
 from .words import count, label
 
@@ -22,39 +23,41 @@ Block = str | list[str] | Table | Picture
 _SILOS_LEGEND = (
     "Accuracy, entropy (nats, of the mean over the {several}), NLL and ECE are means over the clients' test"
     " splits at the last round; the third column is the mean and the standard deviation of the accuracy over"
-    " the rounds that it names."
+    " the rounds in its title."
 )
 _SETS_LEGEND = (
-    "Accuracy, entropy (nats), NLL and ECE are of the one model on the test images, which are dealt to the"
-    " clients, at the last round; the third column is the mean and the standard deviation of the accuracy"
-    " over the rounds that it names.{selected}"
+    "Accuracy, entropy (nats), NLL and ECE are of the global model on all test images, at the last round; the"
+    " third column is the mean and the standard deviation of the accuracy over the rounds in its"
+    " title.{selected}"
 )
-_SELECTED = " Selected: accuracy of the model that was best on the server's validation images, and its round."
+_SELECTED = " Selected: accuracy of the model with the best validation accuracy, and its round."
 _NO_TEST_LEGEND = (
-    "There are no test images, hence no accuracy: the entropy (nats) is of the one model's predictions of the"
-    " clients' own images, at the last round."
+    "There are no test images, so there is no accuracy. Entropy (nats) is of the predictions for the clients'"
+    " own images, at the last round."
 )
 
 _PROTOCOL_LEGEND = (
     "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients"
-    " at the last round; global: without what is private to a client; personalised: after the client's own"
-    " training; MB: tensors that the server sent, to train or only to measure, and got back, all rounds and"
-    " clients."
+    " at the last round; global: without the private layers of clients; personalised: after the local training"
+    " of the client; to target: first round with the accuracy `run.target_accuracy`; k-means s: seconds of"
+    " k-means in this process; MB: tensors that the server sent and received, for training and measurement, in"
+    " all rounds."
 )
 
 
-_LEFT_OUT_LEGEND = (
-    "Answers of clients that count in no average and no measurement, by arm, client and reason; rounds count"
-    " from 1."
+_DIFFERENCES_LEGEND = (
+    "Accuracy is the mean over a run's last four rounds. Differences are within a run, between arms with the"
+    " same seed and data, with the 95 % confidence interval of their mean (Student's t)."
 )
+_LEFT_OUT_LEGEND = "Replies of clients that are in no average and no measurement, by arm, client and reason."
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading with its blocks."""
 
     title: str
-    """empty for the first one"""
+    """empty for the first section"""
     blocks: list[Block]
 
 
@@ -64,12 +67,12 @@ class Content:
 
     title: str
     warnings: list[str]
-    """what a reader must know before the numbers"""
+    """sentences to read before the numbers"""
     sections: list[Section]
 
 
-def content(run: Run, pictures: list[Picture]) -> Content:
-    """The report of a run with these pictures; sections that have nothing to show are left out."""
+def content(run: RunFolder, pictures: list[Picture]) -> Content:
+    """Return the report of a run with these pictures, without empty sections."""
     by_name = {picture.name: picture for picture in pictures}
 
     def shown(*names: str) -> list[Block]:
@@ -88,11 +91,11 @@ def content(run: Run, pictures: list[Picture]) -> Content:
                 *shown("arms.png", "loss.png"),
             ],
         ),
-        Section("Left out of the averages", _left_out(run)),
+        Section("Rejected replies", _left_out(run)),
         Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
         *_findings(run, by_name),
         Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
-        Section("Images", shown("samples.png")),
+        Section("Images", [*shown("samples.png"), *(p for p in pictures if p.name.startswith("uncertain-"))]),
         Section("Clients", [*([] if run.on_sets else [client_table(run)]), *_class_counts(run)]),
     ]
     return Content(
@@ -100,9 +103,23 @@ def content(run: Run, pictures: list[Picture]) -> Content:
     )
 
 
-def verdict(run: Run) -> list[Block]:
-    """Say which arm is ahead, and how large a difference between arms may be chance; nothing for a single arm
-    or without accuracy."""
+def comparison(compared: Comparison, pictures: list[Picture]) -> Content:
+    """Return the page over several runs: differences, curves, configurations, and the arms of each run."""
+    sections = [
+        Section("", [_DIFFERENCES_LEGEND, *compared.tables, *([compared.notes] if compared.notes else [])]),
+        Section("Curves", list(pictures)),
+        Section("Configurations", [configurations(compared.runs)]),
+        Section("Runs", [block for run in compared.runs for block in (f"`{run.path}`", arm_table(run))]),
+    ]
+    title = f"Comparison of {count(len(compared.runs), 'run')}"
+    return Content(title, [], [section for section in sections if section.blocks])
+
+
+def verdict(run: RunFolder) -> list[Block]:
+    """Return a sentence on the best arm, and on how large a chance difference may be.
+
+    It is empty for a single arm, or without accuracy.
+    """
     means = {name: arm["accuracy_last4"]["mean"] for name, arm in run.arms.items()}
     ranked = sorted((name for name in means if means[name] is not None), key=lambda name: -means[name])
     if len(ranked) < 2:
@@ -126,8 +143,8 @@ def verdict(run: Run) -> list[Block]:
     return [f"{found} This is one seed; other seeds differ too (`uefl report RUN RUN ...` compares them)."]
 
 
-def _class_counts(run: Run) -> list[Block]:
-    """The training images of each class that every client has."""
+def _class_counts(run: RunFolder) -> list[Block]:
+    """Return a table of the training images of each class and client."""
     if len(run.classes) > _MOST_CLASSES:
         return []
     rows = []
@@ -137,21 +154,21 @@ def _class_counts(run: Run) -> list[Block]:
         )
         rows.append([run.labels.get(name) or label(name), *map(str, counts)])
     table = Table("images of each class", ["client", *run.classes], rows)
-    return ["Training images of each class, those held out included:", table] if rows else []
+    return ["Training images of each class, including those held out:", table] if rows else []
 
 
 def _labeled(silos: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(name, silo) for name, silo in silos.items() if "images_of_class" in silo.get("train", {})]
 
 
-def _legend(run: Run) -> str:
-    """Explain the columns of the table, those of the algorithms too."""
+def _legend(run: RunFolder) -> str:
+    """Explain the columns of the table of arms."""
     header = arm_table(run).header
     added = "".join(f" `{key}`: {about}." for key, about in run.columns.items() if key in header)
     return f"{_usual_legend(run)}{added}"
 
 
-def _usual_legend(run: Run) -> str:
+def _usual_legend(run: RunFolder) -> str:
     if not run.on_sets:
         return _SILOS_LEGEND.format(
             several="members" if run.config.run.uncertainty == "ensemble" else "passes"
@@ -161,7 +178,7 @@ def _usual_legend(run: Run) -> str:
     return _SETS_LEGEND.format(selected=_SELECTED if "selected" in arm_table(run).header else "")
 
 
-def _warnings(run: Run) -> list[str]:
+def _warnings(run: RunFolder) -> list[str]:
     notes = []
     if not run.finished:
         notes.append(
@@ -171,20 +188,20 @@ def _warnings(run: Run) -> list[str]:
     for name, arm in run.arms.items():
         if arm.get("rejected"):
             notes.append(
-                f"{name}: {count(arm['rejected'], 'answer')} of clients left"
-                f" out{'; see the table below' if run.left_out else ''}."
+                f"{name}: {count(arm['rejected'], 'rejected reply', 'rejected replies')}"
+                f"{'; see the table below' if run.left_out else ''}."
             )
     return notes + [
         f"{arm}: {warning}." for arm, findings in run.findings.items() for warning in findings.warnings
     ]
 
 
-def _left_out(run: Run) -> list[Block]:
+def _left_out(run: RunFolder) -> list[Block]:
     table = left_out_table(run)
     return [] if table is None else [_LEFT_OUT_LEGEND, table, *([table.note] if table.note else [])]
 
 
-def _facts(run: Run) -> list[str]:
+def _facts(run: RunFolder) -> list[str]:
     c = run.config
     partition = c.data.partition.model_dump(mode="json") if c.data.partition is not None else {}
     voices = "members" if c.run.uncertainty == "ensemble" else "passes"
@@ -215,8 +232,8 @@ def _facts(run: Run) -> list[str]:
     return [f"{key}: {value}" for key, value in facts.items()]
 
 
-def _made(run: Run) -> dict[str, str]:
-    """When and where the run was made, as far as its folder says."""
+def _made(run: RunFolder) -> dict[str, str]:
+    """Return the date, host and versions of the run, if its folder has them."""
     made = run.made
     if not made:
         return {}
@@ -228,23 +245,23 @@ def _made(run: Run) -> dict[str, str]:
     }
 
 
-def _privacy(run: Run) -> str:
-    """The mechanism, and what is outside of its guarantee."""
+def _privacy(run: RunFolder) -> str:
+    """Describe the mechanism of privacy, and name the files outside its guarantee."""
     r = run.config.run
     spent = (
-        f"epsilon of the table at delta {r.delta:g}, of each arm alone; that of all arms together is in"
+        f"epsilon in the table is for a single arm, at delta {r.delta:g}; the epsilon of all arms together is in"
         " `summary.json`"
     )
     outside = (
-        "what clients measure, this report and every file of metrics are without noise, and outside of it"
+        "the measurements of clients, this report and all files of metrics have no noise and no guarantee"
     )
     return (
         f"{r.privacy}, clip_norm {r.clip_norm:g}, noise_multiplier {r.noise_multiplier:g}; {spent}; {outside}"
     )
 
 
-def _parameters(run: Run, name: str) -> str:
-    """The algorithm of an arm, and the parameters that are not at their defaults."""
+def _parameters(run: RunFolder, name: str) -> str:
+    """Return the algorithm of an arm, and its parameters that differ from their defaults."""
     arm = run.config.arms[name]
     fields = type(arm.parameters).model_fields
     own = [
@@ -255,8 +272,8 @@ def _parameters(run: Run, name: str) -> str:
     return ", ".join([arm.algorithm, *own])
 
 
-def _findings(run: Run, pictures: dict[str, Picture]) -> list[Section]:
-    """Return the sections that the algorithms add; arms whose findings have the same title share one."""
+def _findings(run: RunFolder, pictures: dict[str, Picture]) -> list[Section]:
+    """Return the sections that the algorithms add. Findings with the same title share a section."""
     sections = []
     for title in dict.fromkeys(findings.title for findings in run.findings.values()):
         same = {arm: findings for arm, findings in run.findings.items() if findings.title == title}

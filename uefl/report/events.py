@@ -1,4 +1,4 @@
-"""TensorBoard events of a run, where the extra ``tensorboard`` is installed."""
+"""Write TensorBoard events of a run, if the extra ``tensorboard`` is installed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PER_CLIENT = ("accuracy", "entropy")
 
 
 class EventWriter:
-    """Writes ``<metric>/<arm>`` (mean over the clients) and ``<metric> <arm>/<client>`` for every round.
+    """Write ``<metric>/<arm>`` (mean over the clients) and ``<metric> <arm>/<client>`` for every round.
 
     Args:
-        directory: of the run.
-        columns: metrics of the algorithms, whose means are written too.
+        directory: the run folder.
+        columns: metrics of the algorithms; their means are written too.
 
     Raises:
         ImportError: the extra ``tensorboard`` is not installed.
@@ -31,8 +31,7 @@ class EventWriter:
         self._means = (*_MEANS, *columns)
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """Add one round; ``records`` as in metrics.jsonl; null values and clients that are only measured are
-        passed over."""
+        """Add the records of a round, without null values and unseen clients."""
         records = [r for r in records if not r.get("unseen")]
         for key in self._means:
             values = [r[key] for r in records if r.get(key) is not None]
@@ -45,18 +44,16 @@ class EventWriter:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Flush and close the file."""
         self._writer.close()
 
 
 def open_event_writer(
     directory: Path, records: Iterable[dict[str, Any]] = (), columns: Iterable[str] = ()
 ) -> EventWriter | None:
-    """A writer of events into a run folder, or None when the extra is not installed. Arguments as of
-    :class:`EventWriter`.
+    """Open a writer of events, or return None if the extra is not installed.
 
-    Events that are there are replaced by those of ``records``: TensorBoard would show a round that was
-    written twice as two.
+    The events of ``records`` replace all events in the folder, since TensorBoard shows a repeated round twice.
     """
     try:
         importlib.import_module("torch.utils.tensorboard")

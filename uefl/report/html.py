@@ -1,5 +1,4 @@
-"""``report.html``: the content of a report as one page that needs nothing beside it; its pictures are
-inside."""
+"""Write the content of a report as one HTML page, with the pictures inside."""
 
 from __future__ import annotations
 
@@ -9,34 +8,42 @@ from html import escape
 from pathlib import Path
 
 from .content import Block, Content
-from .plots import Picture
+from .style import Picture
 from .tables import Table
 
 _STYLE = """
-:root { color-scheme: light; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; font: 16px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff; }
+:root { color-scheme: light dark; --text: #1f2328; --page: #fff; --soft: #57606a; --line: #d8dee4;
+  --link: #0550ae; --code: #f3f4f6; --note: #fff8e5; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --page: #0d1117; --soft: #9198a1;
+  --line: #3d444d; --link: #79b8ff; --code: #21262d; --note: #2e2608; } }
+body { margin: 0 auto; max-width: 68rem; padding: 1.5rem; font: 16px/1.5 system-ui, sans-serif;
+  color: var(--text); background: var(--page); }
 h1 { font-size: 1.6rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-top: .75rem; border-top: 1px solid #d8dee4; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-top: .75rem; border-top: 1px solid var(--line); }
 nav { font-size: .9rem; margin-bottom: 1rem; }
-nav a { margin-right: 1rem; color: #0550ae; }
-ul { padding-left: 1.2rem; margin: .5rem 0; overflow-wrap: anywhere; }
-p.warning { border-left: 4px solid #bf8700; background: #fff8e5; padding: .5rem .8rem; font-weight: 600; }
+nav a { display: inline-block; margin-right: 1rem; color: var(--link); }
+p, ul { overflow-wrap: anywhere; }
+ul { padding-left: 1.2rem; margin: .5rem 0; }
+p.warning { border-left: 4px solid #bf8700; background: var(--note); padding: .5rem .8rem; font-weight: 600; }
 .scroll { overflow-x: auto; margin: .75rem 0; }
-table { border-collapse: collapse; font-size: .88rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #e6e8eb; text-align: left; white-space: nowrap; }
-table.numbers td, table.numbers th[scope=col]:not(:first-child) { text-align: right; font-variant-numeric: tabular-nums; }
-th[scope=col] { border-bottom: 2px solid #c4c9cf; }
+table { border-collapse: collapse; font-size: .85rem; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: bottom; }
+td, th[scope=row] { white-space: nowrap; }
+table.numbers td, table.numbers th[scope=col]:not(:first-child) { text-align: right;
+  font-variant-numeric: tabular-nums; }
+th[scope=col] { border-bottom: 2px solid var(--soft); }
 th[scope=row] { font-weight: 600; }
 figure { margin: 1.25rem 0; }
-figure img { max-width: 100%; height: auto; }
-figcaption { font-size: .85rem; color: #57606a; }
-code { font-size: .9em; background: #f3f4f6; padding: .1em .3em; border-radius: 3px; }
+figure img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+figcaption { font-size: .85rem; color: var(--soft); }
+code { font-size: .9em; background: var(--code); padding: .1em .3em; border-radius: 3px; }
+@media (max-width: 40rem) { body { padding: 1rem .75rem; } }
 @media print { nav { display: none; } figure, table { break-inside: avoid; } }
 """.strip()
 
 
 def write(content: Content, plots: Path) -> str:
-    """The text of the file; ``plots`` is the folder of the pictures."""
+    """Return the text of the file. ``plots`` is the folder of the pictures."""
     title = escape(content.title)
     links = "".join(
         f'<a href="#{_anchor(section.title)}">{section.title}</a>'

@@ -1,4 +1,4 @@
-"""``report.md``: the content of a report as Markdown, with links to its pictures."""
+"""Write the content of a report as Markdown, with links to its pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .tables import Table, inert
 
 
 def write(content: Content) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     parts = [f"# {_text(content.title)}\n", *(f"> **{_text(note)}**\n" for note in content.warnings)]
     for section in content.sections:
         parts += [f"## {section.title}\n"] if section.title else []
@@ -28,5 +28,5 @@ def _block(block: Block) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text for Markdown: code stays, everything else is escaped so that it is shown as it is."""
+    """Escape text for Markdown, except code."""
     return "".join(part if part.startswith("`") else inert(part) for part in re.split(r"(`[^`]+`)", text))

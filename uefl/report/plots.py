@@ -1,9 +1,10 @@
-"""The curves of a report; drawn on figures of their own, so that importing this changes no global state."""
+"""Draw the curves of a report, without changing the global state of matplotlib."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -17,86 +18,114 @@ from matplotlib.ticker import MaxNLocator
 
 from ..findings import Shares
 from . import quality, samples
-from .folder import Record, Run
-from .style import RC, Matrix, canvas, color, draw, drawn, handles, legend, line, replaced
+from .compare import Comparison
+from .run_folder import Record, RunFolder
+from .style import (
+    RC,
+    Curves,
+    Drawing,
+    Matrix,
+    Picture,
+    canvas,
+    color,
+    draw,
+    drawn,
+    handles,
+    legend,
+    line,
+    replaced,
+)
 
 _DASHED = (0, (7, 4))
 _THIN = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
-_LOSSES = {"train_loss": "training loss", "nll": "NLL (nats)"}
+_LOSSES = {"train_loss": "training loss", "server_loss": "loss of the server's step", "nll": "NLL (nats)"}
 _LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
 
 
-class Picture(NamedTuple):
-    """A file in the folder ``plots``, and what is said about it."""
-
-    name: str
-    alt: str
-    caption: str
+def write_plots(run: RunFolder) -> list[Picture]:
+    """Draw all pictures of a run into its folder ``plots``, in reading order."""
+    return save((*drawings(run), *quality.draw(run), *samples.draw(run)), run.path)
 
 
-def write_plots(run: Run) -> list[Picture]:
-    """Draw every picture of a run into its ``plots`` folder, in reading order."""
-    folder = run.path / "plots"
-    folder.mkdir(exist_ok=True)
+def save(drawings: Iterable[Drawing], out: Path) -> list[Picture]:
+    """Save figures into the folder ``plots`` of ``out``, in the style of all reports."""
+    (out / "plots").mkdir(parents=True, exist_ok=True)
     pictures = []
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # not the caller's style
+        matplotlib.rcdefaults()  # ignore the caller's style
         matplotlib.rcParams.update(RC)
-        for name, alt, caption, drawing in (*drawings(run), *quality.draw(run), *samples.draw(run)):
-            drawing.savefig(folder / name)
-            pictures.append(Picture(name, alt, caption))
+        for picture, figure in drawings:
+            figure.savefig(out / "plots" / picture.name)
+            pictures.append(picture)
     return pictures
 
 
-def drawings(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
-    """File name, short text, caption and figure of the curves, and of what the algorithms count."""
-    if run.on_sets:  # one model, and test images dealt at random: the clients do not differ
-        what = "test images" if run.measured("accuracy") else "unlabeled images, as there are no test images"
-        caption = f"Lines: all {what}; bands: 10 % to 90 % quantile of the clients' parts of them."
-        yield "arms.png", "Arms side by side", caption, _draw_arms(run)
+def draw_comparison(compared: Comparison) -> Iterator[Drawing]:
+    """Draw the curves of all arms over several runs, for each data set."""
+    for i, group in enumerate(compared.groups, 1):
+        source = f" on {group.config.data.source}" if len(compared.groups) > 1 else ""
+        caption = "Lines: mean over the runs; bands: 10 % to 90 % quantile of the runs."
+        yield Picture(f"arms-{i}.png", f"Arms{source} over several runs", caption), _draw_arms(group)
+        if any(group.measured(key) for key in _LOSSES):
+            picture = Picture(f"loss-{i}.png", f"Losses{source} over several runs", caption)
+            yield picture, _draw_arms(group, _LOSSES)
+
+
+def drawings(run: RunFolder) -> Iterator[Drawing]:
+    """Draw the curves of a run, and the counts of its algorithms."""
+    yield from _drawings_of_arms(run)
+    if run.on_sets:  # the clients share one model, and the test images are dealt at random
         return
-    few = len(run.clients) <= _MOST_PANELS
-    starts = " Grey uprights: an iteration begins." if len(run.config.training.iterations()) > 1 else ""
-    band = f"Lines: mean over the clients; bands: from the 10 % to the 90 % quantile of the clients.{starts}"
     about = dict.fromkeys(what for algorithm in run.algorithms.values() for what in algorithm.marks.values())
     marks = f" Triangles, before a round: {'; '.join(about)}." if about else ""
-    yield "arms.png", "Arms side by side", band, _draw_arms(run)
-    if any(run.measured(key) for key in _LOSSES):
-        yield "loss.png", "Losses of the arms over the rounds", band, _draw_arms(run, _LOSSES)
     for key in ("accuracy", "entropy"):
-        alt = f"{key.capitalize()} per client over the rounds"
         dashes = dict.fromkeys(level.about for arm in run.arms for level in _levels(run, key, arm))
         levels = f" Thin dashes: {'; '.join(dashes)}." if dashes else ""
-        if few:
-            yield (
-                f"{key}.png",
-                alt,
-                f"One panel per client.{marks}{levels}{starts}{replaced(run)}",
-                _draw_clients(run, key),
-            )
+        if len(run.clients) <= _MOST_PANELS:
+            caption = f"One panel per client.{marks}{levels}{_starts(run)}{replaced(run)}"
+            figure = _draw_clients(run, key)
         else:
             thin = " Thin lines: the clients with a triangle." if about else ""
-            yield f"{key}.png", alt, f"{band}{thin}{marks}{levels}", _draw_many_clients(run, key)
+            caption, figure = f"{_band(run)}{thin}{marks}{levels}", _draw_many_clients(run, key)
+        yield Picture(f"{key}.png", f"{key.capitalize()} per client over the rounds", caption), figure
     for arm, findings in run.findings.items():
         if findings.shares is not None:
-            whose = " Of the ensemble's first member." if run.config.run.uncertainty == "ensemble" else ""
-            name, alt = shares_file(findings.shares, arm), f"{findings.shares.title} of arm {arm}"
-            yield (
-                name,
-                alt,
-                f"{findings.shares.caption} Arm {arm}.{whose}",
-                _draw_shares(run, arm, findings.shares),
+            member = " First member of the ensemble." if run.config.run.uncertainty == "ensemble" else ""
+            picture = Picture(
+                shares_file(findings.shares, arm),
+                f"{findings.shares.title} of arm {arm}",
+                f"{findings.shares.caption} Arm {arm}.{member}",
             )
+            yield picture, _draw_shares(run, arm, findings.shares)
+
+
+def _drawings_of_arms(run: RunFolder) -> Iterator[Drawing]:
+    band = _band(run)
+    yield Picture("arms.png", "Arms side by side", band), _draw_arms(run)
+    if any(run.measured(key) for key in _LOSSES):
+        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, _LOSSES)
+
+
+def _band(run: RunFolder) -> str:
+    """Return the caption of lines and bands."""
+    if not run.on_sets:
+        return f"Lines: mean over the clients; bands: 10 % to 90 % quantile of the clients.{_starts(run)}"
+    images = "test images" if run.measured("accuracy") else "unlabeled images, since there are no test images"
+    return f"Lines: all {images}; bands: 10 % to 90 % quantile over the clients."
+
+
+def _starts(run: RunFolder) -> str:
+    return " Vertical lines: start of an iteration." if len(run.config.training.iterations()) > 1 else ""
 
 
 def shares_file(shares: Shares, arm: str) -> str:
-    """The name of the picture of an arm's shares."""
+    """Return the file name of the picture of an arm's shares."""
     return f"{shares.name}-{arm}.png"
 
 
-def _draw_arms(run: Run, labels: dict[str, str] = _LABEL) -> Figure:
+def _draw_arms(run: Curves, labels: dict[str, str] = _LABEL) -> Figure:
     figure = canvas(8.4, 3.2)
     keys = [key for key in labels if run.measured(key)]
     for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
@@ -112,8 +141,8 @@ def _draw_arms(run: Run, labels: dict[str, str] = _LABEL) -> Figure:
     return figure
 
 
-def _draw_clients(run: Run, key: str) -> Figure:
-    """Small multiples: a panel per client, all arms in it."""
+def _draw_clients(run: RunFolder, key: str) -> Figure:
+    """Draw a panel per client with all arms."""
     names = run.clients
     columns = 3 if len(names) <= 9 else 4
     columns = min(columns, len(names))
@@ -142,8 +171,8 @@ def _draw_clients(run: Run, key: str) -> Figure:
     return figure
 
 
-def _draw_many_clients(run: Run, key: str) -> Figure:
-    """A panel per arm: the mean and the band of all clients, and a thin line for each one with a mark."""
+def _draw_many_clients(run: RunFolder, key: str) -> Figure:
+    """Draw a panel per arm: mean and band of all clients, and a thin line per client with a mark."""
     columns = min(3, len(run.arms))
     rows = math.ceil(len(run.arms) / columns)
     figure = canvas(max(3.4 * columns, 4.4), 2.7 * rows + 0.7)
@@ -170,7 +199,7 @@ def _draw_many_clients(run: Run, key: str) -> Figure:
     return figure
 
 
-def _draw_shares(run: Run, arm: str, shares: Shares) -> Figure:
+def _draw_shares(run: RunFolder, arm: str, shares: Shares) -> Figure:
     counts = {client: np.asarray(row, dtype=np.float64) for client, row in shares.counts.items()}
     names = [name for name in run.clients if name in counts]
     percent = np.full((len(names), max(map(len, counts.values()))), np.nan)
@@ -180,7 +209,7 @@ def _draw_shares(run: Run, arm: str, shares: Shares) -> Figure:
     ax = figure.subplots()
     ax.set_facecolor("#d9d9d9")
     ax.grid(False)
-    # The square root keeps small shares visible beside a dominant one.
+    # the square root keeps small shares visible next to a dominant one
     image = ax.imshow(
         percent, aspect="auto", interpolation="nearest", cmap="viridis", norm=PowerNorm(0.5, vmin=0)
     )
@@ -207,7 +236,7 @@ def _draw_band(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
 
 
 def _mean(values: Matrix) -> Matrix:
-    """The mean over the clients; NaN in a round in which none was measured."""
+    """Return the mean over the clients, NaN for a round without measurements."""
     known = np.isfinite(values).any(1)
     means = np.full(len(values), np.nan)
     means[known] = np.nanmean(values[known], axis=1)
@@ -224,9 +253,8 @@ class Level(NamedTuple):
     about: str
 
 
-def _levels(run: Run, key: str, arm: str) -> list[Level]:
-    """The levels that the algorithm of an arm has in the plot of a metric; an iteration has one where its
-    last round has the number."""
+def _levels(run: RunFolder, key: str, arm: str) -> list[Level]:
+    """Return the levels of an arm in the plot of a metric, from the last round of each iteration."""
     found = []
     for name, (metric, about) in run.algorithms[arm].levels.items():
         ends = {
@@ -235,24 +263,24 @@ def _levels(run: Run, key: str, arm: str) -> list[Level]:
             if metric == key and r.get(name) is not None
         }
         starts = {i: min(r["round"] for r in run.of(arm) if r["iteration"] == i) for i in ends}
-        found += [Level(starts[i] + 1, last + 1, value, name, about) for i, (last, value) in ends.items()]
+        found += [Level(starts[i], last, value, name, about) for i, (last, value) in ends.items()]
     return found
 
 
-def _draw_levels(ax: Axes, run: Run, key: str, *arms: str) -> None:
+def _draw_levels(ax: Axes, run: RunFolder, key: str, *arms: str) -> None:
     for arm in arms or run.arms:
         for level in _levels(run, key, arm):
             ends, height = [level.first - 0.5, level.last + 0.5], [level.value, level.value]
             ax.plot(ends, height, color=color(run, arm), linestyle=_DASHED, linewidth=_THIN, zorder=1)
 
 
-def marked(run: Run, arm: str) -> list[Record]:
-    """The records of an arm that have one of the marks of its algorithm."""
+def marked(run: RunFolder, arm: str) -> list[Record]:
+    """Return the records of an arm with a mark of its algorithm."""
     return [r for r in run.of(arm) if any(r.get(mark) for mark in run.algorithms[arm].marks)]
 
 
-def _finish(ax: Axes, run: Run) -> None:
-    """Finish the panels alike: ticks at whole rounds, and a faint line where an iteration begins."""
+def _finish(ax: Axes, run: Curves) -> None:
+    """Set ticks at whole rounds, and draw a faint line at the start of each iteration."""
     length = max(arm["rounds"] for arm in run.arms.values())
     ax.set_xlim(0.5, max(length, 2) + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 4, 5, 10], integer=True))
@@ -263,28 +291,26 @@ def _finish(ax: Axes, run: Run) -> None:
 
 
 def _limit(ax: Axes, key: str) -> None:
-    """The natural end of the scale; after everything is drawn, since it stops the automatic scaling of all
-    panels.
+    """Set the natural limits of a metric, with a margin for the width of a line.
 
-    Entropies that lie close together, far above 0, fill the scale instead. A little of the scale is left
-    beyond it, and above the
-    highest value: half of a line would lie under the frame.
+    Call it last, since it ends the automatic scaling of all panels. Entropies far above 0 keep the automatic
+    limits.
     """
     low, high = ax.get_ylim()
     if key == "entropy" and low > high / 2:
         return
     if key == "entropy":
         ax.set_ylim(-_MARGIN * high, (1 + _MARGIN) * high)
-    elif key == "accuracy":  # a loss has no natural end
+    elif key == "accuracy":  # a loss has no natural limit
         ax.set_ylim(low, 1 + _MARGIN * (1 - low))
 
 
-def _mark(ax: Axes, run: Run, arm: str, rounds: list[int]) -> None:
-    """A tick between the round before it and the first one after it."""
+def _mark(ax: Axes, run: RunFolder, arm: str, rounds: list[int]) -> None:
+    """Draw a triangle between each of the rounds and the round before it."""
     for round in rounds:
-        ax.axvline(round + 0.5, color=color(run, arm), linewidth=0.9)
+        ax.axvline(round - 0.5, color=color(run, arm), linewidth=0.9)
         ax.plot(
-            [round + 0.5],
+            [round - 0.5],
             [1],
             marker="v",
             color=color(run, arm),
@@ -294,7 +320,7 @@ def _mark(ax: Axes, run: Run, arm: str, rounds: list[int]) -> None:
         )
 
 
-def _legend(figure: Figure, run: Run, key: str) -> None:
+def _legend(figure: Figure, run: RunFolder, key: str) -> None:
     marks = [
         Line2D([], [], label=f"{arm}: {mark}", color=color(run, arm), linestyle="", marker="v")
         for arm in run.arms
@@ -310,16 +336,16 @@ def _legend(figure: Figure, run: Run, key: str) -> None:
 
 
 def _marker(values: Matrix) -> str:
-    """A line of one round is a point."""
+    """Return the marker of a curve; a single round has no line."""
     return "o" if len(values) == 1 else ""
 
 
 def _rounds(values: Matrix) -> npt.NDArray[np.int64]:
-    """1 for the first round: the horizontal axis counts rounds that are done."""
+    """Return the numbers of the rounds, from 1."""
     return np.arange(1, len(values) + 1)
 
 
-def _title(run: Run, client: str) -> str:
-    """The client's name, with its angle where the data were dealt and turned."""
+def _title(run: RunFolder, client: str) -> str:
+    """Return the name of a client, with the rotation of its images."""
     name, angle = drawn(run)[client], run.angles.get(client)
     return name if angle is None else f"{name} ({f'{angle:g}'.replace('-', '−')}°)"

@@ -1,5 +1,4 @@
-"""Pictures of the predictions at the end: calibration, classes, confusion. Test images of all clients are
-counted together."""
+"""Draw calibration, accuracy by class and confusion, over the test images of all clients."""
 
 from __future__ import annotations
 
@@ -13,25 +12,25 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .folder import Run
-from .style import Matrix, canvas, color, drawn_classes, legend, replaced_classes
+from .run_folder import RunFolder
+from .style import Drawing, Matrix, Picture, canvas, color, drawn_classes, legend, replaced_classes
 
 _COLUMNS = 3
-_WITH_NUMBERS = 12  # classes; the cells of more are too small
+_WITH_NUMBERS = 12  # classes; with more, the cells are too small
 _MARKERS = "osD^vP*X"
 
 
-def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
-    """File name, short text, caption and figure of each picture that the records are enough for."""
+def draw(run: RunFolder) -> Iterator[Drawing]:
+    """Draw each picture for which the run has the numbers."""
     bins = {arm: found for arm in run.arms if (found := _bins(run, arm)) is not None}
     if bins:
         caption = (
-            "Test images by the confidence of their prediction: bars show how many of them were right, in"
-            " percent; on the dashed line confidence keeps its word, bars below it are overconfident, dots"
-            " are the means of each bin. Grey: the share of the images. The error (ECE) is over the images of"
-            " all clients together, that of the table is a mean over the clients."
+            "Bars: percentage of correct predictions in each bin of confidence; dots: mean of the bin; dashed"
+            " line: perfect calibration. A bar below the line is overconfident. Grey: share of the images."
+            " ECE is over the images of all clients; the table has the mean over the clients."
         )
-        yield "reliability.png", "Reliability of the confidence", caption, _reliability(bins, run)
+        picture = Picture("reliability.png", "Reliability of the confidence", caption)
+        yield picture, _reliability(bins, run)
     confusion = {
         arm: found.reshape(2 * [math.isqrt(len(found))])
         for arm in run.arms
@@ -39,21 +38,17 @@ def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
     }
     if confusion:
         others = replaced_classes(run)
-        yield (
-            "classes.png",
-            "Accuracy by class",
-            f"Test images of each class that were predicted right.{others}",
-            _classes(confusion, run),
-        )
+        caption = f"Test images of each class with a correct prediction.{others}"
+        yield Picture("classes.png", "Accuracy by class", caption), _classes(confusion, run)
         caption = (
-            "Rows: the class of an image; columns: the class that was predicted; in percent of the row. "
-            f"The colour shows the root of the share.{others}"
+            "Rows: class of the image; columns: predicted class; in percent of the row. "
+            f"The color shows the square root of the share.{others}"
         )
-        yield "confusion.png", "Confusion of classes", caption, _confusion(confusion, run)
+        yield Picture("confusion.png", "Confusion of classes", caption), _confusion(confusion, run)
 
 
-def _bins(run: Run, arm: str) -> Matrix | None:
-    """``[bins, 3]``: images, those predicted right, and the sum of their confidence."""
+def _bins(run: RunFolder, arm: str) -> Matrix | None:
+    """Return ``[bins, 3]``: images, correct predictions, and the sum of the confidence."""
     counts, confidence = run.counts(arm, "reliability"), run.counts(arm, "confidence")
     return (
         None if counts is None or confidence is None else np.column_stack([counts.reshape(-1, 2), confidence])
@@ -70,7 +65,7 @@ def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]
     return figure, list(panels.flat[:count])
 
 
-def _reliability(bins: dict[str, Matrix], run: Run) -> Figure:
+def _reliability(bins: dict[str, Matrix], run: RunFolder) -> Figure:
     columns = min(_COLUMNS, len(bins))
     rows = math.ceil(len(bins) / columns)
     figure = canvas(max(2.9 * columns, 4.2), 3.1 * rows)
@@ -93,12 +88,12 @@ def _reliability(bins: dict[str, Matrix], run: Run) -> Figure:
         for ax in (upper, lower):
             ax.set_axis_on()
         if i % columns == 0:
-            upper.set_ylabel("predicted right (%)")
+            upper.set_ylabel("correct (%)")
             lower.set_ylabel("share (%)")
     return figure
 
 
-def _classes(confusion: dict[str, Matrix], run: Run) -> Figure:
+def _classes(confusion: dict[str, Matrix], run: RunFolder) -> Figure:
     count = len(next(iter(confusion.values())))
     names = drawn_classes(run) or list(map(str, range(count)))
     figure = canvas(8.4, min(1.2 + (0.16 + 0.08 * len(confusion)) * count, 30))
@@ -118,12 +113,12 @@ def _classes(confusion: dict[str, Matrix], run: Run) -> Figure:
     for edge in range(1, count):
         ax.axhline(edge - 0.5, color="#e6e6e6", linewidth=0.6)
     ax.grid(False, axis="y")
-    ax.set_xlabel("predicted right (%)")
+    ax.set_xlabel("correct (%)")
     legend(figure, entries)
     return figure
 
 
-def _confusion(confusion: dict[str, Matrix], run: Run) -> Figure:
+def _confusion(confusion: dict[str, Matrix], run: RunFolder) -> Figure:
     count = len(next(iter(confusion.values())))
     size = min(max(2.9, 0.29 * count + 0.6), 6.5)
     figure, panels = _panels(len(confusion), size, size + 0.45)

@@ -1,5 +1,4 @@
-"""A few training images of every client, kept in the run folder so that a report can show them without the
-data."""
+"""Keep a few images of every client in the run folder, so that a report can show them without the data."""
 
 from __future__ import annotations
 
@@ -15,21 +14,24 @@ from safetensors.torch import load_file
 from .. import checkpoint
 from ..data.federation import LabeledData, SetData
 from ..errors import UserError
-from .folder import Run
-from .style import canvas, drawn, drawn_classes
+from ..models.saved import SavedModel
+from .run_folder import RunFolder
+from .style import Drawing, Picture, canvas, drawn, drawn_classes
 
 _FILE = "samples.safetensors"
 _CLIENTS, _IMAGES = 12, 10
+Tensors = dict[str, torch.Tensor]
+Row = tuple[np.ndarray, list[str]]
+"""images ``[n, C, H, W]`` of a client, and the text below each; no text for unlabeled images"""
 
 
 def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData | SetData]) -> None:
-    """Keep images of the first clients, evenly spaced over their training images sorted by class, or by set
-    where labels are unknown.
+    """Keep training images of the first clients, sorted by class, or by set for unlabeled images.
 
     Args:
-        folder: of the run; nothing is done where it has samples already.
+        folder: the run folder; existing samples stay.
         names: of the clients.
-        data: returns a client's data.
+        data: returns the data of a client.
     """
     if (folder / _FILE).exists():
         return
@@ -50,70 +52,136 @@ def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData 
     checkpoint.save_tensors(folder / _FILE, tensors)
 
 
-def draw(run: Run) -> Iterator[tuple[str, str, str, Figure]]:
-    """Yield file name, short text, caption and figure; nothing where the folder has no samples.
+def write_uncertain(
+    folder: Path,
+    arm: str,
+    model: SavedModel,
+    names: Sequence[str],
+    data: Callable[[str], LabeledData | SetData],
+) -> None:
+    """Keep the test images of the first clients with the highest entropy, and their predictions.
+
+    Args:
+        folder: the run folder.
+        arm: the name of the arm.
+        model: the trained model of the arm.
+        names: of the clients.
+        data: returns the data of a client. Clients without labeled test images are ignored.
+    """
+    tensors = {}
+    for i, name in enumerate(names[:_CLIENTS]):
+        found = data(name)
+        if not isinstance(found, LabeledData) or not len(found.test.labels):
+            continue
+        prediction = model.predict(
+            found.test.images.cpu(), name if name in model.clients else None, uncertainty=True
+        )
+        chosen = prediction.entropy.argsort(descending=True, stable=True)[:_IMAGES]
+        probability, predicted = prediction.probs[chosen].max(1)
+        tensors[f"{i}.images"] = found.test.images.cpu()[chosen].contiguous()
+        tensors[f"{i}.labels"] = found.test.labels.cpu()[chosen].contiguous()
+        tensors[f"{i}.predicted"] = predicted.contiguous()
+        tensors[f"{i}.probability"] = probability.contiguous()
+        tensors[f"{i}.entropy"] = prediction.entropy[chosen].contiguous()
+    if tensors:
+        checkpoint.save_tensors(folder / _uncertain(arm), tensors)
+
+
+def draw(run: RunFolder) -> Iterator[Drawing]:
+    """Draw the training images of the clients, and the uncertain test images of each arm.
 
     Raises:
-        UserError: the file of the samples is damaged.
+        UserError: a file of images is damaged.
     """
-    path = run.path / _FILE
+    names = drawn_classes(run)
+
+    def name(label: torch.Tensor) -> str:
+        return names[label] if names else str(int(label))
+
+    tensors = _read(run.path / _FILE)
+    if tensors:
+        labels = {i: tensors.get(f"{i}.labels") for i in _clients(tensors)}
+        rows = {
+            i: (tensors[f"{i}.images"].numpy(), [] if of is None else [name(label) for label in of])
+            for i, of in labels.items()
+        }
+        which = _which(run, rows)
+        order = "by class" if any(texts for _, texts in rows.values()) else "by set"
+        caption = f"Training images{which}, before normalization, sorted {order}."
+        yield Picture("samples.png", "Images of the clients", caption), _grid(run, rows)
+    for arm in run.arms:
+        tensors = _read(run.path / _uncertain(arm))
+        if not tensors:
+            continue
+        rows = {}
+        for i in _clients(tensors):
+            each = (tensors[f"{i}.{key}"] for key in ("labels", "predicted", "probability", "entropy"))
+            texts = [
+                f"{_short(name(true))}: {_short(name(said))}\np {p:.2f}  H {spread:.2f}"
+                for true, said, p, spread in zip(*each, strict=True)
+            ]
+            rows[i] = tensors[f"{i}.images"].numpy(), texts
+        caption = (
+            f"Test images{_which(run, rows)} with the highest entropy in arm {arm}. Below each: its class,"
+            " the predicted class, the probability p of that class, and the entropy H in nats."
+        )
+        yield (
+            Picture(f"uncertain-{arm}.png", f"Most uncertain images of arm {arm}", caption),
+            _grid(run, rows),
+        )
+
+
+def _uncertain(arm: str) -> str:
+    return f"uncertain-{arm}.safetensors"
+
+
+def _read(path: Path) -> Tensors:
+    """Read a file of images; empty if there is none."""
     if not path.exists():
-        return
+        return {}
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read: {error}; delete it to report without images") from None
-    rows = [
-        (tensors[f"{i}.images"].numpy(), tensors.get(f"{i}.labels"))
-        for i in range(len(tensors))
-        if f"{i}.images" in tensors
-    ]
-    shown, all_of = len(rows), len(run.silos)
-    of = f" of the first {shown} of {all_of} clients" if all_of > shown else " of each client"
-    order = (
-        "sorted by class"
-        if any(labels is not None for _, labels in rows)
-        else "one part after the other of their sets"
-    )
-    yield (
-        "samples.png",
-        "Images of the clients",
-        f"Training images{of} as the model gets them, before they are normalised, {order}.",
-        _grid(run, rows),
-    )
 
 
-def _grid(run: Run, rows: list[tuple[np.ndarray, torch.Tensor | None]]) -> Figure:
-    height, width = rows[0][0].shape[2:]
-    cell, names = 0.72, drawn_classes(run)
-    labeled = any(labels is not None for _, labels in rows)
-    gap_x, gap_y = max(1, width // 12), max(1, height // 12) + (height // 4 if labeled else 0)
+def _clients(tensors: Tensors) -> list[int]:
+    return sorted(int(key.partition(".")[0]) for key in tensors if key.endswith(".images"))
+
+
+def _which(run: RunFolder, rows: dict[int, Row]) -> str:
+    shown, clients = len(rows), len(run.silos)
+    return f" of the first {shown} of {clients} clients" if clients > shown else " of each client"
+
+
+def _short(name: str) -> str:
+    return name if len(name) < 8 else f"{name[:6]}…"
+
+
+def _grid(run: RunFolder, rows: dict[int, Row]) -> Figure:
+    """Draw a row of images per client, with a text of up to two lines below each image."""
+    height, width = next(iter(rows.values()))[0].shape[2:]
+    lines = max((text.count("\n") + 1 for _, texts in rows.values() for text in texts), default=0)
+    cell = 0.72 if lines < 2 else 0.9
+    gap_x, gap_y = max(1, width // 12), max(1, height // 12) + lines * (height // 4)
     sheet = np.full((len(rows) * (height + gap_y), _IMAGES * (width + gap_x), 3), 255, dtype=np.uint8)
     figure = canvas(
         1.6 + cell * _IMAGES, max(cell * len(rows) * (height + gap_y) / (width + gap_x), 1.2) + 0.1
     )
     ax = figure.subplots()
-    for i, (images, labels) in enumerate(rows):
-        top = i * (height + gap_y)
-        for j, image in enumerate(images):
-            left = j * (width + gap_x)
+    for row, (images, texts) in enumerate(rows.values()):
+        top = row * (height + gap_y)
+        for column, image in enumerate(images):
+            left = column * (width + gap_x)
             sheet[top : top + height, left : left + width] = image.transpose(1, 2, 0)
-            if labels is not None:
-                text = names[labels[j]] if names else str(int(labels[j]))
+            if texts:
+                text = texts[column] if lines > 1 or len(texts[column]) < 12 else f"{texts[column][:10]}…"
                 where = (left + width / 2, top + height + gap_y / 2 - 0.5)
-                ax.text(
-                    *where,
-                    text if len(text) < 12 else f"{text[:10]}…",
-                    ha="center",
-                    va="center",
-                    fontsize=6.5,
-                    color="#444444",
-                )
+                ax.text(*where, text, ha="center", va="center", fontsize=6.5, color="#444444")
     ax.imshow(sheet, interpolation="nearest")
-    clients = run.silos[: len(rows)]
     ax.set_yticks(
-        [i * (height + gap_y) + height / 2 for i in range(len(rows))],
-        labels=[drawn(run)[name] for name in clients],
+        [row * (height + gap_y) + height / 2 for row in range(len(rows))],
+        labels=[drawn(run)[run.silos[i]] for i in rows],
     )
     ax.set_xticks([])
     ax.tick_params(length=0)

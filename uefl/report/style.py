@@ -1,9 +1,9 @@
-"""What all pictures of a report share: fonts, colours, the lines of arms, names of clients."""
+"""The style of all pictures: fonts, colors, lines of arms, names of clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 
-from .folder import Run
+from ..config import Config
+from .run_folder import RunFolder
 
 RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
@@ -36,8 +37,7 @@ RC: dict[Any, Any] = {
     "text.parse_math": False,  # a silo may be called anything
     "savefig.dpi": 150,
 }
-# The palette of Okabe and Ito, told apart by colour-blind readers; dashes (in points) tell arms apart in
-# print. By the place of an arm in its run.
+# by the place of an arm: the color-blind safe palette of Okabe and Ito, and dashes (in points) for print
 _STYLES: tuple[tuple[str, Any], ...] = (
     ("#0072B2", "-"),
     ("#D55E00", (0, (7, 2))),
@@ -54,23 +54,52 @@ _EQUAL = 0.004  # of the range of all curves: less than the width of a line
 Matrix = npt.NDArray[np.float64]
 
 
+class Picture(NamedTuple):
+    """A file in the folder ``plots``, with its text alternative and its caption."""
+
+    name: str
+    alt: str
+    caption: str
+
+
+Drawing = tuple[Picture, Figure]
+
+
+class Curves(Protocol):
+    """Metrics of several arms over the rounds: a run, or several runs on the same data."""
+
+    @property
+    def arms(self) -> Mapping[str, Mapping[str, Any]]:
+        """The outcome of each arm, with its number of ``rounds``."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+
+    def measured(self, key: str) -> bool:
+        """Return whether any arm has a metric."""
+
+    def series(self, arm: str, key: str) -> Matrix:
+        """Return a metric as ``[rounds, clients or runs]``."""
+
+
 def canvas(width: float, height: float) -> Figure:
-    """An empty figure, in inches."""
+    """Return an empty figure; width and height are in inches."""
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def color(run: Run, arm: str) -> str:
-    """The colour of an arm."""
+def color(run: Curves, arm: str) -> str:
+    """Return the color of an arm."""
     return _STYLES[list(run.arms).index(arm) % len(_STYLES)][0]
 
 
-def line(run: Run, arm: str) -> dict[str, Any]:
-    """The line of an arm that no other one hides."""
+def line(run: Curves, arm: str) -> dict[str, Any]:
+    """Return the line style of an arm."""
     return of_place(list(run.arms).index(arm), len(run.arms))
 
 
 def of_place(place: int, arms: int) -> dict[str, Any]:
-    """The line of an arm by its place among so many."""
+    """Return the line style of an arm by its place among ``arms``."""
     return {
         "color": _STYLES[place % len(_STYLES)][0],
         "linestyle": _STYLES[place % len(_STYLES)][1],
@@ -80,15 +109,15 @@ def of_place(place: int, arms: int) -> dict[str, Any]:
 
 
 def draw(
-    ax: Axes, run: Run, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: ""
+    ax: Axes, run: Curves, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: ""
 ) -> None:
-    """Draw a whole line for every arm; rounds in which arms agree have stripes of all their colors on top.
+    """Draw a line for every arm. Where arms agree, add stripes of all their colors.
 
     Args:
         ax: the panel.
-        run: of the arms.
-        curves: by arm, ``[rounds]``.
-        marker: of a curve.
+        run: has the arms.
+        curves: ``[rounds]`` by arm.
+        marker: returns the marker of a curve.
     """
     for arm, curve in curves.items():
         ax.plot(np.arange(1, len(curve) + 1), curve, marker=marker(curve), **line(run, arm))
@@ -105,7 +134,7 @@ def draw(
 
 
 class Span(NamedTuple):
-    """Rounds in which arms agree, from ``start`` to before ``stop``, counted from 0."""
+    """A range of rounds, counted from 0, in which arms agree."""
 
     arms: tuple[str, ...]
     start: int
@@ -113,7 +142,7 @@ class Span(NamedTuple):
 
 
 def shared(curves: Mapping[str, Matrix]) -> list[Span]:
-    """The longest spans of two or more rounds in which the same arms agree, in the order of their starts."""
+    """Return the longest spans of at least two rounds in which arms agree, in the order of their starts."""
     known = np.concatenate([curve[np.isfinite(curve)] for curve in curves.values()])
     within = _EQUAL * float(np.ptp(known)) if len(known) else 0.0
     spans: list[Span] = []
@@ -140,37 +169,37 @@ def shared(curves: Mapping[str, Matrix]) -> list[Span]:
     return spans
 
 
-def handles(run: Run) -> list[Line2D]:
-    """The entries of all arms in a legend."""
+def handles(run: Curves) -> list[Line2D]:
+    """Return the legend entries of all arms."""
     return [Line2D([], [], label=arm, **line(run, arm)) for arm in run.arms]
 
 
 def legend(figure: Figure, entries: list[Line2D]) -> None:
-    """Put a legend above all panels, in as many columns as there is room for."""
+    """Put a legend above all panels, in as many columns as fit."""
     longest = max(len(str(entry.get_label())) for entry in entries)
-    # in points: letters, and the line before them
+    # in points: the letters, and the line in front of them
     columns = int(figure.get_figwidth() * 72 / (5.0 * longest + 42))
     figure.legend(handles=entries, loc="outside upper left", ncols=max(1, min(columns, len(entries))))
 
 
-def drawn(run: Run) -> dict[str, str]:
-    """Names of the clients as the font can draw them; a client whose name it lacks letters for is named by
-    its place."""
+def drawn(run: RunFolder) -> dict[str, str]:
+    """Return the names of the clients for pictures. A name with letters that the font lacks is replaced by a
+    number."""
     return dict(zip(run.labels, _readable(run.labels.values(), "client"), strict=True))
 
 
-def drawn_classes(run: Run) -> list[str]:
-    """Names of the classes, likewise."""
+def drawn_classes(run: RunFolder) -> list[str]:
+    """Return the names of the classes for pictures, with the same replacement."""
     return _readable(run.classes, "class")
 
 
-def replaced(run: Run) -> str:
-    """Return the names of clients that pictures replace, for a caption; empty where there are none."""
+def replaced(run: RunFolder) -> str:
+    """Return the replaced names of clients for a caption; empty if there are none."""
     return _replaced(drawn(run).values(), run.labels.values())
 
 
-def replaced_classes(run: Run) -> str:
-    """Return the names of classes that pictures replace, likewise."""
+def replaced_classes(run: RunFolder) -> str:
+    """Return the replaced names of classes for a caption; empty if there are none."""
     return _replaced(drawn_classes(run), run.classes)
 
 

@@ -1,4 +1,4 @@
-"""The tables of a report, once, for the terminal and for Markdown."""
+"""The tables of a report, for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..terminal import nearest_characters
-from .folder import Run
+from .run_folder import RunFolder
 from .words import label, spans
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-_MOST = 50  # rows on answers that were left out
+_MOST = 50  # rows on rejected replies
 
 Columns = dict[str, Callable[[dict[str, Any]], str]]
-"""header and cell of an arm"""
+"""the cell of an arm, by header"""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     numeric: bool = True
-    """the columns after the first hold numbers, set flush right"""
+    """whether the columns after the first hold numbers, aligned right"""
     note: str = ""
-    """what the terminal shows below it"""
+    """text below the table in the terminal"""
 
     def markdown(self) -> str:
-        """The table in Markdown, without its title."""
+        """Return the table in Markdown, without its title."""
         rule = [":--"] + ["--:" if self.numeric else ":--"] * (len(self.header) - 1)
         lines = [self.header, rule, *([inert(cell) for cell in row] for row in self.rows)]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def html(self) -> str:
-        """The table in HTML, without its title."""
+        """Return the table in HTML, without its title."""
         head = "".join(f"<th scope=col>{escape(name)}</th>" for name in self.header)
         rows = [f"<tr><th scope=row>{escape(row[0])}</th>{_cells(row[1:])}</tr>\n" for row in self.rows]
         return (
@@ -49,8 +49,7 @@ class Table:
         )
 
     def parts(self, width: int) -> list[Table]:
-        """The same table in as many as it takes to fit into ``width`` columns of a terminal with no number
-        broken; words are."""
+        """Split the table by columns into tables that fit a terminal of ``width`` characters."""
         if not self.numeric:
             return [self]
         needed = [self._width(i) + 1 for i in range(len(self.header))]
@@ -75,19 +74,18 @@ class Table:
         return made
 
     def _width(self, column: int) -> int:
-        """The width of the longest cell, or of the header."""
+        """Return the width of a column."""
         from rich.cells import cell_len
 
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self, encoding: str = "utf-8") -> RichTable:
-        """Return the table for a terminal of this encoding; its text is taken as it is, because names may
-        hold square brackets."""
+        """Return the table for a terminal. Square brackets in names are no markup."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        padding = (0, 0 if self.numeric else 1)  # a narrow gap, so that the widest table stands in 80 columns
+        padding = (0, 0 if self.numeric else 1)  # a narrow gap, to fit 80 columns
         title = Text(nearest_characters(self.title, encoding), "bold")
         table = RichTable(
             title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding
@@ -101,10 +99,8 @@ class Table:
         return table
 
 
-def arm_table(run: Run) -> Table:
-    """One row per arm: means over its clients at the last round, its accuracy over the last four rounds and,
-    where there are validation images, at the round that is best on them. Columns that no arm has are left
-    out."""
+def arm_table(run: RunFolder) -> Table:
+    """Return the outcome of each arm, without columns that no arm has. See :func:`summarize`."""
     columns: Columns = {
         "accuracy": lambda arm: number(arm["accuracy"]),
         last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
@@ -113,7 +109,7 @@ def arm_table(run: Run) -> Table:
         "NLL": lambda arm: number(arm["nll"]),
         "ECE": lambda arm: number(arm["ece"]),
         "epsilon": lambda arm: number(arm.get("epsilon"), 2),
-        "left out": lambda arm: str(arm.get("rejected", "-")),
+        "rejected": lambda arm: str(arm.get("rejected", "-")),
         "rounds": lambda arm: str(arm["rounds"]),
         "seconds": lambda arm: number(arm.get("seconds"), 1),
         "CPU s": lambda arm: number(arm.get("cpu_seconds"), 1),
@@ -124,7 +120,7 @@ def arm_table(run: Run) -> Table:
         if key not in columns
     }
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
-    header, rows = _filled(run, columns, ("entropy", "left out", "rounds", "seconds"))
+    header, rows = _filled(run, columns, ("entropy", "rejected", "rounds", "seconds"))
     header, rows = [*header, *added], [[*row, *(own[key][row[0]] for key in added)] for row in rows]
     note = (
         f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds"
@@ -134,16 +130,14 @@ def arm_table(run: Run) -> Table:
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
 
 
-def _own(run: Run, arm: str, key: str) -> float | None:
-    """A column of an algorithm: of the clients that are trained on, or, where these have none, of those that
-    are measured only."""
+def _own(run: RunFolder, arm: str, key: str) -> float | None:
+    """Return the mean of a column over the training clients, or else over the unseen ones."""
     found = run.mean(arm, key)
     return run.arms[arm].get(key) if found is None else found
 
 
-def protocol_table(run: Run) -> Table:
-    """One row per arm: its best round, the worst tenth of its clients, what was measured beside the global
-    model, and megabytes moved."""
+def protocol_table(run: RunFolder) -> Table:
+    """Return the best round, the worst clients, other measurements and the traffic of each arm."""
     columns: Columns = {
         "best": lambda arm: _at_round(arm.get("best")),
         "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
@@ -151,6 +145,7 @@ def protocol_table(run: Run) -> Table:
         "personalised": lambda arm: number(arm.get("personalised_accuracy")),
         "unseen": lambda arm: number(arm.get("unseen_accuracy")),
         "to target": _reached,
+        "k-means s": lambda arm: number(arm.get("kmeans_seconds"), 2),
         "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if "bytes_sent" in arm else "-",
         "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if "bytes_received" in arm else "-",
     }
@@ -158,8 +153,8 @@ def protocol_table(run: Run) -> Table:
     return Table("clients and traffic", header, rows)
 
 
-def _filled(run: Run, columns: Columns, always: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows without the columns that no arm has."""
+def _filled(run: RunFolder, columns: Columns, always: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows without the columns that no arm has."""
     kept = [
         name
         for name, cell in columns.items()
@@ -172,17 +167,17 @@ def _at_round(found: dict[str, Any] | None) -> str:
     return f"{number(found['accuracy'])} @ {found['round']}" if found else "-"
 
 
-def last_rounds(*runs: Run) -> str:
-    """The rounds that the mean accuracy is of: the last four of every arm, where it has as many."""
+def last_rounds(*runs: RunFolder) -> str:
+    """Return the name of the last rounds over which accuracy is averaged, at most four."""
     counts = {min(4, arm["rounds"]) for run in runs for arm in run.arms.values()}
     most = max(counts)
     return (f"last {most} rounds" if most > 1 else "last round") + (" or fewer" if len(counts) > 1 else "")
 
 
-def tables(run: Run) -> list[Table]:
-    """Return the tables of a report: arms, clients where they differ, and answers left out where some were.
+def tables(run: RunFolder) -> list[Table]:
+    """Return the tables of a report: arms, protocol, clients, and rejected replies if there are any.
 
-    On unlabeled sets all clients share one model and one test set.
+    On unlabeled sets there is no table of clients, since they share the model and the test images.
     """
     left_out = left_out_table(run)
     return [
@@ -193,9 +188,8 @@ def tables(run: Run) -> list[Table]:
     ]
 
 
-def client_table(run: Run) -> Table:
-    """One row per client: accuracy and entropy in each arm at the last round, and what its algorithm adds
-    where clients differ in it."""
+def client_table(run: RunFolder) -> Table:
+    """Return accuracy, entropy and the columns in which clients differ, of each client at the last round."""
 
     def values(key: str, arm: str) -> list[Any]:
         return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.clients]
@@ -218,21 +212,20 @@ def client_table(run: Run) -> Table:
     return Table("per client", ["client", *columns], rows)
 
 
-def left_out_table(run: Run) -> Table | None:
-    """One row per arm, client and reason: the rounds in which its answer was left out; None where none
-    was."""
+def left_out_table(run: RunFolder) -> Table | None:
+    """Return the rounds of the rejected replies by arm, client and reason; None if there are none."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for line in run.left_out:
-        rounds.setdefault((line["arm"], line["client"], line["left_out"]), []).append(line["round"] + 1)
+        rounds.setdefault((line["arm"], line["client"], line["left_out"]), []).append(line["round"])
     if not rounds:
         return None
     rows = [
         [arm, run.labels.get(client) or label(client), spans(found), str(len(found)), reason]
         for (arm, client, reason), found in rounds.items()
     ]
-    more = f"{len(rows) - _MOST} rows more: metrics.jsonl" if len(rows) > _MOST else ""
+    more = f"{len(rows) - _MOST} more rows are in metrics.jsonl" if len(rows) > _MOST else ""
     return Table(
-        "left out of the averages",
+        "rejected replies",
         ["arm", "client", "rounds", "times", "why"],
         rows[:_MOST],
         numeric=False,
@@ -245,7 +238,7 @@ def _cells(row: list[str]) -> str:
 
 
 def inert(cell: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape a cell for Markdown."""
     return re.sub(r"([\\`*\[\]<|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", cell)
 
 
@@ -256,17 +249,17 @@ def _reached(arm: dict[str, Any]) -> str:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number with fixed digits, or a dash for what was not measured."""
+    """Format a number with fixed digits; a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def own_number(value: float | None) -> str:
-    """A metric of an algorithm, of any magnitude: four digits, of a count that is whole all of them."""
+    """Format a metric of an algorithm with four digits, or a whole number with all digits."""
     if value is None:
         return "-"
     return str(int(value)) if value == int(value) else f"{value:.4g}"
 
 
 def plus_minus(mean: float | None, sd: float | None) -> str:
-    """Mean and deviation in one cell."""
+    """Format mean and deviation in one cell."""
     return "-" if mean is None else f"{number(mean)} ± {number(sd)}"

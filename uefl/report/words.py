@@ -1,4 +1,4 @@
-"""Words that tables, pictures and the terminal share."""
+"""Format counts, spans and names for tables, pictures and the terminal."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any
 _LONGEST = 32  # characters of a client's name
 
 
-def count(number: int, noun: str) -> str:
-    """``1 round``, ``2 rounds``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 round``, ``2 rounds``."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def means(records: list[dict[str, Any]]) -> str:
-    """Accuracy and entropy of a round, means over the clients that measured them and are trained on, and
-    epsilon, where it has one."""
+    """Return the means of accuracy, entropy and epsilon of a round over the training clients, as text."""
     keys = ("accuracy", "entropy", "epsilon")
     found = {key: [r[key] for r in records if not r.get("unseen") and r.get(key) is not None] for key in keys}
     return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """``1, 3-5`` for 1, 3, 4 and 5; one that is there twice counts once."""
+    """Return ``1, 3-5`` for 1, 3, 4 and 5, without duplicates."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and parts[-1][-1] == number - 1:
@@ -35,7 +34,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def label(name: str) -> str:
-    """A name in one short line: control characters as spaces, the middle of a long one left out."""
+    """Return a name as one short line, without control characters and without the middle of a long name."""
     plain = " ".join("".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in name).split()) or repr(
         name
     )
@@ -46,7 +45,7 @@ def label(name: str) -> str:
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:
-    """A label for every name; equal ones get numbers."""
+    """Return a distinct label for every name."""
     made: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:

@@ -25,6 +25,7 @@ _MOST = dict.fromkeys(
     "nll": math.inf,
     "holdout_nll": math.inf,
     "entropy": math.inf,
+    "personalised_entropy": math.inf,
     "entropy_deterministic": math.inf,
 }
 _MOST |= {

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ..errors import UserError, nearest
-from ..report import html, markdown
 from ..report.compare import half_width, interval
 from ..report.content import Block, Content, Section
-from ..report.folder import Run, read_run
-from ..report.plots import Picture, drawings, marked, shares_file
-from ..report.style import RC, canvas, legend, of_place
+from ..report.plots import drawings, marked, save, shares_file
+from ..report.run_folder import RunFolder, read_run
+from ..report.style import Drawing, Picture, canvas, legend, of_place
 from ..report.tables import Table, number
 from ..report.words import spans
+from ..report.write import write_pages
 from . import cost, features
 from .suite import Job, Scale, Suite
 
@@ -51,7 +50,7 @@ class Result:
 
     suite: Suite
     scale: Scale
-    runs: dict[tuple[str, str], dict[int, Run]]
+    runs: dict[tuple[str, str], dict[int, RunFolder]]
     """by case and arm, the runs by seed"""
     missing: dict[str, str]
     """by folder, why a run is not there"""
@@ -89,7 +88,7 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
         suite, scale, jobs: what was to be run.
         errors: the last line of runs that failed, by folder.
     """
-    runs: dict[tuple[str, str], dict[int, Run]] = {}
+    runs: dict[tuple[str, str], dict[int, RunFolder]] = {}
     missing: dict[str, str] = {}
     for job in sorted(jobs, key=lambda job: list(suite.cases).index(job.case)):
         place = f"{job.case}/{job.arm}/{job.folder.name}"
@@ -106,15 +105,8 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
 def write(result: Result, out: Path, data_root: Path | None = None) -> None:
     """``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the images are read again
     for the pictures of features."""
-    (out / "plots").mkdir(parents=True, exist_ok=True)
-    pictures: list[Picture] = []
-    with rc_context(RC):
-        for picture, figure in (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root)):
-            figure.savefig(out / "plots" / picture.name)
-            pictures.append(picture)
-    found = content(result, pictures)
-    (out / "report.md").write_text(markdown.write(found), encoding="utf-8")
-    (out / "report.html").write_text(html.write(found, out / "plots"), encoding="utf-8")
+    drawings = (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root))
+    write_pages(content(result, save(drawings, out)), out)
     (out / "results.json").write_text(json.dumps(plain(result), indent=1) + "\n", encoding="utf-8")
 
 
@@ -310,7 +302,7 @@ def partial(result: Result) -> list[str]:
     )
 
 
-def _value(run: Run, arm: str, measure: str) -> float | None:
+def _value(run: RunFolder, arm: str, measure: str) -> float | None:
     """Return a value of the summary, or the mean of a column over the clients, at the last round or,
     ``COLUMN_last4``, the last four.
 
@@ -339,7 +331,7 @@ def _value(run: Run, arm: str, measure: str) -> float | None:
     return float(found) if isinstance(found, (int, float)) else None
 
 
-def _turned(run: Run, arm: str, measure: str, angle: str) -> float | None:
+def _turned(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
     """Of the clients whose images are turned by an angle: their accuracy or another column, over the rounds
     that :func:`_value` takes."""
     several = measure == "accuracy" or measure.endswith("_last4")
@@ -363,7 +355,7 @@ def _spread(values: Sequence[float]) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------
 
 
-def _draw(result: Result) -> list[tuple[Picture, Figure]]:
+def _draw(result: Result) -> list[Drawing]:
     if not result.runs:
         return []
     made = []
@@ -427,7 +419,7 @@ def _draw_curves(result: Result, key: str) -> Figure:
             )
             ax.plot(rounds, values.mean(0), **style)
             at = sorted(
-                {r["round"] for run in result.runs[case, arm].values() for r in marked(run, arm)}
+                {r["round"] - 1 for run in result.runs[case, arm].values() for r in marked(run, arm)}
                 & set(range(values.shape[1]))
             )
             ax.plot(
@@ -446,7 +438,7 @@ def _draw_curves(result: Result, key: str) -> Figure:
     return figure
 
 
-def _curve(run: Run, arm: str, key: str) -> np.ndarray:
+def _curve(run: RunFolder, arm: str, key: str) -> np.ndarray:
     if not any(isinstance(r.get(key), (int, float)) for r in run.of(arm)):
         return np.empty(0)
     means: np.ndarray = np.nanmean(run.series(arm, key), axis=1)
@@ -488,7 +480,7 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
     return figure
 
 
-def _draw_clients(result: Result) -> Iterator[tuple[Picture, Figure]]:
+def _draw_clients(result: Result) -> Iterator[Drawing]:
     """Of the first seed of every arm whose clients differ in what they count, as codewords: their entropies,
     and these counts."""
     for (case, arm), runs in result.runs.items():
@@ -497,19 +489,14 @@ def _draw_clients(result: Result) -> Iterator[tuple[Picture, Figure]]:
         if shares is None:
             continue
         wanted = {"entropy.png": "entropy", shares_file(shares, arm): shares.name}
-        for name, alt, caption, figure in drawings(run):
-            if name in wanted:
-                yield (
-                    Picture(
-                        f"{wanted[name]}-{case}-{arm}.png",
-                        f"{alt} on {case}",
-                        f"{caption} Case {case}, seed {min(runs)}.",
-                    ),
-                    figure,
-                )
+        for picture, figure in drawings(run):
+            if picture.name in wanted:
+                name = f"{wanted[picture.name]}-{case}-{arm}.png"
+                caption = f"{picture.caption} Case {case}, seed {min(runs)}."
+                yield Picture(name, f"{picture.alt} on {case}", caption), figure
 
 
-def _draw_features(result: Result, data_root: Path | None) -> Iterator[tuple[Picture, Figure]]:
+def _draw_features(result: Result, data_root: Path | None) -> Iterator[Drawing]:
     """Draw the features of the first seed of every arm with a codebook."""
     for (case, arm), runs in result.runs.items():
         folder = runs[min(runs)].path

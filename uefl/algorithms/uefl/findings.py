@@ -89,7 +89,7 @@ def decisions(history: History) -> Iterator[Decision]:
                 r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r["extended"]
             )
             measured = {r["client"]: r[value] for r in here}
-            yield Decision(round + 1, criterion, here[0][threshold], measured, tuple(dict.fromkeys(after)))
+            yield Decision(round, criterion, here[0][threshold], measured, tuple(dict.fromkeys(after)))
 
 
 def beyond_reach(threshold: float, classes: int) -> str:

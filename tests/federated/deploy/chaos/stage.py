@@ -205,7 +205,8 @@ class Stage(Processes):
         lines = [json.loads(line) for line in self.metrics().splitlines()]
         found = [line for line in lines if "left_out" in line]
         check(
-            {(line["client"], line["round"]) for line in found} == {("silo-1", round) for round in rounds},
+            {(line["client"], line["round"]) for line in found}
+            == {("silo-1", round + 1) for round in rounds},
             f"it is recorded as {found}",
         )
         check(all(reason in line["left_out"] for line in found), f"expected {reason!r} in {found}")

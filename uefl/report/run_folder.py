@@ -1,5 +1,4 @@
-"""Reading a run folder: configuration, metrics and summary, of a finished run or of one that is still
-going."""
+"""Read a run folder: configuration, metrics and summary of a run, finished or not."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ from .. import config as configuration
 from ..algorithms.base import Algorithm, find
 from ..errors import UserError
 from ..findings import Findings, History
+from ..folder import from_one
 from ..paths import check_name, other_capitals
 from .words import labels
 
 Record = dict[str, Any]
-"""One line of metrics.jsonl: an arm, a round and a client, and what was measured there, or why its answer was
-left out."""
+"""A line of metrics.jsonl: arm, round, client, and its measurements or the reason of a rejected reply"""
 
 _PLACE = frozenset({"arm", "iteration", "round", "client"})
 _KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
@@ -43,38 +42,39 @@ _WORST = 0.1  # share of the clients
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run folder in memory."""
 
     path: Path
     config: configuration.Config
     records: list[Record]
-    """of whole rounds, in the order they were written: by arm, round and client"""
+    """lines of whole rounds, by arm, round and client; rounds count from 1"""
     arms: dict[str, Record]
-    """per arm what summary.json says; of an unfinished run what its records say, without seconds"""
+    """outcome by arm, from summary.json; for an unfinished run from the records, without seconds"""
     finished: bool
     manifest: Record = field(default_factory=dict)
     """as in manifest.json; empty where there is none"""
     made: Record = field(default_factory=dict)
-    """as in made.json: when, where and with which versions the run was begun; empty where there is none"""
+    """content of made.json: date, host and versions; empty if there is no such file"""
     left_out: list[Record] = field(default_factory=list)
-    """lines of the answers that were left out, each with its reason, in the order they were written"""
+    """lines of rejected replies, each with its reason"""
 
     @property
     def clients(self) -> list[str]:
-        """Names of those that are trained on and have been measured, in the order of the run."""
+        """The names of the training clients that were measured, in the order of the run."""
         return list(dict.fromkeys(r["client"] for r in self.records if not r.get("unseen")))
 
     @property
     def silos(self) -> list[str]:
-        """Names of all that are trained on, in the order of the federation; those measured where the folder
-        does not say."""
+        """The names of all training clients, from the manifest or else from the records."""
         return list(self.manifest.get("silos", ())) or self.clients
 
     @cached_property
     def angles(self) -> dict[str, float]:
-        """By which the images of each client are turned, degrees, where they were dealt and turned; else
-        empty, and so it is where not every client has been measured."""
+        """The rotation of the images of each client, in degrees.
+
+        The mapping is empty for data without rotations, and if some clients were not measured.
+        """
         data, names = self.config.data, sorted(self.clients)
         angles, counts = (
             getattr(data.partition, "angles", ()),
@@ -91,23 +91,25 @@ class Run:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The names of the clients in tables, each short and in one line."""
+        """Short names of the clients for tables."""
         return labels(dict.fromkeys([*(r["client"] for r in self.records), *self.silos]))
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; empty where the folder does not say."""
+        """The names of the classes; empty if the folder has no manifest."""
         return tuple(labels(self.manifest.get("classes", ())).values())
 
     def counts(self, arm: str, key: str) -> npt.NDArray[np.float64] | None:
-        """The sum over the clients of a list of numbers that the last measurement of an iteration has; None:
-        it is not there."""
+        """Return the sum over the clients of a list of numbers, such as a confusion matrix.
+
+        Only the last measurement of an iteration has such lists. None: no record has the key.
+        """
         lines = [r for r in self.of(arm) if r.get(key) is not None]
         last = [r[key] for r in lines if r["round"] == lines[-1]["round"]]
         return np.sum(np.array(last, dtype=np.float64), axis=0) if last else None
 
     def of(self, arm: str) -> list[Record]:
-        """The records of one arm, of the clients that are trained on."""
+        """Return the records of the training clients of one arm."""
         return [r for r in self.records if r["arm"] == arm and not r.get("unseen")]
 
     @cached_property
@@ -117,12 +119,12 @@ class Run:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Metrics that the algorithms of the arms add to a report: by name, what each is."""
+        """The metrics that the algorithms add to a report, with a description of each."""
         return {key: about for columns in own_columns(self.config).values() for key, about in columns.items()}
 
     @cached_property
     def findings(self) -> dict[str, Findings]:
-        """The section that the algorithm of each arm adds to a report; arms without one are left out."""
+        """The section that the algorithm of an arm adds to a report, for arms with one."""
         histories = {
             arm: History(self.of(arm), self.labels, len(self.classes), self.finished) for arm in self.arms
         }
@@ -130,13 +132,12 @@ class Run:
         return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
-        """The mean of one metric over the clients at the last round of an arm; None: it was not measured
-        there."""
+        """Return the mean of a metric over the clients in the last round; None: not measured."""
         lines = self.of(arm)
         return _mean([r for r in lines if r["round"] == lines[-1]["round"]], key)
 
     def measured(self, key: str) -> bool:
-        """Whether any record has this metric."""
+        """Return whether any record has a metric."""
         return any(r.get(key) is not None for r in self.records)
 
     @property
@@ -145,7 +146,7 @@ class Run:
         return self.config.kind == "sets"
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
-        """One metric of an arm as ``[rounds, clients]``; what was not measured, or is no number, is NaN."""
+        """Return a metric of an arm as ``[rounds, clients]``, with NaN for missing numbers."""
         row = {round: i for i, round in enumerate(sorted({r["round"] for r in self.of(arm)}))}
         column = {client: i for i, client in enumerate(self.clients)}
         values = np.full((len(row), len(column)), np.nan)
@@ -157,16 +158,13 @@ class Run:
         return values
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunFolder:
     """Read a run folder.
 
-    A run without summary.json is unfinished: a last line that is still being written, and a last round that
-        does not
-    have all its clients yet, are left out.
+    A run without summary.json is unfinished. Then an incomplete last line or round is dropped.
 
     Raises:
-        UserError: not a run folder, or a file in it that is damaged or of another version; the message names
-            the file.
+        UserError: not a run folder, or a file that is damaged or of another version.
     """
     check_name(path, "the run folder")
     for name in ("config.toml", "metrics.jsonl"):
@@ -183,11 +181,11 @@ def read_run(path: Path) -> Run:
     records, left_out = _read_lines(path / "metrics.jsonl", finished, config.run.evaluation)
     if not records:
         why = "".join(
-            f", left out {line['client']} in round {line['round'] + 1}: {line['left_out']}"
+            f", rejected {line['client']} in round {line['round']}: {line['left_out']}"
             for line in left_out[-1:]
         )
         advice = (
-            "the file is damaged: restore it, or train anew"
+            "the file is damaged: restore it, or train again"
             if finished
             else f"continue with `uefl train --resume {path}`"
         )
@@ -197,7 +195,7 @@ def read_run(path: Path) -> Run:
         if finished
         else summarize([*left_out, *records], config.run.target_accuracy, own_columns(config))
     )
-    return Run(
+    return RunFolder(
         path,
         config,
         records,
@@ -210,7 +208,7 @@ def read_run(path: Path) -> Run:
 
 
 def parted(lines: Iterable[Record]) -> tuple[list[Record], list[Record]]:
-    """The lines of metrics.jsonl as records of what was measured, and those of answers that were left out."""
+    """Split lines of metrics.jsonl into measurements and rejected replies."""
     both: tuple[list[Record], list[Record]] = ([], [])
     for line in lines:
         both["left_out" in line].append(line)
@@ -225,17 +223,22 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
 def summarize(
     lines: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})
 ) -> dict[str, Record]:
-    """Per arm, over the clients that are trained on unless said otherwise:
+    """Return the outcome of every arm from the lines of metrics.jsonl.
 
-    means at the last round, also of the ``columns`` that the algorithm of the arm adds (of one that only
-    clients have that are measured only, over these); ``accuracy_last4``, mean and sample deviation over the
-    last four rounds (0 for a single one); ``best``, the round with the highest mean accuracy;
-    ``worst_tenth``, the mean accuracy of the worst tenth of the clients at the last round;
-    ``global_accuracy`` and ``personalised_accuracy`` where they were measured, ``epsilon`` where there is
-    privacy; ``unseen_accuracy`` of the clients that are measured only; ``bytes_sent`` and ``bytes_received``
-    by the server over the run, for those clients too; ``rounds_to_target`` where a ``target`` is given, null
-    where it is not reached; ``rejected``, answers that were left out, and ``left_out``, how many for which
-    reason; and the clients themselves.
+    Means are over the training clients at the last round, unless said otherwise:
+
+    - ``accuracy``, ``entropy``, ``nll``, ``ece``, and the ``columns`` of the algorithm. A column that only
+      unseen clients have is the mean over these.
+    - ``accuracy_last4``: mean and sample deviation over the last four rounds; deviation 0 for one round.
+    - ``best``: the round with the highest mean accuracy. ``selected``: the round that is best on the
+      server's validation images.
+    - ``worst_tenth``: mean accuracy of the worst tenth of the clients.
+    - ``global_accuracy``, ``personalised_accuracy``, ``personalised_entropy``, ``epsilon``: if measured.
+    - ``unseen_accuracy``: mean over the unseen clients.
+    - ``bytes_sent``, ``bytes_received``: by the server over the run, unseen clients included.
+    - ``rounds_to_target``: first round with the accuracy ``target``, null if there is none.
+    - ``rejected``, ``left_out``: number of rejected replies, in total and by reason.
+    - ``clients``: accuracy, entropy and columns by client.
     """
     arms = {}
     records, left_out = parted(lines)
@@ -263,7 +266,7 @@ def summarize(
             "worst_tenth": _worst([r["accuracy"] for r in last if r["accuracy"] is not None]),
             **{
                 key: value
-                for key in ("global_accuracy", "personalised_accuracy", "epsilon")
+                for key in ("global_accuracy", "personalised_accuracy", "personalised_entropy", "epsilon")
                 if (value := _mean(last, key)) is not None
             },
             **({"unseen_accuracy": _mean(unseen, "accuracy")} if unseen else {}),
@@ -286,7 +289,7 @@ def summarize(
 
 
 def _worst(accuracies: list[float]) -> float | None:
-    """The mean of the worst tenth, at least of one client."""
+    """Return the mean over the worst tenth of the clients, at least one."""
     if not accuracies:
         return None
     count = max(1, math.ceil(_WORST * len(accuracies) - 1e-9))
@@ -294,8 +297,7 @@ def _worst(accuracies: list[float]) -> float | None:
 
 
 def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
-    """The first of the rounds whose model is best on the server's validation images, and its accuracy; empty
-    without validation."""
+    """Return the first round with the best validation accuracy; empty without validation images."""
     scores = [
         float(chunk[0]["validation_accuracy"])
         for chunk in rounds
@@ -308,7 +310,7 @@ def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
 
 
 def _spread(values: list[float]) -> Record:
-    """Mean and sample deviation, 0 for a single value and null for none."""
+    """Return mean and sample deviation; 0 for a single value, None for no value."""
     sd = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "sd": sd} if values else {"mean": None, "sd": None}
 
@@ -323,7 +325,7 @@ def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
 
 
 def _read_lines(path: Path, finished: bool, evaluation: float) -> tuple[list[Record], list[Record]]:
-    """Records, and lines of answers that were left out."""
+    """Read metrics.jsonl; see :func:`parted`."""
     text = _text(path).splitlines(keepends=True)
     if text and not finished and not text[-1].endswith("\n"):
         text.pop()
@@ -336,11 +338,12 @@ def _read_lines(path: Path, finished: bool, evaluation: float) -> tuple[list[Rec
         if not isinstance(record, dict) or not record.keys() >= (_PLACE if "left_out" in record else _KEYS):
             raise UserError(
                 f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train"
-                " anew"
+                " again"
             )
         lines.append(record)
+    from_one(lines)
     records, left_out = parted(lines)
-    if finished or evaluation < 1:  # where not all clients measure, rounds have more records or fewer
+    if finished or evaluation < 1:  # a round that only some clients measure has no fixed number of records
         return records, left_out
     rounds = [chunk for _, arm in _grouped(records, "arm") for _, chunk in _grouped(arm, "round")]
     if rounds and len(rounds[-1]) < len(rounds[0]):
@@ -353,9 +356,7 @@ def _read_summary(path: Path) -> dict[str, Record]:
         summary = json.loads(_text(path))
         schema, arms = summary["schema"], dict(summary["arms"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-        raise UserError(
-            f"{path} is not a summary of a run; delete it to report from metrics.jsonl alone"
-        ) from None
+        raise UserError(f"{path} is not a summary of a run; delete it to report from metrics.jsonl") from None
     if schema != _SCHEMA:
         raise UserError(
             f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it"
@@ -376,7 +377,7 @@ def _read_manifest(path: Path) -> Record:
 
 
 def _read_made(path: Path) -> Record:
-    """What made.json says; nothing where it is absent or damaged, as no number depends on it."""
+    """Read made.json; empty if it is absent or damaged, since no number depends on it."""
     try:
         made = json.loads((path / "made.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -388,6 +389,6 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not text; the file is damaged: restore it, or train anew") from None
+        raise UserError(f"{path} is not text; the file is damaged: restore it, or train again") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
