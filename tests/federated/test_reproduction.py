@@ -458,3 +458,17 @@ def test_only_tables_of_a_paper_print_its_numbers() -> None:
     for name, about in suite.suites().items():
         whole = suite.load(name)
         assert re.search("[Tt]able", about) or not any(case.paper for case in whole.cases.values()), name
+
+
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+def test_the_papers_figures_have_suites(scale: suite.Scale) -> None:
+    sweep = suite.load("fedul-h")
+    weights = [case.arms["fedul-m2"].parameters.model_dump()["h"] for case in sweep.configs(scale).values()]
+    assert weights == [case.x for case in sweep.cases.values()] == [0, 0.25, 0.5, 0.75, 1]
+    assert sweep.front == ("train_loss", "nll")
+    (first,) = suite.load("figure1").configs(scale).values()
+    assert first.run.personalised
+    table7 = suite.load("table7").configs(scale)["50"]
+    for case, cfg in suite.load("segments-cifar100").configs(scale).items():
+        assert (cfg.data, cfg.training) == (table7.data, table7.training)
+        assert cfg.arms["uefl"].parameters.model_dump()["segments"] == int(case)

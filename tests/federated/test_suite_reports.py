@@ -386,3 +386,11 @@ def test_a_reason_that_runs_of_a_case_have_in_common_is_said_once(tmp_path: Path
     )
     lines = ["2 runs of absent: no file", "2 runs of gone: no file", "few/uefl/seed-3: why"]
     assert report.content(result, []).sections[-1].blocks == [lines]
+
+
+def test_the_front_joins_the_cases_that_no_other_beats_in_both(tmp_path: Path) -> None:
+    assert report.best_in_both([(1.0, 3.0), (2.0, 2.0), (2.5, 2.5), (3.0, 1.0), (1.0, 4.0)]) == [0, 1, 3]
+    result = _finished(tmp_path, {"fedavg": [0.5, 0.7, 0.9], "uefl": [0.6, 0.77, 0.97]})
+    front = replace(result, suite=result.suite.model_copy(update={"front": ("accuracy", "entropy")}))
+    assert "front.png" in [picture.name for picture, _ in report._draw(front)]
+    assert "front.png" not in [picture.name for picture, _ in report._draw(result)]

@@ -371,6 +371,13 @@ def _draw(result: Result) -> list[Drawing]:
                 _draw_sweep(result, measure),
             )
         )
+    if result.suite.front is not None:
+        caption = (
+            "Means over the seeds, a point per case and arm; line: the cases of an arm that no other case of it"
+            " beats in both measures."
+        )
+        picture = Picture("front.png", f"{' and '.join(result.suite.front)} of every case", caption)
+        made.append((picture, _draw_front(result, result.suite.front)))
     marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
     caption = (
         f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
@@ -476,6 +483,41 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
             below.set_xticks([x for x, _ in labels], [label for _, label in labels], rotation=40, ha="right")
     panels[0][0].set_ylabel(measure)
     panels[1][0].set_ylabel(f"less {result.suite.against}")
+    _legend(figure, arms)
+    return figure
+
+
+def best_in_both(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the Pareto front of points, both coordinates minimized, by the first one."""
+    order = sorted(range(len(points)), key=lambda i: points[i])
+    found: list[int] = []
+    for i in order:
+        if not found or points[i][1] < points[found[-1]][1]:
+            found.append(i)
+    return found
+
+
+def _draw_front(result: Result, measures: tuple[str, str]) -> Figure:
+    """Draw two measures of every case against each other."""
+    figure, arms = canvas(5.6, 4.0), _all_arms(result)
+    ax = figure.subplots()
+    for place, arm in enumerate(arms):
+        points, names = [], []
+        for case in result.suite.cases:
+            x, y = (list(result.values(case, arm, measure).values()) for measure in measures)
+            if x and y:
+                points.append((statistics.fmean(x), statistics.fmean(y)))
+                names.append(case)
+        style = of_place(place, len(arms))
+        if points:
+            ax.plot(*zip(*points, strict=True), "o", color=style["color"])
+        for name, point in zip(names, points, strict=True):
+            ax.annotate(name, point, xytext=(4, 4), textcoords="offset points", fontsize=7)
+        front = [points[i] for i in best_in_both(points)]
+        if len(front) > 1:
+            ax.plot(*zip(*front, strict=True), **style)
+    ax.set_xlabel(measures[0])
+    ax.set_ylabel(measures[1])
     _legend(figure, arms)
     return figure
 

@@ -6,6 +6,7 @@ A file ``NAME.toml`` begins with a comment line that says what it is, and holds:
 ``against``            the arm that the others are compared with
 ``measures``           what its table shows, in order; the first one is drawn
 ``axis``               for a sweep: what the ``x`` of its cases is
+``front``              two measures to minimize together; their Pareto front is drawn
 ``[all]``              sections of a configuration that every case begins with
 ``cpu_base``           a file of sections that ``[cpu]`` begins with; its path is relative to the suite's
 ``[cpu]``              sections that ``--scale cpu`` changes in every case
@@ -92,6 +93,7 @@ class Suite(_Table):
     against: str
     measures: tuple[str, ...] = Field(("accuracy", "entropy"), min_length=1)
     axis: str | None = None
+    front: tuple[str, str] | None = None
     cpu_base: str | None = None
     all: Sections = {}
     cpu: Sections = {}
