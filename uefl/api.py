@@ -66,7 +66,7 @@ class Run:
     def metrics(self) -> pandas.DataFrame:
         """A row per arm, round and client; what was not measured is NaN or None.
 
-        Rounds count from 1, as in :attr:`summary` and in the report; in metrics.jsonl they count from 0.
+        Rounds count from 1, as in :attr:`summary`, the report and metrics.jsonl.
         """
         import pandas
 
@@ -291,7 +291,7 @@ class Logged:
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured."""
-        self._logger.info("%s round %d  %s", arm, round, report.means(records))
+        self._logger.info("%s round %d  %s", arm, round + 1, report.means(records))
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""

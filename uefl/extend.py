@@ -138,4 +138,4 @@ def in_order(metrics: Metrics, names: list[str]) -> None:
     ordered = sorted(lines, key=lambda line: names.index(line["arm"]))
     if ordered != lines:
         metrics.cut(0)
-        metrics.write(ordered)
+        metrics.write(ordered, first=1)

@@ -101,14 +101,19 @@ class Metrics:
         self._added = from_one(lines)
         return lines
 
-    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines and wait until they are on the disk. A file that counts rounds from 0 stays so."""
+    def write(self, lines: Sequence[Mapping[str, Any]], first: int = 0) -> None:
+        """Append lines and wait until they are on the disk. An old file keeps counting rounds from 0.
+
+        Args:
+            lines: as the server makes them.
+            first: the number of the first round in ``lines``.
+        """
         if not lines:
             return
         with named(self._path), self._path.open("a", encoding="utf-8") as file:
             for line in lines:
-                line = {**line, "round": line["round"] - self._added} if self._added else line
-                file.write(json.dumps(line, allow_nan=False) + "\n")
+                round = line["round"] + 1 - first - self._added
+                file.write(json.dumps({**line, "round": round}, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 

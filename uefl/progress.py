@@ -35,7 +35,7 @@ class PlainProgress:
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """A round is measured."""
-        self._print(f"{arm} round {round}/{self._rounds}  {means(records)}")
+        self._print(f"{arm} round {round + 1}/{self._rounds}  {means(records)}")
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
@@ -74,10 +74,10 @@ class LiveProgress:
     def client(self, arm: str, round: int, client: str) -> None:
         """A client begins; those before it in this round are done. After the last round an exchange follows
         that only measures."""
-        place = f"round {min(round, self._rounds)}/{self._rounds}"
+        place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
         steps = min(
-            self._steps(arm, round - 1) + min(self._begun, self._clients - 1), self._steps(arm, self._rounds)
+            self._steps(arm, round) + min(self._begun, self._clients - 1), self._steps(arm, self._rounds)
         )
         self._progress.update(self._task, completed=steps, round=place, client=escape(label(client)))
 

@@ -61,10 +61,10 @@ class Observer(Protocol):
         """An arm begins, or goes on after ``done_rounds``."""
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """Called when a client starts its work in a round. Rounds count from 1."""
+        """Called when a client starts its work in a round, counted from 0."""
 
     def round(self, arm: str, round: int, records: list[Record]) -> None:
-        """Called with the metrics of a round, one record per client. Rounds count from 1."""
+        """Called with the metrics of a round, counted from 0, one record per client."""
 
     def notice(self, message: str) -> None:
         """Something worth knowing happened."""
@@ -414,7 +414,7 @@ class _Run:
         workspace, seed = self.workspace(name), self.cfg.run.seed
 
         def started(client: str) -> None:
-            self.observer.client(name, arm.round + 1, client)
+            self.observer.client(name, arm.round, client)
 
         if self.cfg.run.cuda_graphs and self._deployment is None and workspace.recorder is None:
             why = (
@@ -459,7 +459,7 @@ class _Run:
                 self.metrics.write(records)
                 self.observer.round(arm.name, records[0]["round"], records)
                 if events is not None:
-                    events.round(arm.name, records[0]["round"], records)
+                    events.round(arm.name, records[0]["round"] + 1, records)
             if arm.finished:
                 extend.keep(self.out, index, arm.name)
             tensors, state = arm.state()

@@ -299,7 +299,7 @@ def test_models_are_asked_for_by_the_arms_that_are_there(finished):
 
 def test_the_counts_of_the_last_round_are_those_of_its_metrics(finished):
     """Confusion and reliability are of the predictions that accuracy and ECE are of."""
-    for line in (r for r in finished._read.records if r["round"] == 1):
+    for line in (r for r in finished._read.records if r["round"] == 2):
         confusion = np.reshape(line["confusion"], (3, 3))
         assert confusion.trace() / confusion.sum() == pytest.approx(line["accuracy"])
         right = np.reshape(line["reliability"], (-1, 2))

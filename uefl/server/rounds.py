@@ -289,7 +289,7 @@ class ServerLoop:
     def _reject(self, client: str, reason: str, round: int, what: str = "") -> str:
         """Count a rejected reply and tell the user; return the reason in printable characters."""
         reason = printable(reason)
-        place = {"arm": self.name, "iteration": self.iteration, "round": round + 1, "client": client}
+        place = {"arm": self.name, "iteration": self.iteration, "round": round, "client": client}
         self.rejected.append(place | {"left_out": reason})
         self.notice(f"round {round + 1}: left out {what}{client}: {reason}")
         return reason
@@ -313,7 +313,7 @@ class ServerLoop:
         return {
             "arm": self.name,
             "iteration": self.iteration,
-            "round": self.round,
+            "round": self.round - 1,
             "client": name,
             "accuracy": None,
             "nll": None,
