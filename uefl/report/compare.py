@@ -53,8 +53,8 @@ class SameData:
         values = np.full((self.arms[arm]["rounds"], len(having)), np.nan)
         for i, run in enumerate(having):
             of_clients = run.series(arm, key)
-            known = np.isfinite(of_clients).any(1)
-            values[: len(known), i][known] = np.nanmean(of_clients[known], axis=1)
+            for number_of_round, row in enumerate(of_clients):
+                values[number_of_round, i] = np.nanmean(row) if np.isfinite(row).any() else np.nan
         return values
 
 
