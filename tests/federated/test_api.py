@@ -310,7 +310,7 @@ def test_the_counts_of_the_last_round_are_those_of_its_metrics(finished):
 
 def test_a_run_inside_of_a_run_is_refused(finished):
     for inside in (finished.path / "again", finished.path / "plots" / "deep" / "er"):
-        with pytest.raises(uefl.UserError, match="lies inside of the run folder"):
+        with pytest.raises(uefl.UserError, match="lies inside the run folder"):
             own(inside)
         assert not inside.exists()
 

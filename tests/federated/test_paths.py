@@ -142,7 +142,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pipe, place):
         with pytest.raises(UserError, match="is a pipe"):
             saved.load(path)
     elif place == "run":
-        assert "in use by something that is no run" in refused("train", "demo", "--out", path)
+        assert "is no run folder" in refused("train", "demo", "--out", path)
         for arguments in (("train", "--resume", path), ("report", path)):
             refused(*arguments)
         with pytest.raises(UserError, match="is a pipe"):

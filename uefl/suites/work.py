@@ -61,7 +61,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
         sys.exit(f"error: {error}")
     left_out = sum(arm["rejected"] for arm in summary["arms"].values())
     if left_out:
-        sys.exit(f"error: {left_out} answers of clients were left out of the averages")
+        sys.exit(f"error: {left_out} replies of clients were rejected")
 
 
 def _end_with_suite() -> None:
