@@ -86,10 +86,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, t
 
 def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     out = finished[0]
-    with pytest.raises(UserError, match="holds a finished run;.* uefl report"):
+    with pytest.raises(UserError, match=r"holds a finished run;.* uefl report"):
         start(out)
     begun = interrupted(tmp_path / "begun")
-    with pytest.raises(UserError, match="holds an unfinished run;.* uefl train --resume"):
+    with pytest.raises(UserError, match=r"holds an unfinished run;.* uefl train --resume"):
         start(begun)
     with folder.lock(begun), pytest.raises(UserError, match="is in use by another process"):
         start(begun)
