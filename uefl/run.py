@@ -443,7 +443,12 @@ class _Run:
         return arm, workspace
 
     def _finish(
-        self, index: int, arm: ServerLoop, workspace: Workspace, events: report.EventWriter | None, pages: bool
+        self,
+        index: int,
+        arm: ServerLoop,
+        workspace: Workspace,
+        events: report.EventWriter | None,
+        pages: bool,
     ) -> None:
         self.observer.arm(arm.name, arm.round)
         while not arm.finished:
