@@ -49,11 +49,12 @@ class BinaryMapper(nn.Module):
     def binary_entropy(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the entropy of the bits ``[..., bits]``, in nats, ``[...]``."""
         prob = logits.sigmoid()
-        return -(prob * F.logsigmoid(logits) + (1 - prob) * F.logsigmoid(-logits)).sum(-1)
+        terms = prob * F.logsigmoid(logits) + (1 - prob) * F.logsigmoid(-logits)
+        return terms.sum(-1).neg()
 
     def calc_aux_loss(self, logits: torch.Tensor, reduce_aux_kl_loss: bool = True) -> torch.Tensor:
         """Return the divergence of the bits from fair ones above the threshold; a mean, or ``[...]``."""
-        loss = (self.bits * NAT - self.binary_entropy(logits) - self.kl_loss_threshold).relu()
+        loss: torch.Tensor = (self.bits * NAT - self.binary_entropy(logits) - self.kl_loss_threshold).relu()
         return loss.mean() if reduce_aux_kl_loss else loss
 
     def log_prob(

@@ -147,7 +147,7 @@ class FSQ(Coder):
     @property
     def bits_per_vector(self) -> float:
         """Bits of the indices of a vector, num_codebooks * log2(K)."""
-        return self.num_codebooks * float(self._levels.double().log2().sum())
+        return float(self.num_codebooks * self._levels.double().log2().sum())
 
     # --- rounding ------------------------------------------------------------------------------------------
 
@@ -188,7 +188,8 @@ class FSQ(Coder):
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the level of every element, ``[..., d]``, of integers ``[...]``."""
-        return as_indices("FSQ", indices).unsqueeze(-1) // self._basis % self._levels
+        levels: torch.Tensor = as_indices("FSQ", indices).unsqueeze(-1) // self._basis % self._levels
+        return levels
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
         """Return the index, int32 ``[...]``, of codewords ``[..., d]``."""
@@ -211,8 +212,8 @@ class FSQ(Coder):
         codes = self._indices_to_codes(indices)
         if self.orthogonal_rotation:
             codes = codes @ self.orthogonal_rot.t()
-        codes = self.project_out(codes.flatten(-2) if self._keep else codes)
-        return codes.movedim(-1, 1) if image else codes
+        output: torch.Tensor = self.project_out(codes.flatten(-2) if self._keep else codes)
+        return output.movedim(-1, 1) if image else output
 
     get_output_from_indices = indices_to_codes
 

@@ -127,7 +127,7 @@ class LatentQuantize(Coder):
     @property
     def bits_per_vector(self) -> float:
         """Bits of the indices of a vector."""
-        return self.num_codebooks * float(self._levels.double().log2().sum())
+        return float(self.num_codebooks * self._levels.double().log2().sum())
 
     def _nearest(self, z: torch.Tensor) -> torch.Tensor:
         """Return the number of the nearest value of every element, int64 ``[..., d]``."""
