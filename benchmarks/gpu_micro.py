@@ -192,8 +192,7 @@ def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
     and b are float16 numbers.
 
     Row: how many small terms (8 choices), their sign, whether 1.0 is the start or a product, the sign of 1.0.
-        Column: the small terms are
-    2^-20 to 2^-31, the others of the 128 columns repeat the last one.
+    Column: the small terms are 2^-20 to 2^-31, the others of the 128 columns repeat the last one.
     """
     a, b, start = torch.zeros(64, 16).double(), torch.zeros(128, 16).double(), torch.zeros(64, 128).double()
     powers = torch.arange(128).clamp_max(LOWEST - HIGHEST) + HIGHEST

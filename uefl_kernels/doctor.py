@@ -25,8 +25,8 @@ def collect() -> dict[str, Any]:
     """Return everything the doctor knows, as plain values.
 
     Keys: ``versions``, ``compiled`` (``loaded``, ``reason`` and ``advice``), ``cpu`` (``variant``,
-        ``features``, ``reason``),
-    ``cuda`` (one entry per device), ``ops`` (op, device, backend and why), ``environment``.
+    ``features``, ``reason``), ``cuda`` (one entry per device), ``ops`` (op, device, backend and why),
+    ``environment``.
 
     Raises:
         ValueError: UEFL_BACKEND names no backend, or UEFL_CPU no instruction set that this processor has.

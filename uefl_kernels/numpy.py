@@ -60,8 +60,7 @@ def vq_assign(
 
     Equivalent to (``[K, d]``, "l2", but without an N x K matrix)::
 
-        rows = x.reshape(*x.shape[:-1], -1, 1, d).astype(float)
-        ((rows - codebook) ** 2).sum(-1).argmin(-1)
+        rows = x.reshape(*x.shape[:-1], -1, 1, d).astype(float) ((rows - codebook) ** 2).sum(-1).argmin(-1)
     """
     if precision not in ("exact", "fast"):
         raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")

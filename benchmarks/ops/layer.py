@@ -121,9 +121,9 @@ def gradient_error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     A row with a wrong codeword has a wrong gradient.
 
     The gradient is the sum of two terms: the gradient of the commitment loss, and the incoming gradient,
-        possibly rotated by the rotation
-    from x to its codeword (Fifty et al. 2024, eq. 4). With several quantizers the terms are summed over all
-    of them. The x of each one is the float32 residual of the quantizers before it.
+    possibly rotated by the rotation from x to its codeword (Fifty et al. 2024, eq. 4). With several
+    quantizers the terms are summed over all of them. The x of each one is the float32 residual of the
+    quantizers before it.
     """
     estimator, x, grad, codebooks = inputs
     right = torch.zeros_like(x, dtype=torch.float64)

@@ -104,8 +104,8 @@ class Work:
     """rounds of the run that have been trained before this one"""
     generator: torch.Generator
     """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the
-    dropout. Its seed is known to the
-    server and to all clients: a draw that protects data is one of :meth:`own_draws`"""
+    dropout. Its seed is known to the server and to all clients: a draw that protects data is one of
+    :meth:`own_draws`"""
     uniform: Callable[..., Any]
     """:func:`uefl.privacy.uniform` with the secret of this client"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)

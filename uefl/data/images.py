@@ -48,8 +48,8 @@ class ImageList:
     """Images of one number of channels.
 
     ``read(rows, size)`` returns ``[n, C, H, W]`` uint8, resized to ``size`` x ``size`` where size is not 0.
-    ``content(rows)`` yields for
-    each image the bytes that identify it: of its pixels or of its file, before any change.
+    ``content(rows)`` yields for each image the bytes that identify it: of its pixels or of its file, before
+    any change.
     """
 
     count: int

@@ -90,8 +90,8 @@ class ResidualKMeans(TakesRows, Estimator):
         AttributeError: (by what needs a fit) there was none.
 
     Source: Chen, Guan & Wang 2010, "Approximate nearest neighbor search by residual vector quantization";
-        semantic IDs: Rajput et al.
-    2023, "Recommender systems with generative retrieval"; stable assignment: Gale & Shapley 1962.
+    semantic IDs: Rajput et al. 2023, "Recommender systems with generative retrieval"; stable assignment: Gale
+    & Shapley 1962.
 
     Equivalent to (not balanced)::
 

@@ -91,8 +91,7 @@ class MCDropout(nn.Module):
         Differentiable.
 
     Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; ``consistent`` and :meth:`probs`:
-        Kirsch et al. 2019,
-    "BatchBALD".
+    Kirsch et al. 2019, "BatchBALD".
 
     Equivalent to (with dropouts in training mode, the rest in evaluation mode)::
 
@@ -174,7 +173,7 @@ class MCDropout(nn.Module):
 
         Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled
         network on all rows: what the joint entropy of a batch is made of (BatchBALD, eq. 12). Raises what a
-            call does.
+        call does.
         """
         with _locked(), self._open(args, kwargs, seed) as passes:
             return self._outward(passes.probs(_count("passes", self.passes), seed), 1)

@@ -142,15 +142,13 @@ class ResidualVQ(Stack):
         TypeError: an unknown argument.
 
     Departures from the peer: outside training ``diveq`` moves nothing by noise; ``beam_size`` counts the
-        codewords that were chosen.
-    In a checkpointed region ``beam_size`` updates the codewords once, but the second time searches the
-    updated ones.
+    codewords that were chosen. In a checkpointed region ``beam_size`` updates the codewords once, but the
+    second time searches the updated ones.
 
     Source: Zeghidour et al. 2021, "SoundStream", algorithm 1.
 
     Equivalent to: ``vector_quantize_pytorch.ResidualVQ`` 1.32 with the same arguments, which also loads its
-        state_dict; images, where
-    that class fails, work.
+    state_dict; images, where that class fails, work.
     """
 
     def __init__(

@@ -100,10 +100,8 @@ class VectorQuantize(Coder):
     """Replace every vector by its nearest codeword, and learn the codewords from the vectors.
 
     Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32,
-    on exact fused
-    ops: nothing of size N x K, no wait for the device in a step, one message per step under
-        ``torch.distributed``. Only options that
-    are about all distances (marked N x K below) hold them.
+    on exact fused ops: nothing of size N x K, no wait for the device in a step, one message per step under
+    ``torch.distributed``. Only options that are about all distances (marked N x K below) hold them.
 
     Args:
         dim: length of the vectors.
@@ -197,8 +195,7 @@ class VectorQuantize(Coder):
     instead.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1
-        (moving averages);
-    Dhariwal et al. 2020, "Jukebox" (revival); Fifty et al. 2024 (rotation).
+    (moving averages); Dhariwal et al. 2020, "Jukebox" (revival); Fifty et al. 2024 (rotation).
 
     Equivalent to: ``vector_quantize_pytorch.VectorQuantize`` with the same arguments.
     """

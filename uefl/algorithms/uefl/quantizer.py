@@ -39,8 +39,7 @@ class Quantizer(NamedTuple):
     """A way to search codewords, and to train around them; callable.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning"; Lee et al. 2022,
-        "Autoregressive Image Generation using
-    Residual Quantization" (stages); Fifty et al. 2024 (rotation).
+    "Autoregressive Image Generation using Residual Quantization" (stages); Fifty et al. 2024 (rotation).
     """
 
     commitment: float = 0.25

@@ -22,8 +22,7 @@ class ClassesPerClient(Scheme):
     equal numbers.
 
     Training and test images are dealt together at random, and cut inside the client, from each class its
-    share. Source of
-    five consecutive classes per client: FedCR (Zhang et al., ICML 2023).
+    share. Source of five consecutive classes per client: FedCR (Zhang et al., ICML 2023).
     """
 
     one_class: ClassVar[bool] = True

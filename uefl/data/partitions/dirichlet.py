@@ -41,12 +41,10 @@ class Dirichlet(Scheme):
     Source: VHL (Tang et al., ICML 2022), after Li et al. 2022.
 
     ``over_classes``: each client draws its shares of the classes, and gets as many images as any other.
-        Source: FedCR (Zhang et al.,
-    ICML 2023).
+    Source: FedCR (Zhang et al., ICML 2023).
 
     ``over_classes_by_frequency``: as ``over_classes``, but alpha is divided among the classes by their
-        frequency: of ten classes alike,
-    alpha = 0.1 is 0.01 for each. Source: FedBR (Guo et al., ICML 2023).
+    frequency: of ten classes alike, alpha = 0.1 is 0.01 for each. Source: FedBR (Guo et al., ICML 2023).
 
     A class that is used up is replaced by others of the client, or by any that is left.
     """

@@ -107,15 +107,13 @@ def client_parts(
     """Return the images that each client gets; every image goes to exactly one client.
 
     ``iid``: random parts of equal size. ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much
-        at client c as the
-    others, whose weights are U(0.45, 0.55); the images of a class are dealt in proportion to what the clients
-    weigh it, so that a class in demand runs short for all alike. A client that would get none of a class then
-    gets one image of whoever has most, as long as that leaves one.
+    at client c as the others, whose weights are U(0.45, 0.55); the images of a class are dealt in proportion
+    to what the clients weigh it, so that a class in demand runs short for all alike. A client that would get
+    none of a class then gets one image of whoever has most, as long as that leaves one.
 
     ``legacy_noniid``: with the same weights client c takes int(share x n / clients) images of each class in
-        their order, after those that
-    the clients before it took. A class that runs short is cut without a word, so that later clients get less
-    of it, or none, and some images go to nobody, as in the published code.
+    their order, after those that the clients before it took. A class that runs short is cut without a word,
+    so that later clients get less of it, or none, and some images go to nobody, as in the published code.
     """
     if split == "iid":
         return list(np.array_split(rng.permutation(len(labels)), clients))

@@ -28,8 +28,7 @@ UNREADABLE = "its parts make no message"
 
 class CheckedGrid(HttpGrid):  # type: ignore[misc]
     """A Grid that counts the bytes of what it brings, as :func:`.limits.at_most` says, and believes the
-    SuperLink about whose message a
-    reply answers: what a silo writes into a reply may be anything."""
+    SuperLink about whose message a reply answers: what a silo writes into a reply may be anything."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to messages with these numbers, as far as there are any; those that cannot be had are

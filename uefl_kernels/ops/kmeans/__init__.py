@@ -93,12 +93,11 @@ def kmeans(
 
     Centres are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of
     the reach of a column: half the distance between its extremes. So one value of 1e20 costs the centres of
-        all other rows their digits, as it does wherever
-    data are centred first.
+    all other rows their digits, as it does wherever data are centred first.
 
     A cluster that loses all its rows takes the row that is farthest from its centre (compared to some 2^-(52
     - log2 N) of the distance, then the lowest row); one for which no row is left at a distance keeps its
-      centre.
+    centre.
 
     Returns:
         :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host asks
@@ -111,8 +110,7 @@ def kmeans(
         RuntimeError: x, weights or given centres are not valid, or a forced backend is absent.
 
     Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al.
-        2012, "Scalable
-    k-means++" (drawn with replacement: Bachem et al. 2017).
+    2012, "Scalable k-means++" (drawn with replacement: Bachem et al. 2017).
 
     Equivalent to (given centres, no empty cluster)::
 

@@ -116,11 +116,11 @@ def kmeans_step(
 
     Equivalent to::
 
-        labels = torch.cdist(x.double(), centres.double()).argmin(1)
-        masses = torch.zeros(k).double().index_add_(0, labels, weights.double())
-        sums = torch.zeros(k, d).double().index_add_(0, labels, weights[:, None] * x.double())
-        inertia = (weights * (x.double() - centres.double()[labels]).square().sum(1)).sum()
-        means = torch.where(masses[:, None] > 0, sums / masses[:, None], centres)
+        labels = torch.cdist(x.double(), centres.double()).argmin(1) masses =
+        torch.zeros(k).double().index_add_(0, labels, weights.double()) sums = torch.zeros(k,
+        d).double().index_add_(0, labels, weights[:, None] * x.double()) inertia = (weights * (x.double() -
+        centres.double()[labels]).square().sum(1)).sum() means = torch.where(masses[:, None] > 0, sums /
+        masses[:, None], centres)
     """
     _check(x, centres, weights, units)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32

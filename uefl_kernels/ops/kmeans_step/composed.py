@@ -64,8 +64,7 @@ def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
 
     The middle of a column is half-way between its extremes, and a row adds round((x - middle) * weight *
     scale) to the sum of its cluster and round(weight * mass_scale) to its mass, where weight is at most 1:
-    divided by weight_unit, a power of two. N rows cannot
-    overflow: they stay within 2^62.
+    divided by weight_unit, a power of two. N rows cannot overflow: they stay within 2^62.
     """
     n, d = x.shape
     if n == 0:

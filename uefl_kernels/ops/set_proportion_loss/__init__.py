@@ -81,8 +81,7 @@ def set_proportion_loss(
             check would stall the device, an empty set gives NaN, and proportions are taken as they are.
 
     Source: Ardehaly & Culotta 2017, "Co-training for Demographic Classification Using Deep Learning from
-        Label Proportions",
-    eq. 2; the loss of the baseline FedLLP in Lu et al. 2022.
+    Label Proportions", eq. 2; the loss of the baseline FedLLP in Lu et al. 2022.
 
     Equivalent to::
 

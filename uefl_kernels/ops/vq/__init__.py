@@ -164,8 +164,7 @@ def vq(
             of the two and for a weight that is not finite.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 (means instead of
-        norms); Fifty et al.
-    2024, "Restructuring Vector Quantization with the Rotation Trick", section 4.2.
+    norms); Fifty et al. 2024, "Restructuring Vector Quantization with the Rotation Trick", section 4.2.
 
     Equivalent to (``[K, d]``, "l2")::
 

@@ -42,12 +42,10 @@ def vq_assign(
     """Index of the nearest codeword of every segment of every row.
 
     The answer is the argmin of the float64 distance on the values given, summed in the order of the elements,
-    ties to the
-    lowest index: the same on every backend, for any batch size and number of threads. A row that holds NaN
-        gets index 0, as does
-    one with an infinity, or beyond some 2^511, under ``"l2"``: it is infinitely far from every codeword.
-    Differences below some 2^-537 have squares of zero and tie, and a codeword of such a length is a zero one
-    under ``"cosine"``: scale such data up.
+    ties to the lowest index: the same on every backend, for any batch size and number of threads. A row that
+    holds NaN gets index 0, as does one with an infinity, or beyond some 2^511, under ``"l2"``: it is
+    infinitely far from every codeword. Differences below some 2^-537 have squares of zero and tie, and a
+    codeword of such a length is a zero one under ``"cosine"``: scale such data up.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d
