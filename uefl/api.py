@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .run import Observer
 
 Network = nn.Module | Callable[[], nn.Module]
-"""A module, whose weights are those to begin with; or a function that makes a new one, with weights from
-torch's generator."""
+"""A module with the starting weights, or a function that makes a new module with weights from torch's
+generator."""
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
 
     Attributes:
         path: the folder.
-        config: what was run.
+        config: the configuration of the run.
     """
 
     def __init__(self, path: str | Path, *, model: Network | None = None) -> None:
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """A row per arm, round and client; what was not measured is NaN or None.
+        """A row per arm, round and client, with NaN or None for a value that was not measured.
 
         Rounds count from 1, as in :attr:`summary`, the report and metrics.jsonl.
         """
@@ -137,8 +137,8 @@ def train(
             ``[B, T, D]`` and a module ``head`` from such tensors to logits; the quantiser stands between the
             two. A mapping is the section ``[model]``.
         arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names.
-            None: those of ``source``.
-        federation: clients in the place of those that ``source`` names, as :func:`uefl.data.build` and
+            None: the arms of ``source``.
+        federation: clients instead of the ones of ``source``, as :func:`uefl.data.build` and
             :func:`uefl.data.from_arrays` return them; not together with ``clients``.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
@@ -146,8 +146,8 @@ def train(
         engine: ``local``, all clients in this process; ``distributed``, dealt over processes of this machine;
             ``flower``, each in a process of its own on this machine; or :class:`uefl.Distributed` or
             :class:`uefl.Flower`, which may name a SuperLink.
-            What is given in Python stays in this process, so clients, networks, federations and algorithms
-            that no package registers are refused with all but the first.
+            Objects given in Python stay in this process: with an engine other than ``local``, clients,
+            networks, federations and unregistered algorithms are refused.
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
 
     Raises:
@@ -222,10 +222,10 @@ def resume(
 ) -> Run:
     """Go on with the run in a folder. The result is the same, bit for bit, as without the interruption.
 
-    With ``more_rounds`` a finished run trains as many further rounds in its last iteration. The result is
-    that of a run that had these rounds from the start.
+    With ``more_rounds`` a finished run trains this number of further rounds in its last iteration. The result
+    is the same as if the run had had these rounds from the start.
 
-    The arguments are those of :func:`train`. What was given to it as an object is given again: the clients,
+    The other arguments are as in :func:`train`. Give objects again: the clients,
     the network, and, in a new process, the algorithms that no package registers. The run refuses clients and
     networks that are others than before.
 
@@ -263,7 +263,7 @@ def load(path: str | Path, *, model: Network | None = None) -> Run:
 
     Args:
         path: the folder.
-        model: the network of the run, where it was given in Python; needed for :meth:`Run.model` alone.
+        model: the network of the run, where it was given in Python; needed only for :meth:`Run.model`.
 
     Raises:
         UserError: not a run folder, or a file in it that is damaged or of another version.
@@ -306,15 +306,15 @@ def _deployment(
     given_here: Mapping[str, Any],
     cfg: Config | None,
 ) -> AbstractContextManager[runs.ClientPool | None]:
-    """Where the clients are; None within: in this process.
+    """Return the place of the clients; None: this process.
 
     Args:
         engine: as of :func:`train`.
         out: the run folder.
         device: of the clients.
         observer: of the run.
-        given_here: by argument, what was given as an object, or None.
-        cfg: the configuration; None: there is none, of which the run will complain.
+        given_here: by argument, the object that was given, or None.
+        cfg: the configuration; None: there is none, and the run will report it.
 
     Raises:
         UserError: no such engine, or what other processes cannot have.

@@ -42,8 +42,8 @@ _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring 
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
-    """What a user can put right, as one line and an exit code: the errors of the package, of a command line,
-    of files."""
+    """Print an error that a user can correct in one line, and set the exit code: the errors of the package,
+    of a command line, of files."""
     try:
         yield
     except _UsageError as error:
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 class _Pipe(Console):
-    """A console that says so when nobody reads it any more; rich ends the process without a word."""
+    """A console that raises an error when its reader has gone; rich ends the process without a word."""
 
     def on_broken_pipe(self) -> None:
         """Raise the error; rich would end the process without a word."""
@@ -477,7 +477,7 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
 
 
 def _write_to_nobody() -> None:
-    """What Python flushes at its end goes nowhere."""
+    """Discard the output that Python flushes at its end."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -516,7 +516,7 @@ def suite(
         Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")
     ] = None,
 ) -> None:
-    """Run every arm of a suite with several seeds, and report; without a name, list those of the papers.
+    """Run every arm of a suite with several seeds, and report; without a name, list the suites of the papers.
     Called again, it goes on."""
     if name is None:
         from .report.tables import Table
@@ -640,5 +640,5 @@ def _show(console: Console, *tables: Table) -> None:
 
 
 def _console() -> Console:
-    """Tables keep their columns in a file or a pipe, whose width says nothing."""
+    """Tables keep their columns in a file or a pipe, which have no width."""
     return _Pipe() if sys.stdout.isatty() else _Pipe(width=120)

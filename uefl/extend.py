@@ -1,7 +1,7 @@
 """Train a finished run for more rounds.
 
 A run keeps, for each arm, the checkpoint before its last turn, which only measures: ``ends/ARM``. Training
-continues from there. The result is the same, bit for bit, as that of one longer run.
+continues from there. The result is the same, bit for bit, as of one longer run.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
     lines = []
     for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
         arm = json.loads(line)["arm"]
-        if left[arm] > 0:  # what the last turn measured is measured again, by the turn that now trains too
+        if left[arm] > 0:  # the turn that now trains measures the last round again
             lines.append(line)
         left[arm] -= 1
     text = "".join(lines)

@@ -53,7 +53,7 @@ def isolated() -> Iterator[None]:
 
     Runs of several threads take turns. Within, torch's contexts are those of :func:`plain_torch`. Its global
     settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers)
-    are those of a new process. A warning that the caller's filters make an error is shown instead. Afterwards
+    are as in a new process. A warning that the caller's filters make an error is shown instead. Afterwards
     these settings, the number of threads, the states of the global random generators of torch, NumPy and
     Python, the warning filters and the environment are as before.
     """

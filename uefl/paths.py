@@ -44,8 +44,8 @@ def check_name(path: Path, what: str) -> None:
 
 
 def special(path: Path) -> str | None:
-    """What a path is if it is neither a file nor a folder, such as ``a pipe``; else None. Opening one could
-    wait for ever."""
+    """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``; else None. Opening
+    one could wait for ever."""
     try:
         return _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
     except OSError:
@@ -58,11 +58,11 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
     Args:
         path: to be read.
         what: begins the message.
-        expected: what it should be.
+        expected: the kind of file that is expected.
 
     Raises:
         UserError: there is no such file, it is a folder, a pipe, a socket or a device, or its name is not
-            UTF-8. Where a file has the name in other capitals, the message names it.
+            UTF-8. If a file has the name in other capitals, the message names it.
     """
     check_name(path, what)
     kind = special(path)

@@ -1,5 +1,5 @@
-"""Differential privacy of whole clients: updates are cut to a norm, noise is added, and an accountant says
-what has been spent.
+"""Differential privacy of whole clients: updates are clipped to a norm, noise is added, and an accountant
+computes the privacy spent.
 
 ``central``: the server adds the noise to the sum of a round. Anybody who sees every model of a run, but not
 the server, learns little of whether one client was there. A client takes part in a round by a coin of its
@@ -7,9 +7,9 @@ own, thrown with the key of the run, and the sum is divided by the expected numb
 but the noisy sum depends on who was there.
 
 ``local``: each client adds the noise to its own update before it sends it, so the server, too, learns little
-of what the client has.
+about the client's data.
 
-Noise has no state: it is made from a secret key, its place in the run and the numbers that it hides. A round
+Noise has no state: it depends on a secret key, its place in the run and the numbers that it hides. A round
 that is computed again from the same updates gets the same noise, one from other updates gets noise that has
 nothing to do with it.
 
@@ -71,7 +71,7 @@ _OUTSIDE = (
 
 
 class Privacy:
-    """The mechanism of a run, and what it spends.
+    """The mechanism of a run, and the privacy that it spends.
 
     Args:
         run: the section of the configuration; its ``privacy`` is not ``none``.
@@ -112,7 +112,7 @@ class Privacy:
         )
 
     def record(self, participants: Coins | Participants, rounds: int) -> dict[str, float]:
-        """What every line of metrics.jsonl says of the model after so many rounds."""
+        """Return the privacy of the model after a number of rounds, for each line of metrics.jsonl."""
         if rounds != self._recorded[0]:
             self._recorded = rounds, self.epsilon(self.releases(participants, rounds))
         return {"epsilon": self._recorded[1]}
@@ -122,7 +122,7 @@ class Privacy:
         return self.run.max_epsilon == 0 or self.epsilon(releases) <= self.run.max_epsilon
 
     def plan(self, rounds: int) -> str:
-        """A line for the user, before the first of so many rounds."""
+        """Return a line for the user, before the first of the given number of rounds."""
         bound = (
             f", of which max_epsilon lets {self.run.max_epsilon:g} be spent"
             if not self.affords(rounds)
@@ -135,7 +135,7 @@ class Privacy:
         )
 
     def summary(self, releases: int) -> dict[str, Any]:
-        """For summary.json: the guarantee after the releases of all arms together, and what it is not for."""
+        """For summary.json: the guarantee after the releases of all arms together, and its limits."""
         keys = {
             key: getattr(self.run, key)
             for key in ("privacy", "clip_norm", "noise_multiplier", "participation", "delta")
@@ -150,11 +150,11 @@ class Privacy:
     # --- the mechanism -------------------------------------------------------------------------------------
 
     def participants(self, clients: tuple[str, ...], arm: str) -> Coins:
-        """Who takes part in each round of an arm."""
+        """Draw the participants of each round of an arm."""
         return Coins(clients, self.run.participation, self._key, arm)
 
     def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
-        """As of :class:`uefl.aggregation.Rule`: noisy sums in the place of the averages that have elements.
+        """As of :class:`uefl.aggregation.Rule`: noisy sums instead of the averages that have elements.
 
         Raises:
             TypeError: an average that is no plain weighted mean.
@@ -280,8 +280,8 @@ def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
 
 
 def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: float) -> float:
-    """What all changes ``new - old`` are multiplied by, so that together they are no longer than ``norm``; 1
-    where they are not.
+    """Return the factor that clips all changes ``new - old`` together to the length ``norm``; 1 if they are
+    shorter.
 
     The L2 norm is over all tensors, in float64; where it is not finite, nothing of the change may be used: 0.
     """
@@ -319,8 +319,8 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 
 
 def key_of(out: Path, begun: bool) -> bytes:
-    """The secret key of a run folder, from the operating system's secure source when the run begins; its
-    owner alone may read the file.
+    """The secret key of a run folder, from the operating system's secure source when the run begins; only its
+    owner may read the file.
 
     Args:
         out: the folder.

@@ -71,10 +71,10 @@ class Observer(Protocol):
 
 
 class ClientPool(Protocol):
-    """Where the clients of a run are, if not in this process."""
+    """The clients of a run that are not in this process."""
 
     silos: Silos
-    """what is known of the clients' programs, once they have been found; may be empty"""
+    """the facts about the clients' programs, once they are connected; may be empty"""
 
     home: bool
     """whether clients keep their private states themselves"""
@@ -112,7 +112,7 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         observer: its methods are called as the run goes on.
-        federation: in the place of the data that the configuration names.
+        federation: instead of the data of the configuration.
         network: makes a new network, where the configuration says that it is ``given``.
         deployment: where the clients are; None: in this process. Not together with ``federation`` or
             ``network``.
@@ -125,7 +125,7 @@ def train(
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
-    if deployment is None:  # clients in other processes choose for the machine that they are on
+    if deployment is None:  # clients in other processes choose for their own machine
         cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, where) else "fp32")
     check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
@@ -142,7 +142,7 @@ def train(
             checkpoint.write_json(out / "manifest.json", run.federation.manifest)
             checkpoint.write_json(out / "made.json", run.made())
             checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
-        except OSError as error:  # a full disk; what is left does not keep the next start from the folder
+        except OSError as error:  # a full disk; files that are left do not block the next start in the folder
             raise UserError(
                 f"{error.filename or out} cannot be written ({error.strerror}); choose another folder with"
                 " --out"
@@ -168,7 +168,7 @@ def resume(
 
     The result is the same, bit for bit, as without the interruption, given the same device and number of
     threads; with ``more_rounds`` as of a run that had these rounds in its last iteration from the start. The
-    other arguments are those of :func:`train`.
+    other arguments are as in :func:`train`.
 
     Raises:
         UserError: no run to go on with, another version's, or other data than before. RunError: the run
@@ -310,7 +310,8 @@ class _Run:
         }
 
     def made(self) -> dict[str, Any]:
-        """When, where and with what the run is begun, for its readers; no number depends on it."""
+        """Return time, place and versions of the start of the run, for its readers; no number depends on
+        it."""
         from . import __version__
 
         return {
@@ -455,7 +456,7 @@ class _Run:
             begun, used = time.monotonic(), time.process_time()
             try:
                 records = arm.turn()
-            finally:  # also where so many were left out that the run ends here
+            finally:  # also if the run ends here because too many were left out
                 self.metrics.write(arm.rejected)
                 arm.rejected.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""What a terminal that lacks a character shows in its place."""
+"""Replacements for characters that a terminal lacks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 
 
 def write_nearest_characters() -> None:
-    """Have stdout and stderr never fail for a character that they lack."""
+    """Have stdout and stderr replace characters that they lack."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="nearest-character")
 
 
 def nearest_characters(text: str, encoding: str) -> str:
-    """What a terminal of this encoding shows of a text, which may be longer: so that tables are laid out for
-    it."""
+    """Return a text as a terminal of this encoding shows it, which may be longer: so that tables are laid out
+    for it."""
     return text.encode(encoding, "nearest-character").decode(encoding)
 
 

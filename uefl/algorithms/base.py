@@ -82,7 +82,7 @@ class Algorithm:
 
     @property
     def plain_means(self) -> bool:
-        """Whether only the weighted means of :meth:`averages` change the state, so that a robust rule may
+        """True if only the weighted means of :meth:`averages` change the state, so that a robust rule may
         replace them. An algorithm that overrides :meth:`add` or asks its clients in :meth:`prepare` sets
         it itself."""
         return (
@@ -93,7 +93,7 @@ class Algorithm:
 
     @property
     def only_the_model(self) -> bool:
-        """Whether the mean of ``values`` is the only result that clients contribute: no other tensor is
+        """True if the mean of ``values`` is the only result that clients contribute: no other tensor is
         averaged, no measurement steers the run, and clients keep no tensors. Then noise on that mean hides
         a client."""
         plain = all(
@@ -104,9 +104,9 @@ class Algorithm:
 
     @property
     def static_step(self) -> bool:
-        """Whether every step of a turn runs the same operations on the same tensors without waiting for the
-        device, so that a CUDA graph can replay it. A class that overrides ``regularize``, ``loss``,
-        ``before_step`` or ``after_batch`` must set it, or its steps are not replayed. A replay uses the
+        """True if every step of a turn runs the same operations on the same tensors without waiting for the
+        device: a CUDA graph can then replay it. A class that overrides ``regularize``, ``loss``,
+            ``before_step`` or ``after_batch`` must set it, or its steps are not replayed. A replay uses the
         Python values of the recording, such as ``work.step``; tensors of ``work.memory`` must change in
         place, and torch's generator on the device must draw the random numbers."""
         return True

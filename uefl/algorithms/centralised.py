@@ -1,8 +1,8 @@
 """Centralized training: one model on the images of all clients.
 
 This is a yardstick for experiments on one machine, not a federated method: the images leave the clients. In a
-round the server trains as many epochs over all images as a client does over its own, with the optimizer of
-the run. Clients only measure.
+round the server trains over all images for the number of epochs of a client, with the optimizer of the run.
+Clients only measure.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def from_arrays(
     """Make a federation of labeled images that are in memory already, or that Datasets yield.
 
     Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3: of
-    uint8; of uint16, of which the upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8
+    uint8; of uint16: their upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8
     bits. Labels are ``[N]`` integers counting from 0, or names of classes, as an array, a tensor, a Series or
     a list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and a label.
     It is read once, here, so that random changes in it are drawn once.
@@ -47,8 +47,8 @@ def from_arrays(
         clients: by name, the training and the test part; None instead of a test part: it is taken out of the
             training part.
         unseen: by name, images of clients that are measured only.
-        classes: names of the classes; default: the names that occur as labels, sorted; or numbers, as many as
-            the highest label says.
+        classes: names of the classes; default: the names that occur as labels, sorted; or numbers, up to the
+            highest label.
         data: holdout, image size and the share of a test split; the keys of dealing are not looked at.
         seed: of the splits taken here.
 

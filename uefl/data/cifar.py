@@ -18,8 +18,7 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet
     """A data set 3x32x32, in file order, through torchvision: it unpickles, after it has checked that the
     files are the published ones.
 
-    Where the root has no such files, an .npz whose name begins with the name of the data set is read, and
-    shuffled.
+    If the root has no such files, an .npz with the name of the data set is read and shuffled.
 
     Args:
         name: ``cifar10`` or ``cifar100``.

@@ -74,7 +74,7 @@ def labelled(folder: Path, layout: str) -> list[tuple[Path, str]]:
 
 
 def passed_over(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
-    """Return one note on files in the place of folders, without those ``used``, and one on empty folders."""
+    """Return one note on files where folders are expected, without ``used``, and one on empty folders."""
     inside = [path for folder in folders for path in visible(folder) if path not in used]
     files = [path for path in inside if path.is_file()]
     empty = [path for path in inside if path.is_dir() and not visible(path)]

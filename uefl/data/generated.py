@@ -28,7 +28,7 @@ NAME = "generated"
 _SHAPE = (1, 8, 8)
 _CLASSES = 10
 _CLIENT, _NOISE = 0.5, 0.5  # of the patterns of a class
-_COUNTED = 32  # clients whose pixels give the mean and the deviation for all
+_COUNTED = 32  # clients that give the mean and the deviation of pixels for all
 
 
 def federate(data: Data, seed: int) -> Federation:

@@ -36,7 +36,7 @@ def read(
         stems: of the training and the test part.
         classes: their names.
         advice: how to get the files, for messages.
-        first_label: what the files call the first class.
+        first_label: the label of the first class in the files.
         shuffle: deal the images in a fixed random order, for files that are sorted by class.
 
     Raises:

@@ -205,7 +205,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
     :mod:`uefl.data.pixels`.
 
     Args:
-        place: the folder or archive that they lie in, for messages.
+        place: their folder or archive, for messages.
         files: one or more.
 
     Raises:
@@ -294,7 +294,7 @@ class DamagedImages(UserError):
             self.found |= error.found
 
     def names(self, place: str, file: File) -> bool:
-        """Whether a file is among them."""
+        """Return True if a file is among them."""
         return str(Path(place) / file.name) in self.found
 
     def check(self) -> None:

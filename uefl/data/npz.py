@@ -48,8 +48,7 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
 
 
 def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
-    """Refuse arrays that say that they are larger than what is stored, or are larger than the memory, before
-    any is made.
+    """Refuse arrays that claim more than the stored bytes, or more than the memory, before any is made.
 
     Raises:
         ValueError, MemoryError.
@@ -106,8 +105,8 @@ def labels(
 
 
 def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
-    """Number of classes; as many different labels as there are must be 0, 1, 2, ..., which finds stray ones
-    and counting from 1.
+    """Number of classes; the different labels must be 0, 1, 2, ...; this finds stray labels and labels that
+    count from 1.
 
     Raises:
         UserError: they are not.
@@ -132,8 +131,8 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
     Args:
         name: of the data set.
         path: of the file, for messages.
-        arrays: what was read from it.
-        classes: their names; empty: numbers, as many as the training images have.
+        arrays: the arrays that were read from it.
+        classes: their names; empty: the numbers of the training labels.
 
     Raises:
         UserError: arrays of another type or length, shapes or labels that differ between the parts.
@@ -168,7 +167,7 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
     """A data set from the one .npz in the data root that a pattern finds.
 
     Raises:
-        UserError: no such root; none, or several; the message says what is expected.
+        UserError: no such root; none, or several; the message states the expected content.
     """
     if not root.is_dir():
         raise UserError(f"no folder {root}, which was given as the data root; for {name}: {advice}")

@@ -40,7 +40,7 @@ def _quiet() -> Iterator[None]:
 
 
 def is_grey(image: Image.Image) -> bool:
-    """Whether an image that Pillow has opened has no colors; its pixels need not be decoded."""
+    """Return True if an image that Pillow has opened has no colors; its pixels need not be decoded."""
     return image.mode in _GREY
 
 
@@ -108,15 +108,14 @@ def grey(images: torch.Tensor) -> torch.Tensor:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is a tensor, or an array of NumPy or of a library that makes one of it."""
+    """Return True if a value is a tensor, or an array that NumPy can read."""
     return isinstance(value, torch.Tensor) or (
         hasattr(value, "__array__") and not isinstance(value, (Image.Image, np.generic))
     )
 
 
 def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
-    """Values of images as uint8 on the CPU, in the shape that they have, and the kind of change, if there is
-    one.
+    """Return images as uint8 on the CPU, in their shape, and the kind of change, if any.
 
     Args:
         images: an array or a tensor, of uint8, of uint16, or of floats in [0, 1]; of any strides and byte
@@ -254,5 +253,5 @@ def notes(kinds: Mapping[str, int], total: int) -> list[str]:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # a damaged block of metadata, of which the pixels know nothing
+    except Exception:  # a damaged block of metadata, which does not affect the pixels
         return 1

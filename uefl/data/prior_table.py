@@ -80,7 +80,7 @@ def read(root: Path) -> PriorTable:
 
 def _read_json(path: Path) -> PriorTable:
     def entries(pairs: Any, place: str, unit: str) -> dict[str, Any]:
-        """Return the entries of an object; json alone would keep the last of several with one name."""
+        """Return the entries of an object; json would keep the last of several with one name."""
         if not (isinstance(pairs, tuple) and pairs):
             got = reprlib.repr(pairs) if pairs else "nothing"
             raise InvalidPriors(

@@ -27,7 +27,7 @@ _CONDITION = 1e3
 
 
 def draw_priors(rng: np.random.Generator, sets: int, classes: int) -> Matrix:
-    """Random priors in which class m mod K dominates set m: weights U(0.1, 1), the dominant one ten times
+    """Draw random priors with class m mod K dominant in set m: weights U(0.1, 1), the dominant one ten times
     that; rows normalised."""
     weights = rng.uniform(0.1, 1.0, (sets, classes))
     weights[np.arange(sets), np.arange(sets) % classes] *= 10
@@ -55,7 +55,7 @@ def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
-    """Return :func:`shares` in which nobody is left with none: the largest share gives one away, as long as
+    """Return :func:`shares` such that every client has one: the largest share gives one away, as long as
     it keeps one."""
     whole = shares(count, weights)
     for i in np.flatnonzero(whole == 0):
@@ -166,7 +166,7 @@ def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: boo
 def check_priors(
     client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: int, names: Sequence[str] = ()
 ) -> tuple[Matrix, list[str]]:
-    """Priors that a client can be trained with, and notices about what was put right.
+    """Return priors that a client can be trained with, and notices about corrections.
 
     Args:
         client: for the messages.
@@ -275,7 +275,7 @@ def doubts(
 
 
 def full_rank(priors: Matrix, sizes: npt.NDArray[np.int64]) -> bool:
-    """Whether the sets of this client alone determine a classifier of all classes."""
+    """Return True if the sets of this client determine a classifier of all classes."""
     return bool(_rank(_singular_values(priors, sizes)) == priors.shape[1])
 
 

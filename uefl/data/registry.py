@@ -21,7 +21,7 @@ class Registry(Generic[Entry]):
     points of installed packages. A process of another engine does the same.
 
     Args:
-        package: the package whose modules hold the entries.
+        package: the package of the modules with the entries.
         what: the word for an entry in messages.
         group: the group of entry points, such as ``uefl.sources``.
     """
@@ -42,7 +42,7 @@ class Registry(Generic[Entry]):
         self._entries[name] = entry
 
     def __contains__(self, name: str) -> bool:
-        """Whether an entry has this name."""
+        """Return True if an entry has this name."""
         return name in self._all()
 
     def __iter__(self) -> Iterator[str]:

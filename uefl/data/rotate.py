@@ -1,8 +1,8 @@
 """Geometric changes to images as bytes: rotation about the centre, resizing to a square, random changes for
 training.
 
-torchvision is imported where it is called: its import takes longer than that of torch, and not every process
-needs it.
+torchvision is imported where it is called: its import takes longer than the import of torch, and not every
+process needs it.
 """
 
 from __future__ import annotations

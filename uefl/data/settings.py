@@ -135,5 +135,5 @@ class Data(BaseModel):
         return None if self.source in SOURCES else Path(self.source).expanduser()
 
     def table(self) -> dict[str, Any]:
-        """Plain values for TOML or JSON, without what is not set."""
+        """Return plain values for TOML or JSON, without keys that are not set."""
         return self.model_dump(mode="json", exclude_none=True)

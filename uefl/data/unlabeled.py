@@ -63,9 +63,9 @@ class ClientSets:
     """None: they are estimated"""
     labels: Rows | None
     set_names: tuple[str, ...] = ()
-    """what the user calls each set, and where its priors are written; empty for sets that were dealt"""
+    """the user's name of each set, and the place of its priors; empty for sets that were dealt"""
     weights: Matrix | None = None
-    """the class weights by which sets were dealt; None for the user's own"""
+    """the class weights that sets were dealt with; None for the user's own"""
 
     @property
     def count(self) -> int:
@@ -87,7 +87,7 @@ class Material:
     source: dict[str, Any]
     """for the manifest"""
     notes: tuple[str, ...] = ()
-    """what the user should know about the files"""
+    """notes about the files for the user"""
 
 
 def deal(table: DataSet, scheme: Scheme, data: Data, seed: int) -> Material:
@@ -126,7 +126,7 @@ def federate(
         partition: the scheme for the manifest.
         data: how priors are known, image size.
         seed: of the draws.
-        whole: False: there are clients elsewhere too, so what no client can see alone is not looked at.
+        whole: False: other clients are elsewhere, so checks over all clients are skipped.
 
     Raises:
         UserError: one class, too few test images, no priors. InvalidPriors: sets or priors that cannot be
@@ -209,7 +209,7 @@ def federate(
 
 
 class _Priors:
-    """Settles the priors of one client after the other, and collects what is doubtful about them."""
+    """Settle the priors of one client after the other, and collect doubts about them."""
 
     def __init__(self, made: Material, data: Data, seed: int, labeled: Split | None) -> None:
         self._made, self._data, self._seed, self._labeled = made, data, seed, labeled
@@ -220,8 +220,8 @@ class _Priors:
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
-        """The priors ``[M, K]`` of a client, and the weights by which its sets were dealt where they are
-        exact."""
+        """The priors ``[M, K]`` of a client, and, if they are exact, the weights that its sets were dealt
+        with."""
         data, names = self._data, client.set_names
         table = self._estimate(client, images) if data.priors == "estimated" else client.priors
         if table is None:
@@ -233,7 +233,7 @@ class _Priors:
         sizes = np.bincount(client.sets, minlength=len(table))
         table, corrected = priors.check_priors(client.name, table, sizes, len(self._made.classes), names)
         self.corrected += corrected
-        # before they are blurred, which would hide a class that nobody has
+        # before they are blurred: blur would hide a class without images
         self._known.append((table, sizes))
         self._doubts += priors.doubts(client.name, table, sizes, self._made.classes, names)
         table = priors.noisy(table, data.prior_noise, self._rng) if data.prior_noise else table
@@ -257,7 +257,7 @@ class _Priors:
         return self._estimator(of_set)
 
     def check(self, *, together: bool) -> list[str]:
-        """All that is doubtful; what no client can see alone comes last, where all are here ``together``.
+        """All that is doubtful; checks over all clients come last, if all are here ``together``.
 
         Raises:
             InvalidPriors: a class is in no set of any client; or there are doubts and ``strict`` is set.
@@ -269,7 +269,7 @@ class _Priors:
 
 
 class Reach(NamedTuple):
-    """What the priors of one client's sets say of a whole federation."""
+    """The part of one client's priors that concerns the whole federation."""
 
     has: list[bool]
     """of each class, whether it is in a set"""

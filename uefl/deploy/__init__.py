@@ -1,2 +1,2 @@
-"""Runs whose clients are other processes: the program of a silo, and the server's side that starts or joins
+"""Runs with clients in other processes: the program of a silo, and the server's side that starts or joins
 them."""

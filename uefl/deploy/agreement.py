@@ -123,8 +123,7 @@ def _fits_kind(header: Mapping[str, Any], sizes: Sizes) -> bool:
 
 
 def _are_counts(counts: torch.Tensor, shape: Shape, sizes: Sizes) -> bool:
-    """Whether each channel has as many values as the images that are trained on, those held out with them or
-    not."""
+    """Return True if each channel counts all training images, with or without the holdout."""
     channels, height, width = shape
     if counts.dtype != torch.int64 or list(counts.shape) != [channels, 256] or int(counts.min()) < 0:
         return False
@@ -135,7 +134,7 @@ def _are_counts(counts: torch.Tensor, shape: Shape, sizes: Sizes) -> bool:
 
 
 def _is_content(content: Mapping[str, Mapping[str, Any]], classes: int, sizes: Sizes) -> bool:
-    """Whether it is what a report says of splits, and nothing else: it goes into the manifest of the run."""
+    """Return True if a value has the form of the splits of a report: it goes into the manifest of the run."""
     for part, split in content.items():
         hashes, counts = (
             {key: split[key] for key in split if key != "images_of_class"},
@@ -163,7 +162,7 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
     """Find the most silos that can be trained together.
 
     Args:
-        reports: by name, in the order in which they came; each is one that :func:`refused` lets in.
+        reports: by name, in their order of arrival; each is one that :func:`refused` lets in.
         cfg: of the run.
 
     Returns:
@@ -188,12 +187,12 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
 
 
 def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
-    """The federation of these silos, whose images cannot be read here.
+    """Return the federation of these silos. Their images cannot be read here.
 
     Classes of labeled images are the union over all silos, sorted by name; those of sets are the same
     everywhere. Images are in colour where those of one silo, or of the server, are. Mean and deviation are
-    those of all images that are trained on, exactly, from how often each of the 256 grey levels occurs. The
-    server's own images, for arms that learn from sets, are read here.
+    exact over all training images, from the counts of the 256 gray levels. The server's own images, for arms
+    that learn from sets, are read here.
 
     Args:
         reports: by name.
@@ -330,7 +329,7 @@ def _sizes(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entry(header: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
-    """A silo's part of the manifest, its classes among those of all."""
+    """Return a silo's part of the manifest, with its classes numbered among all classes."""
 
     def of(split: dict[str, Any]) -> dict[str, Any]:
         if "images_of_class" not in split:  # of unlabeled sets

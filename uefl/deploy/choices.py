@@ -1,6 +1,6 @@
-"""Where the clients of a run may be but in this process: the engines that ``--engine`` and
-``uefl.train(engine=...)`` name, with what each asks for before a run begins. What they need is imported when
-they are used."""
+"""Places of the clients of a run, other than this process: the engines that ``--engine`` and
+``uefl.train(engine=...)`` name, with what each asks for before a run begins. Each imports its packages when
+it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distributed:
-    """A run whose clients are dealt over workers, processes of this machine: ``uefl.train(...,
+    """A run with clients dealt over workers, processes of this machine: ``uefl.train(...,
     engine=uefl.Distributed(workers=2))``.
 
     Args:
@@ -34,7 +34,7 @@ class Distributed:
     def deployment(
         self, device: str, notice: Callable[[str], None], go_on: str
     ) -> AbstractContextManager[Workers]:
-        """Where a run finds its clients.
+        """Return the clients of a run.
 
         Args:
             device: of the workers, ``auto``, ``cpu`` or ``cuda``.
@@ -51,15 +51,15 @@ class Distributed:
 
 @dataclass(frozen=True)
 class Flower:
-    """A run whose clients are processes of their own, over Flower: ``uefl.train(...,
+    """A run with each client in a process of its own, over Flower: ``uefl.train(...,
     engine=uefl.Flower(...))``.
 
     Without a ``superlink`` all are started on this machine and end with the run, as with ``engine="flower"``.
 
     Args:
-        superlink: ``HOST:PORT`` of a SuperLink that is there, whose silos take part.
-        silos: how many of them; the run begins when so many are there.
-        root_certificates: file of those who vouch for the SuperLink; None: the system's.
+        superlink: ``HOST:PORT`` of a running SuperLink. Its silos take part.
+        silos: how many of them; the run begins when this number is connected.
+        root_certificates: file with the root certificates for the SuperLink; None: the system's.
         secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
         insecure: without TLS, off loopback too.
         wait: seconds to wait for the SuperLink, and for the silos.
@@ -76,12 +76,12 @@ class Flower:
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Where a run finds its clients; ``device`` is that of clients that are started here, the others as
-        of :meth:`Distributed.deployment`.
+        """Return the clients of a run; ``device`` is for clients that are started here, the other arguments
+        are as in :meth:`Distributed.deployment`.
 
         Raises:
             UserError: options that do not go together, or a missing one.
-            RunError: nobody answers at the SuperLink.
+            RunError: no SuperLink answers at the address.
         """
         check_installed()
         from ..engines.flower.address import Unreachable
@@ -142,7 +142,7 @@ def check_installed() -> None:
 
 
 def checked_address(superlink: str, root_certificates: str | Path | None, insecure: bool) -> Address:
-    """Where a SuperLink is, with TLS but where the user says otherwise, or nothing leaves the machine.
+    """Return the address of a SuperLink, with TLS unless the user disables it or nothing leaves the machine.
 
     Raises:
         UserError: no ``HOST:PORT``, no certificate, or one that is not wanted.
@@ -194,7 +194,7 @@ def _content(path: str | Path, option: str) -> bytes:
 
 
 def _processes(workers: int | None, device: str) -> tuple[int, str]:
-    """How many processes do the work of all clients, and on what."""
+    """Return the number of processes that do the work of all clients, and their device."""
     import torch
 
     from ..run import chosen_device

@@ -1,4 +1,4 @@
-"""What ``uefl silo`` does, and what it asks for before it does it."""
+"""Run ``uefl silo``, after checks of its options."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ def silo(
 
     Args:
         data: its folder.
-        simulate: in the place of a folder, the client of the run's own configuration that this process is.
+        simulate: instead of a folder: the client of the run's configuration that this process plays.
         superlink: ``HOST:PORT``.
-        name: of the silo; None: that of the folder.
-        root_certificates: file of those who vouch for the SuperLink; None: the system's.
-        key: file of the private key by which the SuperLink knows this silo.
+        name: of the silo; None: the name of the folder.
+        root_certificates: file with the root certificates for the SuperLink; None: the system's.
+        key: file of the private key that authenticates this silo to the SuperLink.
         insecure: without TLS and key, off loopback too.
         wait: seconds for the SuperLink to be there.
         device: ``auto``, ``cpu`` or ``cuda``.
-        noise_multiplier: the least noise that this silo works with, as of :class:`.floor.Floor`; None: what
-            the server says.
+        noise_multiplier: the least noise that this silo works with, as of :class:`.floor.Floor`; None: the
+            server's choice.
         delta, max_epsilon: as of :class:`.floor.Floor`.
-        spent: the file that counts its updates; None: beside the folder.
-        algorithms: names of those that this silo answers, with commas; None: all that are installed.
-        state: the folder for what the silo keeps of its own; None: beside the data.
+        spent: the file that counts its updates; None: next to the folder.
+        algorithms: names of the algorithms that this silo answers, with commas; None: all that are installed.
+        state: the folder for the silo's own state; None: next to the data.
         strict: whether to refuse a key that other users of this machine may read; else a line says so.
         data_root: where torchvision's data sets lie.
-        parent: a process with which this one ends.
+        parent: a process; this one ends with it.
 
     Raises:
         UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.
@@ -77,7 +77,7 @@ def silo(
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
     if parent is not None:
-        # by which the monitor ends this; a shell's background jobs ignore it
+        # the monitor ends this process with it; a shell's background jobs ignore it
         signal.signal(signal.SIGINT, signal.default_int_handler)
         start_parent_process_monitor(parent)
     address = checked_address(superlink, root_certificates, insecure)

@@ -1,4 +1,4 @@
-"""The server's side of a run whose clients are other processes: on this machine, started here, or at a
+"""The server's side of a run with clients in other processes: on this machine, started here, or at a
 SuperLink that is there already."""
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Deployment:
 
     Args:
         join: waits for the clients, of which a run that goes on knows something; returns the federation, the
-            Grid, who is there, and what is known of them.
+            Grid, the members, and the stored facts about them.
         threads: CPU threads of every client; 0: each decides.
-        told: what a client is told of the configuration.
+        told: the part of the configuration that a client gets.
         home: whether clients keep their private states themselves.
     """
 
@@ -141,7 +141,7 @@ def joined(
 
     Args:
         address: of the SuperLink.
-        silos: how many take part; the run begins when so many have reported.
+        silos: how many take part; the run begins when this number has reported.
         secret: of the SuperLink.
         patience: seconds to wait for them.
         notice: called with a line for the user.
@@ -228,7 +228,7 @@ def _gather(
 
 
 def _told_of_itself(report: Report) -> dict[str, str]:
-    """What the run folder keeps of a silo's program."""
+    """Return the facts about a silo's program that the run folder keeps."""
     return {key: report[0][key] for key in ("precision", "torch")}
 
 

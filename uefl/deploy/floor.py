@@ -1,4 +1,4 @@
-"""What a silo insists on, whatever the configuration of a run says: noise on each of its updates, and a count
+"""The least privacy that a silo requires of any run: noise on each of its updates, and a count
 of those it has sent."""
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ class Spent(UserError):
 class Floor:
     """The least privacy that a silo works with, and the file that counts its updates over all runs.
 
-    The guarantee of an update depends on the multiple of the clipping norm that the noise has, and not on
-    that norm, so this is what is insisted on. An update is counted before it leaves, so the count is never
-    too small.
+    The guarantee of an update depends on the noise as a multiple of the clipping norm, and not on that norm,
+    so the silo requires the multiple. An update is counted before it leaves, so the count is never too small.
 
     Args:
         noise_multiplier: the least, of ``run.privacy = "local"``.
         delta: what epsilon is told for.
         max_epsilon: no update is sent that spends more; 0: no bound.
-        path: of the file; with another one, or without it, the count begins anew.
+        path: of the file; with another folder, or without it, the count starts again.
 
     Raises:
         UserError: the accountant is missing, a number is out of its range, or the file is damaged.
@@ -124,7 +123,8 @@ class Floor:
             raise TooLittle(f"the server asks for what no noise hides: {error}") from None
 
     def check_message(self, run: RunSection, message: Message) -> None:
-        """Refuse a message whose answer has no noise, several at once, or one too many.
+        """Refuse a message that asks for an answer without noise, for several answers at once, or for one too
+        many.
 
         Raises:
             TooLittle, Spent.
@@ -155,7 +155,7 @@ class Floor:
         )
 
     def _epsilon(self, *more: float) -> float:
-        """What is spent, with updates of these noise multipliers too."""
+        """Return the privacy spent, including updates with these noise multipliers."""
         updates = dict(self._updates)
         for noise in more:
             updates[noise] = updates.get(noise, 0) + 1

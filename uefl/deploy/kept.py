@@ -1,4 +1,4 @@
-"""What a silo keeps in a folder of its own, from one run to the next; the server sees none of it."""
+"""State of a silo in a folder of its own, from one run to the next; the server sees none of it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..errors import UserError
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
-# before the one that is trained, of which states are kept: a server that goes on is at most one behind
+# rounds before the current one with states: a resumed server is at most one behind
 _ROUNDS = 2
 _LENGTH = 32  # bytes
 
 
 class Kept:
-    """The folder of a silo. Its owner alone may read it.
+    """The folder of a silo. Only its owner may read it.
 
     Args:
         folder: is made where it is absent.
@@ -48,11 +48,12 @@ class Absent(UserError):
 
 
 class States:
-    """States of one client in one arm: a file for each, named after its content, and which round it is of.
+    """States of one client in one arm: a file for each, named after its content, with the number of its
+    round.
 
     Args:
         folder: of these files; is made with the first.
-        arm, client: whose they are.
+        arm, client: the arm and the client of the states.
     """
 
     def __init__(self, folder: Path, arm: str, client: str) -> None:
@@ -61,11 +62,11 @@ class States:
 
     @classmethod
     def of(cls, folder: Path, run: str, arm: str, client: str) -> States:
-        """Those of a client in one arm.
+        """Return the states of a client in one arm.
 
         Args:
-            folder: what a silo keeps.
-            run: all by which a run is known again when it goes on.
+            folder: the silo's own folder.
+            run: the identity of the run, the same for a resumed one.
             arm, client: names.
         """
         place = hashlib.sha256(json.dumps([run, arm, client]).encode()).hexdigest()[:32]
@@ -85,12 +86,12 @@ class States:
             raise Absent(str(error)) from None
 
     def write(self, tensors: Mapping[str, torch.Tensor], before: str, round: int) -> str:
-        """Keep a state, which is on the disk when this returns; states of rounds long ago are removed, but
-        for ``before``.
+        """Keep a state, which is on the disk when this returns; states of old rounds are removed, except
+        ``before``.
 
         Args:
             tensors: the state.
-            before: the name of the one that it follows.
+            before: the name of the state before it.
             round: of the run.
 
         Returns:

@@ -33,7 +33,7 @@ class Processes:
         self.folder = Path(tempfile.mkdtemp(prefix=prefix))
         """of the logs, and of files of the processes; only this user may read it"""
         self.environment = {"PYTHONUNBUFFERED": "1"}
-        """what is added to that of this process"""
+        """additions to the environment of this process"""
         self.all: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(
@@ -67,7 +67,7 @@ class Processes:
         return lines[-1] if lines else f"exit code {process.returncode}"
 
     def stop(self) -> Path | None:
-        """End every process: silos first, then what they talk to. The folder of the logs, where one tells of
+        """End every process: silos first, then the SuperLink. The folder of the logs, where one tells of
         an error; else none."""
         for process in reversed(self.all.values()):
             if process.poll() is None:
@@ -100,7 +100,7 @@ def note_crowd(processes: int, device: str, notice: Callable[[str], None]) -> No
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on now."""
+    """Return a free TCP port on 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What every client of a run has to know, and travels with every message: so a silo that has just been
+"""Facts that every client of a run needs, sent with every message: so a silo that has just been
 started again needs nothing else."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Setting:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     clients: tuple[str, ...]
-    """names of those that are trained on, sorted"""
+    """names of the training clients, sorted"""
     threads: int
     """CPU threads, 0: as the silo's torch finds best"""
 
@@ -59,8 +59,8 @@ class Setting:
         return cls(**found)
 
     def known_by(self) -> str:
-        """By what a silo knows a run again that goes on: all but the number of threads, which the resumed run
-        has from its checkpoint."""
+        """Return the identity of a run, by which a silo recognizes a resumed one: all but the number of
+        threads, which the resumed run has from its checkpoint."""
         return json.dumps(
             [
                 self.cfg().with_run(threads=0).to_toml(),
@@ -77,7 +77,7 @@ class Setting:
         return from_toml(self.config)
 
     def context(self) -> Context:
-        """What an algorithm sees of the run."""
+        """Return the context of the run for an algorithm."""
         cfg = self.cfg()
         return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.shape, self.clients)
 
@@ -102,10 +102,10 @@ def task(setting: Setting, arm: str) -> dict[str, Any]:
 
 
 def understood(header: dict[str, Any]) -> bool:
-    """Whether this version can answer."""
+    """Return True if this version can answer."""
     return header.get("protocol") == PROTOCOL and version(header) == __version__
 
 
 def version(header: dict[str, Any]) -> object:
-    """What the sender of a message says that it is."""
+    """Return the version that the sender of a message states."""
     return header.get("uefl")

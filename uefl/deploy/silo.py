@@ -59,15 +59,15 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 class SiloProgram:
     """Answers messages; callable with a packet.
 
-    What goes wrong is written to the log of this process, and told to the server as a code.
+    Errors go to the log of this process, and to the server as a code.
 
     Args:
         source: the data of the clients that this process stands for.
         device: where the work is done.
-        floor: the least privacy that it works with; None: what the server says.
-        algorithms: names of those that it answers; None: all that are installed.
-        kept: what it keeps of its own; None: it stands for a client of an experiment, whose images other
-            processes have too.
+        floor: the least privacy that the silo accepts; None: the server's choice.
+        algorithms: the accepted algorithms; None: all that are installed.
+        kept: its own state; None: it plays a client of an experiment, and other processes have the same
+            images.
     """
 
     def __init__(
@@ -126,15 +126,14 @@ class SiloProgram:
             )
 
     def _report(self, header: Header) -> Packet:
-        """What the server has to know of this client's data, none of which is an image or the name of a
-        file."""
+        """Return the facts about this client's data that the server needs: no image and no name of a file."""
         cfg = from_toml(header["config"])
         if self._floor is not None:
             self._floor.check_run(cfg.run)
         for arm in cfg.arms.values():
             self._check_algorithm(arm.algorithm)
         federation = self._source.federation(cfg)
-        # it builds its own part alone
+        # it builds only its own part
         for note in (note for note in federation.notes if note not in of_clients(1)):
             self._log.warning("note: %s", note)
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
@@ -178,8 +177,8 @@ class SiloProgram:
         return reply
 
     def _with_own_state(self, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
-        """The answer of a client whose private states stay here; the server gets the names of the new
-        ones."""
+        """Return the reply of a client that keeps its private states here; the server gets the names of the
+        new ones."""
         assert self._arm is not None
         setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
@@ -203,7 +202,7 @@ class SiloProgram:
         return reply
 
     def _folder(self) -> Path:
-        """Where states are kept: a client of an experiment has a folder that goes with the process."""
+        """Return the store of states: a client of an experiment has a folder that goes with the process."""
         if self._kept is not None:
             return self._kept.folder
         if self._temporary is None:
@@ -276,8 +275,8 @@ def _fault(client: str, code: str) -> Packet:
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
-    """Of each split, the hash of its images and how many there are of each class; of sets a hash of what is
-    in which, and of priors."""
+    """Of each split, the hash of its images and how many there are of each class; of sets a hash of their
+    contents and priors."""
     manifest = federation.manifest
     entry = manifest["silos"].get(name) or manifest["unseen"].get(name, {})
     kept = ("sha256", "images_of_class")

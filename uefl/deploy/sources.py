@@ -1,5 +1,5 @@
-"""What a process with clients trains on: a folder of its own, or, where one machine stands for a federation,
-shares of a data set."""
+"""The training data of a process with clients: a folder of its own, or, where one machine stands for a
+federation, shares of a data set."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ class Source(Protocol):
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
-        """The images of a client, with labels that count in ``classes``, and in as many channels."""
+        """The images of a client, with labels that count in ``classes``, and in the given number of
+        channels."""
         ...
 
 
 def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
-    """The source of a folder, by what lies in it: unlabeled sets in ``clients``, else labeled images.
+    """Return the source of a folder by its content: unlabeled sets in ``clients``, else labeled images.
 
-    Nothing that the server says names a file: it is this folder or none.
+    The server cannot name a file: it is this folder or none.
 
     Args:
         path: the folder.
@@ -77,7 +78,7 @@ class OwnFolder:
         self._read = lru_cache(2)(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
-        """A federation of this silo alone."""
+        """Return a federation of this silo."""
         if cfg.kind != "labeled":
             raise UserError(
                 "this silo has labeled images; the arms need unlabeled sets, as clients/NAME/SET/*.png"
@@ -151,7 +152,7 @@ class OwnSets:
         self._read = lru_cache(2)(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
-        """A federation of this silo alone; its priors are not smoothed."""
+        """Return a federation of this silo; its priors are not smoothed."""
         if cfg.kind != "sets":
             raise UserError("this silo has unlabeled sets; the arms need labeled images, as CLASS/*.png")
         return self._read(cfg.to_toml())
@@ -164,7 +165,7 @@ class OwnSets:
         return unlabeled.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
-        """The sets of this silo; the server has seen to it that its classes are those of the run."""
+        """The sets of this silo; the server has checked that its classes match the run."""
         found = self.federation(cfg).silos[0].load()
         assert isinstance(found, SetData)
         return replace(
@@ -180,7 +181,7 @@ class OwnSets:
 
 
 def _in_colour(images: torch.Tensor, channels: int) -> torch.Tensor:
-    """The images in as many channels; grey ones may become colour images."""
+    """Return the images in the given number of channels; grey ones may become colour images."""
     return images.expand(-1, channels, -1, -1).contiguous()
 
 

@@ -19,7 +19,7 @@ from .sources import Dealt, Source
 
 
 def work(end: int, rank: int, device: str, parent: int, source: Source) -> None:
-    """Do what the server asks until it ends, with it or by it.
+    """Answer the server until one of the two ends.
 
     Args:
         end: file descriptor of this worker's socket.

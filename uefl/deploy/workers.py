@@ -1,4 +1,4 @@
-"""The server's side of a run whose clients are dealt over workers on this machine, started here."""
+"""The server's side of a run with clients dealt over workers on this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def on_workers(
             yield Workers(count, device, notice, processes, stack, module)
         except Lost as error:
             raise RunError(f"{_who_ended(processes) or error}; go on with: {go_on}") from None
-        finally:  # before the stack is left, in which threads wait for their last words
+        finally:  # before the stack is left: its threads wait for the workers' last lines
             logs = processes.stop()
             if logs is not None:
                 notice(f"what the workers say of their failures is in {logs}")

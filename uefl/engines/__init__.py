@@ -1,1 +1,1 @@
-"""Where the work of a round is done; an engine knows clients, requests and replies, and no algorithm."""
+"""Engines, which do the work of a round; an engine knows clients, requests and replies, and no algorithm."""

@@ -28,7 +28,7 @@ class Message:
     """All that one client is to do in a round."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """what the server broadcasts"""
+    """the broadcast of the server"""
     options: dict[str, Option] = field(default_factory=dict)
     expects: dict[str, Expected] = field(default_factory=dict)
     """the tensors of the reply, where the client trains or answers; no others are taken"""
@@ -36,7 +36,7 @@ class Message:
     """the state of this client, which comes back in the reply after training; no method of the server's half
     sees it"""
     reference: dict[str, torch.Tensor] = field(default_factory=dict)
-    """private state made from that of all clients, to measure the global model with; empty: it is not
+    """private state averaged over all clients, to measure the global model with; empty: it is not
     measured"""
 
     @property
@@ -69,10 +69,10 @@ class Reply:
     """why the client did not do its work; then everything else is empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     training: dict[str, float] = field(default_factory=dict)
-    """what the training of this round leaves: ``train_loss``, ``steps``, and what the algorithm put into
+    """results of the training of this round: ``train_loss``, ``steps``, and what the algorithm put into
     ``work.metrics``"""
     states: list[str] = field(default_factory=list)
-    """in the place of ``private``, where a client keeps its states itself: a name for each member, empty
+    """instead of ``private``, where a client keeps its states itself: a name for each member, empty
     where it has none"""
 
     @property

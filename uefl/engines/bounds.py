@@ -1,5 +1,5 @@
-"""How much may travel: more than any algorithm needs, and little enough for a machine to bear. What is more
-is refused, with the reason."""
+"""Limits of messages: more than any algorithm needs, and little enough for a machine to bear. A larger
+message is rejected, with the reason."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ than a quarter"""
 HEADER = 2**25
 """bytes of the JSON of a message or a reply: the names of 100,000 clients are a few million"""
 REPORT = 2**22
-"""bytes of what a silo says of itself before a run: sizes of 100,000 sets are less than one million"""
+"""bytes of a silo's report before a run: sizes of 100,000 sets are less than one million"""
 METRICS = 1000
-"""metrics of a reply, or tensors that a client keeps beyond those that it had; algorithms have tens"""
+"""metrics of a reply, or new tensors that a client keeps; algorithms have tens"""
 NAME = 200
 """characters of the name of a metric or a private tensor, which goes into files and onto screens; of others
 only those asked for count"""
@@ -26,13 +26,13 @@ NUMBERS = 20_000
 """numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the tensors of
 the message have more elements, since there may be a count for each row of one"""
 _KEPT = 4
-"""private state of a client, as a multiple of the tensors that it was sent, beyond what it had: optimizers
-keep two for each parameter"""
+"""private state of a client, as a multiple of the tensors that it was sent, in addition to its former state:
+optimizers keep two for each parameter"""
 _MIB = 2**20
 
 
 def excess(reply: Reply, message: Message) -> str | None:
-    """What a reply carries beyond all that its message could have asked for, in words; None: nothing."""
+    """Return a description of the excess of a reply over its message; None: nothing."""
     metrics = len(reply.metrics) + len(reply.training)
     if metrics > METRICS:
         return f"it sends {metrics} metrics, more than {METRICS}"

@@ -40,7 +40,7 @@ class Unreadable(ValueError):
 
 
 class Packet(NamedTuple):
-    """What travels."""
+    """The messages."""
 
     header: Header
     """what JSON holds, NaN and infinities included"""
@@ -85,7 +85,7 @@ def reply_of(packet: Packet) -> Reply:
     """The opposite of :func:`packed_reply`.
 
     Raises:
-        Unreadable: it is no reply, or one with values of other types than those of a reply.
+        Unreadable: the bytes hold no reply, or values of other types.
     """
     header, parts = packet
     try:
@@ -103,7 +103,7 @@ def reply_of(packet: Packet) -> Reply:
 
 
 def _is_metric(value: Any) -> bool:
-    """What a reply has in its metrics: a number, None where a measurement does not apply, or a list of
+    """Return the metrics of a reply: a number, None where a measurement does not apply, or a list of
     numbers."""
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     return all(type(number) in (int, float) for number in numbers)
@@ -119,7 +119,7 @@ def from_raw(dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> torch.Te
     """The opposite of :func:`raw`; shares the memory of the bytes.
 
     Raises:
-        ValueError: the bytes are not those of such a tensor.
+        ValueError: the bytes do not match such a tensor.
     """
     kind = DTYPES.get(dtype)
     if kind is None or any(type(n) is not int or n < 0 for n in shape):

@@ -1,4 +1,4 @@
-"""What went wrong at a client, as a code: its own words stay in its own log, as they may tell of its data."""
+"""Faults of a client, as codes: its own words stay in its own log, as they may tell of its data."""
 
 MEMORY = "memory"
 COMPUTATION = "computation"

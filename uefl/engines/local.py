@@ -12,7 +12,7 @@ class LocalEngine:
     """A client does its work when the iterator of replies reaches it.
 
     Args:
-        clients: the function that does the work of each client, by name. Where it raises a RuntimeError (out
+        clients: the function that does the work of each client, by name. If it raises a RuntimeError (out
             of memory, values that are not finite), the reply of this client is an error and the round goes
             on. Any other exception is a mistake in the program and ends the run.
         started: called with the client's name as its work begins.

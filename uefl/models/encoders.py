@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, C, H, W] -> [B, C, H, W]."""
-        # in place: the gradients of batch norm do not need what it returned
+        # in place: the gradients of batch norm do not need its output
         y = self.norm1(self.conv1(x)).relu_()
         out: torch.Tensor = self.norm2(self.conv2(y)).add_(x)
         return out
@@ -71,7 +71,7 @@ class GreyOrRGBConv2d(nn.Conv2d):
     """A convolution of three input channels that also takes one: the same function and gradients as on the
     grey image replicated.
 
-    Three equal channels see the sum of their weights, so that is what a grey image is convolved with, at a
+    Three equal channels are convolved with the sum of their weights, so a gray image needs one channel and a
     third of the cost.
     """
 
@@ -79,7 +79,7 @@ class GreyOrRGBConv2d(nn.Conv2d):
         """[B, 1 or 3, H, W] -> [B, C, H, W]."""
         if x.shape[1] == 3:
             return super().forward(x)
-        # with strides that say so: those of one channel may mean either
+        # with strides that say so: images of one channel may mean either
         x = x.clone(memory_format=torch.channels_last)
         return nn.functional.conv2d(x, self.weight.sum(1, keepdim=True), self.bias, self.stride, self.padding)
 

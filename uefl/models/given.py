@@ -1,4 +1,4 @@
-"""A network that was given in Python, in the place of one that the configuration names."""
+"""A network that was given in Python instead of one that the configuration names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A function that makes a new network: a copy of the module with its weights, or what the given function
-    makes, after a check.
+    """A function that makes a new network: a copy of the module with its weights, or the result of the given
+    function, after a check.
 
     Raises:
         UserError: neither of the two.

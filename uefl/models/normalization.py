@@ -1,4 +1,4 @@
-"""The mean and the deviation by which pixels are normalised."""
+"""The mean and the deviation that normalize pixels."""
 
 from __future__ import annotations
 

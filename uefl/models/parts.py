@@ -1,4 +1,4 @@
-"""Parts of a network by what they are, for algorithms that treat them apart."""
+"""Parts of a network by kind, for algorithms that treat them separately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Part = Literal["last", "head", "all"]
 
 
 def linear_layers(net: nn.Module) -> list[nn.Linear]:
-    """All linear layers of a network, in the order in which it holds them."""
+    """Return all linear layers of a network, in their order."""
     return [module for module in net.modules() if isinstance(module, nn.Linear)]
 
 
@@ -41,8 +41,7 @@ def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
 
 
 class FrozenStatistics:
-    """A context in which batch norm normalises by the batch, in evaluation too, and its running statistics
-    stay as they are."""
+    """Have batch norm normalize by the batch, in evaluation too, and keep its running statistics."""
 
     def __init__(self, net: nn.Module) -> None:
         self._norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -35,7 +35,7 @@ from .normalization import normalization
 
 _FORMAT = "uefl-model-4"
 _BATCH = 500
-_LAYERS = threading.Lock()  # a call that has put a client's layers into a network is alone with it
+_LAYERS = threading.Lock()  # a call that puts a client's layers into a network holds the lock
 Tensors = dict[str, torch.Tensor]
 Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
@@ -128,11 +128,12 @@ class SavedModel:
                 as :func:`uefl.train` rounds them. Their size is the one that the model was trained on, as
                 :func:`uefl.data.rotate.resize` makes it where the run did; grey ones may be ``[B, H, W]``. A
                 tensor or a NumPy array; or a list of paths of image files, see :meth:`read`.
-            client: whose parts to predict with. None: of a site that was not trained on. Then the codebook is
-                that of :meth:`fitting`, and private layers have the mean of the clients' weights.
+            client: the client with the parts to predict with. None: of a site that was not trained on. Then
+                the codebook is the one of :meth:`fitting`, and private layers have the mean of the clients'
+                weights.
             uncertainty: also return entropies, from draws with dropout on (MC dropout), or from the members
                 of an ensemble.
-            passes: draws; None: as many as in the run.
+            passes: draws; None: the number of the run.
             seed: of the draws.
 
         Returns:
@@ -166,8 +167,8 @@ class SavedModel:
             return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
 
     def fitting(self, images: Samples) -> str | None:
-        """Return the client whose codebook fits images of one site best, by the mean quantization error over
-        all of them.
+        """Return the client with the codebook that fits images of one site best, by their mean quantization
+        error.
 
         Args:
             images: as of :meth:`predict`.
@@ -207,7 +208,7 @@ class SavedModel:
             client: whose parts it has; None: of :meth:`predict`, without a codebook to choose.
 
         Raises:
-            UserError: no such client; several codebooks, of which one must be named.
+            UserError: no such client; several codebooks: name one.
         """
         if client is None and self._choices():
             raise UserError(f"client: a module has one codebook; name {self._expected()}")
@@ -236,7 +237,7 @@ class SavedModel:
             return self.algorithm.predict(turn, x.contiguous(memory_format=torch.channels_last))
 
     def _part(self, pixels: torch.Tensor, client: str | None) -> str | None:
-        """The client whose parts are taken; None: nobody's, the mean of the layers."""
+        """The client whose parts are taken; None: None: the mean of the layers."""
         if client is None and self._choices():
             errors = self._misfits(pixels)
             return min(errors, key=lambda name: errors[name])
@@ -250,12 +251,12 @@ class SavedModel:
             )
 
     def _choices(self) -> bool:
-        """Whether clients have tensors whose fit to images can be measured."""
+        """Return True if clients have tensors with a measurable fit to images."""
         return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
 
     def _shared(self) -> bool:
-        """Whether there is a model without the parts of any client: these are layers only, which have a mean,
-        and not all layers."""
+        """Return True if there is a model without the parts of any client: these are layers only, which have
+        a mean, and not all layers."""
         net = {
             name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()
         }
@@ -331,8 +332,8 @@ def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
 
 
 class Exported(nn.Module):
-    """The networks of a saved model with the parts of one client, as a module whose weights can be moved,
-    exported and saved.
+    """The networks of a saved model with the parts of one client, as a module that can be moved, exported and
+    saved.
 
     Args:
         model: the saved model.
@@ -383,10 +384,10 @@ def save(
     Args:
         path: of the file.
         cfg: of the run.
-        arm: the arm whose model it is.
+        arm: the arm of the model.
         federation: for classes, image shape and normalisation.
-        networks: of each member, its weights and what belongs to each client, of which one at a time is
-            looked at; names of an ensemble's begin with the number of the member.
+        networks: of each member, its weights and the tensors of each client, read one client at a time; names
+            of an ensemble's begin with the number of the member.
     """
     own = {client: sorted(tensors) for client, tensors in networks[0][1].items() if tensors}
     about = {
@@ -407,8 +408,7 @@ def save(
 
 
 class _Parts(Iterable[Tensors]):
-    """The weights of every network, then what belongs to each client, by the names that they have in the
-    file."""
+    """Return the weights of every network, then the tensors of each client, by their names in the file."""
 
     def __init__(self, networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> None:
         self._networks = networks

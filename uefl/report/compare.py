@@ -1,4 +1,5 @@
-"""Compare several runs: means over seeds, differences within a run, and what their configurations differ in."""
+"""Compare several runs: means over seeds, differences within a run, and what their configurations differ
+in."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class SameData:
         return any(run.measured(key) for run in self.runs)
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
-        """Return the mean of a metric over the clients, as ``[rounds, runs]`` with NaN for missing numbers."""
+        """Return the mean of a metric over the clients, as ``[rounds, runs]`` with NaN for missing
+        numbers."""
         having = [run for run in self.runs if arm in run.arms]
         values = np.full((self.arms[arm]["rounds"], len(having)), np.nan)
         for i, run in enumerate(having):
@@ -174,7 +176,7 @@ def repeated(runs: Sequence[RunFolder]) -> dict[Path, Path]:
 
 
 def differing_keys(runs: Sequence[RunFolder]) -> list[str]:
-    """Return the configuration keys, other than the seed, in which runs differ.
+    """Return the configuration keys that differ between runs, except the seed.
 
     The keys of an arm are compared among the runs that have the arm. If not all runs have the same arms, the
     last entry is ``different arms``.
@@ -188,7 +190,7 @@ def differing_keys(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def configurations(runs: Sequence[RunFolder]) -> Table:
-    """Return a row for each run: its arms, its seed, and its values of the keys in which the runs differ."""
+    """Return a row for each run: its arms, its seed, and its values of the keys that differ between runs."""
     keys = [key for key in differing_keys(runs) if "." in key]
     rows = []
     for run in runs:

@@ -15,7 +15,7 @@ from .style import Picture
 from .tables import Table, arm_table, client_table, last_rounds, left_out_table, protocol_table
 from .words import count, label
 
-_NORMAL = 1.96  # of a normal distribution, 95 % lie within so many standard deviations
+_NORMAL = 1.96  # 95 % of a normal distribution lie within this number of standard deviations
 _MOST_CLASSES = 20  # columns of a table
 Block = str | list[str] | Table | Picture
 """A paragraph, a list, a table or a picture. In text, only `` `code` `` is markup."""

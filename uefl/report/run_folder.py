@@ -142,7 +142,7 @@ class RunFolder:
 
     @property
     def on_sets(self) -> bool:
-        """Whether the arms learn from unlabeled sets."""
+        """True if the arms learn from unlabeled sets."""
         return self.config.kind == "sets"
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:

@@ -111,7 +111,7 @@ def of_place(place: int, arms: int) -> dict[str, Any]:
 def draw(
     ax: Axes, run: Curves, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: ""
 ) -> None:
-    """Draw a line for every arm. Where arms agree, add stripes of all their colors.
+    """Draw a line for every arm. Add stripes of all their colors where arms agree.
 
     Args:
         ax: the panel.
@@ -134,7 +134,7 @@ def draw(
 
 
 class Span(NamedTuple):
-    """A range of rounds, counted from 0, in which arms agree."""
+    """A range of rounds, counted from 0, with equal curves of some arms."""
 
     arms: tuple[str, ...]
     start: int
@@ -142,7 +142,7 @@ class Span(NamedTuple):
 
 
 def shared(curves: Mapping[str, Matrix]) -> list[Span]:
-    """Return the longest spans of at least two rounds in which arms agree, in the order of their starts."""
+    """Return the longest spans of at least two rounds with equal curves, in the order of their starts."""
     known = np.concatenate([curve[np.isfinite(curve)] for curve in curves.values()])
     within = _EQUAL * float(np.ptp(known)) if len(known) else 0.0
     spans: list[Span] = []
@@ -175,7 +175,7 @@ def handles(run: Curves) -> list[Line2D]:
 
 
 def legend(figure: Figure, entries: list[Line2D]) -> None:
-    """Put a legend above all panels, in as many columns as fit."""
+    """Put a legend above all panels, in the number of columns that fits."""
     longest = max(len(str(entry.get_label())) for entry in entries)
     # in points: the letters, and the line in front of them
     columns = int(figure.get_figwidth() * 72 / (5.0 * longest + 42))

@@ -189,7 +189,8 @@ def tables(run: RunFolder) -> list[Table]:
 
 
 def client_table(run: RunFolder) -> Table:
-    """Return accuracy, entropy and the columns in which clients differ, of each client at the last round."""
+    """Return accuracy, entropy and the columns that differ between clients, of each client at the last
+    round."""
 
     def values(key: str, arm: str) -> list[Any]:
         return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.clients]

@@ -73,7 +73,7 @@ class Teacher:
             seed, round: make the order of the batches and the dropout.
             epochs: passes over the images; None: the budget of a client, of the configuration.
             loss: the mean loss of a batch.
-            keep: False: the optimizer is made anew in every call.
+            keep: False: every call makes a new optimizer.
         """
         workspace, of_optimizer = self._workspace, f"{prefix}moment."
         work = self._work({name: tensors[f"{prefix}{name}"] for name in ("values", "buffers")}, seed, round)

@@ -1,4 +1,4 @@
-"""``uefl suite``: run what is missing of a suite, show how far it is, write its report."""
+"""``uefl suite``: run the missing runs of a suite, show its progress, write its report."""
 
 from __future__ import annotations
 

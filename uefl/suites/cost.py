@@ -1,4 +1,4 @@
-"""What a trained model costs: its parameters, and the time of a prediction."""
+"""The costs of a trained model: its parameters, and the time of a prediction."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def measure(folder: Path, gpu: bool) -> None:
 
 
 def milliseconds(model: SavedModel, client: str | None) -> float:
-    """The median time of a prediction of one image, which goes to the model's device and whose result comes
-    back."""
+    """Return the median time of a prediction of one image, with the transfer of the image and of the
+    result."""
     image = torch.zeros(1, *model.shape, dtype=torch.uint8)
     times = []
     for i in range(_WARM + _REPEATS):

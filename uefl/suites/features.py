@@ -1,5 +1,5 @@
-"""A picture of what a quantiser sees: features of test images and the codewords of their client, on the two
-principal axes."""
+"""A picture of the input of a quantizer: features of test images and the codewords of their client, on the
+two principal axes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def panels(
     """The picture of tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, the first ``shared`` of
     which all clients have.
 
-    Where each segment has a codebook of its own, those of all segments are in one panel. Codewords that
+    If each segment has a codebook of its own, one panel shows all of them. Codewords that
     quantise what others leave of a feature (``residual``) are no features but ways from one: they begin at
     the mean.
     """

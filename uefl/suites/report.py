@@ -69,15 +69,15 @@ class Result:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def arms(self, case: str) -> list[str]:
-        """Return the arms of a case of which there is a run, in the order of the case; of an average, those
-        of all its cases."""
+        """Return the arms of a case with a run, in the order of the case; for an average, the arms of all its
+        cases."""
         if case in self.suite.averages:
             first, *others = (self.arms(of) for of in self.suite.averages[case].cases)
             return [arm for arm in first if all(arm in arms for arms in others)]
         return [arm for of, arm in self.runs if of == case]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return every case and arm of which there is a run, and then the averages over cases."""
+        """Return every case and arm with a run, and then the averages over cases."""
         return [(case, arm) for case in (*self.suite.cases, *self.suite.averages) for arm in self.arms(case)]
 
 
@@ -85,7 +85,7 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
     """Read the runs of a suite that are finished.
 
     Args:
-        suite, scale, jobs: what was to be run.
+        suite, scale, jobs: the planned run.
         errors: the last line of runs that failed, by folder.
     """
     runs: dict[tuple[str, str], dict[int, RunFolder]] = {}
@@ -153,8 +153,8 @@ def table(result: Result) -> Table:
 
 
 def differences(result: Result) -> list[Block]:
-    """A sentence and a table: every measure of every arm less that of the arm compared with; nothing where
-    there is one measure."""
+    """A sentence and a table: the difference of every measure of every arm to the reference arm; nothing
+    where there is one measure."""
     suite = result.suite
     arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.reference(case)]
     if not arms or len(suite.measures) == 1:
@@ -275,7 +275,7 @@ def unequal(result: Result) -> list[str]:
 
 
 def elsewhere(result: Result) -> list[str]:
-    """A sentence on the cases whose arms are compared with that of another case; else none."""
+    """Return a sentence on the cases with arms that are compared with an arm of another case; else none."""
     cases: dict[str, list[str]] = {}
     for name, case in result.suite.cases.items():
         if case.against is not None and result.arms(name):
@@ -332,7 +332,7 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
 
 
 def _turned(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
-    """Of the clients whose images are turned by an angle: their accuracy or another column, over the rounds
+    """For the clients with images turned by an angle: their accuracy or another column, over the rounds
     that :func:`_value` takes."""
     several = measure == "accuracy" or measure.endswith("_last4")
     series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
@@ -523,8 +523,8 @@ def _draw_front(result: Result, measures: tuple[str, str]) -> Figure:
 
 
 def _draw_clients(result: Result) -> Iterator[Drawing]:
-    """Of the first seed of every arm whose clients differ in what they count, as codewords: their entropies,
-    and these counts."""
+    """For the first seed of every arm with clients that differ in a count, such as codewords: their
+    entropies, and these counts."""
     for (case, arm), runs in result.runs.items():
         run = runs[min(runs)]
         shares = run.findings[arm].shares if arm in run.findings else None

@@ -1,5 +1,5 @@
-"""Runs of a suite as processes of their own, several side by side. What is finished stays, what was
-interrupted goes on."""
+"""Runs of a suite as processes of their own, several side by side. Finished runs stay, interrupted runs
+resume."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(
 
     Args:
         jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.
-        side_by_side: so many at a time.
+        side_by_side: this number at a time.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         ended: called with every run as it ends.
@@ -102,7 +102,7 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
     """The report of a suite takes the place of no other report.
 
     Raises:
-        UserError: the folder is that of a run, or of another suite, or lies inside a suite's; a suite that
+        UserError: the folder belongs to a run or to another suite, or lies inside a suite; a suite that
             was interrupted before its report is known by its runs.
     """
     for parent in out.absolute().parents[:3]:
@@ -133,7 +133,7 @@ def _suite_of(path: Path) -> str | None:
 
 
 def check_configurations(jobs: list[Job]) -> None:
-    """Folders that hold runs hold those of today.
+    """Finished runs in the folder have today's configuration.
 
     Raises:
         UserError: some are of another configuration, as after a change of the suite's file; the message names
@@ -151,7 +151,7 @@ def check_configurations(jobs: list[Job]) -> None:
 
 
 def _differing(job: Job) -> list[str]:
-    """Keys in which the run in the folder of a job differs from it; none where no run is there."""
+    """Return the keys that differ between a job and the run in its folder; none where no run is there."""
     if not (job.folder / "config.toml").is_file():
         return []
     try:

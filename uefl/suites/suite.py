@@ -1,22 +1,22 @@
-"""What a suite is: cases, the arms and seeds of each, and the numbers that a paper prints for them.
+"""The definition of a suite: cases, the arms and seeds of each, and the numbers that a paper prints for them.
 
-A file ``NAME.toml`` begins with a comment line that says what it is, and holds:
+A file ``NAME.toml`` begins with a comment line about its purpose, and holds:
 
 =====================  ===============================================================================================
 ``against``            the arm that the others are compared with
-``measures``           what its table shows, in order; the first one is drawn
-``axis``               for a sweep: what the ``x`` of its cases is
+``measures``           the measures of its table, in order; the first one is drawn
+``axis``               for a sweep: the meaning of ``x`` in its cases
 ``front``              two measures to minimize together; their Pareto front is drawn
 ``[all]``              sections of a configuration that every case begins with
 ``cpu_base``           a file of sections that ``[cpu]`` begins with; its path is relative to the suite's
 ``[cpu]``              sections that ``--scale cpu`` changes in every case
 ``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep; ``against``
-                       names the case whose arm it is compared with, where both differ in what is no arm's
-                       own, as ``training.lr``
-``label``, ``panel``   in a case of a sweep: what stands at its place, and the panel of the picture that it belongs to
+                       names the case with the reference arm, if the cases differ in keys outside of arms, as
+                       ``training.lr``
+``label``, ``panel``   in a case of a sweep: its tick label, and its panel of the picture
 ``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
-``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: what the paper prints
-``[averages.NAME]``    ``cases``, whose mean is a row of its own, paired by seed, and what the paper prints for it in ``paper``
+``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: numbers of the paper
+``[averages.NAME]``    ``cases``: their mean is a row of its own, paired by seed; ``paper`` has the paper's numbers for it
 =====================  ===============================================================================================
 
 A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later
@@ -46,9 +46,9 @@ Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
 # of the clone that uefl runs from, or is started in
 _FOLDERS = (Path(__file__).parents[2] / "reproduction", Path("reproduction"))
-# in the folder of a suite, beside those of its cases
+# in the folder of a suite, next to the folders of its cases
 _TAKEN = ("plots", "report.md", "report.html", "results.json", "suite.lock")
-_PART_OF = {"table5": "table1"}  # the same runs; its numbers are those of table 1 by domain
+_PART_OF = {"table5": "table1"}  # the same runs; its numbers are the ones of table 1 by domain
 
 
 class _Table(BaseModel):
@@ -144,7 +144,7 @@ class Suite(_Table):
         return (self.cases[case].against if case in self.cases else None) or case, self.against
 
     def paper(self, row: str) -> dict[str, dict[str, float]]:
-        """Return what the paper prints for a case or an average."""
+        """Return the numbers of the paper for a case or an average."""
         return (self.cases[row] if row in self.cases else self.averages[row]).paper
 
     def _check_averages(self, made: dict[str, Config]) -> None:
@@ -167,7 +167,7 @@ class Suite(_Table):
             self._check_paper(average.paper, arms)
 
     def _check_paper(self, paper: dict[str, dict[str, float]], arms: list[str]) -> None:
-        """Numbers of a paper stand beside ours: for an arm of the case, and a measure of the suite."""
+        """Numbers of a paper stand next to ours: for an arm of the case, and a measure of the suite."""
         for arm, numbers in paper.items():
             for what, name, known in (
                 ("arm", arm, arms),
@@ -256,11 +256,11 @@ def _read(path: Path) -> tuple[str, Sections]:
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
     """All runs of a suite, seed by seed, so that an early stop leaves whole seeds.
 
-    Cases that differ for some arms only, as those of a sweep do, have the runs of the others in common: one
+    Cases that differ for some arms only, as in a sweep, share the runs of the other arms: one
     folder, made once.
 
     Args:
-        suite: whose cases and arms these are.
+        suite: the suite of these cases and arms.
         scale: ``cpu`` or ``paper``.
         seeds: as many, from ``run.seed`` of the case, which is 0 where it does not say.
         out: the folder of the suite.

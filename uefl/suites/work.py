@@ -22,17 +22,17 @@ from ..config import from_toml
 from ..errors import RunError, UserError
 from ..progress import PlainProgress
 
-registry()  # what a run imports when it needs it, imported before the fork
+registry()  # modules that a run imports later, imported before the fork
 with suppress(ImportError):
     import_module("torch.utils.tensorboard")
 
 
 def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
-    """Make a run, or go on with it; what it says goes into a log, whose last line is the reason where it
-    cannot finish.
+    """Make a run, or go on with it; its output goes into a log. The last line is the reason if it cannot
+    finish.
 
-    The run has no report of its own: pictures take longer than a small run, and the suite draws those of all
-        runs.
+    The run has no report of its own: pictures take longer than a small run, and the suite draws the pictures
+        of all runs.
 
     Args:
         text: the configuration as TOML.
@@ -65,7 +65,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
 
 
 def _end_with_suite() -> None:
-    """End this process when that of the suite is gone; a run that went on would hold the lock of its
+    """End this process when the process of the suite is gone; a run that went on would hold the lock of its
     folder."""
     suite = parent_process()
     assert suite is not None

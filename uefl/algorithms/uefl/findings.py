@@ -47,7 +47,7 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
     Args:
         history: of the arm.
         shared: codewords that a client has from the start; every extension is as large.
-        drawn: whether clients are extended that were drawn in the place of those above the threshold.
+        drawn: whether randomly drawn clients are extended instead of the ones above the threshold.
     """
     decided = list(decisions(history))
     beyond = next((d.threshold for d in decided if _beyond_reach(history, d)), None)

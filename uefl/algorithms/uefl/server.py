@@ -124,7 +124,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def kept_at_silos(self) -> bool:
-        """Whether a client's own codewords stay at its silo. They travel if the server computes with them:
+        """True if a client's own codewords stay at its silo. They travel if the server computes with them:
         moving averages, revival, and k-means over several clients."""
         p = self.parameters
         pooled = p.codebook_after or p.reinit or p.ext_share == "group"
@@ -278,7 +278,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def by_use(self) -> bool:
-        """Whether codewords are weighted by their usage; moving averages contain it already."""
+        """True if codewords are weighted by their usage; moving averages contain it already."""
         return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
 
     def weights(self, counts: torch.Tensor) -> torch.Tensor:

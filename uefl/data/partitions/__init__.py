@@ -1,4 +1,4 @@
-"""How the images of a source become clients: one module per scheme."""
+"""Partitions of the images of a source into clients: one module per scheme."""
 
 from .base import PARTITIONS, Scheme, partition
 

@@ -1,4 +1,4 @@
-"""What a scheme of a partition is, what it returns, and the registry of schemes."""
+"""Schemes of partitions, their results, and the registry of schemes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Share:
-    """What one client gets of a table."""
+    """The part of a data set that one client gets."""
 
     name: str
     train: Rows
@@ -30,7 +30,7 @@ class Share:
     test: Rows | None
     """None: cut from ``train``, from each class its share"""
     angle: float = 0.0
-    """by which all of them are turned, degrees counter-clockwise"""
+    """rotation of all of them, in degrees counter-clockwise"""
     legacy_center: bool = False
 
 
@@ -45,7 +45,7 @@ class Deal:
 
 @dataclass(frozen=True)
 class SetShare:
-    """What one client gets of a table as unlabeled sets."""
+    """The part of a data set that one client gets as unlabeled sets."""
 
     name: str
     rows: Rows
@@ -53,7 +53,7 @@ class SetShare:
     sets: Rows
     """``[n]`` int64, the set of each"""
     weights: npt.NDArray[np.float64]
-    """``[M, K]`` the class weights by which the sets were drawn"""
+    """``[M, K]`` the class weights that the sets were drawn with"""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Scheme(BaseModel):
 
 
 def checked(deal: object, scheme: str, count: int) -> Deal:
-    """What a partition of ``count`` labeled images returned, when all of it can be read.
+    """The deal that a partition of ``count`` labeled images returned, when all of it can be read.
 
     Raises:
         TypeError: no deal, or rows that are no int64 arrays of NumPy.
@@ -148,11 +148,10 @@ def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
 
 
 def from_table(value: Any) -> Any:
-    """The scheme that a table names, for pydantic; what is no table goes on as it is.
+    """The scheme that a table names, for pydantic; other values pass unchanged.
 
     Raises:
-        ValueError: the table has no ``scheme``, or names one that does not exist; a name alone, without a
-            table.
+        ValueError: the table has no ``scheme``, or names one that does not exist; a name without a table.
     """
     if isinstance(value, str):
         raise ValueError(f"is a table; name its scheme, data.partition.scheme={value}")
@@ -182,7 +181,7 @@ def client_names(stem: str, count: int) -> list[str]:
 
 
 def wanted_clients(data: Data, implied: int | None = None) -> int:
-    """The number of clients, from the key or from what the scheme says.
+    """Return the number of clients, from the key or from the scheme.
 
     Raises:
         UserError: neither says it.
@@ -226,7 +225,7 @@ def check_enough(table: DataSet, data: Data, clients: int, kind: str, needed: in
 
 
 def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
-    """One angle per client: each is that of as many consecutive clients.
+    """One angle per client: each is the angle of an equal number of consecutive clients.
 
     Raises:
         UserError: the clients cannot be divided so.

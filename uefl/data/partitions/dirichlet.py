@@ -31,16 +31,16 @@ _ATTEMPTS = 10_000
 
 @partition("dirichlet")
 class Dirichlet(Scheme):
-    """Clients whose classes are drawn from Dir(alpha), in one of three conventions that give very different
-    skew for one alpha.
+    """Draw the classes of clients from Dir(alpha), in one of three conventions that give very different skew
+    for one alpha.
 
     ``over_clients``: the images of each class are divided among the clients by a draw over the clients; a
-        client that has its share of
-    all images already gets none, and all is drawn anew until every client has as many images as there are
-    classes. Sizes differ.
+        client that already has its share of all images gets none, and the draw is repeated until every client
+        has at least K images, K the number of classes. Sizes differ.
     Source: VHL (Tang et al., ICML 2022), after Li et al. 2022.
 
-    ``over_classes``: each client draws its shares of the classes, and gets as many images as any other.
+    ``over_classes``: each client draws its shares of the classes, and all clients get the same number of
+        images.
     Source: FedCR (Zhang et al., ICML 2023).
 
     ``over_classes_by_frequency``: as ``over_classes``, but alpha is divided among the classes by their

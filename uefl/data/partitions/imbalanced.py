@@ -1,4 +1,4 @@
-"""Domains of unequal size: some angles are those of more clients than others."""
+"""Domains of unequal size: some angles have more clients than others."""
 
 from __future__ import annotations
 

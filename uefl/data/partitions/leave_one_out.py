@@ -23,7 +23,7 @@ class LeaveOneOut(Scheme):
     unseen client.
 
     With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal
-    parts, to as many clients.
+    parts, to the same number of clients.
     """
 
     of_groups: ClassVar[bool] = True

@@ -107,13 +107,14 @@ def client_parts(
     """Return the images that each client gets; every image goes to exactly one client.
 
     ``iid``: random parts of equal size. ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much
-    at client c as the others, whose weights are U(0.45, 0.55); the images of a class are dealt in proportion
-    to what the clients weigh it, so that a class in demand runs short for all alike. A client that would get
+        at client c as the others, which have weights U(0.45, 0.55); the images of a class are dealt in
+        proportion to its weights at the clients, so that a class in demand runs short for all clients. A
+        client that would get
     none of a class then gets one image of whoever has most, as long as that leaves one.
 
     ``legacy_noniid``: with the same weights client c takes int(share x n / clients) images of each class in
-    their order, after those that the clients before it took. A class that runs short is cut without a word,
-    so that later clients get less of it, or none, and some images go to nobody, as in the published code.
+        their order, after the images of the clients before it. As in the published code, a class that runs
+        short is cut without a message: later clients get less of it, or none, and some images stay unused.
     """
     if split == "iid":
         return list(np.array_split(rng.permutation(len(labels)), clients))
@@ -132,12 +133,12 @@ def client_parts(
 
 
 def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Positions of images and the sets that they are in, ``[n]`` each: every image of the client is in
-    exactly one set.
+    """Return positions of images and the sets that they belong to, ``[n]`` each: every image of the client is
+    in exactly one set.
 
-    The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. With as
-    many images of every class these are the priors of the sets, up to the sums of their columns; a rare class
-    is rare in all sets.
+    The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. With equal
+    numbers of images in all classes these are the priors of the sets, up to the sums of their columns; a rare
+    class is rare in all sets.
     """
     parts = _deal_by_class(labels, theta, rng, shares)
     return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -145,7 +146,7 @@ def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[
 
 def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
     """Draw the sets as the published code does: set m takes the first int(floor(n / M) theta[m, k]) images of
-    class k, shuffled anew.
+    class k, shuffled again.
 
     An image can be in several sets, and a class that runs short is cut silently; the realised priors are
     exact all the same.

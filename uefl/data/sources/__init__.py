@@ -1,4 +1,4 @@
-"""Where images come from: one module per data set, and one per layout of the user's own."""
+"""Sources of images: one module per data set, and one per layout of the user's own."""
 
 from .base import SOURCES, source
 

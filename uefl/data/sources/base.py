@@ -33,7 +33,7 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
     """The data root.
 
     Raises:
-        UserError: there is none; the message says what is expected in it.
+        UserError: there is none; the message states the expected content.
     """
     if root is None:
         raise UserError(f"{what} needs a data root, given as --data-root or in UEFL_DATA: {advice}")

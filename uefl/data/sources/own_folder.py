@@ -19,10 +19,10 @@ def read(root: Path) -> DataSet:
     """Look through ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over
     all silos, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads; a file that is no image beside folders
-    and a class folder without an image are passed over with a note, what is hidden without. So are classes
-    noted that differ in case only. Images are RGB if any of them is in color, else grey, by the rules of
-    :mod:`uefl.data.pixels`.
+    Every file in a class folder must be an image that Pillow reads; a file that is no image, next to folders,
+    and a class folder without an image are skipped with a note; hidden files are skipped without one. So are
+    classes noted that differ in case only. Images are RGB if any of them is in color, else grey, by the rules
+    of :mod:`uefl.data.pixels`.
 
     Args:
         root: the folder; its subfolders give the silos their names.

@@ -37,8 +37,8 @@ _PARTS = ("labeled", "validation", "test")
 
 
 def read(root: Path) -> Material:
-    """Look through a folder laid out as the module's docstring says. What lies in it and is not read is
-    noted.
+    """Look through a folder laid out as the module's docstring says. A note names files in it that are not
+    read.
 
     Raises:
         UserError: files missing, misplaced or unreadable. InvalidPriors: a set without a row of priors, or a
@@ -166,7 +166,7 @@ def _rows(
 def _labelled(
     root: Path, part: str, classes: tuple[str, ...], named_by: str
 ) -> tuple[LabeledRows, tuple[str, ...]] | None:
-    """Images and labels of test, labeled or validation, and the classes that they are numbered by; None where
+    """Return images and labels of test, labeled or validation, and the classes of the labels; None where
     there are none."""
     if (root / part).is_dir():
         files = labelled(root / part, LAYOUT)

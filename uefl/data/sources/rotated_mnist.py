@@ -19,7 +19,7 @@ def rotated_mnist(root: Path | None) -> DataSet:
     """All images of MNIST, training and test, shuffled once and for all and dealt in turn to the six domains;
     files as of ``mnist``.
 
-    Source: the protocol of FedIIR (Guo et al., ICML 2023), whose domains share no image.
+    Source: the protocol of FedIIR (Guo et al., ICML 2023). Its domains share no image.
     """
     table = mnist(root)
     order = fixed_order(len(table.labels))

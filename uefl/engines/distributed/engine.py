@@ -1,5 +1,5 @@
-"""One message per client and round to workers on this machine, each of which has a share of the clients and
-one network."""
+"""Send one message per client and round to workers on this machine. Each worker has a share of the clients
+and one network."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PAUSE = 0.5  # seconds
 
 
 class DistributedEngine:
-    """Clients dealt over the workers of a crew by their number among all, so that a worker reads the images
-    of its own ones alone.
+    """Clients dealt over the workers of a crew by their number among all, so that a worker reads only the
+    images of its own clients.
 
     A tensor that one worker's last message had under the same name, the model above all, is not sent to it
     again.
@@ -31,7 +31,7 @@ class DistributedEngine:
     Args:
         crew: the workers.
         clients: all names.
-        header: what a worker has to know to do a client's work, with every message.
+        header: the facts that a worker needs for a client's work, sent with every message.
         started: called with the client's name as its message is sent.
     """
 

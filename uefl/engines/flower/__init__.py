@@ -1,7 +1,7 @@
 """Flower as the transport: messages over its Grid to clients in other processes, on this machine or on
 others.
 
-Needs the extra ``flower``. Flower is kept from asking anything outside the addresses that it is given: no
+Needs the extra ``flower``. Flower may contact no address other than the given ones: no
 telemetry, no check for updates, no installing of packages. No program that Flower ships to a node is ever
 run: :mod:`.node` answers messages and nothing else.
 """

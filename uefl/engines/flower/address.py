@@ -1,4 +1,4 @@
-"""Where a SuperLink is, and how it is spoken to."""
+"""The address of a SuperLink, and its transport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Address:
     Args:
         place: ``HOST:PORT``.
         insecure: without TLS.
-        root_certificates: PEM of the authorities that may vouch for it; None: those of the system.
+        root_certificates: PEM of the authorities that may vouch for it; None: the certificates of the system.
     """
 
     place: str
@@ -40,15 +40,14 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nothing that is sent there leaves the machine."""
+        """Return True if nothing that is sent there leaves the machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def avoid_proxy(self) -> None:
-        """Where nothing leaves the machine, see that nothing goes to a proxy of the environment either, in
-        this process."""
+        """If nothing leaves the machine, bypass the proxy of the environment, too, in this process."""
         hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # as they are read
         if self.is_loopback and self.host not in hosts.split(","):
             os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
@@ -61,7 +60,7 @@ class Address:
             alive: a process (``poll()``), without which there is nothing to wait for.
 
         Raises:
-            Unreachable: nobody listens in time, or the certificate is not good.
+            Unreachable: no server listens in time, or the certificate is invalid.
         """
         end = time.monotonic() + seconds
         while True:

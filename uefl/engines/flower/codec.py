@@ -37,7 +37,7 @@ def unpack(records: RecordDict) -> Packet:
     """The opposite of :func:`pack`; the tensors are on the CPU.
 
     Raises:
-        Unreadable: the records do not hold what they say.
+        Unreadable: the records do not match their description.
     """
     try:
         text = str(records.config_records["header"]["json"])
@@ -73,7 +73,7 @@ def unpack_reply(records: RecordDict) -> Reply:
     """The opposite of :func:`pack_reply`.
 
     Raises:
-        Unreadable: it is no reply, or one with values of other types than those of a reply.
+        Unreadable: the records hold no reply, or values of other types.
     """
     return reply_of(unpack(records))
 

@@ -1,5 +1,5 @@
-"""One message per client and round over Flower's Grid, with our own deadline: the engine of a run whose
-clients are other processes."""
+"""One message per client and round over Flower's Grid, with our own deadline: the engine of a run with
+clients in other processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .grid import UNREADABLE
 from .limits import LARGE, at_most
 from .members import Roster, push
 
-# seconds between two questions for replies: at first, and when nobody has answered for long
+# seconds between two questions for replies: at first, and after a long time without answers
 _PAUSES = (0.02, 0.5)
-_RETURN = 30.0  # seconds that a client may take to come again after Flower has seen that it is gone
+_RETURN = 30.0  # seconds for a client to return after Flower has noticed that it is gone
 _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that it is we who give it up
 
 
@@ -33,7 +33,7 @@ class FlowerEngine:
     Args:
         grid: of the run.
         members: who is there; all of them have been heard once.
-        header: what a client has to know to do its work, with every message.
+        header: the facts that a client needs for its work, sent with every message.
         started: called with the client's name as its message is sent.
     """
 
@@ -42,12 +42,12 @@ class FlowerEngine:
     ) -> None:
         self._grid, self._members, self._header, self._started = grid, members, header, started
         self._gone: set[str] = set()
-        """clients whose node was gone when they were asked last"""
+        """clients with no node at their last request"""
         self._most = 0
         """bytes that the largest reply of this round may have"""
 
     def clients(self) -> list[str]:
-        """Names of the clients that have been heard, sorted; also of those that are gone."""
+        """Names of the clients that have been heard, sorted; also of clients that are gone."""
         return sorted(self._members.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
@@ -75,7 +75,7 @@ class FlowerEngine:
             ask(name)
         arrived: dict[str, Reply] = {}
         torn: set[str] = set()
-        """clients of whose reply a part did not come, which have been asked once more"""
+        """clients with an incomplete reply, which were asked once more"""
         for name in sorted(messages):
             pause = _PAUSES[0]
             while name not in arrived:
@@ -142,7 +142,7 @@ class FlowerEngine:
 
 
 def _is_torn(sent: Sent) -> bool:
-    """Whether a part of it may come if it is asked for again."""
+    """Return True if another request may bring the missing part."""
     return (
         _failed(sent, ErrorCode.MESSAGE_UNAVAILABLE)
         and not _says(sent, LARGE)

@@ -1,5 +1,4 @@
-"""Flower's Grid, in which a reply that is not well formed is an error of the one who sent it, and not of the
-run."""
+"""Flower's Grid, with a malformed reply as an error of its sender and not of the run."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ UNREADABLE = "its parts make no message"
 
 
 class CheckedGrid(HttpGrid):  # type: ignore[misc]
-    """A Grid that counts the bytes of what it brings, as :func:`.limits.at_most` says, and believes the
-    SuperLink about whose message a reply answers: what a silo writes into a reply may be anything."""
+    """A Grid that counts the bytes of incoming messages, as :func:`.limits.at_most` says, and believes the
+    SuperLink about whose message a reply answers: a silo may write anything into a reply."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to messages with these numbers, as far as there are any; those that cannot be had are
+        """Replies to messages with these numbers, as far as there are any; replies that cannot be fetched are
         errors."""
         found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
         return [

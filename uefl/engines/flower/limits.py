@@ -1,5 +1,5 @@
-"""How long Flower's requests are tried, and how much they may bring: what it would end this process for, wait
-hours for, or fill the memory with, is an exception here."""
+"""Limits of the time and the size of Flower's requests: requests that would end this process, wait for hours,
+or fill the memory raise an exception here."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def stop_at_refusal(invoker: RetryInvoker) -> None:
 
 LARGE = "it has more bytes than it may have"
 """stands in the reason of Flower's error"""
-_PART = 1000  # bytes that a part counts for beside its content, so that many small ones are bounded too
-# bytes of what an array says of itself: the numbers of its parts, of which 4 GiB have 820, and its shape
+_PART = 1000  # bytes that a part counts in addition to its content, so that many small parts are bounded too
+# bytes of the description of an array: the numbers of its parts (820 for 4 GiB) and its shape
 _ABOUT_ARRAY = 2**16
 _allowed: ContextVar[int] = ContextVar("allowed", default=bounds.MESSAGE)
 
@@ -78,8 +78,8 @@ def brought(
 ) -> Message:
     """Bring the parts of a message, and make the message of them.
 
-    Flower names a part by its content, so one part may stand in a message many times. What the message will
-    take in memory is therefore summed from the parts before anything is made of them.
+    Flower names a part by its content, so one part may stand in a message many times. The memory of the
+    message is therefore summed from its parts before any of them is decoded.
 
     Args:
         tree: names of the parts.
@@ -140,8 +140,8 @@ def _body(content: bytes, kind: type[InflatableObject]) -> Any:
 
 
 def bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
-    """A function that brings the parts of one message, in several threads, until they have more than so many
-    bytes together.
+    """Return a function that fetches the parts of one message in several threads, up to a total number of
+    bytes.
 
     Raises:
         TooLarge: they have.

@@ -148,8 +148,8 @@ def _token(address: Address, secret: bytes | None) -> str:
 
 
 def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
-    """Whether one was taken; Flower tries again where it was not, and a run that is lost is told by its next
-    question.
+    """Return True if one was taken; Flower tries again where it was not, and a run that is lost is told by
+    its next question.
 
     Flower's own raises in its thread where the SuperLink is not well, and sends this process Ctrl-C where the
     run is lost.
@@ -166,12 +166,12 @@ def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
 
 _NOT_BEGUN = {401: "give with --secret the file that the SuperLink was started with"}
 _LOST = dict.fromkeys((401, 403), "it has ended the run, or has forgotten it while it could not be reached")
-"""what a status means before a run, and in it"""
+"""the meaning of a status before a run, and in it"""
 
 
 def _why(error: httpx.HTTPError, meaning: Mapping[int, str]) -> str:
-    """What a status says, without the body, which may be long; and whether the clocks differ, for which
-    messages are refused."""
+    """Return the text of a status without the body, which may be long; and whether the clocks differ, for
+    which messages are refused."""
     if not isinstance(error, httpx.HTTPStatusError):
         return str(error)
     code = error.response.status_code

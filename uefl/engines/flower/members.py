@@ -1,5 +1,5 @@
-"""Who is there: which node stands for which client. A node is transport; it says its client's name when it is
-greeted."""
+"""The connected clients: which node stands for which client. A node is transport; it says its client's name
+when it is greeted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIFE = 3600.0  # seconds after which a greeting is dropped
 _WORD = 60.0  # seconds after which a word to a node that is left out is dropped
 
 Report = tuple[Header, dict[str, Tensors]]
-"""what a client says of itself when it is greeted"""
+"""the report of a client when it is greeted"""
 
 
 class Roster(Protocol):
@@ -45,7 +45,7 @@ class Members:
     Args:
         grid: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
-        admit: says why a client that reports cannot take part, or None; what it refuses is left out.
+        admit: says why a client that reports cannot take part, or None; a rejected report is left out.
         bound: for nodes with keys: by name, the hash of the key that it belongs to. A name that is not there
             belongs to the key that brings
             it first. None: a name moves to whoever brings it last.
@@ -75,7 +75,7 @@ class Members:
         """by node, why it was refused"""
 
     def look(self) -> list[str]:
-        """Greet nodes that are new, hear those that have answered; names that have moved to another node or
+        """Greet new nodes and read their answers; names that have moved to another node or
         activation."""
         if time.monotonic() - self._looked < _EVERY:
             return []
@@ -139,7 +139,7 @@ class Members:
         self._refuse(node, why)
 
     def _refuse(self, node: int, why: str) -> None:
-        """Leave a node out, and tell it why; nobody waits for what it answers."""
+        """Leave a node out, and tell it why; its answer is not awaited."""
         self.refused[node] = why
         push(self._grid, node, pack(self._greeting | {"ask": "refused", "why": why}), _WORD)
 
@@ -152,7 +152,7 @@ def push(grid: Grid, node: int, content: RecordDict, life: float | None) -> str 
         grid: of the run.
         node: to which.
         content: for it.
-        life: seconds after which a message that nobody has fetched, or a reply to it, is dropped.
+        life: seconds after which a message that was not fetched, or a reply to it, is dropped.
     """
     (number,) = grid.push_messages([Message(content, node, "train", ttl=life)])
     return str(number) if number else None

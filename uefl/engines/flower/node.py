@@ -40,7 +40,7 @@ _AGAIN = 3.0  # seconds before a lost connection is tried again
 
 
 class _Refused(Exception):
-    """A SuperLink does not let this node in; what it said is the context."""
+    """A SuperLink does not let this node in; its text is the context."""
 
 
 def _refuse(*arguments: object, **keys: object) -> None:
@@ -48,7 +48,7 @@ def _refuse(*arguments: object, **keys: object) -> None:
 
 
 class _Heartbeat(HeartbeatSender):  # type: ignore[misc]
-    """Flower's, whose thread ends without a word where the SuperLink does not take a heartbeat:
+    """Flower's thread ends silently if the SuperLink does not take a heartbeat:
     :attr:`current` is looked at for that."""
 
     current: _Heartbeat
@@ -71,7 +71,7 @@ def _invoker() -> Any:
 _flowers_invoker = fleet.make_simple_http_retry_invoker
 fleet.make_simple_http_retry_invoker = _invoker  # type: ignore[assignment]
 fleet.HeartbeatSender = _Heartbeat  # type: ignore[misc]
-# Flower would end this process, or send it Ctrl-C, and say why to nobody
+# Flower would end this process, or send it Ctrl-C, without a reason
 fleet.flwr_exit = _refuse  # type: ignore[attr-defined, assignment]
 fleet.os = SimpleNamespace(getpid=os.getpid, kill=_refuse)  # type: ignore[attr-defined, assignment]
 
@@ -88,7 +88,7 @@ def serve(
     Args:
         address: of the SuperLink.
         answer: to the content of a message; must not raise.
-        key: by which the SuperLink knows this node again; None: a new one each time, for a SuperLink that
+        key: the SuperLink recognizes this node by it; None: a new one each time, for a SuperLink that
             knows no keys.
         patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that
             does not let this node in: it takes Flower up to a minute to see that a process is gone, and until
@@ -129,12 +129,12 @@ def serve(
 
 
 def _is_final(error: BaseException | None) -> bool:
-    """Whether it is an answer of the SuperLink, and none that says that it is not well."""
+    """Return True if it is an answer of a healthy SuperLink."""
     return isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
 
 
 def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], RecordDict]) -> None:
-    """Until the connection is lost; a server whose message did not arrive whole sends it to the next one."""
+    """Until the connection is lost; after an incomplete message the server sends it to the next node."""
     _, receive, send, _, _, pull, push, confirm = connection
     pause = _SHORT
     while _Heartbeat.current.is_running:
