@@ -132,7 +132,7 @@ static double rest_of(float value) {
   return std::pow(double(value) - nearest, 2);
 }
 
-// Whether the sizes from the kernel are upper bounds, where the test can compute the true sizes.
+// Checks that the sizes from the kernel are upper bounds of the true sizes.
 template <class Kernel>
 static void check_sizes(const Kernel& kernel, const Problem& of, const Scored& scored) {
   const bool in_bfloat16 = kernel.arithmetic == Arithmetic::bf16 || kernel.arithmetic == Arithmetic::bf16x3;

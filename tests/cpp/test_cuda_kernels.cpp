@@ -22,7 +22,7 @@ static int64_t tensor_rows = 0, tensor_open = 0;
 // Rows of a search without certificate that no float16 holds.
 static int64_t long_rows = 0;
 
-// What a first pass left: what it did not list is right already, and the second pass finds the rest.
+// Checks a first pass: the outputs that it did not list are right, and the second pass finds the rest.
 template <class T>
 static void check(const char* what, Codebook& codebook, const T* x, const cuda::Shape& shape,
                   std::vector<int64_t> indices, const std::vector<int64_t>& expected, bool exact) {
@@ -53,7 +53,7 @@ static void check_mma(Codebook& codebook, const T* x, const cuda::Shape& shape,
                       const std::vector<int64_t>& expected, bool exact) {
   codebook.forget_list();
   std::vector<int64_t> indices(shape.outputs, -2);
-  std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: what nobody wrote
+  std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: memory that was not written
   emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::first>, x, shape, codebook.packed,
                     exact, indices.data());
   check("mma", codebook, x, shape, indices, expected, exact);
@@ -97,7 +97,7 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
   }
 }
 
-// What cuda/vq_assign.cu does, with few blocks, so that the loops over the grid turn; all searches, beside
+// The launches of cuda/vq_assign.cu with few blocks, so that the loops over the grid turn; all searches, and
 // the one in float32.
 template <class T>
 static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords, bool certify = true) {
@@ -271,7 +271,7 @@ static void strides() {
   CHECK(wrong == 0, "%ld", static_cast<long>(wrong));
 }
 
-// Rows, or elements of a row, whose distance 32 bits do not hold, with a codebook for each segment.
+// Rows, or elements of a row, more than 2^32 apart, with a codebook for each segment.
 static void far_apart() {
   std::mt19937 random(12);
   const int64_t d = 8, segments = 2, width = d * segments, inner = 35, outer = 2, k = 9;
@@ -338,7 +338,7 @@ static void divisors() {
   }
 }
 
-// How calls of more than 2^31 rows, elements or codewords are cut up; nothing is run.
+// The parts of calls with more than 2^31 rows, elements or codewords; nothing is run.
 static void sizes() {
   const int64_t rows = (int64_t{1} << 33) + 5, limit = 227 * 1024;
   for (const int64_t books : {1, 3}) {

@@ -59,7 +59,8 @@ struct Launch {
   }
 };
 
-// Memory of a size of the plan: what is not written must not be read, and nothing behind it be written.
+// Memory of a size of the plan: memory that was not written must not be read, and nothing behind it may be
+// written.
 template <class T>
 struct Memory {
   static constexpr int kBehind = 32;
@@ -76,7 +77,7 @@ struct Memory {
   T* data() { return all.data(); }
 };
 
-// What cuda/mc_dropout_mlp.cu does, for the rows from first_row on.
+// The launches of cuda/mc_dropout_mlp.cu, for the rows from first_row on.
 static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters,
                     int64_t slab_bytes = 1 << 28) {
   const cuda::Call call{c.widths, c.thresholds, c.rows, c.passes, c.activation, c.consistent};
@@ -125,7 +126,7 @@ constexpr uint32_t kTenth = 6554, kHalf = 32768;
 
 static uint32_t random_word(std::mt19937& random) { return static_cast<uint32_t>(random()); }
 
-// Two draws at once, against the comparison that they stand for.
+// Two draws at once, against two comparisons.
 static void both_halves() {
   std::mt19937 random(1);
   for (const uint32_t threshold : {0u, 1u, kTenth, 32767u, kHalf, 32769u, 60000u, 65535u}) {
@@ -252,7 +253,7 @@ static void sizes() {
   CHECK(wide.weight_vectors == int64_t{1} << 57 && wide.row_vectors == int64_t{1} << 30, "of wide layers");
   CHECK(wide.tail_warps == 4 && wide.buffer_vectors == int64_t{1} << 36, "between wide layers");
   for (const int64_t passes :
-       {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // a grid's blocks, of which head needs all
+       {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // the blocks of a grid; head needs all
     cuda::Plan most = plan({1, 1}, int64_t{1} << 40, passes);
     most.problem.tiles = static_cast<int>(most.slab / 16);
     CHECK(most.problem.items() <= int64_t{cuda::kSide} << 20, "%ld items",

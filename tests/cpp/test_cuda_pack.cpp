@@ -77,7 +77,7 @@ static void bounds_hold() {
   }
 }
 
-// An offset goes where it is large beside the deviation, and stays where it is chance.
+// An offset is removed where it is large compared with the deviation, and kept where it is chance.
 static void the_centre_is_that_of_columns_with_an_offset() {
   std::mt19937 random(22);
   const int64_t d = 80, k = 500;

@@ -1,7 +1,6 @@
 // The search with wgmma on rows made to be hard: between two codewords, on a codeword that is there twice,
-// not finite, far too long; of all types, lengths and layouts that it takes, with as much shared memory as a
-// GPU has and with little. UEFL_CUDA_ROWS is the number of rows for each path (tools: a million takes an
-// hour).
+// not finite, far too long; of all supported types, lengths and layouts, with the shared memory of a GPU and
+// with little. UEFL_CUDA_ROWS is the number of rows for each path (tools: a million takes an hour).
 #include <cstdlib>
 
 #include "check.h"
@@ -29,7 +28,7 @@ static int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
   return std::uniform_int_distribution<int64_t>(least, most)(random);
 }
 
-// A shape whose rows wgmma takes, 16 bytes at a time.
+// A shape with rows that wgmma takes, 16 bytes at a time.
 static Case any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
   const int64_t piece = 16 / element_bytes;
   const int64_t d =

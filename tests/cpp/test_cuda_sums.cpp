@@ -1,5 +1,5 @@
-// What follows the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread, against
-// sums written out. The emulation comes before the kernels.
+// The kernels after the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread,
+// against plain sums. The emulation comes before the kernels.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -27,7 +27,7 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// Rows, codewords and indices; what is to be made of them, written out.
+// Rows, codewords and indices; the expected sums, written out.
 template <class T, class Code>
 struct Case {
   cuda::Shape shape;
@@ -57,7 +57,7 @@ struct Case {
   int64_t code(int64_t output) const { return output % shape.books * shape.k + indices[output]; }
 };
 
-// Room for what a kernel writes; NaN, or a number that is none, where it must be overwritten.
+// Room for the results of a kernel; NaN, or a number that is none, where it must be overwritten.
 template <class T>
 struct Found {
   std::vector<T> quantized;
@@ -123,7 +123,7 @@ static void gather(const char* what, const Case<T, Code>& given, int64_t most_bl
   check(what, given, found, false);
 }
 
-// With as many codewords as the rows of a block or more, nothing is sorted.
+// With at least one codeword per row of a block, nothing is sorted.
 template <class T, class Code>
 static void row_sums(const char* what, const Case<T, Code>& given, int64_t most_blocks) {
   double error = 0;
@@ -220,7 +220,7 @@ static void hard_rows() {
   row_sums("tiny", tiny, 1);
 }
 
-// What a step of k-means asks for: masses, and sums less a middle in units of each column.
+// The results of a step of k-means: masses, and sums less a middle in units of each column.
 constexpr double kMassScale = 0x1.8p40;
 template <class T>
 static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<double>& middle,

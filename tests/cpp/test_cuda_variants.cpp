@@ -1,4 +1,4 @@
-// The variants of the search that benchmarks time, on the CPU: rings, turns, and what the lanes keep.
+// The variants of the search that benchmarks time, on the CPU: rings, turns, and the state of the lanes.
 // Clusters have no emulation.
 #include "check.h"
 #include "cuda/emulation.h"
@@ -20,7 +20,7 @@ inline void copy_multicast(void*, const void*, unsigned, Barrier*, uint16_t) {
   emulation::refuse("a cluster");
 }
 
-// Named barriers of 256 threads, of which those that hand on do not wait.
+// Named barriers of 256 threads; the arriving threads do not wait.
 struct Turn {
   int missing = 256;
   emulation::Waiting waiting = {};
@@ -62,7 +62,7 @@ using uefl::cuda::from_half, uefl::cuda::to_half;
 
 constexpr int kColumns = 128, kRows = 64, kElements = 64;
 
-// Values [count, d] in tiles of so many rows and 64 elements, swizzled as the products read them.
+// Values [count, d] in tiles of rows and 64 elements, swizzled as the products read them.
 static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t d, int64_t rows,
                                       float factor) {
   std::vector<__uint128_t> storage(values.size() / 8);

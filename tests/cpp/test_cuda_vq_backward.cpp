@@ -58,7 +58,7 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   }
 }
 
-// Rows, and then elements, whose distance 32 bits do not hold: the same bits as side by side.
+// Rows, and then elements, more than 2^32 apart: the same bits as side by side.
 static void far_apart() {
   std::mt19937 random(3);
   const int64_t n = 19, d = 6, s = 2, dim = s * d, k = 5, far = int64_t{1} << 28;

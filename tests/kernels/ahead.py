@@ -1,5 +1,5 @@
-"""Triton kernels compiled ahead of time, in a process of their own: that of the tests has imported Triton for
-interpretation."""
+"""Triton kernels compiled ahead of time, in a process of their own: the process of the tests has imported
+Triton for interpretation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def report(script: str, folder: Path) -> Any:
-    """What a script prints, as JSON; its first argument is a folder of its own."""
+    """Run a script and return its output, as JSON; its first argument is a folder of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     done = subprocess.run(
@@ -34,9 +34,9 @@ def build(
     aligned: tuple[str, ...] | None = None,
     **options: Any,
 ) -> Any:
-    """The kernel for sm_``architecture``, called from the script. Of constants and types it takes those that
-    it has arguments for; an argument without either is of type ``other``. With ``aligned``, pointers and the
-    arguments named are divisible by 16.
+    """The kernel for sm_``architecture``, called from the script. It takes the constants and types of its own
+    arguments; an argument without either is of type ``other``. With ``aligned``, pointers and the arguments
+    named are divisible by 16.
     """
     import triton
     from triton.backends.compiler import GPUTarget

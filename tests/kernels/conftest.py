@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def wrong_indices(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2") -> int:
-    """How many indices of the active backend differ from the reference."""
+    """Count the indices of the active backend that differ from the reference."""
     with backend("reference"):
         expected = vq_assign(x, codebook, metric=metric)
     got = vq_assign(x, codebook, metric=metric)
@@ -41,7 +41,7 @@ def normal(
 
 
 def cuda_built(op: str) -> bool:
-    """Whether csrc/cuda has the op for the GPU here."""
+    """Return True if csrc/cuda has the op for the GPU here."""
     return has_kernel("uefl_cuda", op, "CUDA") and cuda_architecture_built(torch.device("cuda"))
 
 
@@ -64,7 +64,7 @@ def no_waiting() -> Iterator[None]:
 
 
 def captured(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A CUDA graph of a call and what it returned, where a replay puts its results; called once before, so
+    """A CUDA graph of a call, and its results, which a replay overwrites; called once before, so
     that Triton has compiled."""
     call()
     torch.cuda.synchronize()

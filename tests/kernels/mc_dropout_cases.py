@@ -1,4 +1,4 @@
-"""What the tests of mc_dropout_mlp share: networks, the composition with all passes kept, comparisons."""
+"""Shared by the tests of mc_dropout_mlp: networks, the composition with all passes kept, comparisons."""
 
 from __future__ import annotations
 

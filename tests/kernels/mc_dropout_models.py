@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Counted(nn.Module):
-    """Counts its calls and the rows that it has seen."""
+    """Counts its calls and its rows."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

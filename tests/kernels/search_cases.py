@@ -1,4 +1,4 @@
-"""Small searches that are hard to get right, as name -> (x, codebook); what the GPU kernels, native or
+"""Small searches that are hard to get right, as name -> (x, codebook); inputs that the GPU kernels, native or
 interpreted, must answer exactly."""
 
 import torch
@@ -69,7 +69,7 @@ CASES = {
 
 
 def codebook_with(value):
-    """A codebook of which codewords 3 and 11 hold a value that is not finite, and the numbers of the
+    """Return a codebook with a value that is not finite in codewords 3 and 11, and the numbers of the
     others."""
     codebook = torch.randn(20, 4)
     codebook[3, 1], codebook[11] = value, value

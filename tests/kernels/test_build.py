@@ -1,5 +1,4 @@
-"""What the build does with an nvcc that is broken or older than the newest GPU it could compile for, and with
-its own options."""
+"""The build with an nvcc that is broken or older than the newest GPU, and with its own options."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ real = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.fixture
 def configure(tmp_path):
     def run(nvcc: str, cuda: str) -> tuple[int, str]:
-        """CMake's exit code and its output, white space collapsed, with a shell script in the place of
-        nvcc."""
+        """Return CMake's exit code and its output, white space collapsed, with a shell script as nvcc."""
         compiler = tmp_path / "nvcc"
         compiler.write_text(f"#!/bin/sh\n{nvcc}\n")
         compiler.chmod(0o755)
@@ -114,7 +112,7 @@ def build(tmp_path):
         (metadata / "RECORD").write_text(f"../bin/{name},,\n")
 
     def run(**environment: str) -> set[str]:
-        """What cmake was asked."""
+        """Return the arguments of cmake."""
         packages = f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         command = [
             sys.executable,

@@ -19,8 +19,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def begun(request):
-    """Every source for every architecture asked for, one at a time on each core: those of the next are
-    compiled while one is looked at."""
+    """Every source for every architecture asked for, one at a time on each core: the files of the next are
+    compiled while one is checked."""
     asked = {item.callspec.params["build"] for item in request.session.items if item.module is request.module}
     with ThreadPoolExecutor(os.cpu_count()) as processes:
         yield {
@@ -33,8 +33,8 @@ def begun(request):
 
 @pytest.fixture(scope="module", params=ARCHITECTURES, ids="sm_{}".format)
 def build(request, begun):
-    """What nvcc and ptxas said of all sources for one architecture, and the machine code of each. A warning
-    is an error."""
+    """The output of nvcc and ptxas for all sources and one architecture, and the machine code of each. A
+    warning is an error."""
     log, code = "", {}
     for stem, future in begun[request.param].items():
         code[stem], said = future.result()
@@ -93,8 +93,8 @@ def test_the_instructions_are_those_of_the_architecture(build, kernel, architect
 
 
 def test_nothing_spills(build):
-    """But what the head of MC dropout keeps between two pairs of passes, and in float64 a number that a block
-    of sums needs once."""
+    """Except the state of the MC dropout head between two pairs of passes, and in float64 a number that a
+    block of sums needs once."""
     _, log, _ = build
     spilled = {
         name: int(stored)

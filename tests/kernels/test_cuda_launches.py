@@ -1,5 +1,5 @@
-"""What a call of an op on CUDA asks of the driver and of the allocator, counted in the launchers; needs no
-GPU and no nvcc.
+"""The requests of a call of an op on CUDA to the driver and to the allocator, counted in the launchers; needs
+no GPU and no nvcc.
 
 A small batch takes as long as its launches. These are the numbers in docs/design/search-gpu.md.
 """

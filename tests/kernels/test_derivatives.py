@@ -1,5 +1,5 @@
-"""Which derivatives and transforms the ops take: what is not taken says so by its name, and nothing is
-silently without a gradient."""
+"""Which derivatives and transforms the ops take: an unsupported derivative is refused by name, and no result
+silently lacks a gradient."""
 
 from __future__ import annotations
 

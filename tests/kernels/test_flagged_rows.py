@@ -1,5 +1,5 @@
-"""How many rows the certificate of the search on tensor cores (fp16_error in csrc/common/certificate.h)
-leaves open.
+"""The share of rows that the certificate of the search on tensor cores (fp16_error in
+csrc/common/certificate.h) leaves open.
 
 They are searched again, so their share is a share of the time. Simulated in float64, with the constants of
 the C++ itself.
@@ -75,7 +75,7 @@ def in_float16(values, lengths):
 
 
 def centre_of(codebook):
-    """make_centre(): the mean of up to 64 codewords, in the columns in which it is large beside their
+    """make_centre(): the mean of up to 64 codewords, in the columns where it is large compared with their
     deviation."""
     some = codebook[:: -(-len(codebook) // 64)]
     mean = some.mean(0)
@@ -129,7 +129,7 @@ def share_of(flagged, candidates):
     ids=str,
 )
 def test_few_rows_of_the_benchmark_stay_open(fp16_error, search, dtype, d, k, share):
-    """Those of the targets are what benchmarks/gpu_model.py reckons with."""
+    """benchmarks/gpu_model.py uses the shares at the targets."""
     rows = min(10000, 2**24 // k)
     found = share_of(
         *open_rows(normal(rows, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), fp16_error, search)

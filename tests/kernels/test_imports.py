@@ -68,7 +68,7 @@ def test_no_call_imports_a_reference():
 
 
 def files_of(op):
-    """Files whose names begin with the name of an op, over all folders, and the files of its package."""
+    """Return the files named after an op, over all folders, and the files of its package."""
     listed = subprocess.run(
         ["git", "ls-files", "csrc", "tests", f"uefl_kernels/ops/{op}"],
         capture_output=True,

@@ -281,7 +281,7 @@ def test_values_far_from_zero_and_far_apart():
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_the_largest_values(metric):
-    """Squares of float64 overflow beyond; what is allowed has finite sums."""
+    """Squares of float64 overflow beyond; allowed inputs have finite sums."""
     x = blobs(40, 3, 4, dtype=torch.float64)
     x = x / x.abs().max()
     weights = torch.rand(40, dtype=torch.float64)

@@ -1,5 +1,5 @@
-"""``ResidualKMeans``: each level is the k-means of what is left; a balanced assignment is stable; reports
-count what they say."""
+"""``ResidualKMeans``: each level is the k-means of the residuals; a balanced assignment is stable; reports
+count correctly."""
 
 from __future__ import annotations
 

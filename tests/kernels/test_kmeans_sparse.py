@@ -87,7 +87,7 @@ def test_equal_rows_and_ties(seed):
 
 
 def test_no_label_is_wrong_where_float64_products_cannot_tell():
-    """Rows beside the middle of two centers, by less than the rounding of |c|^2 - 2 x.c."""
+    """Rows next to the middle of two centers, by less than the rounding of |c|^2 - 2 x.c."""
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((2, 50)) * 1e4
     x = np.zeros((200, 50))

@@ -1,5 +1,4 @@
-"""``kmeans_step``: against the textbook, the same bits from every kernel and thread count, what is
-refused."""
+"""``kmeans_step``: against the textbook, the same bits from every kernel and thread count, refusals."""
 
 from __future__ import annotations
 
@@ -151,7 +150,7 @@ def test_number_of_threads_does_not_matter():
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_triton_equals_the_reference(monkeypatch, dtype):
-    """Interpreted: a kernel, or what is composed around the search."""
+    """Interpreted: a kernel, or the composition around the search."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for n, d, k in ((0, 3, 2), (90, 17, 7)):
         x, centres, weights = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), torch.rand(n)
@@ -287,7 +286,7 @@ def test_values_that_are_refused_in_units_given(name):
 
 @compiled
 def test_direct_calls_are_checked():
-    """By the op itself: what the public function has made of its arguments."""
+    """By the op itself: the arguments as the public function passes them."""
     middle, scale, mass_scale, _ = torch.ops.uefl.kmeans_units(X, None)
     for arguments, message in (
         (

@@ -1,4 +1,4 @@
-"""What comes before and after the steps of ``kmeans`` in Triton: interpreted against the reference, compiled
+"""The kernels before and after the steps of ``kmeans`` in Triton: interpreted against the reference, compiled
 for three generations of GPU.
 
 ``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernels

@@ -23,7 +23,7 @@ def device(request):
 
 
 def rows_and_codebook(device):
-    """A few rows over and over, so that the answers of a few are those of all."""
+    """A few rows repeated, so that the answers of a few rows hold for all."""
     few, codebook = normal(PERIOD, D, dtype=torch.bfloat16), normal(K, D, seed=1)
     x = few.to(device).repeat(-(-ROWS // PERIOD), 1)[:ROWS]
     assert x.numel() > 1 << 31

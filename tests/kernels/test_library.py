@@ -1,4 +1,4 @@
-"""Backends: which one runs, what is refused, and the package without its compiled library."""
+"""Backends: their choice, refusals, and the package without its compiled library."""
 
 from __future__ import annotations
 

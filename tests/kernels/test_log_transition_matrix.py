@@ -1,5 +1,5 @@
-"""log_transition_matrix: what it refuses, and what rounding may do to its shares; its numbers are those of
-test_transition_nll.py."""
+"""log_transition_matrix: its refusals, and the effect of rounding on its shares; test_transition_nll.py has
+its numbers."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_is_the_loss_for_every_set(name):
 
 
 def test_the_matrix_can_be_undone():
-    """With as many sets as classes, and priors that differ, the posterior of the classes comes back."""
+    """With one set per class, and different priors, the posterior of the classes comes back."""
     priors, p = (torch.eye(5, dtype=torch.float64) * 3 + 1) / 8, normal(20, 5, dtype=torch.float64).softmax(1)
     g = log_transition_probs(p.log(), log_transition_matrix(priors)).exp()
     back = torch.linalg.solve(priors, g.T).T

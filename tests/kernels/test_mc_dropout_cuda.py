@@ -135,5 +135,5 @@ def test_memory_does_not_grow_with_the_passes(forced):
             loss_of(mc_dropout_mlp(x, weights, biases, p=0.3, passes=passes, seed=1)).backward()
         return torch.cuda.max_memory_allocated()
 
-    peak(200)  # from some hundred passes on, the CUDA kernel has all the shares that it may have
+    peak(200)  # from some hundred passes on, the CUDA kernel uses all its slots
     assert peak(800) <= peak(200)

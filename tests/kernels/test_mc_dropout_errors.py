@@ -1,4 +1,4 @@
-"""What mc_dropout_mlp refuses, and direct calls of its ops."""
+"""Refusals of mc_dropout_mlp, and direct calls of its ops."""
 
 from __future__ import annotations
 

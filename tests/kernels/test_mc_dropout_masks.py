@@ -77,7 +77,7 @@ def test_masks_drop_the_right_share_independently(p):
     assert abs(float((centred[0] * ((1 - other.double()) - p) / deviation).mean())) < 4.5 / math.sqrt(
         rows * columns
     )
-    # the spread of the shares of each pass, row and column is that of independent draws
+    # the shares of each pass, row and column spread like independent draws
     for dim in ((1, 2), (0, 2), (0, 1)):
         count = n / drop.shape[({0, 1, 2} - set(dim)).pop()]
         spread = (centred.mean(dim) * math.sqrt(count)).square().mean()

@@ -78,7 +78,7 @@ def test_dropout_of_logits_of_other_strides_and_in_half_precision(classes, consi
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "silu", "tanh"])
 def test_deeper_heads_take_every_activation(activation):
-    """Also on what is not finite: the statistics of those rows alone are NaN."""
+    """Also on values that are not finite: only the statistics of those rows are NaN."""
     x, weights, biases = mlp((5, 6, 7, 8, 3))
     x[1, 2] = torch.nan
     options = {"p": 0.2, "passes": 2, "activation": activation, "seed": 3}

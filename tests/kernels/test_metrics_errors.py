@@ -1,4 +1,4 @@
-"""What the metrics of classifiers refuse; their values are tested in tests/federated/test_metrics.py."""
+"""Refusals of the metrics of classifiers; their values are tested in tests/federated/test_metrics.py."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
 
 
 def run(model, call, views=1):
-    """Three steps, in each of which several batches of one shape are in flight."""
+    """Three steps, each with several batches of one shape in flight."""
     for step in range(3):
         model.zero_grad()
         total = 0.0

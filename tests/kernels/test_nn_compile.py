@@ -1,9 +1,9 @@
 """The layers under torch.compile with inductor, its default backend: the gradients and codewords of several
 training steps.
 
-Inductor recomputes what is cheap in the backward pass, so a clone of a buffer that the forward pass updates
-is not a copy there; ``aot_eager`` does not show that. The layers whose graphs are largest are in a fast run
-with ``aot_eager`` alone.
+Inductor recomputes cheap values in the backward pass, so a clone of a buffer that the forward pass updates
+is not a copy there; ``aot_eager`` does not show that. The layers with the largest graphs run in the fast
+tests with ``aot_eager`` alone.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_drawn_codewords(full_graph):
 
 
 def test_kmeans_of_the_first_batch(full_graph):
-    """Its codewords come from the compiled graph, of which the next steps make another one."""
+    """Its codewords come from the compiled graph, and the next steps make another one."""
     same(layer(kmeans_init=True), compiled := layer(kmeans_init=True), full_graph(compiled))
     assert compiled._codebook.initted
 

@@ -1,5 +1,5 @@
-"""The layers in two, three and four gloo processes with batches of different sizes: nobody hangs, and all end
-with the same codewords.
+"""The layers in two, three and four gloo processes with batches of different sizes: no process hangs, and all
+end with the same codewords.
 
 A process that waits for one that does not come fails after five minutes. The processes are forked off one
 that has imported torch.
@@ -122,7 +122,7 @@ def train_under_ddp(rank, **options):
 
 
 def accumulate_under_ddp(rank):
-    """Without no_sync(), where every forward pass makes the buffers those of the first process."""
+    """Without no_sync(): every forward pass copies the buffers of the first process."""
     model = torch.nn.parallel.DistributedDataParallel(layer(codebook_dim=4))
     for step in range(2):
         quantized, _, loss = model(rows(rank, step), accum_ema_update=step == 0)
@@ -173,7 +173,7 @@ def give_rows(rank):
 
 
 def give_nan(rank):
-    """By one process: every other says so too, and waits for nobody."""
+    """By one process: all others raise an error, too, and none waits."""
     vq = layer(kmeans_init=True)
     with pytest.raises(RuntimeError, match="the batch for k-means initialisation holds NaN or infinity"):
         vq(torch.full((30, 8), float("nan") if rank == 0 else 1.0))
@@ -213,7 +213,8 @@ def work(rank, folder, world):
 
 @pytest.fixture(scope="module", params=WORLDS)
 def states(request, tmp_path_factory):
-    """What every job left in each process; a group of them does all, because they take seconds to start."""
+    """The result of every job in each process; a group of them does all, because they take seconds to
+    start."""
     folder = tmp_path_factory.mktemp("processes")
     mp.start_processes(work, (str(folder), request.param), nprocs=request.param, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]

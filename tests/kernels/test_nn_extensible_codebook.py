@@ -1,4 +1,4 @@
-"""ExtensibleCodebook: what a client sees, what an optimizer keeps, and what it refuses."""
+"""ExtensibleCodebook: visible codewords, state of optimizers, refusals."""
 
 from __future__ import annotations
 

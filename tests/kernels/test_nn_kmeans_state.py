@@ -1,5 +1,4 @@
-"""Whether k-means of the first batch is still to come is what the buffer ``initted`` says, whoever wrote it
-and in whichever copy."""
+"""Whether k-means of the first batch is still to come is what the buffer ``initted`` says, in every copy."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ def waiting():
 
 
 def kept(vq, codes):
-    """Whether another batch, in training without updates and in evaluation, leaves the codewords."""
+    """Return True if another batch, in training without updates and in evaluation, leaves the codewords
+    unchanged."""
     vq(normal(40, 8, seed=9), freeze_codebook=True)
     vq.eval()(normal(40, 8, seed=8))
     return torch.equal(vq.codebook, codes)
@@ -59,7 +59,7 @@ def test_loaded_state(assign):
     source, other = trained(), waiting()
     other.load_state_dict(source.state_dict(), assign=assign)
     assert kept(other, source.codebook)
-    fresh = layer()  # and one that is made without k-means takes over that it is still to come
+    fresh = layer()  # and a layer made without k-means takes over the pending k-means
     fresh.load_state_dict(waiting().state_dict(), assign=assign)
     fresh.eval()(normal(40, 8))
     assert fresh.codebook.any()

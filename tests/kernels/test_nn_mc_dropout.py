@@ -1,4 +1,4 @@
-"""MCDropout: where it cuts, what runs how often, the fused head, folded passes, and models that it cannot
+"""MCDropout: the cut, the number of runs of each part, the fused head, folded passes, and models without a
 cut."""
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_passes_are_not_folded_where_rows_see_each_other(attention, normalized):
 
 
 def test_hooks_are_run():
-    """A head whose layers have hooks is not fused: the weight of spectral_norm is made by one."""
+    """A head with hooks on its layers is not fused: the weight of spectral_norm is made by one."""
     model, x = (
         nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.utils.spectral_norm(nn.Linear(4, 3))),
         torch.randn(5, 4),

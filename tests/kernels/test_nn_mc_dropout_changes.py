@@ -1,4 +1,4 @@
-"""MCDropout: models that are changed after they were traced, and what is refused."""
+"""MCDropout: models that are changed after they were traced, and refusals."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_gradients_of_passes():
 @torch.no_grad()
 @pytest.mark.parametrize("make", ANY)
 def test_a_consistent_pass_is_one_network(make):
-    """Rows that are equal have equal results in every pass, and each row has those that it has alone."""
+    """Equal rows have equal results in every pass, and each row has the results of a batch of its own."""
     layer, x = MCDropout(make(), 6, consistent=True), torch.randn(3, 6)
     together = layer.probs(torch.cat([x, x[:1]]), seed=2)
     torch.testing.assert_close(together[:, 3], together[:, 0])
@@ -261,7 +261,7 @@ def test_torchvision_without_a_dropout():
 
 
 class Attention(nn.Module):
-    """Its last linear layer is called by nobody: attention takes the weights of it."""
+    """Its last linear layer is never called: attention takes the weights of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,8 +360,8 @@ print(peak(240) - few)
 
 @pytest.mark.parametrize("kind", ["fused", "any"])
 def test_a_head_of_many_classes_holds_no_passes(kind):
-    """200 passes more, each of 1.6 MB of probabilities, in a process of their own, whose largest memory is
-    looked at."""
+    """200 passes more, each of 1.6 MB of probabilities, in a process of their own, to measure its peak
+    memory."""
     done = subprocess.run([sys.executable, "-c", PEAK, kind], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 30 * 1.6e6

@@ -1,4 +1,4 @@
-"""What a training step of the layer allocates, counted by torch's allocator: deterministic, unlike the size
+"""The memory of a training step of the layer, counted by torch's allocator: deterministic, unlike the size
 of the process."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def peak(step):
-    """The most bytes that tensors held at one time during the step, above what they held before it."""
+    """The most bytes that tensors held at one time during the step, above the bytes before it."""
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         step()
     held = most = 0
@@ -42,7 +42,7 @@ def peak(step):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_training_step_holds_its_results_and_little_else(dtype, options):
-    """quantized and the gradient of x are as large as x; what is left beside the indices is a twentieth of
+    """quantized and the gradient of x are as large as x; the rest, without the indices, is a twentieth of
     it."""
     vq = layer(dim=64, codebook_size=16, **options)
     size = (16, 64, 32, 32) if "accept_image_fmap" in options else (16, 1024, 64)
@@ -54,7 +54,7 @@ def test_a_training_step_holds_its_results_and_little_else(dtype, options):
         torch.autograd.backward((quantized, loss), (g, torch.ones_like(loss)))
         kept.extend((quantized, indices))
 
-    step()  # what is made once
+    step()  # allocated once
     x.grad = None
     kept.clear()
     bytes_of_x, indices = x.numel() * x.element_size(), 8 * 16 * 1024 * options.get("heads", 1)

@@ -1,5 +1,5 @@
-"""VectorQuantize and ResidualVQ beside vector-quantize-pytorch: same state in, same results and the same
-codewords after training.
+"""VectorQuantize and ResidualVQ compared with vector-quantize-pytorch: same state in, same results and the
+same codewords after training.
 
 Tolerances. Indices: equal; random float32 data has no distance so close that the peer's float32 evaluation
 takes another one. Values: rtol 1e-5 and atol 1e-6, some ten float32 roundings of numbers of order 1 - the
@@ -124,7 +124,7 @@ def same_state(ours, theirs):
     for (name, g), w in zip(
         ours.state_dict().items(), (theirs.state_dict()[k] for k in ours.state_dict()), strict=True
     ):
-        # sums over a batch cancel, so their roundings are those of the largest
+        # sums over a batch cancel, so the largest terms set their rounding
         scale = max(1.0, float(w.float().abs().max()))
         torch.testing.assert_close(
             g, w, rtol=1e-5, atol=1e-6 * scale, msg=lambda text, name=name: f"{name}: {text}"

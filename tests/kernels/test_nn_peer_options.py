@@ -1,5 +1,5 @@
-"""Every further argument of VectorQuantize, and the classes made of it, beside vector-quantize-pytorch;
-tolerances as in test_nn_peer."""
+"""Every further argument of VectorQuantize, and the classes made of it, compared with
+vector-quantize-pytorch; tolerances as in test_nn_peer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OPTIONS = {
         "threshold_ema_dead_code": 1e-9,
         "directional_reparam_variance": 0,
     },
-    # Without averages, behind whose update the peer reads the codewords in the backward pass of all
+    # Without averages: the peer reads the updated codewords in the backward pass
     # distances.
     "cross entropy": {"commitment_use_cross_entropy_loss": True, "ema_update": False},
     "cross entropy heads": {
@@ -125,7 +125,7 @@ def test_same_results_and_codewords_over_training_steps(name):
         for layer in (ours, theirs):
             layer.update_in_place_optimizer()
         same_state(ours, theirs)
-    if "affine" not in name:  # whose averages the peer also moves outside training
+    if "affine" not in name:  # the peer moves its averages outside training, too
         ours.eval(), theirs.eval()
         compare(ours, theirs, normal(3, 40, 16, seed=7))
 
@@ -267,7 +267,7 @@ def test_cross_entropy_of_given_codewords():
 
 
 def test_diversity_of_what_is_no_padding():
-    """Where the peer takes the padding, too."""
+    """The peer uses the padding, too."""
     vq, mask = pair(codebook_diversity_loss_weight=1.0)[0], torch.arange(40).expand(3, 40) < 17
     found = vq(
         normal(3, 40, 16).masked_fill(~mask[..., None], torch.nan),
@@ -354,7 +354,7 @@ def test_residual_same_results_and_codewords(name, masked):
         assert torch.equal(results[0][3], results[1][3])
         for got, want in zip(*results, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-        # whose counts in the peer, from the second layer on, are not those of the indices that it returns
+        # in the peer, from the second layer on, the counts do not match the returned indices
         if "beam" in name:
             for layer, chosen in zip(ours.layers, results[0][3].unbind(-1), strict=True):
                 sizes = 0.8 + 0.2 * torch.bincount(chosen[chosen >= 0], minlength=24)
@@ -376,7 +376,7 @@ def test_residual_same_results_and_codewords(name, masked):
 
 
 def test_residual_with_channels_second():
-    """Where the peer fails."""
+    """The peer fails here."""
     plain, second = (
         ResidualVQ(dim=16, num_quantizers=3, codebook_size=24, channel_last=last) for last in (True, False)
     )

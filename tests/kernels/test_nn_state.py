@@ -1,5 +1,4 @@
-"""VectorQuantize in its surroundings: precision, compile, determinism, copies and state, and what it
-refuses."""
+"""VectorQuantize in its surroundings: precision, compile, determinism, copies and state, refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
 def test_compiles_without_a_break(kind, backend):
     """A graph break is also where the device would be waited for: there is none, in the averages and the
     revival either."""
-    torch._dynamo.reset()  # each kind anew: dynamo counts the versions of a function over all of them
+    torch._dynamo.reset()  # each kind again: dynamo counts the versions of a function over all of them
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
     run = torch.compile(compiled, fullgraph=True, backend=backend)
     mask = torch.arange(20).expand(2, 20) < 15

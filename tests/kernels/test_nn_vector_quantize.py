@@ -86,8 +86,7 @@ def test_learned_codewords_get_the_gradient_of_the_loss():
 
 
 def test_averages_do_not_disturb_the_backward_pass():
-    """Codewords move in place between forward and backward; the gradient is that of the ones that were
-    chosen."""
+    """Codewords move in place between forward and backward; the gradient belongs to the chosen ones."""
     gradients = []
     for freeze in (True, False):
         vq, x = (
@@ -271,7 +270,7 @@ def test_kmeans_init_waits_for_rows_and_takes_few():
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind != "cosine"]
-)  # whose masked loss is measured to the input as given, as the peer does
+)  # the masked loss is measured to the input as given, as in the peer
 def test_mask_is_the_same_as_leaving_rows_out(kind):
     options = {"kmeans_init": kind != "learnable", "codebook_size": 5} | KINDS[kind]
     mask = torch.rand(3, 40, generator=torch.Generator().manual_seed(1)) < 0.6

@@ -28,7 +28,7 @@ def trained(**options):
 
 @pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
 def test_codewords_that_were_copied_without_their_flag(options):
-    """As ema_pytorch does, which averages what is floating point."""
+    """As in ema_pytorch, which averages floating-point values."""
     source, average = trained(**options), copy.deepcopy(layer(1, kmeans_init=True, **options))
     for mine, other in zip(
         (*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True

@@ -1,4 +1,4 @@
-"""What counts as an integer in an argument."""
+"""Values that count as integers in an argument."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the compiler makes of the CUDA kernels: the instructions that their speed was planned with. Needs nvcc
+"""The machine code of the CUDA kernels: the instructions that their speed was planned with. Needs nvcc
 and no GPU.
 
 For sm_90a, and the search by mma.sync, which is the first pass of all other GPUs, for theirs.
@@ -47,7 +47,7 @@ def kernels():
 
 
 def count(operations, pattern):
-    """How many instructions begin like that."""
+    """Count the instructions with that prefix."""
     return sum(re.match(pattern, operation) is not None for operation in operations)
 
 
@@ -64,7 +64,7 @@ def test_registers_suffice(kernels, kernel):
 
 
 def test_the_loop_of_the_head_keeps_to_registers(kernels):
-    """What is not in the loop spills once a pair of passes; the loop is 16 blocks of units of a layer of
+    """Values outside of the loop spill once per pair of passes; the loop is 16 blocks of units of a layer of
     512."""
     for name, lines in kernels(*HEAD).items():
         loop = sass.operations(sass.innermost_loop(lines, r"\bHMMA"))
@@ -79,8 +79,8 @@ def test_the_loop_of_the_head_keeps_to_registers(kernels):
 
 @pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
 def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
-    """A reduction returns nothing. The one atomic that does is the ticket by which the last block knows that
-    it is the last."""
+    """A reduction returns nothing. The one atomic that does is the ticket that tells the last block that it
+    is the last."""
     for name, lines in kernels(*kernel).items():
         found = Counter(
             operation for operation in sass.operations(lines) if re.match(r"(ATOM|RED)(?!S|UX)", operation)
@@ -105,11 +105,11 @@ def test_a_search_fetches_no_number_but_its_place_on_the_list(kernels, kernel):
 
 
 def test_gather_moves_16_bytes_at_a_time(kernels):
-    """float32 has four pieces of x and as many of codewords under way, 16-bit types two of x and four of
+    """float32 has four pieces of x and four of codewords in flight, 16-bit types two of x and four of
     codewords, in the loop."""
     for name, lines in kernels(*GATHER).items():
         pieces = {"ffLi4E": (4, 8), "6__halffLi8E": (2, 6), "13__nv_bfloat16fLi8E": (2, 6)}.get(name)
-        if pieces is None:  # what is not aligned, or float64: by the element
+        if pieces is None:  # unaligned rows, or float64: by the element
             continue
         loop = sass.operations(sass.innermost_loop(lines, r"STG"))
         stores, loads = pieces
@@ -183,7 +183,8 @@ def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
 
 
 def test_threads_fit(kernels):
-    """Registers that the launch bounds leave: more would spill, far fewer waste what was kept for them."""
+    """Registers that the launch bounds leave: more would spill, far fewer would waste the registers kept for
+    them."""
     registers = {}
     for stem in ("vq_assign", "vq_forward", "kmeans_step", "mc_dropout_mlp"):
         _, log = sass.compiled(stem, ARCHITECTURE)

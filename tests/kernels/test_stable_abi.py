@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(
     params=["installed", pytest.param("published", marks=[pytest.mark.slow, pytest.mark.all_cores])],
 )
 def library(request, tmp_path_factory):
-    """The library in use, and that of a wheel, which also has the CUDA kernels where nvcc is installed."""
+    """The library in use, and the library of a wheel, which also has the CUDA kernels if nvcc is
+    installed."""
     if request.param == "installed":
         if not INSTALLED.exists():
             pytest.skip("the compiled kernels are not built")
@@ -59,8 +60,7 @@ def test_every_other_symbol_is_of_the_c_abi_or_the_system(undefined):
 
 
 def test_shims_exist_in_the_oldest_torch_promised(undefined):
-    """Headers are versioned by TORCH_TARGET_VERSION; what they declare only for a newer torch must not be
-    needed."""
+    """Headers are versioned by TORCH_TARGET_VERSION; declarations for a newer torch must not be needed."""
     import torch
 
     include = Path(torch.__file__).parent / "include" / "torch" / "csrc"

@@ -1,4 +1,4 @@
-"""What the transition ops refuse, by which message, and what looks wrong and is not."""
+"""Refusals of the transition ops, their messages, and inputs that look wrong and are not."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_shares_instead_of_their_logarithms(name):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_logarithms_may_be_above_zero(name):
-    """A prior of a set may be more than that of the target, counts are as good as shares, and a constant
+    """A prior of a set may exceed the prior of the target, counts are as good as shares, and a constant
     changes nothing."""
     counts = torch.tensor([[2.0, 1.0, 1.0], [1.0, 3.0, 1.0]], dtype=torch.float64)
     shares = torch.tensor([[0.85, 0.1, 0.05], [0.3, 0.3, 0.4]], dtype=torch.float64)
@@ -160,7 +160,7 @@ def test_logarithms_may_be_above_zero(name):
             torch.testing.assert_close(
                 transition_nll(LOGITS[:2], TARGETS[:2].clamp(max=1), matrix), -log_g[[0, 1], [0, 1]]
             )
-        one = log_transition_matrix(torch.full((1, 7), 1 / 7))  # zeros but for rounding
+        one = log_transition_matrix(torch.full((1, 7), 1 / 7))  # zeros up to rounding
         assert transition_nll(LOGITS[:, [0] * 7], torch.zeros(3, dtype=torch.int64), one).abs().max() < 1e-12
 
 

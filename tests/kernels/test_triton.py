@@ -44,7 +44,7 @@ def test_equals_the_reference(case, metric):
 
 
 def _widened_by_bits(input, input_dtype, output_dtype, rounding, otherwise=interpreter._convert_float):
-    if (input_dtype, output_dtype) == (tl.bfloat16, tl.float32):  # what the hardware does
+    if (input_dtype, output_dtype) == (tl.bfloat16, tl.float32):  # as the hardware does
         return input.view(np.uint16).astype(np.uint32) << 16
     return otherwise(input, input_dtype, output_dtype, rounding)
 
@@ -112,7 +112,7 @@ def test_fast_precision_is_exact_where_float16_cannot_hold_a_row(per_segment):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """What the first and the second pass leave on the list of open outputs, -1 for those that the second one
+    """Return the list of open outputs after the first and the second pass, -1 for outputs that the second one
     settled."""
     kernel, left = sys.modules["uefl_kernels.ops.vq_assign.triton"], {}
 

@@ -1,4 +1,4 @@
-"""What a GPU would be asked to launch: the ops in Triton on CPU tensors, in a process of its own where
+"""The launches on a GPU: the ops in Triton on CPU tensors, in a process of its own where
 launches are counted, not made."""
 
 import pytest

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")
-CROWDED = "four threads on one core"  # threads that wait for each other, none of which may hold the core
+CROWDED = "four threads on one core"  # threads that wait for each other; none of them may hold the core
 CASES = {variant: {"UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"} for variant in VARIANTS} | {
     CROWDED: {"OMP_NUM_THREADS": "4"}
 }

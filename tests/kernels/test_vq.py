@@ -97,7 +97,7 @@ def test_rows_that_are_not_finite():
 
 
 def codebook_gradients(x, codebook, metric="l2"):
-    """Ours and that of the composition, both in float64."""
+    """Our result and the result of the composition, both in float64."""
     gradients = []
     for function in (lambda b: vq(x, b, metric=metric).loss, lambda b: eager(x, b, metric=metric)[1]):
         codes = codebook.clone().requires_grad_()
@@ -310,7 +310,7 @@ def test_compile_fullgraph(full_graph):
     compiled_grad, codebook.grad = codebook.grad, None
     expected, expected_counts = step(x)
     expected.backward()
-    # inductor has an order of its own in which it adds the elements of quantized
+    # inductor adds the elements of quantized in an order of its own
     torch.testing.assert_close(loss, expected)
     assert torch.equal(counts, expected_counts)
     assert torch.equal(compiled_grad, codebook.grad)

@@ -151,7 +151,7 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     ]
     x = LAYOUTS[layout](torch.cat([rows for rows, _ in parts], 1).to(dtypes[0]))
     codebook = parts[0][1] if shared else torch.stack([codes for _, codes in parts])
-    limit = min(torch.finfo(dtypes[1]).max, LARGEST)  # what is beyond is refused
+    limit = min(torch.finfo(dtypes[1]).max, LARGEST)  # larger values are refused
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 
 
@@ -172,7 +172,7 @@ def test_more_than_2_to_the_31_elements():
 
 
 def test_addresses_beyond_2_to_the_31_elements():
-    """Rows 2^26 elements apart, in memory of which little more than those rows is ever touched."""
+    """Rows 2^26 elements apart; little more memory than those rows is ever touched."""
     memory = torch.empty((1 << 31) + (1 << 27), dtype=torch.bfloat16)
     x = memory.as_strided((34, 16), (1 << 26, 1))
     expected = torch.arange(34) % 7

@@ -51,7 +51,7 @@ def compare(op, x, codebook, indices, g, pull):
         assert got.stride() == want.stride() == torch.empty_like(x).stride()
         assert torch.equal(got.nan_to_num(nan=-7.0), want.nan_to_num(nan=-7.0))
     got, want = op(x, codebook, indices, g, pull, True), reference(x, codebook, indices, g, pull, True)
-    # Both round once to the dtype of x what they have in float64, where the terms of a segment have a few
+    # Both round their float64 result once to the dtype of x, where the terms of a segment have a few
     # more roundings.
     terms = (
         want.double()

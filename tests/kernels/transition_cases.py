@@ -76,7 +76,7 @@ def assert_near(found, expected, dtype, terms=1.0, units=1):
     torch.testing.assert_close(found, expected, rtol=max(units * epsilon, atol), atol=atol, equal_nan=True)
 
 
-# Logits of one set of which a row has no softmax, and its proportions.
+# Logits of one set with a row without a softmax, and its proportions.
 NO_DISTRIBUTION = [
     ([[torch.inf, 0], [0, 0]], [0, 1]),
     ([[torch.inf, 0, 0], [0, 0, 0]], [0, 1, 0]),

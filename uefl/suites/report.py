@@ -33,14 +33,14 @@ _LEGEND = (
 )
 _OF_A_ROUND = {
     "selected_accuracy": (
-        ", selected_accuracy that of the round which is best on the server's validation images"
+        ", selected_accuracy is the accuracy of the round that is best on the server's validation images"
     ),
     "best_": ", what begins with best_ that of the round whose accuracy on the test images is the highest",
 }
 _PAPER = "The paper's numbers are of one run each, without a deviation."
 _CPU = (
-    "This is the scale `cpu`: smaller networks, fewer images and rounds, of which the numbers of the full"
-    " size cannot be expected. `--scale paper` is the full size."
+    "This is the scale `cpu`: smaller networks, fewer images and rounds. Do not expect the numbers of the"
+    " full size, which is `--scale paper`."
 )
 
 
@@ -163,7 +163,10 @@ def differences(result: Result) -> list[Block]:
     # an arm without a codebook has no number of codewords
     shown = [m for m in suite.measures if set(found[m]) != {"-"}]
     rows = [[f"{case} / {arm}", *(found[m][i] for m in shown)] for i, (case, arm) in enumerate(arms)]
-    return [f"Every measure less that of {suite.against}, likewise:", Table("", ["case / arm", *shown], rows)]
+    return [
+        f"Difference of every measure to {suite.against}, paired by seed:",
+        Table("", ["case / arm", *shown], rows),
+    ]
 
 
 def content(result: Result, pictures: list[Picture]) -> Content:

@@ -3,7 +3,7 @@
 //
 // A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until
 // now and then another is drawn, so that a missing barrier shows as wrong numbers, the same ones in every
-// run. When nobody may go on, the kernel hangs, and the test says so. __shared__ variables are static, which
+// run. If no thread may go on, the kernel hangs, and the test fails. __shared__ variables are static, which
 // is right while one block runs at a time; a warp operation exchanges values through a table and a barrier of
 // its 32 threads, which all must reach it, as the hardware demands of a full mask. It shows indexing,
 // barriers and arithmetic right or wrong, and says nothing about speed.
@@ -187,8 +187,7 @@ void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... argumen
 }
 
 // The same where all blocks are there at once: one runs up to a barrier of the grid, then the next one does.
-// What __shared__ variables held before that barrier is lost after it, since the blocks have the same ones
-// here.
+// The contents of __shared__ variables are lost at that barrier, since all blocks share them here.
 template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   struct Block {
@@ -268,7 +267,7 @@ inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); 
 
 // Built without contraction, plain operators round as these do.
 inline float __fdividef(float a, float b) { return a / b; }
-#define __expf expf  // whose name the C library has
+#define __expf expf  // a name that the C library has, too
 #define __logf logf
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }

@@ -1,8 +1,8 @@
 // csrc/cuda/hopper.h on the CPU, as early or as late as the PTX manual allows, as it is drawn: a bulk copy
-// happens at once or when somebody waits for the barrier that it reports to, a product when its group is
-// committed or waited for. What reads before it has waited, or hands memory back before what reads it is
-// done, gets wrong numbers; a register of the left operand that changes before its products are done ends the
-// test. The right operand is found from the bits of its descriptor alone.
+// happens at once or when a thread waits for its barrier, a product when its group is committed or waited
+// for. A kernel that reads too early, or releases memory too early, gets wrong numbers; a register of the
+// left operand that changes before its products are done ends the test. Only the bits of the descriptor
+// locate the right operand.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace emulation {
 
 struct CountingBarrier {
   unsigned block = 0, arrivals = 0, missing = 0,
-           parity = 0;  // since block number so many; of the phase that is under way
+           parity = 0;  // since the given block number; of the phase that is under way
   int64_t bytes = 0;
   std::vector<std::function<void()>> copies = {};
   Waiting waiting = {};
@@ -38,7 +38,7 @@ inline CountingBarrier& at(const void* barrier) {
   return found;
 }
 
-// A named barrier: so many threads of this block, some of which go on at once.
+// A named barrier: a number of threads of this block; some of them do not wait.
 struct NamedBarrier {
   unsigned block = 0;
   int arrived = 0;
@@ -70,7 +70,7 @@ inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
     refuse("a descriptor that does not begin in a first row");
   unsigned at = start + r / 8 * rows_apart + r % 8 * kRowBytes[mode] + i * 16;
   at ^= (at >> 7 & (kRowBytes[mode] / 16 - 1))
-        << 4;  // the three address bits from 7 on, of which narrower modes use fewer
+        << 4;  // the three address bits from 7 on; narrower modes use fewer
   if (at + 16 > sizeof shared) refuse("an operand beyond shared memory");
   std::array<uint16_t, 8> halves;
   std::memcpy(halves.data(), shared + at, 16);

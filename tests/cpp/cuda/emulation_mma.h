@@ -91,7 +91,7 @@ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
       return pair;
     });
   }
-  __syncwarp();  // all have read what the addresses point to
+  __syncwarp();  // all threads have read their operands
 }
 
 // a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}; b: {rows 2t..,

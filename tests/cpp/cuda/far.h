@@ -1,4 +1,4 @@
-// Memory of many gigabytes, of which those pages are there that somebody has touched: for offsets that 32
+// Memory of many gigabytes, with only the touched pages present: for offsets that 32
 // bits do not hold.
 #pragma once
 

@@ -19,7 +19,7 @@ struct Codebook {
   std::vector<int64_t> listed;
   uefl::cuda::Packed packed{};
 
-  // x: rows of which some are measured, or null.
+  // x: rows to measure, or null.
   template <class T, class Row>
   Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x, unsigned blocks = 3)
       : norms(shape.books * shape.padded_k / 4),
