@@ -244,7 +244,7 @@ def test_the_report_says_what_the_entropy_is_of(finished):
     text = (finished / "report.md").read_text()
     assert "2 members" in text
     assert "passes" not in text
-    assert "first member" in text
+    assert "First member of the ensemble" in text
 
 
 def test_members_of_another_number_are_refused_on_resume(tmp_path):
