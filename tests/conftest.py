@@ -2,7 +2,7 @@
 where they are.
 
 Every test begins with the same seeds and the same number of threads, whatever ran before it; a fixture that a
-module shares is made before that, so that it must seed what it draws. And one import must be the first of its
+module shares is made before that, so it must seed its own draws. And one import must be the first of its
 kind: Triton decides when it is imported whether its kernels are interpreted.
 """
 
@@ -10,7 +10,7 @@ import os
 
 # before torch; threads that spin while they wait multiply the time of a busy machine
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# processes that share the cores: each has its part of them, also in what it starts
+# processes that share the cores: each has its part of them, in its child processes, too
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault(
         "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
@@ -58,16 +58,16 @@ THREADS = torch.get_num_threads()  # before any test
 
 
 def pytest_collection_finish():
-    """Where a test forks processes off one that has not imported the package, that one starts before the
-    first test."""
+    """Some tests fork processes off one that has not imported the package. It starts before the first
+    test."""
     if "tests.fresh" in sys.modules:
         sys.modules["tests.fresh"].start()
 
 
 @pytest.fixture(autouse=True)
 def _whatever_ran_before():
-    """A draw without a seed of its own is the same alone, in any order and every time; threads that a run has
-    set do not stay."""
+    """A draw without a seed of its own is the same in every selection and order of tests; threads that a run
+    has set do not stay."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  # some libraries draw from it
     torch.manual_seed(0)
@@ -100,8 +100,8 @@ def data_root():
 
 @pytest.fixture
 def make_images(tmp_path):
-    """Write ``count`` random images of a PIL mode to tmp_path/folder; the pixels depend on the folder
-    alone."""
+    """Write ``count`` random images of a PIL mode to tmp_path/folder; the pixels depend only on the
+    folder."""
 
     def make(folder, count=5, size=(8, 6), mode="L"):
         path = tmp_path / folder
@@ -143,8 +143,8 @@ def idx_root(tmp_path):
 
 @pytest.fixture
 def cifar_root(tmp_path, monkeypatch):
-    """A data root with CIFAR-10 as torchvision stores it, of 200 training and 40 test images, whose checksums
-    torchvision is told."""
+    """A data root with CIFAR-10 as torchvision stores it, with 200 training and 40 test images; torchvision
+    gets their checksums."""
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / "root" / CIFAR10.base_folder

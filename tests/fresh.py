@@ -1,8 +1,8 @@
 """A process that has imported torch and nothing of ours, in a moment: it is forked from one that has, where a
 new Python takes seconds.
 
-For tests of what happens while ``uefl_kernels`` is imported. What is in Python's own start, or without torch,
-needs a new Python.
+For tests of what happens while ``uefl_kernels`` is imported. Tests of the start of Python, or without torch,
+need a new Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def start() -> None:
 
 
 def python(code: str, *arguments: str, **environment: str) -> CompletedProcess[str]:
-    """Run ``code`` as ``python -c`` does, with variables of the environment beside those of this process."""
+    """Run ``code`` as ``python -c`` does, with variables in addition to the environment of this process."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
         process = _processes.Process(target=_run, args=(code, arguments, os.environ | environment, files))

@@ -1,9 +1,9 @@
 """Triton's interpreter without its most expensive habit, so that tests of kernels take two thirds of the
 time.
 
-Triton 3.6 replaces every builtin of ``triton.language`` with one that runs on NumPy, and does so anew at each
-call of one jitted function by another; to find the builtins it lists all members of the module each time.
-Within a launch the first time suffices.
+Triton 3.6 replaces every builtin of ``triton.language`` with one that runs on NumPy, again at each call of
+one jitted function by another; to find the builtins it lists all members of the module each time. Within a
+launch the first time suffices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def patch_once_a_launch() -> None:
             id(value) for value in function.__globals__.values() if value is tl or value is tl.core
         )
 
-    class Launch(scope_type):  # what the outermost call gets; device functions drop theirs
+    class Launch(scope_type):  # the arguments of the outermost call; device functions drop theirs
         def restore(self) -> None:
             super().restore()
             patched.clear()

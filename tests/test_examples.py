@@ -1,4 +1,4 @@
-"""The examples run and show what they say; each takes well under a minute."""
+"""The examples run and print their results; each takes well under a minute."""
 
 import importlib.util
 import itertools
@@ -22,7 +22,7 @@ SCRIPTS = {
     "train_uefl": (["1", "1"], ["fedavg", "uefl"]),
     "train_fedul": (["1"], ["fedul", "fedul-m1", "supervised"]),
 }
-"""training scripts: the rounds that they are given, and their arms"""
+"""training scripts: their rounds and arms"""
 
 
 @pytest.mark.slow

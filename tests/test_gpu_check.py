@@ -1,5 +1,5 @@
-"""What checks the kernels on a GPU machine, rehearsed without one: limits, summaries, and what is left
-behind."""
+"""The check of the kernels on a GPU machine, rehearsed without one: limits, summaries, and remaining
+files."""
 
 import json
 import os

@@ -137,7 +137,7 @@ def test_tiles_are_swizzled():
 
 @pytest.mark.parametrize("name", ["packed_3_1", "g4_3_1_turns", "g8_3_1_turns_first"])
 def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
-    """What four lanes would keep of exact scores names the nearest codeword; of scores of other codewords it
+    """The scores that four lanes would keep lead to the nearest codeword; of scores of other codewords it
     does not."""
     monkeypatch.setattr(gpu_variants, "CHECKED", 128)
     variant, data = Variant(name), gpu_variants.Data(256, 64, 384, "cpu")

@@ -1,4 +1,4 @@
-"""What several files of tests share."""
+"""Shared by several files of tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def drawn(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _registered_here(monkeypatch):
-    """An algorithm that a test registers is known in this test alone."""
+    """An algorithm that a test registers is known only in this test."""
     monkeypatch.setattr(base, "_registered", base.registry())
 
 

@@ -27,7 +27,7 @@ _WAITS = {
     "unique_consecutive",
     "bincount",
 }
-# with deterministic kernels, as a run has them; not what the gradient of an index calls
+# with deterministic kernels, as a run has them; not the ops in the gradient of an index
 _PUTS = {"index_put", "index_put_"}
 
 
@@ -62,8 +62,8 @@ class Tape:
 
 
 class _Writing(TorchDispatchMode):
-    """Carries the operations out as well, since later ones need tensors of the right shape; what they change
-    is put back."""
+    """Carries the operations out as well, since later ones need tensors of the right shape; their changes are
+    undone."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from uefl.report.words import means
 
 
 class Changed:
-    """An engine, of which some clients' replies are changed before they travel."""
+    """An engine that changes the replies of some clients."""
 
     def __init__(self, engine, change, clients):
         self.engine, self.change, self.names = engine, change, clients
@@ -47,7 +47,7 @@ def measured(name, value):
 
 
 def more(part, value):
-    """What nobody asked for, beside what was asked for."""
+    """Unrequested tensors in addition to the requested ones."""
 
     def change(reply):
         getattr(reply, part).update(value)
@@ -160,7 +160,7 @@ def test_finite_numbers_that_make_no_model_are_left_out_and_the_others_go_on(par
 
 
 class Overflows(FedAvg):
-    """Its own aggregate squares what it has made."""
+    """Its aggregate squares the tensors."""
 
     def aggregate(self, state, averages):
         super().aggregate(state, averages)

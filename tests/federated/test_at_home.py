@@ -27,7 +27,7 @@ ALGORITHMS = {
 
 
 class Silos:
-    """An engine over a program for each client, which keeps what is its own in a folder; counts the bytes of
+    """An engine over a program for each client, which keeps its state in a folder; counts the bytes of
     packets."""
 
     def __init__(self, cfg, fed, folder):
@@ -107,7 +107,7 @@ OWN_CODEWORDS = {
 
 @pytest.mark.parametrize("name", OWN_CODEWORDS)
 def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
-    """The server has zeros, or the codewords that it drew from the seed, and the metrics are the same."""
+    """The server has zeros, or codewords drawn from the seed, and the metrics are the same."""
     cfg = settings("uefl", **{"extend": "all", "rounds": [2, 2, 1]} | OWN_CODEWORDS[name])
     fed, engines = federation(), []
     local = arm(cfg, fed)[0]

@@ -21,7 +21,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def fake_run(monkeypatch, tmp_path):
-    """A module ``uefl.run`` that writes a folder by hand and keeps what it was asked; its ``fails`` is raised
+    """A module ``uefl.run`` that writes a folder by hand and keeps its arguments; its ``fails`` is raised
     instead."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # with either, rich takes anything for a terminal

@@ -1,4 +1,4 @@
-"""Docstrings of the federated layer: what a public function raises stands there."""
+"""Docstrings of the federated layer: public functions list their errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def functions(node: ast.AST) -> Iterator[tuple[ast.FunctionDef, str]]:
 
 
 def raised(node: ast.AST) -> Iterator[str]:
-    """The names of the errors that a function raises itself; what a function inside of it raises is not its
-    own."""
+    """The names of the errors that a function raises itself; errors of inner functions are not its own."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call):
             yield ast.unparse(inner.exc.func)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """As on a machine where nobody has set anything; the compiled parts are as each test says."""
+    """As on a machine without settings; the compiled parts are as each test says."""
     for name in doctor.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(library, "_forced", "auto")

@@ -1,5 +1,5 @@
-"""A share of the clients measures the model of a round: who does, what is recorded of the others, and that
-nothing is lost with them."""
+"""A share of the clients measures the model of a round: participants, records of the others, and no lost
+data."""
 
 import json
 

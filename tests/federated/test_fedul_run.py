@@ -1,4 +1,4 @@
-"""Runs on unlabeled sets through their folder: interruptions change nothing, and what an arm lacks is said
+"""Runs on unlabeled sets through their folder: interruptions change nothing, and a lack of data is reported
 before anything is written."""
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_own_sets_through_the_command(tmp_path):
     # the folder brings its own
     assert not [key for key in ("clients", "sets") if f"\n{key} = " in path.read_text()]
     assert config.load_whole(path) == cfg
-    (tmp_path / "sets").rename(tmp_path / "elsewhere")  # what a run has left is good without its data
+    (tmp_path / "sets").rename(tmp_path / "elsewhere")  # a finished run is usable without its data
     assert set(read_run(tmp_path / "run").arms) == {"fedul", "m1"}
     assert saved.load(tmp_path / "run" / "model-m1.safetensors").classes == ("cat", "dog")
     (tmp_path / "run" / "summary.json").unlink()
@@ -200,7 +200,7 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
 
 @pytest.mark.parametrize("sets", [10, 40])
 def test_the_preset_of_the_baselines_trains_them_all(tmp_path, sets):
-    """On digits in the place of its data, for one round."""
+    """On digits instead of its data, for one round."""
     small = [
         "source=digits",
         "clients=2",

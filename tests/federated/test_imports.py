@@ -14,8 +14,8 @@ ROOT = Path(uefl.__file__).parent
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """For every module the modules of the package that it imports, also inside of functions, but not for its
-    types alone."""
+    """For every module the modules of the package that it imports, also inside of functions, except imports
+    only for types."""
     modules = {module_name(path, ROOT): path for path in ROOT.rglob("*.py")}
     return {
         name: imported(path, name, set(modules)) & modules.keys() - {name} for name, path in modules.items()

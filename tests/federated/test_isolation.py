@@ -37,7 +37,7 @@ def small(out, **keys):
 
 
 def result(out):
-    """What the run computed: the model, and the metrics."""
+    """The results of the run: the model, and the metrics."""
     return {
         name: hashlib.sha256((out / name).read_bytes()).hexdigest()
         for name in ("model-fedavg.safetensors", "metrics.jsonl")
@@ -150,7 +150,7 @@ def test_caller_of_many_contexts(tmp_path, alone):
 
 
 def test_resumed_in_a_context(tmp_path, alone):
-    """The second half of a run whose caller differs from that of the first half."""
+    """The second half of a run with another caller than the first half."""
 
     class Stop(Exception):
         pass
@@ -177,7 +177,7 @@ def test_failed_run_restores_the_process(tmp_path):
 
 @pytest.mark.filterwarnings("default:a round is over")
 def test_warnings_as_errors(tmp_path, alone):
-    """A warning is no reason to end a run, and the filters are those of the caller afterwards."""
+    """A warning does not end a run, and the caller's filters are restored afterwards."""
 
     class Warned(uefl.api.Logged):
         def round(self, arm, round, records):
@@ -192,7 +192,7 @@ def test_warnings_as_errors(tmp_path, alone):
 
 
 def test_two_threads(tmp_path, alone):
-    """Both draw from torch's global generator; each has the bits that it has alone."""
+    """Both draw from torch's global generator; each has the bits of a run by itself."""
     failed = []
 
     def work(out):

@@ -42,7 +42,7 @@ def test_it_is_in_the_metrics_the_summary_and_the_report_whether_the_run_is_inte
     assert whole.summary["failing"]["rejected"] == 1
     assert whole.summary["failing"]["left_out"] == {"no memory left": 1}
     assert "| failing | silo-1 | 2 | 1 | no memory left |" in (whole.path / "report.md").read_text()
-    for when in ((1, "silo-0"), (2, "silo-1")):  # in the exchange that it is left out of, and behind it
+    for when in ((1, "silo-0"), (2, "silo-1")):  # in the rejected exchange, and after it
         out = tmp_path / f"stopped-{when[0]}"
         with pytest.raises(KeyboardInterrupt):
             run(out, Killer(("failing", *when)))
@@ -63,7 +63,7 @@ def test_the_progress_of_a_suite_counts_rounds_that_were_measured(tmp_path):
 
 
 def test_an_answer_of_no_use_is_left_out_as_the_algorithm_says():
-    """FedIIR: a client that says that it has gone through no batch."""
+    """FedIIR: a client that reports no batch."""
     one, _, notices = arm(settings("fediir", rounds=[1], quorum=0.5))
     honest = one.engine._clients["silo-1"]
 

@@ -62,7 +62,7 @@ def test_perplexity_of_a_batch_of_histograms():
 
 
 def test_a_record_has_each_metric_under_its_name():
-    """Of the last model, without dropout: those of the test images, and of the images held out."""
+    """Of the last model, without dropout: for the test images, and for the holdout."""
     one, room, _ = arm(settings("fedavg", dropout=0.0))
     last = finish(one)[-3:]
     room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))

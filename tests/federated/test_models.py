@@ -128,7 +128,7 @@ OURS = {name: kind for name, kind in registry().items() if kind.__module__.start
     "name", [name for name, kind in OURS.items() if kind.kind == "labeled" and kind.trains_clients]
 )
 def test_every_algorithm_refuses_a_client_of_one_image(name):
-    """Where batch norm sees one value per channel, here behind the encoder."""
+    """Batch norm sees one value per channel, here after the encoder."""
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
     room = workspace(settings(name), fed)
     room.net.encoder = torch.nn.Sequential(room.net.encoder, torch.nn.BatchNorm2d(16))
@@ -138,7 +138,7 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """Files as torchvision's, with other numbers in them; that of VGG without its large classifier."""
+    """Files as torchvision's, with other numbers in them; the size of VGG without its large classifier."""
     from torchvision.models import resnet18, vgg16_bn
 
     torch.manual_seed(3)
@@ -290,7 +290,7 @@ def test_private_parts_are_found_by_name_and_layer():
     assert flat.private(lambda name, owner: False) is None
     values, buffers = flat.private(lambda name, owner: isinstance(owner, torch.nn.BatchNorm2d))
     assert int(buffers.sum()) == len(buffers) == len(flat.buffers)
-    assert int(values.sum()) == len(buffers)  # scale and shift are as many as means and variances
+    assert int(values.sum()) == len(buffers)  # scale and shift have the size of means and variances
     values, buffers = flat.private(lambda name, owner: name.startswith("head.fc2."))
     assert (int(values.sum()), int(buffers.sum())) == (16 * 3 + 3, 0)
     named = flat.named(values.float(), buffers.float())

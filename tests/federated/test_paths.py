@@ -173,7 +173,7 @@ FULL = OSError(28, "No space left on device")
 
 
 def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):
-    """The message names the file, and what is left does not keep the next start from the folder."""
+    """The message names the file, and remaining files do not block the next start in the folder."""
     for file in ("manifest.json", "config.toml"):
         with monkeypatch.context() as patch:
             write = Path.write_text

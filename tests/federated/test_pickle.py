@@ -1,5 +1,4 @@
-"""Nothing in the packages unpickles: what a stranger sends, or has put into a run folder, is data and never a
-program."""
+"""Nothing in the packages unpickles: messages and files of strangers are data and never programs."""
 
 import ast
 from pathlib import Path
@@ -15,8 +14,8 @@ CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
 
 
 def unpickles(source: str) -> list[str]:
-    """What in a source file could unpickle; ``np.load`` must say that it does not, ``torch.load`` that it
-    builds tensors alone."""
+    """Calls in a source file that could unpickle; ``np.load`` must say that it does not, ``torch.load`` that
+    it builds tensors alone."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -25,7 +25,7 @@ def presets():
 
 @pytest.mark.parametrize("name", presets())
 def test_every_arm_of_a_preset_trains(name, every_source):
-    """On small generated files in the place of its data."""
+    """On small generated files instead of its data."""
     trains(config.load(name), every_source)
 
 

@@ -1,5 +1,5 @@
-"""Differential privacy of clients: the mechanism beside plain formulas, the accountant beside published
-numbers, and what is refused."""
+"""Differential privacy of clients: the mechanism against plain formulas, the accountant against published
+numbers, and refusals."""
 
 import io
 import math
@@ -138,7 +138,7 @@ def test_the_noise_is_normal_and_made_from_key_place_and_what_it_hides():
         gaussian(b"kez", hides, 2.0, "arm", 3),
         gaussian(b"key", hides, 2.0, "arm", 4),
         gaussian(b"key", hides + 1e-300, 2.0, "arm", 3),
-        # of one draw at two scales the difference would give what it hides away
+        # the difference of one draw at two scales would reveal the hidden update
         gaussian(b"key", hides, 4.0, "arm", 3),
     ):
         assert abs(float(np.corrcoef(one.numpy(), other.numpy())[0, 1])) < 0.02
@@ -297,7 +297,7 @@ def test_an_arm_ends_before_it_spends_too_much():
     assert max(r["round"] for r in finish(exact)) == 1
 
 
-# --- what is refused --------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------
 
 
 def room(name="fedavg", **keys):

@@ -1,5 +1,4 @@
-"""Runs with differential privacy in their folders: what the summary says, and the key that the noise is made
-from."""
+"""Runs with differential privacy in their folders: the summary, and the key of the noise."""
 
 import stat
 

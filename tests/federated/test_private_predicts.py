@@ -1,4 +1,4 @@
-"""Private tensors for training alone: they are in no prediction, so they are in no saved model and make no
+"""Private tensors only for training: they are in no prediction, so they are in no saved model and make no
 global accuracy."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .tiny import KEYS, arm, finish, settings
 
 
 class Counting(Algorithm):
-    """FedAvg whose clients count their rounds."""
+    """FedAvg with clients that count their rounds."""
 
     def client_state(self, client):
         return {"turns": torch.zeros(())}

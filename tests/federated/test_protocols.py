@@ -1,4 +1,4 @@
-"""Who takes part, what is measured beside the global model, and what the summary says of it."""
+"""Participants, measurements in addition to the global model, and their summary."""
 
 import pytest
 import torch
@@ -83,8 +83,8 @@ def test_bytes_are_those_of_the_tensors():
 
 
 def test_messages_that_only_measure_are_counted():
-    """By hand, in models: rounds 0 and 1 of one iteration and round 2 of another, of which two of three
-    clients train each."""
+    """By hand, in models: rounds 0 and 1 of one iteration and round 2 of another; two of three clients train
+    in each."""
     one, _, _ = arm(settings("fedavg", participation=0.6), federation(unseen=1))
     records = finish(one)
     model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
@@ -163,7 +163,7 @@ def test_three_epochs_are_as_many_steps_as_they_take():
 
 
 def lines(accuracies, **more):
-    """Records of as many rounds as there are rows, with an accuracy for each client."""
+    """Records of one round per row, with an accuracy for each client."""
     first = run_folder.records(("fedavg",), len(accuracies[0]))[: len(accuracies[0])]
     return [
         line | {"round": i, "iteration": 0, "accuracy": value, "bytes_sent": 3, "bytes_received": 2} | more

@@ -34,7 +34,7 @@ def both(name, algorithm=None, fed=None, tape=None, **keys):
 
 
 def test_who_says_so():
-    """Of those of today; a method that leaves the step as it is joins them by itself."""
+    """The current algorithms; a method that leaves the step as it is joins them by itself."""
     assert {
         "fedavg",
         "fedavg-wide",
@@ -113,7 +113,7 @@ def test_it_holds_for_unlabeled_sets(name):
 
 
 class Fixed(Algorithm):
-    """Of whose network a part is not trained, not by weight decay either."""
+    """A part of its network is not trained, not even by weight decay."""
 
     def build_model(self, spec):
         net = super().build_model(spec)
@@ -163,7 +163,7 @@ class Draws(Algorithm):
 
 
 class Chooses(Algorithm):
-    """Claims what is not so: how many images it takes is known on the device alone."""
+    """Claims what is not so: only the device knows the number of images."""
 
     static_step = True
 
@@ -225,7 +225,7 @@ def test_a_class_that_changes_the_step_has_to_say_so_itself():
             pass
 
     class Behind(Says, AlsoSilent):
-        """What was said of one class says nothing of another one beside it."""
+        """A claim of one class does not hold for another one."""
 
     kinds = (Silent, Below, Says, AlsoChanges, OtherMethods, Behind)
     assert [is_static(kind()) for kind in kinds] == [False, False, True, False, True, False]

@@ -288,7 +288,7 @@ def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
 
 
 def test_the_codebooks_that_an_unseen_client_may_take_are_in_the_report(tmp_path):
-    """Each with the accuracy of the last round, of that client alone; an arm without codebooks has none."""
+    """Each with the accuracy of the last round of its client; an arm without codebooks has none."""
     lines = run_folder.records()
     for line in [line for line in lines if line["client"] == "silo-2"]:
         line["unseen"] = True

@@ -1,4 +1,4 @@
-"""What the pages of a report say and how: HTML, names of clients, several runs, terminals that lack
+"""The contents of the pages of a report: HTML, names of clients, several runs, terminals that lack
 characters."""
 
 import io

@@ -1,4 +1,4 @@
-"""What a report says first: who is ahead and whether that may be chance, when and where the run was made."""
+"""The verdict of a report: who is ahead and whether that may be chance, when and where the run was made."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from . import run_folder
 
 
 def folder(path, first, second, images=None):
-    """A run of two arms whose accuracy is the same in all rounds."""
+    """A run of two arms with the same accuracy in all rounds."""
     lines = run_folder.records(("fedavg", "uefl"))
     for line in lines:
         line["accuracy"] = first if line["arm"] == "fedavg" else second

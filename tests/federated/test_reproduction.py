@@ -1,4 +1,4 @@
-"""The suites of reproduction/ ask what the paper's tables ask: their data, sizes, arms and printed numbers,
+"""The suites of reproduction/ match the paper's tables: their data, sizes, arms and printed numbers,
 from the paper's text.
 
 The numbers here were copied from the paper (Zhang, Cao and Liu, ICML 2025) independently of the files, by
@@ -184,7 +184,7 @@ TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
         },
     },
 }
-# tables 13 to 16: rows of silos or domains, of which the suites print the mean; VQ loss, perplexity, entropy,
+# tables 13 to 16: rows of silos or domains; the suites print their mean; VQ loss, perplexity, entropy,
 # accuracy
 BY_DOMAIN = {
     ("table14", "8", "uefl"): [

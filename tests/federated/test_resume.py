@@ -1,5 +1,4 @@
-"""Runs that go on in their folder: interruptions change nothing, and what does not belong together is
-refused."""
+"""Runs that go on in their folder: interruptions change nothing, and mismatched folders are refused."""
 
 from __future__ import annotations
 

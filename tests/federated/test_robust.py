@@ -1,5 +1,5 @@
-"""Robust rules in the place of the mean: beside plain formulas and Flower's own functions, against clients
-that lie, and when resumed."""
+"""Robust rules instead of the mean: compared with plain formulas and Flower's functions, against clients that
+lie, and when resumed."""
 
 from dataclasses import replace
 

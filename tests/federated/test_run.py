@@ -1,4 +1,4 @@
-"""Whole runs through their folder: what is written, and what is refused before anything is."""
+"""Whole runs through their folder: its files, and refusals before anything is written."""
 
 from __future__ import annotations
 

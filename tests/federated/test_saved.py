@@ -1,4 +1,4 @@
-"""Saved models: what goes in, what is refused."""
+"""Saved models: inputs and refusals."""
 
 import json
 import re

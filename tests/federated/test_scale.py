@@ -1,4 +1,4 @@
-"""Many clients: the memory of a run does not follow their number, nor does what the clients do."""
+"""Many clients: the memory and the work of a run do not depend on their number."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What protects the data of a client is drawn from its own secret: whoever knows the run's seed, and all
+"""Draws that protect the data of a client come from its own secret: whoever knows the run's seed, and all
 messages, cannot draw it again."""
 
 import re

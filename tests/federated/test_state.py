@@ -1,4 +1,4 @@
-"""What an algorithm keeps between turns, on the server and at a client, and what it draws there."""
+"""State of an algorithm between turns, on the server and at a client, and its draws."""
 
 import pytest
 import torch
@@ -214,7 +214,7 @@ def test_a_client_that_never_trained_is_measured_with_the_mean_of_those_that_hav
         assert sent[1][first[0]].reference[part].equal(tensor)
     assert sent[1][never].options["newcomer"] is True
     assert "newcomer" not in sent[1][first[0]].options
-    # dropout alone tells them apart
+    # only dropout tells them apart
     assert abs(records[never]["accuracy"] - records[never]["global_accuracy"]) < 0.2
     resumed = arm(
         settings(

@@ -52,7 +52,7 @@ def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path
         runner.check_own(tmp_path / "out", "tiny", jobs)
     results = tmp_path / "out" / "results.json"
     results.write_text(json.dumps(report.plain(report.Result(whole, "cpu", {}, {}))))
-    runner.check_own(tmp_path / "out", "tiny", jobs)  # whose cases have other names now
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # its cases have other names now
     (tmp_path / "mine.toml").write_text(TINY)
     before = results.read_bytes()
     refused = CliRunner().invoke(app, ["suite", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
@@ -240,8 +240,8 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
 
 
 def _shows_features_and_codewords(run: Path) -> None:
-    """A panel for each client: nine tokens of each of its ten test images, the four shared codewords, and
-    those that it has got."""
+    """A panel for each client: nine tokens of each of its ten test images, the four shared codewords, and its
+    own."""
     panels = features.draw(run, None).axes
     books = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]
     assert [ax.get_title() for ax in panels] == [
@@ -252,7 +252,7 @@ def _shows_features_and_codewords(run: Path) -> None:
 
 
 def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment() -> None:
-    """Two codebooks of four codewords, and as many of each that were added; ten tokens of two segments."""
+    """Two codebooks of four codewords, with equal extensions; ten tokens of two segments."""
     rng = np.random.default_rng(0)
     found = {name: rng.normal(size=(10, 1, 1, 6)) for name in ("silo-0", "silo-1")}
     for ax in features.panels(found, dict.fromkeys(found, rng.normal(size=(2, 8, 3))), 4).axes:
@@ -261,8 +261,7 @@ def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment
 
 
 def test_codewords_for_what_others_leave_are_drawn_from_the_mean_on() -> None:
-    """Features around (9, 9); a client's added codeword is nothing, so that it stands in the middle of
-    them."""
+    """Features around (9, 9); a client's added codeword is zero, so it lies in the middle of them."""
     found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
     book = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
     for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):
@@ -345,7 +344,7 @@ def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
 def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The count is that of the network and of one client's codebook."""
+    """The count covers the network and one client's codebook."""
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     job = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path / "out", threads=1)[1]
     run.train(
@@ -363,7 +362,7 @@ def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(
     )
     cost.measure(job.folder, gpu=False)
     assert set(cost.read(job.folder)) == {"parameters_millions", "milliseconds"}
-    for _ in range(2):  # the file of a machine without a GPU is not the last word, that of one with is
+    for _ in range(2):  # a machine with a GPU replaces the file of one without
         cost.measure(job.folder, gpu=True)
     found = cost.read(job.folder)
     assert set(found) == set(cost.MEASURES)

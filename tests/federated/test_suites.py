@@ -92,7 +92,7 @@ def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
 
 @pytest.mark.slow
 def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path) -> None:
-    """At its own size, on images of theirs, but for a narrower CNN and weights from scratch; few images, and
+    """At its own size, on images of theirs, except a narrower CNN and weights from scratch; few images, and
     the last arm of a case."""
     trained: set[tuple[object, ...]] = set()
     for name in suite.suites():
@@ -123,7 +123,7 @@ def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path
     "file", sorted((REPRODUCTION / "preregistration").glob("*.toml")), ids=lambda file: file.stem
 )
 def test_a_comparison_that_was_planned_can_still_be_run(file: Path) -> None:
-    """With the methods that it was written for: their keys are those of today."""
+    """With the methods that it was written for and their present keys."""
     configs = suite.load(str(file)).configs("cpu")
     assert all(cfg.arms for cfg in configs.values())
 
@@ -158,8 +158,7 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
 
 
 def test_the_wider_network_has_the_parameters_of_a_codebook_that_was_extended_twice() -> None:
-    """The control for the size of a method, in the preset and at both scales of its suite, of which one is
-    that of the paper."""
+    """The control for the size of a method, in the preset and at both scales of its suite."""
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
     assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [
         (8, 9, 24),

@@ -1,4 +1,4 @@
-"""The step loop of a client: its optimizers are those of torch, its budget is in epochs or in steps."""
+"""The step loop of a client: optimizers of torch, a budget in epochs or in steps."""
 
 import pytest
 import torch

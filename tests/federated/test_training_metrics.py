@@ -1,4 +1,4 @@
-"""What the client half of an algorithm measures while it trains, ``work.metrics``."""
+"""Measurements of a client during its training, ``work.metrics``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_training_accuracy_is_that_of_the_steps():
 
 
 def test_the_loss_of_the_quantiser_is_recorded():
-    """With a step that moves next to nothing it is that of the model that was sent, in training mode."""
+    """With a tiny step it is the value of the sent model, in training mode."""
     one, room, _ = arm(settings("uefl", optimizer="sgd", lr=1e-12, batch_size=48, rounds=[1]))
     codebook = one.members[0].state.tensors["block.0"].clone()
     records = finish(one)

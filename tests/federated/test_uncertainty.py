@@ -110,8 +110,8 @@ def test_a_network_of_any_kind_draws_passes_with_dropout_on():
 
 
 def test_what_no_dropout_reaches_runs_once_for_all_passes(monkeypatch):
-    """And once more for the pass with dropout off; a network is traced once, and seen with the weights that
-    it has now."""
+    """And once more for the pass with dropout off; a network is traced once, and runs with its current
+    weights."""
     torch.manual_seed(0)
     calls, forward = [], torch.nn.Flatten.forward
     monkeypatch.setattr(torch.nn.Flatten, "forward", lambda self, x: calls.append(len(x)) or forward(self, x))

@@ -31,7 +31,7 @@ KEYS: dict[str, Any] = {
     "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
 }
 _FOLDER = TemporaryDirectory()
-"""private states of all arms: a file is named after its content, and nobody removes one"""
+"""private states of all arms: a file is named after its content, and none is removed"""
 CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": False}
 
 
@@ -185,7 +185,7 @@ def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
 
 
 def smallest(cfg: Config) -> Iterator[Config]:
-    """Each arm of a configuration alone, as small as it goes: a round in each of two iterations, or of
+    """Each arm of a configuration by itself, as small as possible: a round in each of two iterations, or of
     unlabeled sets in the only one."""
     sets = getattr(cfg.data.partition, "sets", 0)
     keys: dict[str, Any] = {
@@ -198,7 +198,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
     if getattr(cfg.data.partition, "angles", ()):
         keys["data"]["partition"] = {"angles": [0, 120]}
     if cfg.kind == "labeled":
-        keys["data"]["train_per_client"] = 32  # enough for the means of fedbr beside a holdout
+        keys["data"]["train_per_client"] = 32  # enough for the means of fedbr and a holdout
         keys["model"] = {"hidden": 8}
         keys["training"] |= {"max_iterations": 2, "local_steps": 2}
     else:

@@ -34,7 +34,7 @@ KEYS = [
 
 
 class Watcher:
-    """Collects what a run says; raises where told to."""
+    """Collects the output of a run; raises where told to."""
 
     def __init__(self, stop_after: int = 10**9, error: type[BaseException] = KeyboardInterrupt) -> None:
         self.rounds, self.notices, self.calls, self.stop_after, self.error = [], [], [], stop_after, error

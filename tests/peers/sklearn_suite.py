@@ -2,7 +2,7 @@
 
     python -m tests.peers.sklearn_suite
 
-The tests are those of the scikit-learn that is installed, ``sklearn/cluster/tests/test_k_means.py``: those
+The tests come from the installed scikit-learn, ``sklearn/cluster/tests/test_k_means.py``: those
 that name ``KMeans``. Tests of its private functions and of ``MiniBatchKMeans`` alone are left out.
 """
 

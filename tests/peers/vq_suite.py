@@ -119,7 +119,7 @@ def _said(outcomes: list[str]) -> str:
 
 
 def installed() -> bool:
-    """Whether the peer can be imported."""
+    """Return True if the peer can be imported."""
     return (
         subprocess.run(
             [sys.executable, "-c", "import vector_quantize_pytorch"], capture_output=True, check=False

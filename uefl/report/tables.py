@@ -145,7 +145,6 @@ def protocol_table(run: RunFolder) -> Table:
         "personalised": lambda arm: number(arm.get("personalised_accuracy")),
         "unseen": lambda arm: number(arm.get("unseen_accuracy")),
         "to target": _reached,
-        "k-means s": lambda arm: number(arm.get("kmeans_seconds"), 2),
         "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if "bytes_sent" in arm else "-",
         "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if "bytes_received" in arm else "-",
     }

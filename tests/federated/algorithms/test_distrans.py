@@ -1,5 +1,5 @@
-"""DisTrans: the mixtures are those of the formulas, and without the offset the twin network trains as the
-single one."""
+"""DisTrans: the mixtures follow the formulas, and without the offset the twin network trains as the single
+one."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""What the report of a run with codebooks says of their extensions, and that a run without codebooks says
-nothing of them."""
+"""The report of a run with codebooks describes their extensions, the report of a run without codebooks does
+not."""
 
 from __future__ import annotations
 

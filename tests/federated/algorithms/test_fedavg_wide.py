@@ -1,4 +1,4 @@
-"""FedAvg with a wider head: nothing more is FedAvg, and what is more is counted."""
+"""FedAvg with a wider head: without additional width it is FedAvg, and additional parameters are counted."""
 
 import pytest
 import torch

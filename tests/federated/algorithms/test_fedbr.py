@@ -1,4 +1,4 @@
-"""FedBR: its contrast and its pseudo-images are those of the paper, and without its terms there is FedAvg."""
+"""FedBR: its contrast and its pseudo-images follow the paper, and without its terms it is FedAvg."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from uefl.errors import RunError, UserError
 
 OFF = {"contrast": 0.0, "uniform": 0.0}
 MANY = federation((148, 148, 148))
-"""of which each client makes at most three pseudo-images"""
+"""each client makes at most three pseudo-images of them"""
 
 
 @pytest.mark.parametrize("keys", [{"optimizer": "sgd"}, {"optimizer": "adam"}], ids=str)
@@ -108,13 +108,13 @@ def test_at_the_first_step_pseudo_images_have_the_features_of_the_model_that_was
     arm(settings("fedbr", local_epochs=1), MANY)[0].turn()
     pseudo, own, received = calls[0][2][0]
     assert torch.equal(pseudo, received)
-    assert pseudo.shape == own.shape == (9, 16)  # as many as the clients make together, of 16 features
+    assert pseudo.shape == own.shape == (9, 16)  # the number that the clients make together, of 16 features
     pseudo, _, received = calls[2][2][0]
     assert not torch.equal(pseudo, received)
 
 
 def test_pseudo_images_leave_the_running_statistics_alone():
-    """After one step from the same model they are those of FedAvg."""
+    """After one step from the same model they equal the metrics of FedAvg."""
     own, average = (arm(settings(name, local_steps=1))[0] for name in ("fedbr", "fedavg"))
     own.turn(), average.turn()
     assert torch.equal(state(own).tensors["buffers"], state(average).tensors["buffers"])

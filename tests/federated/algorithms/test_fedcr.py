@@ -98,8 +98,7 @@ def test_the_product_does_not_depend_on_the_order_of_images_or_clients():
 
 
 def test_training_counts_the_last_pass_alone():
-    """Of a client without class 2: the Gaussian of that class stays N(0, 1); precisions are those of as many
-    images as there are."""
+    """Of a client without class 2: the Gaussian of that class stays N(0, 1); precisions count the images."""
     images = split(48, 0, 0.1)
     train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
     fed = federation()

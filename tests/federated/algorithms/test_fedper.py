@@ -75,7 +75,7 @@ def test_it_resumes():
 
 
 class Own(FedPer):
-    """Of a network whose head is one layer."""
+    """A network with a head of one layer."""
 
     def build_model(self, spec):
         return super().build_model(replace(spec, given=lambda: copy.deepcopy(self.own)))

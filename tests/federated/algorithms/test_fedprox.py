@@ -1,4 +1,4 @@
-"""FedProx: its term is that of the paper, and without it there is FedAvg."""
+"""FedProx: its term follows the paper, and without it it is FedAvg."""
 
 from types import SimpleNamespace
 

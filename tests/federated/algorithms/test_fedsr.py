@@ -181,6 +181,6 @@ def test_an_infinite_divergence_is_refused():
 
 def test_a_whole_run_and_its_saved_model(tmp_path):
     run = run_twice(tmp_path, {"fedsr": {"dim": 8}}, passes=300)
-    assert run.model("fedsr").clients == ()  # the Gaussians of the classes are for training alone
+    assert run.model("fedsr").clients == ()  # the Gaussians of the classes are only for training
     saved, measured = saved_accuracy(run, "fedsr")
     assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

@@ -27,7 +27,7 @@ ARMS = {
     "fedul-m2": {"algorithm": "fedul", "server": "blend"},
     "fedavg-labeled-10": {"algorithm": "fedavg-labeled", "share": 0.1},
 }
-"""the arms of the presets, and what they set"""
+"""the arms of the presets, and their keys"""
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,7 @@ def test_sets_that_are_the_classes_give_logit_adjusted_cross_entropy():
 def test_every_arm_learns_what_can_be_learnt(name):
     # one per set, or of a tenth of the images
     few_steps = name in ("fedllp", "fedllp-vat", "fedavg-labeled-10")
-    rounds = 4 if name == "fedllp-vat" else 8  # whose step costs three of the others'
+    rounds = 4 if name == "fedllp-vat" else 8  # its step costs three steps of the others
     algorithm, records, _ = trained(name, rounds=[rounds], local_epochs=8 if few_steps else 1)
     assert len(records) == 2 * rounds
     for r in records:
@@ -149,7 +149,7 @@ def test_every_arm_learns_what_can_be_learnt(name):
         assert r["validation_accuracy"] is not None
         assert (r["server_loss"] is not None) == (name in ("fedul-m1", "fedul-m2", "supervised"))
         assert (r["train_loss"] is None) == (name == "supervised")
-    assert accuracy(records) > (0.7 if name == "fedllp-vat" else 0.8)  # of which a third comes by chance
+    assert accuracy(records) > (0.7 if name == "fedllp-vat" else 0.8)  # a third comes by chance
     assert algorithm.finished
     assert not algorithm.rejected
 
@@ -250,7 +250,7 @@ def test_h_rises_to_its_value_or_falls_from_it():
 
 def test_recalibrated_statistics_are_those_of_the_labeled_images():
     """Two batches of 15: mean and variance of the first batch norm are the means of theirs; the parameters
-    are those of the blend."""
+    belong to the blend."""
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
     algorithm, _, room = trained("fedul-m2", fed, recalibrate=True, **keys)
     plain = trained("fedul-m2", fed, **keys)[0]

@@ -1,4 +1,4 @@
-"""The loss of a batch is what the paper of its method says, with every term written out here by hand."""
+"""The loss of a batch follows the paper of its method, with every term written out here by hand."""
 
 import pytest
 import torch

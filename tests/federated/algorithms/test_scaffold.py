@@ -1,4 +1,4 @@
-"""SCAFFOLD: its control variates are those of option II, and without the correction there is FedAvg."""
+"""SCAFFOLD: its control variates follow option II, and without the correction it is FedAvg."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SGD = {"optimizer": "sgd", "lr": 1e-2}
 
 
 def model(records):
-    """Without what was moved: the control variates travel too."""
+    """Drop the counts of bytes: the control variates travel too."""
     return [
         {key: value for key, value in record.items() if not key.startswith("bytes")} for record in records
     ]
@@ -32,7 +32,7 @@ def test_the_first_round_is_that_of_fedavg_and_the_second_is_not():
 
 
 def replies(one):
-    """What every client sends in the next turn, with what it was sent."""
+    """Return the reply of every client in the next turn, with its message."""
     found = {}
     for name, original in one.engine._clients.items():
 

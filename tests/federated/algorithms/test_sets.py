@@ -1,4 +1,4 @@
-"""What the clients of FedUL and its baselines minimise: batches, losses, and the penalty."""
+"""The losses of the clients of FedUL and its baselines: batches, losses, and the penalty."""
 
 from __future__ import annotations
 

@@ -248,11 +248,10 @@ def test_no_algorithm_is_named_outside_of_its_file():
 
 
 def test_the_frame_does_not_speak_of_an_algorithm():
-    """Nor in a sentence, however it is written; names that are words of the language, and that of the
+    """Nor in a sentence, however it is written; names that are words of the language, and the name of the
     package, cannot be told apart.
 
-    Data sets, partitions and networks name the papers that they come from, and the command line what the
-    package is for.
+    Data sets, partitions and networks name their papers, and the command line the purpose of the package.
     """
     root = Path(base.__file__).parents[1]
     names = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")} - {
@@ -288,8 +287,8 @@ ALLOWED = {
         *("client.py", "config.py", "floor.py", "privacy.py", "sections.py"),
     },
 }
-"""names of algorithms that are also those of something else (the package, an engine, a kind of privacy), and
-the files that name that"""
+"""names of algorithms that also name something else (the package, an engine, a kind of privacy), and the
+files with that name"""
 
 
 def test_the_example_of_the_document_runs(tmp_path, monkeypatch):

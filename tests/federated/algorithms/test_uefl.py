@@ -241,7 +241,7 @@ def test_group_centroids_are_weighted_by_the_clusters_they_stand_for():
 
 
 def test_the_commitment_weight_pulls_features_to_their_codewords():
-    """Codewords that cannot move, and images whose features have to come to them."""
+    """Codewords that cannot move: the features of the images have to come to them."""
     distance = {}
     for weight in (0.0, 0.25):
         algorithm, room, _ = arm(
@@ -262,7 +262,7 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5}], ids=["adam", "sgd"])
 def test_without_quantiser_it_is_fedavg_bit_for_bit(keys):
-    """The codebook is made after the last round, for the last measurement alone."""
+    """The codebook is made after the last round, only for the last measurement."""
     own = arm(settings(extend="none", rounds=[3], codebook_after=3, **keys))[0]
     average = arm(settings("fedavg", rounds=[3], **keys))[0]
     columns = (

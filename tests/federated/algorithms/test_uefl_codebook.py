@@ -1,4 +1,4 @@
-"""How codewords are made, learned, searched and extended: each option by what it is for."""
+"""Initialization, learning, search and extension of codewords: the effect of each option."""
 
 import functools
 from types import SimpleNamespace
@@ -137,7 +137,7 @@ def test_moving_averages_are_those_of_the_definition():
     torch.testing.assert_close(found, torch.tensor([[2.75 / 1.25, 0.25 / 1.25], [0.0, 1.0]]))
     unused = torch.zeros(2, 3)
     assert torch.equal(quantizer.codewords(unused, book), book)
-    # the commitment alone
+    # only the commitment
     assert float(out.loss) == pytest.approx(0.25 * float((tokens - out.values).square().mean()))
 
 
@@ -314,7 +314,7 @@ def test_a_codebook_made_anew_between_iterations_is_the_same_for_all_and_extensi
     algorithm, _, _ = arm(settings(extend="all", reinit=True, rounds=[1, 1, 1], lr=1e-12))
     start = visible(algorithm, "silo-0").clone()
     turns(algorithm, 2)
-    # the first iteration has what it began with
+    # the first iteration has its initial codewords
     torch.testing.assert_close(visible(algorithm, "silo-0"), start, atol=1e-6, rtol=0)
     turns(algorithm, 2)
     before = [visible(algorithm, name).clone() for name in NAMES]

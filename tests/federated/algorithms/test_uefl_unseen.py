@@ -1,4 +1,4 @@
-"""Clients that are only measured: what they are sent, and the codebook that they choose."""
+"""Clients that are only measured: their messages, and the codebook that they choose."""
 
 from types import SimpleNamespace
 

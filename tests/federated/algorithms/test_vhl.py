@@ -15,7 +15,7 @@ from uefl.errors import UserError
 
 
 def model(records):
-    """Without what was moved: the layer of the virtual classes travels too."""
+    """Drop the counts of bytes: the layer of the virtual classes travels too."""
     return [
         {key: value for key, value in record.items() if not key.startswith("bytes")} for record in records
     ]
@@ -100,7 +100,7 @@ def test_the_loss_is_that_of_the_formula(epoch):
 
 
 def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
-    """The gradient of the pull goes to real images alone."""
+    """The gradient of the pull goes only to real images."""
     room, inputs = arm(settings("vhl"))[1], []
     tokens = room.net.tokens
     monkeypatch.setattr(

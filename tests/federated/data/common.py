@@ -1,4 +1,4 @@
-"""How the tests of the data make a federation, and compare what its clients have."""
+"""Make federations for the tests of the data, and compare the images of their clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Loaded:
     data: Any
 
     def __getattr__(self, key):
-        """What the data have."""
+        """Facts about the data."""
         return getattr(self.data, key)
 
 
@@ -57,7 +57,7 @@ def load(federation: Federation) -> list[Loaded]:
 
 
 def pairs(*splits: Split):
-    """Images with their labels, sorted: what the splits hold, whatever the order."""
+    """Images with their labels, sorted: the images of the splits, in any order."""
     return sorted(
         (image.numpy().tobytes(), int(label))
         for split in splits
@@ -71,7 +71,7 @@ def whole(silo):
 
 
 def same(a: Split, b: Split) -> bool:
-    """Whether two splits are the same bits."""
+    """Return True if two splits have the same bits."""
     return torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
 
 
@@ -81,5 +81,5 @@ def split_of(table, rows) -> Split:
 
 
 def both(table):
-    """The training and the test part, in the order in which they are dealt."""
+    """The training and the test part, in the order of the deal."""
     return split_of(table, table.train), split_of(table, table.test)

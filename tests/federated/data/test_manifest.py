@@ -1,5 +1,4 @@
-"""The manifest: what it records, that it is the same for the same data wherever they lie, and that no image
-is in two places."""
+"""The manifest: its records, the same for the same data in any folder, and no image in two places."""
 
 import hashlib
 import json

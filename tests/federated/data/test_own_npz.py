@@ -162,7 +162,7 @@ def test_missing_npz_is_named(tmp_path):
 
 
 def test_an_array_that_claims_more_than_is_stored_is_a_line(tmp_path):
-    """730 GB of images, of which 64 bytes are there."""
+    """730 GB of images with 64 bytes present."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 27, 27)}

@@ -1,5 +1,4 @@
-"""The user's own unlabeled sets: folders and .npz files, tables in CSV and JSON, and what is wrong with
-them."""
+"""The user's own unlabeled sets: folders and .npz files, tables in CSV and JSON, and their faults."""
 
 from __future__ import annotations
 
@@ -376,7 +375,7 @@ def test_what_is_not_read_is_noted(tmp_path):
     assert not [note for note in build(root).notes if "passed over" in note]
     for name in ("priors.json", "clients/notes.txt", "clients/berlin/labels.csv", "test/readme.md"):
         (root / name).write_text("x")
-    # beside the folder test
+    # next to the folder test
     np.savez(root / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
     (root / "labeled" / "emu").mkdir()
     notes = build(root).notes

@@ -19,7 +19,7 @@ from .common import labeled, load
 
 
 def table(train=2000, test=500, classes=10, groups=0):
-    """A source of labels alone, random ones."""
+    """A source of random labels without images."""
     count = train + test
     labels = np.random.default_rng(7).integers(0, classes, count)
     labels[:classes] = range(classes)
@@ -43,7 +43,7 @@ def matrix(made, deal):
         share.train if share.test is None else np.concatenate([share.train, share.test])
         for share in deal.clients
     ]
-    assert len(np.unique(np.concatenate(rows))) == sum(map(len, rows))  # nobody shares an image
+    assert len(np.unique(np.concatenate(rows))) == sum(map(len, rows))  # no two clients share an image
     return np.array([np.bincount(made.labels[part], minlength=len(made.classes)) for part in rows])
 
 
@@ -96,7 +96,7 @@ def test_dirichlet_deals_everything_once_and_repeats_itself(convention, test):
     assert any(not np.array_equal(a.train, b.train) for a, b in zip(deal.clients, other.clients, strict=True))
     if test == "own":
         assert all(share.test is None for share in deal.clients)
-    else:  # test images are those of the test part, in equal random parts
+    else:  # test images come from the test part, in equal random parts
         assert [len(share.test) for share in deal.clients] == [40] * 10
         assert min(share.test.min() for share in deal.clients) == 2000
         assert max(share.train.max() for share in deal.clients) < 2000
@@ -113,7 +113,7 @@ def test_over_clients_gives_unequal_sizes_with_a_minimum():
 
 
 def test_over_clients_stops_at_the_share_of_a_client():
-    """So that nobody has more than its share and one class."""
+    """No client may have more than its share and one class."""
     made = table(2500, 0)
     for seed in range(5):
         scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.05}
@@ -247,7 +247,7 @@ def test_classes_per_client_are_consecutive_and_in_equal_numbers():
         ),
     )
     assert ((wide > 0).sum(1) == 5).all()
-    assert ((wide > 0).sum(0) == 10).all()  # every class is with as many clients
+    assert ((wide > 0).sum(0) == 10).all()  # every class has the same number of clients
 
 
 def test_classes_per_client_that_do_not_fit_are_refused():
@@ -392,7 +392,7 @@ def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
     assert all(abs(silo.sizes.train + silo.sizes.holdout - 1050) <= 1 for silo in federation.silos)
 
 
-# --- what a partition returns -----------------------------------------------------------------------------
+# --- the result of a partition ------------------------------------------------------------------------
 
 
 ROWS = np.arange(60)

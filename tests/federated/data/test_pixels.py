@@ -21,7 +21,7 @@ ALPHA = np.where(np.arange(6) < 3, 0, 255).astype(np.uint8) * np.ones((8, 1), np
 
 
 def on_white(color, alpha):
-    """In float64: what is transparent shows white."""
+    """In float64: transparent pixels show white."""
     share = alpha[..., None] / 255.0
     return np.round(share * color + (1 - share) * 255).astype(np.uint8)
 
@@ -85,7 +85,7 @@ def write(path, image):
 
 
 def folder(tmp_path, case):
-    """One client whose images are all of one case, and nearly all plain."""
+    """One client with images of one case, nearly all plain."""
     image, suffix, _, _ = CASES[case]
     for label in ("cat", "dog"):
         for i in range(6):
@@ -279,7 +279,7 @@ def test_halves_are_rounded_as_their_value_says():
 
 
 def test_hidden_colors_do_not_matter():
-    """Images whose visible pixels are alike are alike."""
+    """Images with equal visible pixels are equal."""
     hidden = np.dstack([np.where(ALPHA[..., None] > 0, COLOR, 240), ALPHA])
     shown = [
         pixels_of(Image.fromarray(array.astype(np.uint8))) for array in (np.dstack([COLOR, ALPHA]), hidden)
@@ -288,7 +288,7 @@ def test_hidden_colors_do_not_matter():
 
 
 def test_all_damaged_files_are_named(tmp_path):
-    """Also those of other clients, whether the header or the pixels are damaged."""
+    """Also images of other clients, with a damaged header or damaged pixels."""
     root = tmp_path / "silos"
     for silo in ("a", "b"):
         for label in ("cat", "dog"):

@@ -152,7 +152,7 @@ def test_later_clients_lack_classes_in_the_published_split():
     labels = np.random.default_rng(0).permutation(np.arange(5000) % 10)
     parts = s.client_parts(labels, 5, "legacy_noniid", np.random.default_rng(0), 10)
     together = np.concatenate(parts)
-    assert len(np.unique(together)) == len(together) < 5000  # no image twice, some for nobody
+    assert len(np.unique(together)) == len(together) < 5000  # no image twice, some unused
     weights = np.random.default_rng(0).uniform(0.45, 0.55, (5, 10))
     for c in range(5):
         weights[c, [2 * c, 2 * c + 1]] *= 80

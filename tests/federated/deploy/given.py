@@ -1,4 +1,4 @@
-"""A silo whose data are in memory."""
+"""A silo with its data in memory."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Machines:
 
 
 def may_make_namespaces() -> bool:
-    """Whether this user can."""
+    """Return True if this user can."""
     space = f"uefl-{os.getpid()}-try"
     try:
         made = subprocess.run(["ip", "netns", "add", space], check=False, capture_output=True).returncode == 0

@@ -15,7 +15,7 @@ class WalkThrough:
 
     Args:
         title: of the section.
-        changes: what the page says, and what is to stand there instead.
+        changes: text of the page, and its replacement.
     """
 
     def __init__(self, title: str, changes: dict[str, str]) -> None:

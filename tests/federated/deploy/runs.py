@@ -65,7 +65,7 @@ def children(pid: int) -> dict[int, str]:
 
 
 def content(path: Path) -> bytes:
-    """Of a file; of one that is not there any more, as those of a process that has just ended, nothing."""
+    """Of a file; nothing for a file that is gone, as after the end of a process."""
     try:
         return path.read_bytes()
     except OSError:
@@ -73,7 +73,7 @@ def content(path: Path) -> bytes:
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether all processes end in time."""
+    """Return True if all processes end in time."""
     until("processes to end", lambda: not any(map(_runs, pids)), 20)
     return True
 

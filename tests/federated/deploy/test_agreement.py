@@ -1,5 +1,5 @@
-"""What the server makes of the reports of silos: the federation that it would have read itself, or a line
-that names who differs."""
+"""The server makes of the reports of silos the federation that it would have read itself, or one line with
+the name of the silo that differs."""
 
 import pytest
 import torch

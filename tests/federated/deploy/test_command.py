@@ -1,4 +1,4 @@
-"""What the command line asks for before a run over Flower, and in which words."""
+"""Checks of the command line before a run over Flower, and their messages."""
 
 import pytest
 from typer.testing import CliRunner

@@ -1,5 +1,5 @@
-"""``uefl.train(engine=...)``: runs whose clients are elsewhere, from Python, with the words of the command
-line for what cannot be."""
+"""``uefl.train(engine=...)``: runs with clients elsewhere, from Python, with the refusals of the command
+line."""
 
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ needs_flower = pytest.mark.skipif(
 
 
 class Mine(uefl.Algorithm):
-    """Of this process alone."""
+    """Only of this process."""
 
 
 def train(out, **keys):

@@ -11,7 +11,7 @@ from tests.federated.deploy.chaos.scenarios import SCENARIOS
 def test_every_scenario_has_a_row_and_is_as_wanted():
     page = PAGE.read_text()
     table = page.removeprefix(ABOUT).splitlines()
-    assert all(line.startswith("| ") for line in table)  # what the command writes, and nothing else
+    assert all(line.startswith("| ") for line in table)  # exactly the output of the command
     rows = [line.strip("| ").split(" | ") for line in table][2:]
     assert [name for name, *_ in rows] == list(SCENARIOS)
     for name, fault, wanted, _, right in rows:

@@ -1,5 +1,5 @@
-"""What a silo insists on: noise on its updates, whatever a server asks for, and a count of them that outlives
-the process."""
+"""The requirements of a silo: noise on its updates for every server, and a count of them that outlives the
+process."""
 
 import json
 import math
@@ -42,7 +42,8 @@ def program(path, **keys):
 
 
 def asked(cfg, **options):
-    """The first message of a run to silo-0; of an arm that is refused before it is read, that of another."""
+    """The first message of a run to silo-0; of an arm that is refused before it is read, the message of
+    another."""
     message = messages(settings())["silo-0"]
     message.options |= options
     return packed_message(message, task(Setting.of(cfg, tiny.federation(), 1), "arm") | {"client": "silo-0"})
@@ -188,8 +189,8 @@ def test_what_a_process_has_counted_since_is_not_lost(path):
 
 
 def test_two_runs_that_differ_in_noise_alone_do_not_give_the_update_away(path):
-    """With one draw at two scales, twice the answer of the first less that of the second would be the update
-    without noise."""
+    """With one draw at two scales, twice the first answer minus the second would be the update without
+    noise."""
     one = program(path)
     packet = asked(settings(noise_multiplier=1.0))
     first, second = (

@@ -1,5 +1,5 @@
-"""A run over silos of their own, from the greeting on: who is let in, what is told to whom, and what the run
-folder knows of them."""
+"""A run over silos of their own, from the greeting on: admission, messages, and the records of silos in the
+run folder."""
 
 from contextlib import contextmanager
 
@@ -55,7 +55,7 @@ def program(folder, name):
 
 @contextmanager
 def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
-    """A run that is about to begin over these programs; the lines that it has said; the messages that each of
+    """A run that is about to begin over these programs; its output lines; the messages that each of
     them has got."""
     said, got = [], []
 
@@ -240,7 +240,7 @@ def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeyp
 
 
 def test_a_node_that_is_refused_twice_is_told_twice_and_once_let_in_is_not_left_out(folder, monkeypatch):
-    """Each time that it is refused it is started again."""
+    """It is started again after each refusal."""
     good = program(folder, "b")
     answers = [
         lambda packet: Packet({}, {}),
@@ -266,7 +266,7 @@ def test_a_node_that_is_refused_twice_is_told_twice_and_once_let_in_is_not_left_
 
 
 class Quiet:
-    """An observer that keeps what it is told."""
+    """An observer that keeps its calls."""
 
     def __init__(self):
         self.said = []

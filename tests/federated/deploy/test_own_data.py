@@ -42,7 +42,7 @@ def agreed(cfg, nodes):
 
 
 def check_same(cfg, whole, there, nodes):
-    """An arm over these programs measures what it measures over the federation that one process has read."""
+    """An arm over these programs has the metrics of a federation in one process."""
     for field in ("classes", "shape", "mean", "std", "kind"):
         assert getattr(there, field) == getattr(whole, field), field
     for group in ("silos", "unseen"):

@@ -1,4 +1,4 @@
-"""The program that answers for a client: what the server asks of it opens no file that the server names."""
+"""The program that answers for a client: no message of the server opens a file that it names."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""A report of a silo is what a report may say, or it is refused: it goes into the manifest of a run and onto
+"""A report of a silo is valid, or it is refused: it goes into the manifest of a run and onto
 its screen."""
 
 import shutil
@@ -117,6 +117,6 @@ def test_a_histogram_of_other_images_is_refused(report, how):
             report.header["shape"] = [3, 8, 8]
             report.parts["pixels"]["counts"] = torch.cat([counts, counts, 2 * counts])
         case "overflow":
-            counts[0, :4] += torch.tensor([2**62] * 4)  # as int64 their sum is what it was
+            counts[0, :4] += torch.tensor([2**62] * 4)  # as int64 their sum does not change
             assert int(counts.sum()) == int(report.parts["pixels"]["counts"].sum())
     assert refused(report) == "its histogram is not of so many images of this shape"

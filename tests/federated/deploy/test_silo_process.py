@@ -1,4 +1,4 @@
-"""A silo in a process of its own: what it reads and writes, and what is left of its private state after
+"""A silo in a process of its own: its bytes, and its private state after
 ``kill -9``."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Process:
             return self(packet)
 
     def io(self):
-        """Bytes that the process has read and written, those of its files too."""
+        """Bytes that the process has read and written, including its files."""
         lines = Path(f"/proc/{self.child.pid}/io").read_text().splitlines()
         counts = dict(line.split(": ") for line in lines)
         return int(counts["rchar"]), int(counts["wchar"])

@@ -70,7 +70,7 @@ def page():
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory, page):
-    """What the page begins with: each hospital has its images, and the server those of nobody."""
+    """The start of the page: each hospital has its images, and the server has none."""
     folder = tmp_path_factory.mktemp("two-silos")
     with Machines(folder, SILOS, page.variables) as machines:
         (folder / "server" / "mine.toml").write_text(CONFIG)
@@ -80,7 +80,7 @@ def machines(tmp_path_factory, page):
 
 
 def told(folder, secrets):
-    """Where a secret stands that should be in its own file alone: in a command line of any process here, a
+    """Places of a secret that should be only in its own file: in a command line of any process here, a
     log, or a run folder."""
     places = {path: content(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
     places |= {

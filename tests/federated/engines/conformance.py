@@ -58,7 +58,7 @@ def check_same(cfg: Config, engine: object) -> None:
 
 
 def check_raises(make: Callable[[Config], object]) -> None:
-    """Over an engine whose clients are those of ``tiny_worker``: one that raises is left out, with a code and
+    """Over an engine with the clients of ``tiny_worker``: one that raises is left out, with a code and
     without its text."""
     cfg = tiny.settings("fedavg", quorum=0.5, seed=RAISES)
     arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: make(cfg))

@@ -20,7 +20,7 @@ from uefl.engines.flower.limits import TRIES, _allowed, bounded, check_size
 
 
 def sent(content: RecordDict) -> RecordDict:
-    """What arrives at the other end, part by part as over Flower's Grid."""
+    """Return the message at the other end, part by part as over Flower's Grid."""
     parts = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
     pulled = pull_objects(list(parts), bounded(parts.__getitem__, _allowed.get()), max_tries_per_object=TRIES)
     check_size(content.object_id, pulled, _allowed.get())

@@ -1,4 +1,4 @@
-"""What travels is what was sent, bit for bit; what is damaged is refused."""
+"""Messages arrive bit for bit; damaged ones are refused."""
 
 import math
 from dataclasses import fields

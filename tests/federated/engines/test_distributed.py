@@ -1,4 +1,4 @@
-"""Real workers: the numbers of the local engine, and what a client or a worker that fails costs."""
+"""Real workers: the numbers of the local engine, and failures of clients and workers."""
 
 import shutil
 from contextlib import contextmanager

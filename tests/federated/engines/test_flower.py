@@ -1,5 +1,4 @@
-"""Flower's engine over a Grid in memory: the same numbers as the local engine, and what a client that fails
-costs."""
+"""Flower's engine over a Grid in memory: the same numbers as the local engine, and failures of clients."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The Grid of a run at a SuperLink: what a silo may put into a reply, and that its bytes are counted."""
+"""The Grid of a run at a SuperLink: malformed replies of a silo, and the count of their bytes."""
 
 import json
 from types import SimpleNamespace
@@ -163,7 +163,7 @@ def swollen(array):
 
 
 def repeated(kind, change):
-    """Parts with those of one kind changed, and all names that follow from it."""
+    """Return the parts with one kind changed, and all dependent names."""
 
     def made(root, tree, parts):
         names, new = {}, {}

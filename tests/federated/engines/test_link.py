@@ -1,5 +1,4 @@
-"""The server's end of Flower: which failures of a SuperLink a run outlives, and what it says of the
-others."""
+"""The server's end of Flower: failures of a SuperLink that a run outlives, and messages about the others."""
 
 import os
 import threading
@@ -122,7 +121,7 @@ def test_a_run_that_is_refused_at_its_start_is_told_of_the_secret(superlink, mon
     ("skew", "line"), [(-60, "60 s behind that"), (60, "60 s ahead of that"), (0, "500$")]
 )
 def test_a_clock_that_is_off_is_named(superlink, skew, line, monkeypatch):
-    """Messages of a server whose clock is behind have expired when they come to the SuperLink; it says 500,
+    """Messages of a server with a slow clock have expired when they arrive at the SuperLink; it says 500,
     and its time."""
     error, now = status(500, date=formatdate(usegmt=True)), time.time()
     monkeypatch.setattr(link.time, "time", lambda: int(now) + skew)
@@ -142,7 +141,7 @@ class Teapot(BaseHTTPRequestHandler):
 
 def test_what_does_not_leave_the_machine_goes_to_no_proxy(monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("NO_PROXY", "example.org")

@@ -38,8 +38,7 @@ def status(code):
 
 @pytest.fixture
 def superlink(monkeypatch):
-    """Plays what connections do, one after the other: an exception before there is one, or what is done over
-    it."""
+    """Plays what connections do, one after the other: an exception before there is one, or an action."""
     acts = []
 
     @contextmanager
@@ -135,8 +134,8 @@ def test_a_run_that_has_ended_is_an_error_that_can_be_caught(code):
 
 
 def answered(answer, life=None, **parts):
-    """What a message with these parts, which lives so many seconds, is answered."""
-    MemoryGrid({})  # says whose messages are made here
+    """Return the answer to a message with these parts and this lifetime in seconds."""
+    MemoryGrid({})  # identifies the sender
     message = Message(pack({"ask": "work"}, **parts), 7, "train", ttl=life)
     message.metadata.__dict__["_message_id"] = message.object_id
     parts = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
@@ -164,7 +163,7 @@ def answered(answer, life=None, **parts):
 
 
 def test_a_message_of_more_bytes_than_a_silo_takes_is_answered_without_being_read(monkeypatch, caplog):
-    """With what says that it could not be read, and the silo goes on."""
+    """The reply is an error, and the silo goes on."""
     monkeypatch.setattr(node.bounds, "MESSAGE", 20_000)
     given = []
 

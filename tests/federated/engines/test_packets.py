@@ -1,4 +1,4 @@
-"""A packet as bytes comes back bit for bit; what is damaged is refused."""
+"""A packet as bytes comes back bit for bit; damaged packets are refused."""
 
 import math
 

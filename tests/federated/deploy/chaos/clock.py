@@ -1,5 +1,5 @@
-"""``uefl`` in a process whose clock is off: ``python -m tests.federated.deploy.chaos.clock HOURSh ARGUMENTS OF
-uefl...``.
+"""``uefl`` in a process with a wrong clock: ``python -m tests.federated.deploy.chaos.clock HOURSh ARGUMENTS
+OF uefl...``.
 
 Python's clocks of the day are shifted before anything else is imported, so Flower sees the shifted time too.
 """
@@ -14,10 +14,10 @@ _now, _now_ns = time.time, time.time_ns
 
 
 def shift(seconds: int) -> None:
-    """Shift the clocks of the day in this process by so many seconds."""
+    """Shift the wall clock of this process by a number of seconds."""
 
     class Shifted(_WHOLE):
-        """A datetime whose now is shifted."""
+        """A datetime with a shifted now."""
 
         @classmethod
         def now(cls, tz: Any = None) -> Any:

@@ -1,5 +1,5 @@
-"""Programs that do wrong on purpose: ``python -m tests.federated.deploy.chaos.faulty FILE silo OPTIONS...``, or ``...
-FAULT train OPTIONS...``.
+"""Programs that do wrong on purpose: ``python -m tests.federated.deploy.chaos.faulty FILE silo OPTIONS...``,
+or ``... FAULT train OPTIONS...``.
 
 A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any
 silo. A server with the fault ``checkpoint`` dies between the tensors and the index of its second checkpoint,
@@ -142,7 +142,7 @@ if __name__ == "__main__":
     else:
         Faulty.file = Path(fault)
         silo.SiloProgram = Faulty  # type: ignore[misc]
-        # seconds, with which Flower sees its death in half a minute instead of a whole one
+        # seconds: Flower then notices its death in half a minute instead of a whole one
         fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = heartbeat.HEARTBEAT_DEFAULT_INTERVAL = 12
     from uefl.cli import main
 

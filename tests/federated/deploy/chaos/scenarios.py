@@ -1,5 +1,5 @@
-"""What goes wrong in a deployed federation, done on purpose with real processes on this machine, and what a
-run makes of it.
+"""Faults of a deployed federation, caused on purpose with real processes on this machine, and the outcome of
+the run.
 
 Each scenario starts a SuperLink, three silos and a run of three rounds, breaks something, and checks that the
 run goes on or stops with a clear line, and that nothing but the round in flight is lost.
@@ -65,7 +65,7 @@ def _client_killed(fault: str) -> Callable[[Path, Cast], str]:
 
 
 def _check_alive(cast: Cast, before: dict[str, subprocess.Popen[bytes]], dead: set[str]) -> None:
-    """Of those that were there before, these have died and nobody else."""
+    """Of the former processes exactly these have died."""
     found = {name for name, process in before.items() if process.poll() is not None}
     check(found == dead, f"expected that {sorted(dead)} ended; it was {sorted(found)}")
 
@@ -101,7 +101,7 @@ def _server_killed_sending(folder: Path, cast: Cast) -> str:
 
 
 def _resumed(stage: Stage) -> str:
-    """Go on with a run whose server has died, over the silos that it had."""
+    """Resume a run after the death of its server, over its silos."""
     before = dict(stage.cast.there)
     stage.check_same(stage.end(stage.train()))
     _check_alive(stage.cast, before, set())
@@ -330,8 +330,8 @@ class Scenario(NamedTuple):
     fault: str
     wanted: str
     play: Callable[[Path, Cast], str]
-    """in an empty folder, over a cast; returns what was found, raises AssertionError where that is not what
-    is wanted"""
+    """in an empty folder, over a cast; returns the finding, raises AssertionError if it is not the wanted
+    one"""
 
 
 _GOES_ON = "the run goes on without it, counts it, exit code 1"
@@ -402,10 +402,8 @@ SCENARIOS = {
 
 @contextmanager
 def theatre() -> Iterator[Callable[[str], str]]:
-    """Plays scenarios by name, each in a folder of its own, over one cast that ends with the context; what
-    was found.
-
-    It raises AssertionError where that is not what is wanted.
+    """Plays scenarios by name, each in a folder of its own, over one cast that ends with the context; the
+    finding. It raises AssertionError if that is not the wanted one.
     """
     with tempfile.TemporaryDirectory(prefix="uefl-chaos-") as place:
         cast = Cast(Path(place) / "cast")

@@ -92,8 +92,8 @@ class Processes:
 
 
 class Cast(Processes):
-    """A SuperLink on a free port of this machine, and silos. What a scenario has ended the next one starts
-    again.
+    """A SuperLink on a free port of this machine, and silos. The next scenario restarts the processes that a
+    scenario has ended.
 
     Args:
         folder: a new one.
@@ -146,7 +146,7 @@ class Stage(Processes):
 
     Args:
         folder: a new one.
-        cast: whose silos the runs are over.
+        cast: the silos of the runs.
         quorum, deadline, norm: keys of ``[run]``.
     """
 
@@ -192,7 +192,7 @@ class Stage(Processes):
         return Ended(code, (self.folder / f"{out}.log").read_text())
 
     def measured(self, lines: int, out: str = "run") -> Callable[[], bool]:
-        """Whether so many lines of metrics are there."""
+        """Return True if the file has this number of lines of metrics."""
         return lambda: measured(self.folder / out) >= lines
 
     def metrics(self, out: str = "run") -> str:
@@ -200,7 +200,7 @@ class Stage(Processes):
         return (self.folder / out / "metrics.jsonl").read_text()
 
     def check_left_out(self, reason: str, rounds: set[int]) -> None:
-        """Silo-1 was left out in these rounds, counted from 0, and nobody else; metrics and report say why,
+        """Only silo-1 was left out in these rounds, counted from 0; metrics and report say why,
         and quote no exception."""
         lines = [json.loads(line) for line in self.metrics().splitlines()]
         found = [line for line in lines if "left_out" in line]
@@ -267,7 +267,7 @@ def measured(run: Path) -> int:
 
 
 def check(true: bool, what: str, ended: Ended | None = None) -> None:
-    """Raise AssertionError with what was expected, and the last lines of the run, where ``true`` is not."""
+    """Raise AssertionError with the expectation and the last lines of the run, where ``true`` is not."""
     if not true:
         tail = (
             "" if ended is None else f" (exit code {ended.code}): {' | '.join(ended.said.splitlines()[-3:])}"
@@ -277,8 +277,8 @@ def check(true: bool, what: str, ended: Ended | None = None) -> None:
 
 @contextmanager
 def staged(folder: Path, cast: Cast | None = None, **keys: float) -> Iterator[Stage]:
-    """A stage whose processes end with the context, those of the cast too where none is given; keys as of
-    :class:`Stage`."""
+    """A stage that ends its processes with the context, and the processes of the cast if none is given; keys
+    as of :class:`Stage`."""
     own = Cast(folder) if cast is None else cast
     stage = Stage(folder, own, **keys)
     try:
