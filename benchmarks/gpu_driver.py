@@ -1,8 +1,8 @@
 """Load compiled kernels and launch them, without a build of an extension: the driver's own interface, on
 torch's context and stream.
 
-``Dry`` has the same methods, runs nothing and needs no GPU. It refuses what a GPU would refuse: a kernel that
-a file does not hold, and more shared memory or threads than a block can have.
+``Dry`` has the same methods, runs nothing and needs no GPU. It refuses calls that a GPU would refuse: a
+kernel that a file does not hold, and more shared memory or threads than a block can have.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Driver:
         return torch.zeros(shape, dtype=dtype, device="cuda")
 
     def us(self, call: Callable[[int], object], times: int = 20) -> float:
-        """Return the median microseconds of a call in a graph of so many, which are told their number;
+        """Return the median microseconds of a call in a graph of calls, which get their number;
         launches are not in it."""
         call(0)
         torch.cuda.synchronize()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 LATENCY, LOAD_LATENCY, OTHER_LATENCY = 5, 30, 12  # cycles until a result can be read
 WAIT = 20  # cycles between the last product and what waits for it
 QUEUE = 2  # products that a quarter accepts before the first of them ends
-AFTER_BRANCH, AFTER_PRODUCT = 10, 8  # cycles in which a warp issues nothing
+AFTER_BRANCH, AFTER_PRODUCT = 10, 8  # idle cycles of a warp
 SKIPPED = ("ST", "RED", "SYNCS", "BAR")  # they write no register
 PIPES = (
     ("load", r"LDS|LDSM|LDG"),
@@ -159,7 +159,7 @@ class _Quarter:
 
 
 def cycles(lines: Sequence[str], warps: int = 3, *, ordered: bool = False, rounds: int = 40) -> float:
-    """Return the cycles in which every one of the warps goes through the loop once.
+    """Return the cycles of one pass of all warps through the loop.
 
     Args:
         lines: a loop of a listing of ``benchmarks.sass``, with its labels.

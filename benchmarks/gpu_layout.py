@@ -1,4 +1,4 @@
-"""Name the variants of benchmarks/variants, and lay out what they read."""
+"""Name the variants of benchmarks/variants, and lay out their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("variants")
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel of variants/table.h; the name says what it is."""
+    """A kernel of variants/table.h; the name describes it."""
 
     name: str
 
@@ -27,12 +27,12 @@ class Variant:
 
     @property
     def group(self) -> int:
-        """How many codewords share a number."""
+        """The number of codewords that share a number."""
         return {"packed": 1, "cross": 1, "g4": 4, "g8": 8}[self._parts[0]]
 
     @property
     def shift(self) -> int:
-        """What scores are multiplied by, to make room for the numbers."""
+        """The factor of the scores, which makes room for the numbers."""
         return 32 // self.group
 
     @property
@@ -66,7 +66,7 @@ class Variant:
         return 1 if self.chunks > 2 else 2
 
     def shared(self, places: int) -> int:
-        """Bytes of shared memory with so many places of the codebook; 1024 for the alignment."""
+        """Bytes of shared memory with this number of places of the codebook; 1024 for the alignment."""
         rows, barriers = (
             self.warpgroups * self.tiles * self.chunks * 64 * 64 * 2,
             16 * (places + self.warpgroups * self.tiles),
@@ -100,7 +100,7 @@ class Work(ctypes.Structure):
 
 
 def variants() -> list[Variant]:
-    """Return those of variants/table.h."""
+    """Return the variants of variants/table.h."""
     return [
         Variant(name)
         for name in re.findall(r"^VARIANT(?:_CLUSTER)?\((\w+),", (FOLDER / "table.h").read_text(), re.M)

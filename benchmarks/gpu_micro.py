@@ -3,13 +3,13 @@ them.
 
 M1  Do products and the instructions of comparisons hinder each other? Rate of each by itself, and of both together.
 M2  Do the warpgroups multiply and compare at the same time? Share of the comparisons that runs while another warpgroup multiplies.
-M3  Rates of the instructions whose rate is not known: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
+M3 Unknown rates of instructions: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
 M4  Does a load of 16 bytes of four addresses a warp take one pass or four? It decides whether sums can begin at the starts.
 M5  Additions to shared memory: neighbours, a codeword at random, one cell, exchanges.
-M6  The rate of the second-level cache when every multiprocessor reads one codebook, with one to six copies under way, alone and in pairs.
+M6  The rate of the second-level cache when every multiprocessor reads one codebook, with one to six copies in flight, single and in pairs.
 M7  mma.sync by itself and together with products of warpgroups.
-M8  What the tensor cores keep of small terms beside a large one: how many bits, of how many terms at once, cut off or rounded.
-M9  Clocks of barriers, and of a launch with and without an early begin.
+M8 The precision of small terms next to a large one on the tensor cores: how many bits, of how many terms at
+once, cut off or rounded. M9  Clocks of barriers, and of a launch with and without an early begin.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ HIGHEST, LOWEST = 20, 31  # M8: small terms of 2^-20 to 2^-31
 COUNTS = (1, 2, 3, 4, 7, 8, 12, 15)  # of small terms
 
 Row = dict[str, Any]
-Found = Iterator[tuple[str, float | list[float], str]]  # what was measured, its value, its unit
+Found = Iterator[tuple[str, float | list[float], str]]  # name, value, unit
 
 
 def _streams(
     driver: AnyDriver, path: Path, kernel: str, kinds: tuple[str, ...], warpgroups: int = 2
 ) -> Found:
-    """Lanes a clock of a stream alone and beside products, and clocks of a product beside it."""
+    """Lanes per clock of a stream without and with products, and clocks of a product with it."""
     for kind in kinds:
         for beside in (False, True):
             clocks = driver.zeros(BLOCKS, 4, 2)
@@ -102,8 +102,7 @@ def overlap(driver: AnyDriver, path: Path) -> Found:
 
 
 def shared_time(marks: torch.Tensor) -> float:
-    """Return the share of the comparisons' clocks in which another warpgroup of the block has products under
-    way.
+    """Return the share of the comparisons' clocks with products of another warpgroup in flight.
 
     Args:
         marks: ``[blocks, groups, tiles, 3]``, int64: when products began, when they had ended, when the
@@ -188,8 +187,8 @@ def small_products(driver: AnyDriver, path: Path) -> Found:
 
 
 def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a [64, 16], b [128, 16], start [64, 128] and the exact a b^T + start, all float64, of which a
-    and b are float16 numbers.
+    """Return a [64, 16], b [128, 16], start [64, 128] and the exact a b^T + start, all float64; a and b are
+    float16 numbers.
 
     Row: how many small terms (8 choices), their sign, whether 1.0 is the start or a product, the sign of 1.0.
     Column: the small terms are 2^-20 to 2^-31, the others of the 128 columns repeat the last one.
@@ -208,8 +207,8 @@ def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def accumulator(driver: AnyDriver, path: Path) -> Found:
-    """M8: what a sum lacks, in units of its small term, for every experiment; and the least term that one of
-    them keeps."""
+    """M8: the error of a sum, in units of its small term, for every experiment; and the least term that one
+    of them keeps."""
     a, b, start, exact = experiments()
     device = "cpu" if driver.dry else "cuda"
     wide = [torch.nn.functional.pad(values, (0, 48)).half().to(device) for values in (a, b)]

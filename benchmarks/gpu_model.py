@@ -1,5 +1,5 @@
-"""What the CUDA kernels should cost, from what they do and what a GPU can: ``python -m benchmarks.gpu_model
---help``.
+"""Model the costs of the CUDA kernels from their work and the rates of a GPU: ``python -m
+benchmarks.gpu_model --help``.
 
 A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate: the
 slowest of them is a wall that no schedule gets through, the expected time. The walls are bytes of device
@@ -7,7 +7,7 @@ memory, of the second-level cache and of shared memory, products, each pipe, the
 launch, and where a loop was simulated its instructions in order (``benchmarks.gpu_issue``). The other columns
 are what a kernel takes when products and instructions never overlap, and what was measured, where a profile
 of ``benchmarks.gpu_profile`` or a row in results/ has it. Latency of memory, barriers and part-filled waves
-are not in the model: they are what is left between it and the clock.
+are not in the model: they are the rest between it and the clock.
 
 Instructions are counted in the machine code where nvcc is there (some minutes), else they are the constants
 below.
@@ -40,7 +40,8 @@ HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "con
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured on the H100; of the others vendors' figures, times what the H100 reaches of its own."""
+    """Measured on the H100; for the others, vendors' figures times the share that the H100 reaches of its
+    own."""
 
     name: str
     multiprocessors: int
@@ -49,7 +50,7 @@ class Machine:
     # bytes a second that the second-level cache gives to all multiprocessors; a guess until it is measured
     l2: float
     product: float  # operations a second of a dense bfloat16 or float16 product
-    mma: float  # share of them that mma.sync reaches
+    mma: float  # the share that mma.sync reaches
     code: str  # the architecture whose machine code runs there; sm_90a has wgmma
     lanes: Counts = field(default_factory=lambda: HOPPER)
 
@@ -92,9 +93,9 @@ TARGETS: dict[tuple[str, str], float | None] = {
     ("kmeans_lloyd", "1048576x64x256"): 200,
     ("mc_dropout_mlp", "10000x512x512x10x100"): 300,
 }
-PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times are those of one
+PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
 
-# Of sm_90a, and near enough elsewhere, where a name says no other. The first six are counted anew where nvcc
+# Of sm_90a, and near enough elsewhere, where a name says no other. The first six are counted again where nvcc
 # is there.
 COUNTS: dict[str, Counts] = {
     # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
@@ -119,7 +120,7 @@ COUNTS: dict[str, Counts] = {
     "candidate": {"issue": 8, "f64": 3, "convert": 1},
     "softmax": {"issue": 1090, "alu": 280, "imad": 60, "fma": 500},
     # Cycles of benchmarks.gpu_issue: a round of three warps of search_wgmma, 128 codewords each, with nothing
-    # that keeps the warps apart; a block of 32 units of head. The mean of what the model gives for latencies
+    # that keeps the warps apart; a block of 32 units of head. The mean of the model's results for latencies
     # of 4 to 8 cycles.
     "in order": {"round": 1790, "head": 505},
 }
@@ -133,7 +134,7 @@ PIPES = (
 
 
 def by_pipe(operations: list[str], times: float) -> Counts:
-    """Instructions by pipe, each of them for so many scores or elements."""
+    """Instructions by pipe, each for a number of scores or elements."""
     found = Counter(
         next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "other") for name in operations
     )
@@ -143,7 +144,7 @@ def by_pipe(operations: list[str], times: float) -> Counts:
 
 
 def counted() -> dict[str, Counts]:
-    """From the machine code of kernels on float32, for sm_90a but for the first pass of others."""
+    """From the machine code of kernels on float32, for sm_90a, except the first pass of others."""
 
     def loop(stem: str, kernel: str, instance: str, inside: str, code: str = "90a") -> list[str]:
         return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], inside))
@@ -165,15 +166,15 @@ def counted() -> dict[str, Counts]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one launch does at least."""
+    """The least work of one launch."""
 
     name: str  # what its name begins with, a pattern
     bytes: float
     flops: float = 0
     counts: Counts = field(default_factory=dict)
     l2: float = 0  # bytes that the multiprocessors ask of the second-level cache
-    shared: float = 0  # bytes that they read from shared memory
-    cycles: float = 0  # of all multiprocessors, of loops whose instructions were issued in order
+    shared: float = 0  # bytes read from shared memory
+    cycles: float = 0  # of all multiprocessors, of loops with in-order issue
 
 
 def total(*parts: tuple[float, Counts]) -> Counts:
@@ -186,7 +187,7 @@ def total(*parts: tuple[float, Counts]) -> Counts:
 
 
 def open_share(k: int, itemsize: int, d: int) -> float:
-    """Of gaussian rows, those that the first pass is not certain of; tests/kernels/test_flagged_rows.py has
+    """The share of gaussian rows that the first pass leaves open; tests/kernels/test_flagged_rows.py has
     them from the certificate."""
     if itemsize == 2:
         return 0.002 if d <= 64 else 0.006
@@ -194,7 +195,7 @@ def open_share(k: int, itemsize: int, d: int) -> float:
 
 
 PACK, WGMMA, FIRST, SECOND = "pack_codebook", "search_wgmma", r"search_mma<\w+, .*0>", r"search_mma<\w+, .*1>"
-PRODUCT = "gemm"  # torch's, in float32: as many multiply-adds
+PRODUCT = "gemm"  # torch's, in float32: the same number of multiply-adds
 SHOWN = {FIRST: "search_mma, first pass", SECOND: "search_mma, second pass", PRODUCT: "product of torch"}
 
 
@@ -210,7 +211,7 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
     chunks, codes, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
     halves = codes * chunks * 64 * 2  # bytes of the packed codebook
     if code == "90a":
-        # How often a block goes through the codebook: rows of three warpgroups, of two where rows are few or
+        # The passes of a block through the codebook: rows of three warpgroups, of two where rows are few or
         # do not fit.
         of_block = n / (64 * (3 if n > 192 * 132 and d <= 256 else 2))
         streamed = 0 if halves + 64 * 3 * chunks * 128 * (chunks > 1) <= 144 * 1024 else of_block * halves
@@ -239,8 +240,8 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
-    """What a part of an op launches where code for that architecture runs, but for what prepares codewords
-    and takes a few microseconds."""
+    """The launches of a part of an op on that architecture, without the preparation of codewords, which takes
+    a few microseconds."""
     if op == "mc_dropout_mlp":
         pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
         blocks = -(-case.hidden // 32)

@@ -1,4 +1,4 @@
-"""Where the time of the ops goes on a GPU: ``python -m benchmarks.gpu_profile --help``.
+"""Profile the ops on a GPU: ``python -m benchmarks.gpu_profile --help``.
 
 For each target the median of a call by CUDA events, of a replay of it as a CUDA graph, of the host's part,
 the least that this machine needs to move its bytes or to multiply, both measured here, and the kernels that
@@ -57,15 +57,15 @@ TARGETS = (
 
 
 def prepared(target: Target, device: str) -> tuple[Callable[[], Any], Any]:
-    """The call of a target and its case; on the CPU that of the smoke test, to rehearse."""
+    """The call of a target and its case; on the CPU the case of the smoke test, to rehearse."""
     op = REGISTRY[target.op]
     case = case_of(type(op.smoke), target.shape) if device == "cuda" else op.smoke
     return op.providers["uefl"](op.inputs(case, device)), case
 
 
 def median_us(call: Callable[[], Any], device: str, seconds: float = 0.2) -> tuple[float, float]:
-    """Microseconds of a call: between two events on the device, and of the host alone, which does not wait
-    for it."""
+    """Microseconds of a call: between two events on the device, and of the host, which does not wait for
+    it."""
     call()
     begun = time.perf_counter()
     call()
@@ -94,7 +94,7 @@ class Event:
         self._event = torch.cuda.Event(enable_timing=True) if device == "cuda" else None
 
     def record(self) -> None:
-        """Put it behind what was launched so far."""
+        """Put it behind the earlier launches."""
         if self._event:
             self._event.record()
         else:
@@ -113,7 +113,7 @@ def synchronize(device: str) -> None:
 
 
 def graph_us(call: Callable[[], Any], device: str) -> float | None:
-    """Microseconds of a replay: what is left when the host launches nothing. None on the CPU, and for what
+    """Microseconds of a replay: the time without launches by the host. None on the CPU, and for what
     cannot be captured."""
     if device == "cpu":
         return None
@@ -128,8 +128,7 @@ def graph_us(call: Callable[[], Any], device: str) -> float | None:
 
 
 def kernels(call: Callable[[], Any], device: str) -> list[dict[str, Any]]:
-    """Name, launches a call and mean microseconds of every kernel, copy and fill, those that take longest
-    first."""
+    """Name, launches a call and mean microseconds of every kernel, copy and fill, slowest first."""
     activity, kind = (
         (ProfilerActivity.CUDA, DeviceType.CUDA)
         if device == "cuda"

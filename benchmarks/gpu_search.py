@@ -1,13 +1,12 @@
 """Compute what the redesigned search should take on a Hopper GPU: ``python -m benchmarks.gpu_search``.
 
 Prints the table that docs/measured.md has: expected microseconds, not measured ones, for each row of the
-suite, with what the H100 took before the redesign and what flash-kmeans took there. The counts are those of
+suite, with what the H100 took before the redesign and what flash-kmeans took there. The counts come from
 sketches of the new kernels, compiled for sm_90a.
 
 The walls of a row: bytes of device memory, products, bytes of the second-level cache, instructions. "overlap"
-is the largest wall at a rate that kernels reach, with what the second largest takes away from it. "apart" is
-what it takes when products and comparisons run one after the other. A measurement is expected between the
-two.
+is the largest wall at a rate that kernels reach, less the effect of the second largest. "apart" is the time
+when products and comparisons run one after the other. A measurement is expected between the two.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        """How the table names the row."""
+        """The name of the row in the table."""
         rows = {1_000_000: "1M", 1_048_576: "1Mi", 65_536: "65k"}[self.n]
         return f"{'vq ' * self.forward}{rows} x {self.d} x {self.k} {'f32' if self.itemsize == 4 else 'f16'}"
 
@@ -73,7 +72,7 @@ ROWS = (
 
 
 def instructions(row: Search) -> tuple[float, float]:
-    """Return the instructions of a scheduler for 64 rows, and those of them that compare.
+    """Return the instructions of a scheduler for 64 rows, and the comparisons among them.
 
     Counted in the machine code of the sketches: prepare 75 and 225 or 80 for 64 elements, a tile 195 with the
     least of every four codewords and 289 with all scores packed, 56 less where the sums begin at the starts,
@@ -91,7 +90,7 @@ def instructions(row: Search) -> tuple[float, float]:
 
 
 def expect(machine: gpu_model.Machine, row: Search) -> Expected:
-    """Return what the row should take on the machine."""
+    """Return the expected time of the row on the machine."""
     n, d, k, size = row.n, row.d, row.k, row.itemsize
     # clocks: of all multiprocessors in a microsecond
     clocks, chunks = machine.multiprocessors * machine.gigahertz * 1e3, -(-d // 64)
@@ -125,7 +124,7 @@ def measured() -> dict[tuple[str, str, str], float]:
 
 
 def summary() -> str:
-    """Return a Markdown table: a line for each row, with what is expected of an H100 and of an H200."""
+    """Return a Markdown table: a line for each row, with the expected times of an H100 and of an H200."""
     machines = [machine for machine in gpu_model.MACHINES if re.fullmatch("H[12]00", machine.name)]
     found = measured()
     names = [

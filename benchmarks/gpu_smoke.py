@@ -41,7 +41,7 @@ from uefl_kernels import (
     vq_with_sums,
 )
 
-PATHS = {  # what the environment of a process must say for it to take a path
+PATHS = {  # variables of the environment that select a path
     "wgmma": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "wgmma"},
     "mma": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "mma"},
     "float32": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "float32"},
@@ -55,8 +55,7 @@ EXACT, ROUNDED = (0.0, 0.0), (1e-5, 5e-6)  # relative and absolute tolerance
 
 @dataclass(frozen=True)
 class Check:
-    """A call with tensors of the device must answer as it does with the reference on the CPU, on every path
-    that it can take."""
+    """A call with tensors of the device must answer as the reference on the CPU, on every path."""
 
     call: Callable[..., Any]
     tensors: tuple[torch.Tensor, ...]
@@ -113,7 +112,7 @@ def vq_output(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 
 
 def head(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
-    """Of rows, then weights, then as many biases."""
+    """Rows, then weights, then the same number of biases."""
     layers = len(tensors) // 2
     options = {"p": 0.3, "passes": 21, "input_dropout": True, "seed": 3} | options
     return tuple(mc_dropout_mlp(tensors[0], tensors[1 : 1 + layers], tensors[1 + layers :], **options))
@@ -233,7 +232,7 @@ _ended: set[subprocess.Popen[str]] = set()  # not by themselves
 
 def in_process(name: str, path: str, device: str, limit: float, under: list[str]) -> tuple[str, float, str]:
     """Run one check in a process of its own: "ok", "FAILED", "timeout" or, where all end, "stopped"; seconds,
-    and what it printed."""
+    and its output."""
     begun = time.perf_counter()
     process = subprocess.Popen(
         [*under, sys.executable, "-m", "benchmarks.gpu_smoke", "--device", device, "--check", name],
@@ -241,7 +240,7 @@ def in_process(name: str, path: str, device: str, limit: float, under: list[str]
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # so that what it started ends with it
+        start_new_session=True,  # so that its child processes end with it
     )
     _running.add(process)
     try:
@@ -259,14 +258,14 @@ def in_process(name: str, path: str, device: str, limit: float, under: list[str]
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """With all that it started."""
+    """With all its child processes."""
     _ended.add(process)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def reason(printed: str) -> str:
-    """In one line: what compute-sanitizer says of a kernel, or the last error of Python."""
+    """In one line: the report of compute-sanitizer on a kernel, or the last error of Python."""
     sanitizer = re.search(r"^========= (?:Invalid|Program hit|Race|Error:|Warning:).*", printed, re.M)
     error = re.split(r"^(?=\w*(?:Error|Exception)\b)", printed, flags=re.M)[-1]
     return " ".join((sanitizer[0] if sanitizer else error).split())[:300]
@@ -323,7 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
     paths = options.paths or here
     if "compiled" in paths:
         paths = [path for path in here if path != "triton"]
-    # Path by path, Triton last: what a path breaks is seen together.
+    # Path by path, Triton last: all faults of a path appear together.
     runs = [
         (name, path)
         for path in paths

@@ -1,4 +1,4 @@
-"""Time variants of the search on a Hopper GPU, and measure what was assumed: ``python -m
+"""Time variants of the search on a Hopper GPU, and measure the assumptions: ``python -m
 benchmarks.gpu_variants --help``.
 
 ``compile`` needs nvcc and no GPU: it writes the kernels of benchmarks/variants as machine code for sm_90a,
@@ -7,7 +7,7 @@ less than a megabyte, which travels to a machine with a GPU. ``micro`` answers n
 float64. Both print one table and write one JSON file, after every line. ``--dry`` rehearses them without a
 GPU.
 
-A variant has packed rows and codewords, so its time is that of products and comparisons. ``uefl`` in the
+A variant has packed rows and codewords, so its time is the time of products and comparisons. ``uefl`` in the
 table is the whole call.
 """
 
@@ -34,8 +34,8 @@ from .ops.vq import nearest
 
 SOURCES = ("search", "micro")
 BLOCKS = 132  # multiprocessors of an H100 and an H200
-CHECKED = 32_768  # rows at the beginning, and as many at the end
-MOST_WRONG = 2e-3  # share of rows whose float16 product may prefer another codeword
+CHECKED = 32_768  # rows at the beginning, and the same number at the end
+MOST_WRONG = 2e-3  # share of rows with a float16 product that may prefer another codeword
 OUTSIDE_L2 = 100e6  # bytes of rows that are read before any of them is read again
 SHAPES = (
     *((1_000_000, 64, k) for k in (256, 1024, 8192)),
@@ -104,8 +104,8 @@ class Data:
         return torch.nn.functional.pad(of_lanes, (0, 4)).contiguous()
 
     def wrong(self, variant: Variant) -> float:
-        """Return the share of the rows that are looked at whose nearest codeword is not among those that the
-        variant names."""
+        """Return the share of checked rows without their nearest codeword among the ones that the variant
+        names."""
         best, _, tile, _ = self.found[self.some].unbind(2)
         least, lane = best.min(1)
         number = (least & (variant.shift - 1)).long()[:, None] * variant.group + torch.arange(
@@ -197,7 +197,7 @@ def search(driver: AnyDriver, cubins: Path, out: Path, only: str, seconds: float
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write what was found so far, with the machine."""
+    """Write the results so far, with the machine."""
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1))
@@ -259,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     target = options.out / "micro.json"
     before = json.loads(target.read_text())["rows"] if target.exists() else []
 
-    def save(found: list[dict[str, Any]]) -> None:  # beside what another call of the command measured
+    def save(found: list[dict[str, Any]]) -> None:  # next to the results of another call of the command
         measured = {row["measurement"] for row in found}
         write(target, [row for row in before if row["measurement"] not in measured] + found)
 

@@ -132,7 +132,7 @@ def innermost_loop(lines: list[str], pattern: str) -> list[str]:
 
 
 def without(lines: list[str], pattern: str) -> list[str]:
-    """Leave out the blocks that a branch jumps over and in which an instruction matches the pattern: few
+    """Leave out the blocks that a branch jumps over and that match the pattern: few
     threads execute them."""
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
     for i, line in enumerate(lines):
@@ -144,8 +144,8 @@ def without(lines: list[str], pattern: str) -> list[str]:
 
 
 def tile_loop(lines: list[str]) -> list[str]:
-    """Of search_wgmma what a multiplying warp executes for 128 codewords: for 64 scores of a thread, if the
-    rows are of one chunk."""
+    """Return the instructions of a multiplying warp of search_wgmma for 128 codewords: for 64 scores of a
+    thread, if the rows are of one chunk."""
     return operations(without(innermost_loop(lines, "HGMMA"), "UBLKCP"))
 
 

@@ -1,4 +1,4 @@
-// Ways to keep of 64 scores of a thread what a search needs: 32 columns of each of two rows. In lane t of
+// Ways to reduce 64 scores of a thread for a search: 32 columns of each of two rows. In lane t of
 // four, score n of a row is of column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent, so
 // that their bits order as integers do.
 #pragma once
@@ -98,7 +98,7 @@ struct Cross {
   }
 };
 
-// The least of every so many columns, with the number of the group.
+// The least of every group of columns, with the number of the group.
 template <int kSize>
 struct Groups {
   static constexpr int kShift = 32 / kSize;

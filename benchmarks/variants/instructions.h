@@ -1,4 +1,4 @@
-// Instructions that the variants and the micro-measurements use beside those of csrc/cuda/hopper.h.
+// Instructions that the variants and the micro-measurements use in addition to csrc/cuda/hopper.h.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ __device__ inline void arrive_at(Barrier* barrier, unsigned rank) {
       "r"(rank)
       : "memory");
 }
-// To the same place of shared memory in every block of the mask; the barrier of each of them counts what has
-// come there.
+// To the same place of shared memory in every block of the mask; the barrier of each of them counts its
+// bytes.
 __device__ inline void copy_multicast(void* target, const void* source, unsigned bytes, Barrier* barrier,
                                       uint16_t mask) {
   asm volatile(

@@ -1,8 +1,8 @@
-// Micro-measurements: how fast a unit of a multiprocessor is, alone and beside products.
+// Micro-measurements: the rate of a unit of a multiprocessor, without and with products.
 // benchmarks/gpu_variants.py says what each decides.
 //
-// A kernel writes clocks; no number that it computes is used, and the compiler cannot leave out what is
-// volatile.
+// A kernel writes clocks; no computed number is used, and the compiler cannot leave out volatile
+// instructions.
 #include "instructions.h"
 
 namespace uefl::variants {
@@ -164,7 +164,9 @@ STREAM(vimnmx)
 STREAM(vimnmx3)
 STREAM(lop3)
 STREAM(imad)
-STREAM(imad_wide) STREAM(shf) STREAM(f2fp) STREAM(viaddmnmx) STREAM(prmt) STREAM(hmma)
+STREAM(imad_wide)
+STREAM(shf)
+STREAM(f2fp) STREAM(viaddmnmx) STREAM(prmt) STREAM(hmma)
 
     // M4. Loads of 16 bytes a lane: 0: lanes side by side, 1: four addresses, in lane t of four, 2: one
     // address.
@@ -213,7 +215,7 @@ extern "C" __global__ void additions(long long* clocks, int pattern, int codewor
   if (lane == 0) clocks[blockIdx.x * (blockDim.x / 32) + warp] = now() - begin + (all == 1);
 }
 
-// M6. Every block reads a codebook of so many blocks of 16 KB, so often, some of them under way at a time.
+// M6. Every block reads a codebook of blocks of 16 KB a number of times, some of them in flight at a time.
 template <int kCluster>
 __device__ void read_codebook(const unsigned char* codes, int blocks, int times, int ahead,
                               long long* clocks) {

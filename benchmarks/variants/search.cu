@@ -3,8 +3,9 @@
 // what prepares and finishes rows.
 //
 // kGroups warpgroups multiply and compare; a further one copies: a thread the codebook, a thread the rows.
-// Where the ring has a place for every block of the codebook, that is copied once. All warpgroups take as
-// many turns, the last ones maybe with rows that another one has too, whose answers are not written.
+// If the ring has a place for every block of the codebook, the codebook is copied once. All warpgroups take
+// the same number of turns. The last turns may repeat rows of another warpgroup without writing their
+// answers.
 #include "compare.h"
 
 namespace uefl::variants {
@@ -26,7 +27,7 @@ struct Work {
 };
 
 // kFirst: the sums begin at the starts. kDescribed: the left operand is read from shared memory by each
-// product. kCluster: blocks that share what they read of the codebook. kMarked: the clock at the beginning
+// product. kCluster: blocks that share their reads of the codebook. kMarked: the clock at the beginning
 // and the end of products and comparisons.
 template <class Way, int kGroups_, int kChunks_, bool kOrder_, bool kFirst_ = false, bool kDescribed_ = false,
           int kCluster_ = 1, bool kMarked_ = false>
