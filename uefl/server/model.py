@@ -70,22 +70,21 @@ class ServerModel:
 
     def messages(self, measuring: frozenset[str], training: frozenset[str]) -> Lazy[Message]:
         """Return the message to each client, created on access."""
-        reference: Tensors = {}
+        turn, reference = self.turn, dict[str, torch.Tensor]()
         if measuring and self.algorithm.context.run.private_mean:
             reference = self.private.reference(self.algorithm, sorted(self._have_trained))
 
         def make(client: str) -> Message:
-            return self._message(
-                client, client in training, client in measuring, reference if client in measuring else {}
-            )
+            measure = client in measuring
+            return self._message(client, turn, client in training, measure, reference if measure else {})
 
         return Lazy(sorted(measuring | training), make)
 
-    def _message(self, client: str, train: bool, measure: bool, reference: Tensors) -> Message:
+    def _message(self, client: str, turn: Turn, train: bool, measure: bool, reference: Tensors) -> Message:
         with self._seeded("broadcast", client):
-            message = self.algorithm.broadcast(self.state, client, replace(self.turn, train=train))
+            message = self.algorithm.broadcast(self.state, client, replace(turn, train=train))
         message.options |= self.address(client) | {"evaluate": measure, "train": train}
-        message.options["last"] = not self.turn.train
+        message.options["last"] = not turn.train
         if train and self.algorithm.context.run.personalised:
             message.options["personalised"] = True
         message.private = self.private_state(client, reference)
