@@ -1,12 +1,12 @@
 """Measure nine things that the plans for the kernels assume; ``python -m benchmarks.gpu_variants micro`` runs
 them.
 
-M1  Do products and the instructions of comparisons hinder each other? Rate of each by itself, and of both together.
-M2  Do the warpgroups multiply and compare at the same time? Share of the comparisons that runs while another warpgroup multiplies.
+M1  Do products and comparisons hinder each other? Rate of each by itself, and of both together.
+M2  Do warpgroups multiply and compare at the same time? Share of comparisons during products of another one.
 M3 Unknown rates of instructions: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
-M4  Does a load of 16 bytes of four addresses a warp take one pass or four? It decides whether sums can begin at the starts.
+M4  Does a load of 16 bytes from four addresses a warp take one pass or four? It decides the start of sums.
 M5  Additions to shared memory: neighbours, a codeword at random, one cell, exchanges.
-M6  The rate of the second-level cache when every multiprocessor reads one codebook, with one to six copies in flight, single and in pairs.
+M6  The rate of the second-level cache when all read one codebook, with one to six copies in flight.
 M7  mma.sync by itself and together with products of warpgroups.
 M8 The precision of small terms next to a large one on the tensor cores: how many bits, of how many terms at
 once, cut off or rounded. M9  Clocks of barriers, and of a launch with and without an early begin.

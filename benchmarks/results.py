@@ -259,8 +259,8 @@ def rounds_page(files: list[Path]) -> str:
         "## Federated rounds",
         (
             "`python -m benchmarks.uefl_round --save` and `fedul_round` write them: seconds of a round,"
-            " medians of turns, and the time relative to ours. Keys after the name of the preset were set with"
-            " `--set`."
+            " medians of turns, and the time relative to ours. Keys after the name of the preset were set"
+            " with `--set`."
         ),
     ]
     for path in files:

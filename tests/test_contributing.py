@@ -13,7 +13,8 @@ OP, DEFINITION, ALGORITHM, SOURCE, PARTITION = re.findall(
 )
 RUN = """
 import logging, sys, uefl
-keys = {"training": {"rounds": [1], "local_epochs": 1, "batch_size": 8}, "model": {"width": 2, "hidden": 4}, "run": {"precision": "fp32"}}
+keys = {"training": {"rounds": [1], "local_epochs": 1, "batch_size": 8}}
+keys |= {"model": {"width": 2, "hidden": 4}, "run": {"precision": "fp32"}}
 run = uefl.train({"data": DATA, "arms": ARMS, **keys}, out=sys.argv[1])
 print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
 """

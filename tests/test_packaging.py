@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 _USE = """
 import torch, uefl_kernels
 x, codebook = torch.randn(50, 8), torch.randn(7, 8)
-assert torch.equal(uefl_kernels.vq_assign(x, codebook)[:, 0], torch.cdist(x.double(), codebook.double()).argmin(1))
+expected = torch.cdist(x.double(), codebook.double()).argmin(1)
+assert torch.equal(uefl_kernels.vq_assign(x, codebook)[:, 0], expected)
 from uefl.config import presets
 assert "demo" in presets()
 print(uefl_kernels.__file__, uefl_kernels.COMPILED)

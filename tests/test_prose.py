@@ -10,15 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # turns of phrase per 10,000 words. The aim is 20, and 40 for tests: lower a bound when the text below it
 # improves
-BOUNDS = {
-    "uefl": 195,
-    "uefl_kernels": 60,
-    "csrc": 90,
-    "csrc/cpu csrc/common": 20,
-    "tests": 235,
-    "benchmarks": 100,
+BOUNDS = {  # turns of phrase per 10,000 words
+    "uefl": 20,
+    "uefl_kernels": 20,
+    "csrc": 20,
+    "tests": 40,
+    "benchmarks": 40,
     "tools": 20,
-    "docs": 65,
+    "examples": 20,
+    "reproduction": 20,
+    "docs": 30,
     "docs/design docs/guides docs/tutorials": 20,
     "README.md CONTRIBUTING.md CHANGELOG.md": 20,
 }
@@ -39,7 +40,7 @@ def prose(monkeypatch):
 @pytest.mark.parametrize("folders", BOUNDS)
 def test_odd_turns_of_phrase_stay_below_the_bound(folders, prose):
     found = list(prose.sentences(prose.files_of(*folders.split())))
-    assert sum(sentence.words for sentence in found) > 300
+    assert sum(sentence.words for sentence in found) > 200
     worst = sorted(found, key=lambda sentence: -sentence.marks)[:5]
     assert prose.rate(found) <= BOUNDS[folders], "\n".join(
         f"{sentence.place}: {sentence.text}" for sentence in worst

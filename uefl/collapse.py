@@ -88,7 +88,8 @@ def spread(
     """Return the sums over ``features [N, D]`` behind the means NC1 and NC4, ``[2]`` float64. Arguments as in
     :func:`neural_collapse`.
 
-    With M^+ the pseudo-inverse of the centred class means, tr(S_W S_B^+) / C is the mean of |(h - mean of its class) M^+|^2.
+    With M^+ the pseudo-inverse of the centered class means, tr(S_W S_B^+) / C is the mean of
+    |(h - mean of its class) M^+|^2.
     """
     means, features = total.means, features.double()
     own = means[torch.searchsorted(total.present, labels)]

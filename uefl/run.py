@@ -1,14 +1,19 @@
 """A run: its arms train one after the other on the same clients, and its folder holds all results.
 
-config.toml        the resolved configuration           metrics.jsonl   a line per arm, round and client, and per answer left out
-summary.json       the outcome, once the run has ended  checkpoint*     where to go on
-made.json          when, where and with which versions it was begun
-manifest.json      which images each client has         model-*.safetensors  the final model of each arm
-ends/              each arm before its last turn, to train it further
-private/           what is each client's own                samples.*       a few images of every client
-silos.json         what is known of clients over Flower
-events.*        for TensorBoard, where it is installed  noise.key  the secret of a private run, until it has ended
-plots/, report.md, report.html  what a person looks at
+config.toml          the resolved configuration
+metrics.jsonl        a line per arm, round and client, and per rejected reply
+summary.json         the outcome, once the run has ended
+checkpoint*          the state to resume from
+made.json            time, machine and versions of its start
+manifest.json        the images of each client
+model-*.safetensors  the final model of each arm
+ends/                each arm before its last turn, to train it further
+private/             the private state of each client
+samples.*            a few images of every client
+silos.json           facts about clients over Flower
+events.*             for TensorBoard, if it is installed
+noise.key            the secret of a private run, until it has ended
+plots/, report.md, report.html
 """
 
 from __future__ import annotations

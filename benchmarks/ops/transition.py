@@ -31,7 +31,7 @@ class Batch(Case):
 
     @property
     def bytes(self) -> int:
-        """Return the least bytes: float32 logits, their gradient, targets, losses and the matrix, once each."""
+        """Return the least bytes: float32 logits, gradient, targets, losses and the matrix, once each."""
         return 8 * self.b * self.k + 12 * self.b + 4 * self.m * self.k
 
     @property

@@ -329,7 +329,8 @@ def test_a_mistake_in_a_section_or_an_option_is_found_without_torch():
 import sys
 from typer.testing import CliRunner
 from uefl.cli import app
-print([CliRunner().invoke(app, line).exit_code for line in {lines}], sorted({{'torch', 'torchvision', 'scipy'}} & set(sys.modules)))
+codes = [CliRunner().invoke(app, line).exit_code for line in {lines}]
+print(codes, sorted({{'torch', 'torchvision', 'scipy'}} & set(sys.modules)))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[2, 2, 2, 2, 2, 2, 0] []\n"

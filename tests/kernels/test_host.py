@@ -85,7 +85,8 @@ def test_number_of_threads_does_not_matter(threads):
 ALONE = """
 import os, threading, numpy as np
 from uefl_kernels import _host
-x, codebook = np.ones((400000, 64), np.float32), np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+x = np.ones((400000, 64), np.float32)
+codebook = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
 before, most = len(os.listdir("/proc/self/task")), 0
 search = threading.Thread(target=lambda: _host.vq_assign(x, codebook, threads=1))
 search.start()

@@ -168,7 +168,10 @@ model().fit(file[:1000])  # what is made once
 mapped, of_file = watched(lambda: model().fit(file))
 given, of_blocks = watched(lambda: model().fit_blocks(blocks))
 whole, of_memory = watched(lambda: model().fit(np.array(file)))
-same = all(np.array_equal(a.cluster_centers_, whole.cluster_centers_) and np.array_equal(a.labels_, whole.labels_) for a in (mapped, given))
+same = all(
+    np.array_equal(a.cluster_centers_, whole.cluster_centers_) and np.array_equal(a.labels_, whole.labels_)
+    for a in (mapped, given)
+)
 print(json.dumps([file.nbytes, of_file, of_blocks, of_memory, same]))
 """
 

@@ -179,7 +179,8 @@ except AttributeError as error:
 model.fit(x)
 assert np.array_equal(model.predict(x), model.labels_)
 print(model.set_params(max_iter=5), *model.get_feature_names_out(["a", "b", "c"]))
-for call in (lambda: model.set_params(k=3), lambda: model.get_feature_names_out(["a"]), lambda: KMeans(0).fit(x)):
+calls = lambda: model.set_params(k=3), lambda: model.get_feature_names_out(["a"]), lambda: KMeans(0).fit(x)
+for call in calls:
     try:
         call()
     except ValueError as error:

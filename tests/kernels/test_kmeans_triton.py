@@ -151,19 +151,24 @@ report = []
 for name, x, centres, spherical in (
     ("_far", "*fp32", "*fp32", False), ("_far", "*fp64", "*fp64", False), ("_fill", None, None, False),
     ("_move", "*bf16", "*fp32", False), ("_move", "*fp32", "*fp32", True), ("_settle", None, None, False),
-    ("_draw", None, None, False), ("_compare", None, None, False), ("_take", None, None, False), ("_improve", None, None, False),
+    ("_draw", None, None, False), ("_compare", None, None, False),
+    ("_take", None, None, False), ("_improve", None, None, False),
 ):
     kernel = getattr(kernels, name, None) or getattr(seeding, name)
-    constants = {"WEIGHTED": True, "SPHERICAL": spherical, "D": 70, "ROWS": kernels._ROWS, "CLUSTERS": kernels._CLUSTERS,
-                 "KEYS": kernels._KEYS, "SIZE": kernels._TREE, "BLOCK": seeding._BLOCK, "ELEMENTS": seeding._ELEMENTS,
+    constants = {"WEIGHTED": True, "SPHERICAL": spherical, "D": 70,
+                 "ROWS": kernels._ROWS, "CLUSTERS": kernels._CLUSTERS,
+                 "KEYS": kernels._KEYS, "SIZE": kernels._TREE, "BLOCK": seeding._BLOCK,
+                 "ELEMENTS": seeding._ELEMENTS,
                  "SUMS": seeding._ROWS if name == "_take" else seeding._SUMS, "CANDIDATES": 8}
-    types = {"x": x, "centres": centres, "values": "*i16", "ended": "*i1", "k": "i32", "count": "*i64", **{n: "*fp64" for n in DOUBLES},
+    types = {"x": x, "centres": centres, "values": "*i16", "ended": "*i1", "k": "i32", "count": "*i64",
+             **{n: "*fp64" for n in DOUBLES},
              **{n: "*i64" for n in WHOLE}}
     if hasattr(seeding, name):
         types |= {n: "i32" for n in ("round", "restart", "stage", "blocks", "first", "count")}
     for architecture in (80, 90, 100):
         ptx = build(kernel, architecture, constants, types, enable_fp_fusion=False).asm["ptx"]
-        report.append({"kernel": name, "spherical": spherical, "architecture": architecture, "fused": ptx.count("fma.rn.f64"),
+        report.append({"kernel": name, "spherical": spherical, "architecture": architecture,
+                       "fused": ptx.count("fma.rn.f64"),
                        "roots": ptx.count("sqrt.rn.f64"), "divisions": ptx.count("div.rn.f64")})
 print(json.dumps(report))
 """

@@ -124,18 +124,21 @@ import uefl_kernels.ops.mc_dropout_mlp.triton as kernels
 
 TYPES = {"seed": "*i64", "keep": "*i1", "scale": "fp32", "logit_scale": "fp32"}
 TYPES |= dict.fromkeys(("rows", "row_stride", "column_stride"), "i64") | dict.fromkeys(
-    ("x", "weights", "bias", "out", "source", "mean_out", "entropy_out", "variance_out", "moment_out"), "*fp32"
+    ("x", "weights", "bias", "out", "source", "mean_out", "entropy_out", "variance_out", "moment_out"),
+    "*fp32"
 )
 report = []
 for kernel, layers in (
-    (kernels._mask, 0), (kernels._statistics, 0), (kernels._statistics, 1), (kernels._layer, 0), (kernels._accumulate, 0)
+    (kernels._mask, 0), (kernels._statistics, 0), (kernels._statistics, 1),
+    (kernels._layer, 0), (kernels._accumulate, 0)
 ):
     constants = {"CONSISTENT": False, "LAYERS": layers, "UNITS": kernels._UNITS, "CLASSES": 16,
                  "ROWS": kernels._FEW_ROWS if kernel is kernels._accumulate else kernels._ROWS,
                  "COLUMNS": kernels._COLUMNS, "ACTIVATION": "gelu"}
     for architecture in (80, 90, 100):
         built = build(kernel, architecture, constants, TYPES, "i32")
-        report.append({"architecture": architecture, "code": len(built.asm["cubin"]), "shared": built.metadata.shared})
+        found = {"code": len(built.asm["cubin"]), "shared": built.metadata.shared}
+        report.append({"architecture": architecture} | found)
 print(json.dumps(report))
 """
 

@@ -16,7 +16,7 @@ import torch._inductor.config
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-import tests.fresh  # noqa: F401  the process to fork from is one for the whole run: it has imported what tests.fresh says
+import tests.fresh  # noqa: F401  one process to fork from for the whole run
 from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from .conftest import normal

@@ -14,7 +14,7 @@ peer = pytest.importorskip(
     "vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed"
 )
 
-from .test_nn_peer import CLOSE, compare, pair, residual_pair, same_state  # noqa: E402  after the peer is known to be there
+from .test_nn_peer import CLOSE, compare, pair, residual_pair, same_state  # noqa: E402
 
 
 def sgd(parameters):

@@ -106,7 +106,8 @@ report = []
 for kernel in (nll._nll, probs._probs, probs._probs_backward, sets._loss):
     for element, wide in (("*bf16", tl.float32), ("*fp32", tl.float32), ("*fp64", tl.float64)):
         exact = "*fp64" if wide is tl.float64 else "*fp32"
-        types = {"logits": element, "gradient": element, "targets": "*i64", "groups": "*i64", "offsets": "*i64", "k": "i32"}
+        types = {"logits": element, "gradient": element, "k": "i32"}
+        types |= {"targets": "*i64", "groups": "*i64", "offsets": "*i64"}
         types |= dict.fromkeys(("matrix", "marginal", "loss", "out", "grad", "proportions"), exact)
         constants = {"GROUPED": True, "GRADIENT": True, "WIDE": wide, "CLASSES": 16, "ROWS": 128}
         for architecture in (80, 90, 100):

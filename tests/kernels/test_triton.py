@@ -262,9 +262,11 @@ import uefl_kernels.ops.vq_assign.triton_epilogue as epilogues
 import uefl_kernels.ops.vq.forward.triton as forward
 import uefl_kernels.ops.kmeans_step.triton as steps
 
-TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64", "indices": "*i64", "listed": "*i64",
-         "exact": "*fp64", "codebook": "*fp32", "k": "i32", "errors": "*fp64", "counts": "*i64", "codewords": "*fp32",
-         "largest": "*i64", "scales": "*fp64", "fixed": "*i64", "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centres": "*fp32",
+PRODUCTS = r"wgmma.mma_async[.\\w]*|mma.sync[.\\w]*|tcgen05.mma[.\\w:]*"
+TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64", "indices": "*i64",
+         "listed": "*i64", "exact": "*fp64", "codebook": "*fp32", "k": "i32", "errors": "*fp64",
+         "counts": "*i64", "codewords": "*fp32", "largest": "*i64", "scales": "*fp64", "fixed": "*i64",
+         "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centres": "*fp32",
          "labels": "*i64", "squares": "*fp64", "middle": "*fp64", "weights": "*fp64", "mass_scale": "*fp64"}
 # What is wanted of an epilogue: nothing, all of vq, all of a step of k-means.
 VQ = ("counts", "codes", "codewords", "quantized", "sums", "scales", "largest")
@@ -293,8 +295,10 @@ for name, dtype, d, architectures, wanted in (
     kernel = next(getattr(m, name) for m in (kernels, packing, epilogues, forward, steps) if hasattr(m, name))
     width = packing._width(d)
     for architecture in architectures:
-        config = kernels.config((architecture // 10, 0), width) if name == "_search" else kernels.config_listed(width)
-        constants = {"EXACT": True, "L2": True, "FLAT": True, "D": d, "WIDTH": width, "ROWS": config.rows, "CODES": config.codes,
+        first = name == "_search"
+        config = kernels.config((architecture // 10, 0), width) if first else kernels.config_listed(width)
+        constants = {"EXACT": True, "L2": True, "FLAT": True, "D": d, "WIDTH": width,
+                     "ROWS": config.rows, "CODES": config.codes,
                      "CHUNK": config.chunk, "SCAN": kernels._SCAN, "ELEMENTS": 16, "stride_d": 1}
         if not name.startswith("_search"):
             constants["CODES"] = kernels._CANDIDATES if name == "_rescore" else 16
@@ -303,7 +307,8 @@ for name, dtype, d, architectures, wanted in (
             constants |= dict.fromkeys(absent - ({"codes"} if name == "_search" else set()))
         if name == "_finish_open":
             constants["ROWS"] = epilogues._OPEN_ROWS
-        types = TYPES | {"x": dtype, "quantized": dtype, "codes": "*fp32" if name == "_finish_open" else "*fp16"}
+        codes = "*fp32" if name == "_finish_open" else "*fp16"
+        types = TYPES | {"x": dtype, "quantized": dtype, "codes": codes}
         if name == "_add":
             types["k"] = "i64"
         search = {"num_warps": config.warps, "num_stages": config.stages}
@@ -311,7 +316,8 @@ for name, dtype, d, architectures, wanted in (
         built = build(kernel, architecture, constants, types, aligned=("stride_a", "stride_b"), **options)
         code = Path(sys.argv[1], "cubin")
         code.write_bytes(built.asm["cubin"])
-        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", code], capture_output=True, text=True).stdout
+        dump = [TOOLS / "cuobjdump", "-res-usage", code]
+        usage = subprocess.run(dump, capture_output=True, text=True).stdout
         report.append({
             "kernel": name,
             "wanted": bool(wanted),
@@ -320,7 +326,7 @@ for name, dtype, d, architectures, wanted in (
             "code": len(built.asm["cubin"]),
             "shared": built.metadata.shared,
             "stack": int(re.search(r"STACK:(\\d+)", usage)[1]) if name.startswith("_search") else 0,
-            "products": sorted(set(re.findall(r"wgmma.mma_async[.\\w]*|mma.sync[.\\w]*|tcgen05.mma[.\\w:]*", built.asm["ptx"]))),
+            "products": sorted(set(re.findall(PRODUCTS, built.asm["ptx"]))),
             "flushes": bool(re.search(r"^(?!.*sqrt).*[.]ftz", built.asm["ptx"], re.M)),
             "fused_doubles": built.asm["ptx"].count("fma.rn.f64"),
         })

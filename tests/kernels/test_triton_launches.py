@@ -38,7 +38,7 @@ def launcher(kernel, grid):
 
 driver.set_active(Gpu())
 JITFunction.__getitem__ = launcher
-torch.empty, torch.Tensor.new_empty = torch.zeros, torch.Tensor.new_zeros  # what would have been written can index
+torch.empty, torch.Tensor.new_empty = torch.zeros, torch.Tensor.new_zeros  # indices that are valid
 import uefl_kernels as ops
 for path in Path(ops.__file__).parent.glob("ops/*/triton.py"):
     import_module(f"uefl_kernels.ops.{path.parent.name}.triton")
@@ -55,7 +55,8 @@ for rows, codes, number, seed in ((100, 7, 5, 3), (1, 16, 1, 1), (16, 1, 16, 16)
         if rows > 7:
             for init in ("k-means++", "k-means||", "random"):
                 ops.kmeans(x, 7, init=init, seed=seed, n_init=2, max_iter=1)
-        weights, options = [torch.randn(20, 12), torch.randn(3, 20)], {"input_dropout": True, "logit_dropout": True}
+        weights = [torch.randn(20, 12), torch.randn(3, 20)]
+        options = {"input_dropout": True, "logit_dropout": True}
         for layers in (1, 2):
             ops.mc_dropout_mlp(x, weights[:layers], p=0.1 + seed / 40, passes=number, seed=seed, **options)
         torch.ops.uefl_triton.dropout_mask(torch.tensor(seed), rows, 33, number, number, 0.5, False)
@@ -63,7 +64,8 @@ for rows, codes, number, seed in ((100, 7, 5, 3), (1, 16, 1, 1), (16, 1, 16, 16)
         groups, zero = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
         ops.transition_nll(logits, zero, shares, groups=groups).sum().backward()
         ops.log_transition_probs(logits, shares, groups=groups).sum().backward()
-        ops.set_proportion_loss(logits, torch.arange(number + 1) * rows // number, torch.full((number, 10), 0.1)).sum().backward()
+        offsets, proportions = torch.arange(number + 1) * rows // number, torch.full((number, 10), 0.1)
+        ops.set_proportion_loss(logits, offsets, proportions).sum().backward()
     report.append({name: len(keys) for name, keys in compiled.items()})
 print(json.dumps([report, sorted(grids)]))
 """

@@ -63,7 +63,9 @@ def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
 
 
 class OwnFolder:
-    """``FOLDER/CLASS/image.png`` or ``FOLDER/train|test/CLASS/image.png``; of the configuration only sizes and splits are looked at.
+    """Images in ``FOLDER/CLASS/image.png`` or ``FOLDER/train|test/CLASS/image.png``.
+
+    Of the configuration only sizes and splits matter.
 
     The silo that the partition leaves out is measured only, on all of its images.
 

@@ -148,7 +148,8 @@ class SavedModel:
         Equivalent to::
 
             x = (images - mean) / std
-            torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)  # with the client's layers
+            # with the client's layers
+            torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)
         """
         # draws are from torch's global generator
         with isolated() if uncertainty else plain_torch(), torch.no_grad():

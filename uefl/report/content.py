@@ -38,9 +38,9 @@ _NO_TEST_LEGEND = (
 
 _PROTOCOL_LEGEND = (
     "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients"
-    " at the last round; global: without the private layers of clients; personalised: after the local training"
-    " of the client; to target: first round with the accuracy `run.target_accuracy`; MB: tensors that the"
-    " server sent and received, for training and measurement, in all rounds."
+    " at the last round; global: without the private layers of clients; personalised: after the local"
+    " training of the client; to target: first round with the accuracy `run.target_accuracy`; MB: tensors"
+    " that the server sent and received, for training and measurement, in all rounds."
 )
 
 
@@ -213,8 +213,8 @@ def _facts(run: RunFolder) -> list[str]:
     rounds = f"{' + '.join(map(str, plan))} round{'' if plan == [1] else 's'}"
     facts = {
         "data": (
-            f"{c.data.source},"
-            f" {count(len(run.silos), 'client')}{''.join(f', {key} {value}' for key, value in partition.items())}"
+            f"{c.data.source}, {count(len(run.silos), 'client')}"
+            f"{''.join(f', {key} {value}' for key, value in partition.items())}"
         ),
         "training": (
             f"{rounds} of {budget}, batch {c.training.batch_size}, {c.training.optimizer} with learning rate"
@@ -248,8 +248,8 @@ def _privacy(run: RunFolder) -> str:
     """Describe the mechanism of privacy, and name the files outside its guarantee."""
     r = run.config.run
     spent = (
-        f"epsilon in the table is for a single arm, at delta {r.delta:g}; the epsilon of all arms together is in"
-        " `summary.json`"
+        f"epsilon in the table is for a single arm, at delta {r.delta:g}; the epsilon of all arms together is"
+        " in `summary.json`"
     )
     outside = (
         "the measurements of clients, this report and all files of metrics have no noise and no guarantee"

@@ -53,7 +53,7 @@ def open_event_writer(
 ) -> EventWriter | None:
     """Open a writer of events, or return None if the extra is not installed.
 
-    The events of ``records`` replace all events in the folder, since TensorBoard shows a repeated round twice.
+    The events of ``records`` replace all events in the folder, since TensorBoard would show a round twice.
     """
     try:
         importlib.import_module("torch.utils.tensorboard")

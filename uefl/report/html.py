@@ -27,7 +27,8 @@ ul { padding-left: 1.2rem; margin: .5rem 0; }
 p.warning { border-left: 4px solid #bf8700; background: var(--note); padding: .5rem .8rem; font-weight: 600; }
 .scroll { overflow-x: auto; margin: .75rem 0; }
 table { border-collapse: collapse; font-size: .85rem; }
-th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: bottom; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
+th, td { text-align: left; vertical-align: bottom; }
 td, th[scope=row] { white-space: nowrap; }
 table.numbers td, table.numbers th[scope=col]:not(:first-child) { text-align: right;
   font-variant-numeric: tabular-nums; }

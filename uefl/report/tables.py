@@ -44,8 +44,8 @@ class Table:
         head = "".join(f"<th scope=col>{escape(name)}</th>" for name in self.header)
         rows = [f"<tr><th scope=row>{escape(row[0])}</th>{_cells(row[1:])}</tr>\n" for row in self.rows]
         return (
-            "<div"
-            f" class=scroll><table{' class=numbers' if self.numeric else ''}>\n<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
+            f"<div class=scroll><table{' class=numbers' if self.numeric else ''}>\n"
+            f"<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
         )
 
     def parts(self, width: int) -> list[Table]:

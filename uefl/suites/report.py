@@ -376,8 +376,8 @@ def _draw(result: Result) -> list[Drawing]:
         )
     if result.suite.front is not None:
         caption = (
-            "Means over the seeds, a point per case and arm; line: the cases of an arm that no other case of it"
-            " beats in both measures."
+            "Means over the seeds, a point per case and arm; line: the cases of an arm that no other case"
+            " of it beats in both measures."
         )
         picture = Picture("front.png", f"{' and '.join(result.suite.front)} of every case", caption)
         made.append((picture, _draw_front(result, result.suite.front)))

@@ -2,22 +2,21 @@
 
 A file ``NAME.toml`` begins with a comment line about its purpose, and holds:
 
-=====================  ===============================================================================================
-``against``            the arm that the others are compared with
-``measures``           the measures of its table, in order; the first one is drawn
-``axis``               for a sweep: the meaning of ``x`` in its cases
-``front``              two measures to minimize together; their Pareto front is drawn
-``[all]``              sections of a configuration that every case begins with
-``cpu_base``           a file of sections that ``[cpu]`` begins with; its path is relative to the suite's
-``[cpu]``              sections that ``--scale cpu`` changes in every case
-``[cases.NAME]``       sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a sweep; ``against``
-                       names the case with the reference arm, if the cases differ in keys outside of arms, as
-                       ``training.lr``
-``label``, ``panel``   in a case of a sweep: its tick label, and its panel of the picture
-``[cases.NAME.cpu]``   sections that ``--scale cpu`` changes in this case
-``[cases.NAME.paper]`` ``ARM = {MEASURE = NUMBER}``: numbers of the paper
-``[averages.NAME]``    ``cases``: their mean is a row of its own, paired by seed; ``paper`` has the paper's numbers for it
-=====================  ===============================================================================================
+``against``             the reference arm of all comparisons
+``measures``            the measures of its table, in order; the first one is drawn
+``axis``                for a sweep: the meaning of ``x`` in its cases
+``front``               two measures to minimize together; their Pareto front is drawn
+``[all]``               sections of a configuration that every case begins with
+``cpu_base``            a file of sections that ``[cpu]`` begins with, relative to the suite's
+``[cpu]``               sections that ``--scale cpu`` changes in every case
+``[cases.NAME]``        sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a
+                        sweep; ``against`` names the case with the reference arm, if the cases differ in
+                        keys outside of arms, as ``training.lr``
+``label``, ``panel``    in a case of a sweep: its tick label, and its panel of the picture
+``[cases.NAME.cpu]``    sections that ``--scale cpu`` changes in this case
+``[cases.NAME.paper]``  ``ARM = {MEASURE = NUMBER}``: numbers of the paper
+``[averages.NAME]``     ``cases``: their mean is a row of its own, paired by seed; ``paper`` has the
+                        paper's numbers for it
 
 A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later
 takes no other one again.

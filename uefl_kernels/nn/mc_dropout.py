@@ -97,7 +97,8 @@ class MCDropout(nn.Module):
 
         probs = torch.stack([model(x).softmax(-1) for _ in range(passes)])
         mean = probs.mean(0)
-        entropy, expected_entropy = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
+        entropy = torch.special.entr(mean).sum(-1)
+        expected_entropy = torch.special.entr(probs).sum(-1).mean(0)
         MCStats(mean, entropy, expected_entropy, entropy - expected_entropy, probs.var(0, correction=0))
     """
 

@@ -532,7 +532,7 @@ class VectorQuantize(Coder):
             in_place = self._optimize(rows, call)
         if before is not None:
             embed = put(book.embed, before)
-        else:  # a copy where the codewords are updated in place: the backward pass still needs the ones that were chosen
+        else:  # a copy where codewords are updated in place: the backward pass needs the chosen ones
             embed = hold(book.embed) if updated else book.embed
             if changing:
                 book.memory.note(rows, embed)

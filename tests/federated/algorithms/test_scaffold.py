@@ -99,7 +99,7 @@ def test_the_global_step_stretches_the_way_of_the_parameters_alone():
 
 
 class Parabolas(Scaffold):
-    """Client k minimises slope_k |w - target_k|^2 / 2, so that with several local steps FedAvg ends away from the optimum of the mean."""
+    """Client k minimizes slope_k |w - target_k|^2 / 2: with several local steps FedAvg misses the optimum."""
 
     slopes, targets = (1.0, 2.0, 6.0), (3.0, 0.0, -1.0)
 

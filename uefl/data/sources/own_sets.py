@@ -4,11 +4,11 @@ labeled images, if any.
 ::
 
     FOLDER/
-      clients/NAME/SET/*.png         or clients/NAME.npz with images [n, H, W(, C)] and set [n] (names or integers)
-      priors.csv                     or priors.json (see uefl.data.prior_table); not needed with priors = "estimated"
-      test/CLASS/*.png               or test.npz with images and labels [n] (0, 1, ... in the order of the classes); without them
-                                     no accuracy is measured
-      labeled/, validation/          as test, where the server has such images
+      clients/NAME/SET/*.png    or clients/NAME.npz: images [n, H, W(, C)], set [n] (names or integers)
+      priors.csv                or priors.json (see uefl.data.prior_table), unless priors = "estimated"
+      test/CLASS/*.png          or test.npz: images, labels [n] (0, 1, ... in the order of the classes);
+                                without them no accuracy is measured
+      labeled/, validation/     as test, if the server has such images
 
 Set m of a client is the m-th by name, or by value where all are integers.
 """

@@ -45,7 +45,7 @@ class DistributedEngine:
         self._crew, self._header, self._started = crew, header, started
         self._rank = {name: crew.ranks[i % len(crew.ranks)] for i, name in enumerate(sorted(clients))}
         self._sent: dict[int, dict[str, tuple[torch.Tensor, int]]] = {}
-        """by rank, the tensors of its last message in this round, and how often each had been changed in place"""
+        """by rank, the tensors of its last message in this round, and the version of each"""
 
     def clients(self) -> list[str]:
         """Names of the clients, sorted."""

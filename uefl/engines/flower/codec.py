@@ -90,7 +90,7 @@ def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDi
         found = program(packet)
         try:
             return pack(found.header, **found.parts)
-        except Exception:  # what an algorithm of a user's own put there may be no JSON, or a tensor of a type that does not travel
+        except Exception:  # a user's algorithm may put anything there
             _LOG.exception("an answer cannot be packed")
             return pack_reply(Reply(str(found.header.get("client", "")), error=faults.PROGRAM))
 

@@ -13,10 +13,11 @@ from .scenarios import SCENARIOS, theatre
 PAGE = Path(__file__).parents[4] / "docs" / "faults.md"
 ABOUT = """# What faults do to a deployed run
 
-`make chaos` writes this page. Each row was played with real processes on one machine: a SuperLink, three silos and a run of
-three rounds. The table holds no times and nothing that depends on the machine: it says what was broken, what is wanted,
-what was found, and the exit code. metrics.jsonl and the report name every answer that was left out, with its round and the
-reason, but have no text of an exception. A row with "bit for bit" ended with the metrics of the same run in one process.
+`make chaos` writes this page. Each row was played with real processes on one machine: a SuperLink,
+three silos and a run of three rounds. The table holds no times and nothing that depends on the
+machine: it has the fault, the wanted outcome, the finding, and the exit code. metrics.jsonl and the
+report name every rejected reply, with its round and the reason, but have no text of an exception. A
+row with "bit for bit" ended with the metrics of the same run in one process.
 
 """
 
