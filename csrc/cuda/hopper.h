@@ -133,6 +133,12 @@ __device__ inline void fewer_registers() {
 namespace uefl::cuda {
 namespace {
 
+// All lanes of a warp have read what the barrier guards.
+__device__ inline void barrier_arrive_by_warp(Barrier* barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) barrier_arrive(barrier);
+}
+
 // Operands of a product lie in blocks of 8 rows x 128 bytes, one after the other, in which the 16 bytes
 // number i of row r are at place i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes.
 __device__ inline uint64_t operand(const void* first) {

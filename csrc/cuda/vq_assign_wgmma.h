@@ -29,8 +29,8 @@ struct CodeBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
 
-  __device__ void copy_next(const Packed& packed, const Stages& stages, const Memory& memory) {
-    if (round == rounds) return;
+  // Copies the next block, of which there is one. Returns whether there are more.
+  __device__ bool copy_next(const Packed& packed, const Stages& stages, const Memory& memory) {
     barrier_wait(memory.codes_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
         int64_t{stages.resident ? 0 : stages.items.book(blockIdx.x, round)} * stages.items.code_tiles + tile;
@@ -41,9 +41,10 @@ struct CodeBlocks {
     copy_bulk(memory.codes(ring.place), block, kBlockBytes, full);
     if (last_chunk) copy_bulk(memory.starts(ring.place), packed.starts + number * kStarts, kStartBytes, full);
     ring.advance();
-    if (!last_chunk) return;
+    if (!last_chunk) return true;
     chunk = 0;
     if (++tile == stages.items.code_tiles && !stages.resident) tile = 0, ++round;
+    return round < rounds;
   }
 };
 
@@ -230,8 +231,7 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
   }
 }
 
-// Turns of the warpgroups: named barriers. Each waits for its own warps and for the warps of the barrier
-// before it.
+// Turns of the warpgroups: each has a named barrier, at which it waits for the warpgroup before it.
 template <int kGroups>
 struct Turns {
   static constexpr int kFirst = 1, kMeet = 2 * kGroupThreads;
@@ -244,14 +244,18 @@ struct Turns {
         last(group + 1 == kGroups),
         own(kFirst + group),
         next(last ? kFirst : own + 1) {}
+  // The last warpgroup gives the first turn, and the first warpgroup takes the turn that is left over.
   __device__ void begin() const {
-    if (in_turn && first) named_arrive(kFirst, kMeet);
+    if (last) pass();
+  }
+  __device__ void end() const {
+    if (first) wait();
   }
   __device__ void wait() const {
     if (in_turn) named_wait(own, kMeet);
   }
-  __device__ void pass(bool last_of_all) const {
-    if (in_turn && !last_of_all) named_arrive(next, kMeet);
+  __device__ void pass() const {
+    if (in_turn) named_arrive(next, kMeet);
   }
 };
 
@@ -268,6 +272,28 @@ __device__ inline void multiply_chunk(float (&dot)[64], uint64_t rows, uint64_t 
   products_commit();
 }
 
+// The stages of the codebook as a warpgroup reads them. What is computed once stays in registers: in a loop
+// the compiler would find the addresses anew for every block.
+struct CodeStages {
+  Ring ring;
+  Barrier *first_full, *first_empty;
+  const float* first_starts;  // of the columns of this lane
+  uint64_t first_operand;
+
+  __device__ CodeStages(const Stages& stages, const Memory& memory)
+      : ring{stages.codes},
+        first_full(memory.codes_full(0)),
+        first_empty(memory.codes_empty(0)),
+        first_starts(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4)),
+        first_operand(operand(memory.codes(0))) {}
+  __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
+  __device__ void release(int place) const { barrier_arrive_by_warp(first_empty + place); }
+  __device__ uint64_t codes() const {
+    return first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
+  }
+  __device__ const float* starts(int place) const { return first_starts + place * kStarts; }
+};
+
 // kLong: rows of more than one chunk, which the products read from shared memory; others stay in registers.
 template <int kGroups, bool kLong, bool kCross>
 __device__ void multiply(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory,
@@ -277,42 +303,36 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
   const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
   const int code_tiles = stages.items.code_tiles, chunks = kLong ? stages.chunks : 1;
   float down = 0;
-  Ring codes{stages.codes}, tiles{stages.tiles};
+  CodeStages codes(stages, memory);
+  Ring tiles{stages.tiles};
   tiles.advance(group);
-  const Turns<kGroups> turns(group, stages.in_turn);
-  const bool streams = !stages.resident, copies = streams && turns.last && threadIdx.x % kGroupThreads == 0;
+  const Turns<kGroups> turns(group, !kLong || stages.in_turn);
   turns.begin();
-  const auto release = [&](Barrier* barrier) {
-    __syncwarp();  // all lanes have read it
-    if (lane == 0) barrier_arrive(barrier);
-  };
-  const auto release_codes = [&](const Ring& of) {
-    if (streams) release(memory.codes_empty(of.place));
-  };
+  // Of one thread. A flag that changes stays in a register, where the compiler would find it anew for every
+  // tile.
+  bool copies =
+      !stages.resident && turns.last && threadIdx.x % kGroupThreads == 0 && blocks.round < blocks.rounds;
   const auto copy_codes = [&] {
-    if (copies) blocks.copy_next(packed, stages, memory);
+    if (copies) copies = blocks.copy_next(packed, stages, memory);
   };
 
   for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
     const int book = stages.items.book(blockIdx.x, round);
     if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
-    if (stages.resident) codes.place = book * code_tiles * chunks, codes.parity = 0;
-    if (round * kGroups + group >=
-        items) {  // the last round has no rows for this one: the others need its turns
+    if (stages.resident) codes.ring.place = book * code_tiles * chunks, codes.ring.parity = 0;
+    if (round * kGroups + group >= items) {  // no rows in the last round: the others need its turns
       for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
         turns.wait();
-        for (int chunk = 0; chunk < chunks; ++chunk, codes.advance()) {
+        for (int chunk = 0; chunk < chunks; ++chunk, codes.ring.advance()) {
           copy_codes();
-          barrier_wait(memory.codes_full(codes.place), codes.parity);
-          release_codes(codes);
+          codes.wait();
+          codes.release(codes.ring.place);
         }
-        turns.pass(turns.last && code_tile + 1 == code_tiles);
+        turns.pass();
       }
       break;
     }
 
-    const int last_turn =
-        turns.last && round + 1 == rounds ? code_tiles - 1 : -1;  // the last turn of all is not passed on
     uint32_t fragment[4][4];
     barrier_wait(memory.tile_ready(tiles.place, 0), tiles.parity);
     if constexpr (!kLong) {
@@ -321,52 +341,53 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
       UEFL_UNROLL
       for (int i = 0; i < 4; ++i)
         load_matrices(fragment[i], row + ((2 * i + lane / kWarpRows) ^ lane % 8) * 16);
-      if (kCross) release(memory.tile_free(tiles.place, 0));  // else finish() does, which reads it too
+      if (kCross) barrier_arrive_by_warp(memory.tile_free(tiles.place, 0));  // else finish() does
     }
     PackedTopTwo top[2];
     float dot[64];
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
       copy_codes();
       turns.wait();
-      barrier_wait(memory.codes_full(codes.place), codes.parity);
+      codes.wait();
       registers_settled(dot);
       products_begin();
-      Ring last = codes;  // the block of the products that are under way
+      int last = codes.ring.place;  // the block of the products that are under way
       if constexpr (kLong) {
-        multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), operand(memory.codes(codes.place)), false);
-        codes.advance();
-        for (int chunk = 1; chunk < chunks; ++chunk, codes.advance()) {
+        multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codes.codes(), false);
+        codes.ring.advance();
+        for (int chunk = 1; chunk < chunks; ++chunk, codes.ring.advance()) {
           if (code_tile == 0) barrier_wait(memory.tile_ready(tiles.place, chunk), tiles.parity);
-          barrier_wait(memory.codes_full(codes.place), codes.parity);
+          codes.wait();
           products_begin();
-          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), operand(memory.codes(codes.place)),
-                         true);
+          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codes.codes(), true);
           products_wait<1>();
-          release_codes(last);
+          codes.release(last);
           copy_codes();
-          if (code_tile + 1 == code_tiles) release(memory.tile_free(tiles.place, chunk - 1));
-          last = codes;
+          if (code_tile + 1 == code_tiles) barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
+          last = codes.ring.place;
         }
       } else {
-        multiply_chunk(dot, fragment, operand(memory.codes(codes.place)));
+        multiply_chunk(dot, fragment, codes.codes());
       }
-      turns.pass(code_tile == last_turn);
-      const float* starts = memory.starts(last.place) + t * (kStarts / 4);
+      turns.pass();
+      const float* starts = codes.starts(last);
       const Four<float> early = load_four(starts);  // while the products run
       products_wait<0>();
       registers_settled(dot);
-      if (kLong && code_tile + 1 == code_tiles) release(memory.tile_free(tiles.place, chunks - 1));
+      if (kLong && code_tile + 1 == code_tiles)
+        barrier_arrive_by_warp(memory.tile_free(tiles.place, chunks - 1));
       compare<kCross>(dot, early, starts, down, packed.shift, code_tile, top);
-      release_codes(last);
-      if (!kLong) codes.advance();
+      codes.release(last);
+      if (!kLong) codes.ring.advance();
     }
     UEFL_UNROLL
     for (int r = 0; r < 2; ++r) {
       memory.slot(tiles.place)->found[warp * kWarpRows + lane / 4 + 8 * r][t] = {top[r].found, top[r].tile,
                                                                                  0};
     }
-    release(memory.found(tiles.place));
+    barrier_arrive_by_warp(memory.found(tiles.place));
   }
+  turns.end();
   // Not to leave before all copies have come, those for the books of other blocks too.
   for (int block = 0; stages.resident && block < stages.codes; ++block)
     barrier_wait(memory.codes_full(block), 0);
@@ -379,15 +400,16 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Roles = Layout<kGroups>;
   const Memory memory{stages};
-  __shared__ CodeBlocks blocks;  // of one thread
-  const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads),
-                               0);  // the same number in a warp, for the compiler
-  if (threadIdx.x ==
-      kGroups * kGroupThreads) {  // of the last warpgroup that multiplies, which goes on with it
+  // Lane 0 has the number of the warp: the compiler must know that it is the same in all lanes.
+  const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
+  __shared__ CodeBlocks blocks;
+  if (threadIdx.x == kGroups * kGroupThreads) {  // of the last warpgroup that multiplies
     memory.make_barriers(kGroups * kGroupWarps);
     barriers_are_there();
     blocks = {{stages.codes}, stages.items.rounds(blockIdx.x), 0, 0, 0};
-    for (int i = stages.resident ? 0 : 1; i < stages.codes; ++i) blocks.copy_next(packed, stages, memory);
+    bool more = true;  // a block with one round of one book may have fewer than there are stages
+    for (int i = stages.resident ? 0 : 1; i < stages.codes && more; ++i)
+      more = blocks.copy_next(packed, stages, memory);
   }
   __syncthreads();
   if (role == 0) {

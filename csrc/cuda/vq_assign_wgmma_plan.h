@@ -17,6 +17,8 @@ constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 
 
 // The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them:
 // their sum must not exceed the registers of the launch, or the multiplying warps wait forever.
+// A warp of its own for the copies does not fit: a quarter of a multiprocessor has 16384 registers, five
+// warps of 96.
 template <int kGroups>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
