@@ -419,6 +419,24 @@ static void rings_turn() {
         static_cast<long>(wgmma_streamed), static_cast<long>(wgmma_dense), static_cast<long>(wgmma_apart));
 }
 
+// A block with one round of one book copies its own blocks of the codebook and no others, although there are
+// stages for more. The emulation refuses a block that ends before its copies have come.
+static void few_blocks_in_a_long_ring() {
+  std::mt19937 random(14);
+  const int64_t books = 4, d = 128, k = 30, rows = 40;
+  const auto x = normal<float>(rows * books * d, random), codewords = normal<float>(books * k * d, random);
+  const cuda::Shape shape{rows * books, books, books, d, k, cuda::kBlockCodes, rows, 0, books * d, 1, true};
+  std::vector<int64_t> expected(shape.outputs);
+  for (int64_t i = 0; i < shape.outputs; ++i)
+    expected[i] = nearest(&x[i * d], 1, &codewords[i % books * k * d], k, d);
+  Codebook codebook(codewords, shape, x.data());
+  cuda::Stages stages;
+  for (int64_t limit = 80 * 1024; stages.resident || stages.codes < 4; limit += 1024)
+    stages = cuda::divide(shape, 2, sizeof(float), limit, books);
+  CHECK(stages.items.rounds(0) == 1 && stages.codes - 1 > stages.chunks, "%d stages", stages.codes);
+  run_wgmma<2, true, true>(codebook, x.data(), shape, stages, expected, true);
+}
+
 // Data of no malice: the first pass must settle most of it.
 static void tensor_cores_settle_most_rows() {
   std::mt19937 random(7);
@@ -436,6 +454,7 @@ static void tensor_cores_settle_most_rows() {
 void run() {
   tensor_cores_settle_most_rows();
   rings_turn();
+  few_blocks_in_a_long_ring();
   shapes();
   offsets_and_scales();
   fast();
