@@ -37,7 +37,7 @@ def run(out, observer=None, quorum=0.5):
 def test_it_is_in_the_metrics_the_summary_and_the_report_whether_the_run_is_interrupted_or_not(tmp_path):
     whole = run(tmp_path / "whole")
     assert [line for line in lines(whole.path) if "left_out" in line] == [LINE]
-    assert whole.rejected.to_dict("records") == [LINE]
+    assert whole.left_out.to_dict("records") == [LINE]
     assert "left_out" not in whole.metrics.columns
     assert whole.summary["failing"]["rejected"] == 1
     assert whole.summary["failing"]["left_out"] == {"no memory left": 1}

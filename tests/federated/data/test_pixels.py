@@ -229,7 +229,7 @@ NO_INTEGERS = [
 @pytest.mark.parametrize("label", NO_INTEGERS, ids=repr)
 def test_a_label_that_is_no_integer_is_refused(label):
     pairs = [(image, k) for image, k in zip(IMAGES, LABELS.tolist(), strict=True)]
-    with pytest.raises(UserError, match="a/train: item 24: expected an integer label"):
+    with pytest.raises(UserError, match="a/train: .* 24: expected an integer label"):
         from_arrays({"a": ([*pairs, (IMAGES[0], label)], None)})
     with pytest.raises(UserError, match="a/train: label 23: expected an integer label"):
         from_arrays({"a": ((IMAGES, [*LABELS[:-1].tolist(), label]), None)})
@@ -240,15 +240,16 @@ def test_a_label_that_is_no_integer_is_refused(label):
     [
         LABELS * 1.0,
         LABELS > 1,
-        LABELS.astype(str),
+        LABELS.astype(str),  # names of classes: only in Python
         np.array(list("abc"))[LABELS],
         LABELS[:, None],
         LABELS.astype(object) / 2,
     ],
 )
 def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
-    with pytest.raises(UserError, match="a/train: expected labels as 24 integers"):
-        from_arrays({"a": ((IMAGES, labels), None)})
+    if labels.dtype.kind != "U":
+        with pytest.raises(UserError, match="a/train: expected labels as 24 integers"):
+            from_arrays({"a": ((IMAGES, labels), None)})
     if np.asarray(labels).dtype.kind != "O":
         np.savez(tmp_path / "silos.npz", images=IMAGES, labels=labels, silo=np.zeros(24, int))
         with pytest.raises(UserError, match=r"silos.npz: labels: expected labels as 24 integers"):
