@@ -102,6 +102,7 @@ def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path):
     assert results.load(path)[0]["peak_mb"] == ""
 
 
+@pytest.mark.slow
 def test_variants_are_those_of_the_kernels(capsys):
     names = ", ".join(measure.VARIANTS)
     with (
@@ -533,6 +534,7 @@ def test_instructions_of_a_listing_are_read():
     assert gpu_issue.parse("WARPGROUP.DEPBAR.LE gsb0, 0x0").pipe == "wait"
 
 
+@pytest.mark.slow
 def test_a_loop_that_waits_for_nothing_that_comes_is_told():
     with pytest.raises(RuntimeError, match="2 rounds"):
         gpu_issue.cycles(PRODUCTS * 60_000, 1, rounds=2)

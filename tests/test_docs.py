@@ -44,6 +44,7 @@ def blocks(page: Path, language: str) -> list[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", API, ids=lambda page: page.stem)
 def test_examples_of_the_reference_give_what_they_show(page):
     examples = blocks(page, "pycon")

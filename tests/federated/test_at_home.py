@@ -73,6 +73,7 @@ def test_it_trains_as_the_local_engine(name, tmp_path):
         assert theirs.private.named == mine.private.named  # hashes of the content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "uefl"])
 def test_a_run_goes_on_after_every_turn_bit_for_bit(name, tmp_path):
     """Over silos that are started again, and that have already done the turn which the server asks for
@@ -105,6 +106,7 @@ OWN_CODEWORDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN_CODEWORDS)
 def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
     """The server has zeros, or codewords drawn from the seed, and the metrics are the same."""

@@ -179,6 +179,7 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(fake_run, tmp_path):
     assert (result.exit_code, result.stderr) == (1, f"error: {why}\n")
 
 
+@pytest.mark.slow
 def test_a_list_that_nobody_reads_to_its_end_ends_without_a_word():
     command = f"{sys.executable} -m uefl presets | head -1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)

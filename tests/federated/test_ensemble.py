@@ -31,6 +31,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_members_train_as_runs_of_their_own_bit_for_bit(kind):
     name, keys = KINDS[kind]
@@ -84,6 +85,7 @@ def test_what_is_measured_is_the_mean_of_the_members():
     )
 
 
+@pytest.mark.slow
 def test_all_members_extend_the_clients_that_the_ensemble_is_unsure_of():
     algorithm, _, notices = arm(settings(**KEYS, gamma=0.2, rounds=[4, 1], local_epochs=3))
     records = [algorithm.turn() for _ in range(5)][-1]
@@ -108,6 +110,7 @@ def test_an_ensemble_that_is_sure_ends_early():
     assert len(finish(algorithm)) == 2 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"ext_share": "group", "codebook_after": 1}], ids=["private", "group"])
 def test_an_ensemble_goes_on_as_if_it_had_not_stopped(keys):
     cfg = settings(**KEYS, rounds=[1, 1], **keys)
@@ -212,6 +215,7 @@ def finished(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [1, 4, 8, 11])
 def test_an_interrupted_run_resumes_bit_for_bit(finished, tmp_path, calls):
     go_on(interrupted(tmp_path / "run", *RUN, after=calls))
@@ -238,6 +242,7 @@ def test_the_saved_model_is_the_ensemble_that_was_measured(finished):
     assert not torch.equal(*each)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_the_report_says_what_the_entropy_is_of(finished):
     write_report(finished)

@@ -84,6 +84,7 @@ def test_the_saved_model_is_the_selected_one(finished):
     assert float(hits) == pytest.approx(best, abs=0.05)  # float32 here, bfloat16 there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [0, 3, 6, 13, 22])
 def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
     with pytest.raises(KeyboardInterrupt):
@@ -198,6 +199,7 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", [10, 40])
 def test_the_preset_of_the_baselines_trains_them_all(tmp_path, sets):
     """On digits instead of its data, for one round."""

@@ -234,6 +234,7 @@ def test_the_report_of_a_folder_that_cannot_be_written(finished, monkeypatch):
     assert "fedavg" in result.output
 
 
+@pytest.mark.slow
 def test_a_locale_that_is_not_utf8(tmp_path):
     """Files of a run are UTF-8 in every locale."""
     script = f"""

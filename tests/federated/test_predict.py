@@ -49,6 +49,7 @@ def entropy(probs):
     return torch.special.entr(probs.double()).sum(-1)
 
 
+@pytest.mark.slow
 def test_the_uncertainty_of_dropout_is_that_of_drawn_masks(models):
     """Against whole passes of the network in plain PyTorch, each with masks of its own, in float64."""
     model = saved.load(models["fedavg"][1])

@@ -23,6 +23,7 @@ def presets():
     return [pytest.param(name, marks=of) for name, of in marks.items() if name not in TEMPLATES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", presets())
 def test_every_arm_of_a_preset_trains(name, every_source):
     """On small generated files instead of its data."""

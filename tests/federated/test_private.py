@@ -72,6 +72,7 @@ def test_a_run_stopped_at_any_step_goes_on_bit_for_bit(whole, tmp_path, monkeypa
     assert files(tmp_path / "run").keys() == named(tmp_path / "run") | ends  # nothing else is left
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_of_a_round(tmp_path):
     """The process is gone after some of the round's clients have written their states."""
     start(tmp_path / "whole")

@@ -50,6 +50,7 @@ def test_who_says_so():
     assert not {"fedsr", "fediir", "fedcr", "distrans", "vhl", "fedbr"} & set(STATIC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATIC)
 def test_a_replay_has_the_same_bits(name):
     plain, taped = both(name, fed=federation(SIZES, test_is_holdout=name == "uefl-published"), rounds=[2])
@@ -64,6 +65,7 @@ def test_a_replay_has_the_same_bits(name):
     assert tape.replayed >= turns * (2 * 6 - 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [

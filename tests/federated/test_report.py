@@ -304,6 +304,7 @@ def test_the_codebooks_that_an_unseen_client_may_take_are_in_the_report(tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_report_is_written_anew_and_repeats_itself(tmp_path):
     run_folder.write(tmp_path)

@@ -162,6 +162,7 @@ def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
     assert (tmp_path / "samples.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_samples_of_unlabeled_sets_and_of_colours_are_shown(tmp_path):
     save_file(
@@ -203,6 +204,7 @@ def test_labels_are_short_lines_and_differ():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("clients", [3, 13])
 def test_silos_of_any_name_are_drawn(tmp_path, clients):
@@ -367,6 +369,7 @@ def uefl(*arguments, **keys):
     )
 
 
+@pytest.mark.slow
 def test_a_terminal_of_ascii_shows_the_report(tmp_path):
     lines = [line | {"client": "клиника"} for line in run_folder.records(clients=1)]
     run_folder.write(tmp_path, lines)
@@ -408,6 +411,7 @@ def begun(process, out: Path):
     raise AssertionError("no round within two minutes")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
     process = uefl(
         "train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -418,6 +422,7 @@ def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
     assert (process.returncode, error.decode()) == (143, "interrupted; go on with: uefl train --resume run\n")
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
     process = uefl(
         "train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -432,6 +437,7 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_several_runs_have_a_page_in_common(tmp_path):
     paths = [str(run_folder.write(tmp_path / str(seed), shifted(0.1 * seed), seed=seed)) for seed in (0, 1)]
@@ -461,6 +467,7 @@ class Guess:
         return Prediction(chances, spread, spread, spread)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_the_most_uncertain_test_images_are_kept_and_shown(tmp_path):
     data = with_samples(run_folder.write(tmp_path))

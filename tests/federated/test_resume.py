@@ -15,6 +15,7 @@ from uefl.errors import UserError
 from .whole_run import Watcher, go_on, interrupted, killed, outcome, start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [0, 1, 4, 8, 14, 19, 24])
 def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, calls):
     with pytest.raises(KeyboardInterrupt):
@@ -36,6 +37,7 @@ def test_a_run_keeps_its_precision_where_the_cpu_is_another(finished, tmp_path, 
     assert not [notice for notice in observer.notices if "bit for bit" in notice]
 
 
+@pytest.mark.slow
 def test_kill_9_loses_at_most_a_round(finished, tmp_path):
     killed(__name__, tmp_path / "run", "uefl", 1, "silo-1")
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -127,6 +127,7 @@ def accuracies(cfg, how):
     return [r["accuracy"] for r in records if r["round"] == records[-1]["round"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [turned, noise])
 def test_one_that_lies_spoils_the_mean_and_no_robust_rule(how):
     assert min(accuracies(settings("fedavg", **LEARNS), how)) < 0.7
@@ -134,6 +135,7 @@ def test_one_that_lies_spoils_the_mean_and_no_robust_rule(how):
         assert min(accuracies(settings("fedavg", **LEARNS, aggregation=rule, **keys), how)) > 0.9, rule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
@@ -217,6 +219,7 @@ def test_on_unlabeled_sets():
     assert finish(tiny_sets.arm(cfg)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_one_whose_labels_are_turned_round_spoils_no_robust_rule(rule):
     fed = federation(**FIVE)

@@ -64,6 +64,7 @@ def test_the_average_is_weighted_by_examples():
     )
 
 
+@pytest.mark.slow
 def test_training_learns_and_runs_repeat_bit_for_bit():
     runs = [
         arm(settings("fedavg", rounds=[6], local_epochs=3), federation(noise=(0.1, 0.1, 0.1)))

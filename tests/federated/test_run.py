@@ -75,6 +75,7 @@ def test_the_saved_model_carries_every_client_s_codebook(finished):
     assert not [name for name in load_file(out / "model-fedavg.safetensors") if name.startswith("codebook")]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, tmp_path):
     start(tmp_path / "again")
     start(tmp_path / "other", "seed=1")

@@ -73,6 +73,7 @@ def test_gradients_of_passes():
     assert counted(run) == 4 * one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["torch.utils.flop_counter", "uefl_kernels.nn"])
 def test_in_either_order_of_the_imports(first):
     second = {"torch.utils.flop_counter": "uefl_kernels.nn", "uefl_kernels.nn": "torch.utils.flop_counter"}[

@@ -59,6 +59,7 @@ def test_more_trials_than_fit_in_a_group():
     assert_as_reference(normal(900, 4), 450, max_iter=3)
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("step", [None, 0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -540,6 +541,7 @@ def test_autocast():
         assert kmeans(x.bfloat16(), 3).centres.dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["k-means++", "k-means||", "random", "given"])
 @pytest.mark.parametrize("spherical", [False, True])
 def test_the_host_is_not_asked(monkeypatch, method, spherical):

@@ -48,6 +48,7 @@ def cut(x, *where):
     return [x[a:b] for a, b in zip((0, *where), (*where, len(x)), strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weights"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("case", OPTIONS)
@@ -59,6 +60,7 @@ def test_blocks_give_the_bits_of_memory(case, dtype, weights):
         equal(model.fit_blocks(blocks, sample_weight=weights), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     n=st.integers(1, 60),

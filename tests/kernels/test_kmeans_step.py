@@ -145,6 +145,7 @@ def test_number_of_threads_does_not_matter():
         assert_same(result, results[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.cuda.is_available() or not triton_available(), reason="Triton is not interpreted here"
 )

@@ -31,6 +31,7 @@ def test_masks_are_those_of_the_definition(shape, p, consistent):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("logit_dropout", [False, True])
 @pytest.mark.parametrize(
@@ -62,6 +63,7 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("classes", [10, 300])
 def test_dropout_of_logits_of_other_strides_and_in_half_precision(classes, consistent):

@@ -82,6 +82,7 @@ def test_residual_quantisers(full_graph):
     same(rvq, compiled := copy.deepcopy(rvq), full_graph(compiled))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotation", [False, True])
 def test_beams_whose_codewords_are_updated_behind_the_search(rotation, full_graph):
     torch.manual_seed(0)

@@ -237,6 +237,7 @@ def assert_same(first, second):
         assert value.isfinite().all(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
 @pytest.mark.parametrize("name", CASES)
 def test_same_codewords_and_one_message_per_step(states, name, masked):

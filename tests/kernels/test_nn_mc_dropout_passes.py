@@ -358,6 +358,7 @@ print(peak(240) - few)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fused", "any"])
 def test_a_head_of_many_classes_holds_no_passes(kind):
     """200 passes more, each of 1.6 MB of probabilities, in a process of their own, to measure its peak

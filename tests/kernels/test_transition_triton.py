@@ -34,6 +34,7 @@ def both(call, logits):
         yield out.detach(), z.grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "dtype"), [*((case, torch.float32) for case in CASES), *(("groups", dtype) for dtype in DTYPES)]
 )

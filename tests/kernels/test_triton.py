@@ -30,6 +30,7 @@ def _interpreted(monkeypatch):
     torch.manual_seed(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_reference(case, metric):
@@ -49,6 +50,7 @@ def _widened_by_bits(input, input_dtype, output_dtype, rounding, otherwise=inter
     return otherwise(input, input_dtype, output_dtype, rounding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize(
     "convert",
@@ -90,6 +92,7 @@ def test_fast_precision_skips_the_certificate():
     assert torch.equal(found, vq_assign(x, codebook))  # far enough apart here for float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_segment", [False, True])
 def test_fast_precision_is_exact_where_float16_cannot_hold_a_row(per_segment):
     x, codebook = torch.randn(50, 12), torch.randn(3, 20, 4) if per_segment else torch.randn(20, 4)

@@ -125,6 +125,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides(op, layout):
     x, g = normal(4, 5, 6, 12), normal(4, 5, 6, 12, seed=2)

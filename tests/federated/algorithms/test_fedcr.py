@@ -278,6 +278,7 @@ def test_an_infinite_divergence_is_refused():
         FedCR(stochastic=False)
 
 
+@pytest.mark.slow
 def test_a_whole_run_and_its_saved_model(tmp_path):
     run = run_twice(tmp_path, {"fedcr": {"dim": 8}}, passes=300)
     assert run.model("fedcr").clients == ("silo-0", "silo-1")

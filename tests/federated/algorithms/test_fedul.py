@@ -137,6 +137,7 @@ def test_sets_that_are_the_classes_give_logit_adjusted_cross_entropy():
 # --- learning ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_learns_what_can_be_learnt(name):
     # one per set, or of a tenth of the images

@@ -59,6 +59,7 @@ def without_options(extend):
     return finish(arm(settings(rounds=[2, 2], extend=extend))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", OPTIONS, ids=lambda keys: "-".join(keys))
 def test_every_option_changes_the_run_and_goes_on_bit_for_bit(keys):
     extend = "uncertain" if keys == {"criterion": "loss"} else "all"

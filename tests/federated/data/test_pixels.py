@@ -229,7 +229,7 @@ NO_INTEGERS = [
 @pytest.mark.parametrize("label", NO_INTEGERS, ids=repr)
 def test_a_label_that_is_no_integer_is_refused(label):
     pairs = [(image, k) for image, k in zip(IMAGES, LABELS.tolist(), strict=True)]
-    with pytest.raises(UserError, match="a/train: .* 24: expected an integer label"):
+    with pytest.raises(UserError, match=r"a/train: .* 24: expected an integer label"):
         from_arrays({"a": ([*pairs, (IMAGES[0], label)], None)})
     with pytest.raises(UserError, match="a/train: label 23: expected an integer label"):
         from_arrays({"a": ((IMAGES, [*LABELS[:-1].tolist(), label]), None)})

@@ -40,6 +40,7 @@ def engine(workers, cfg, started=lambda name: None):
     return workers.engine("arm", started)
 
 
+@pytest.mark.slow
 @every_case
 def test_every_algorithm_is_the_same_bit_for_bit(workers, case):
     cfg = settings(case)
@@ -98,6 +99,7 @@ def test_a_client_that_is_late_is_given_up_and_its_answer_dropped_when_it_comes(
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_run_with_a_line_and_the_others_with_it():
     cfg, begun = tiny.settings("fedavg", seed=DIES), []
 
