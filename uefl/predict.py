@@ -24,7 +24,7 @@ COLUMNS = ("image", "class", "probability", "entropy", "mutual_information")
 _BATCH = 500
 
 
-class Row(NamedTuple):
+class ImagePrediction(NamedTuple):
     """The prediction for one image."""
 
     image: str
@@ -77,7 +77,7 @@ class Predictor:
         )
         return found + self._choice
 
-    def rows(self, advance: Callable[[int], None] = lambda count: None) -> Iterator[Row]:
+    def rows(self, advance: Callable[[int], None] = lambda count: None) -> Iterator[ImagePrediction]:
         """Predict for one batch after the other.
 
         Args:
@@ -103,7 +103,7 @@ class Predictor:
                 strict=True,
             )
             yield from (
-                Row(self.images.files[row], model.classes[k], p, spread, info)
+                ImagePrediction(self.images.files[row], model.classes[k], p, spread, info)
                 for row, k, p, spread, info in each
             )
             advance(len(rows))
@@ -118,7 +118,7 @@ class Predictor:
         return min(totals, key=lambda name: totals[name]) if totals else None
 
 
-def write(rows: Iterator[Row], file: TextIO) -> None:
+def write(rows: Iterator[ImagePrediction], file: TextIO) -> None:
     """Write rows as CSV with a header."""
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -126,7 +126,7 @@ def write(rows: Iterator[Row], file: TextIO) -> None:
         table.writerow([row.image, row.label, *(f"{value:.6f}" for value in row[2:])])
 
 
-def write_file(rows: Iterator[Row], path: Path) -> None:
+def write_file(rows: Iterator[ImagePrediction], path: Path) -> None:
     """Write a CSV file whole or not at all.
 
     Raises:
@@ -140,7 +140,7 @@ def write_file(rows: Iterator[Row], path: Path) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror})") from None
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[ImagePrediction]) -> Table:
     """Return rows as a table for the terminal."""
     cells = [[row.image, row.label, *map(number, row[2:])] for row in rows]
     return Table("predictions", ["image", "class", "probability", "entropy", "mutual information"], cells)

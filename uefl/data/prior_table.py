@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import InvalidPriors
 
 
-class Row(NamedTuple):
+class SetPriors(NamedTuple):
     """The priors of a set, and where they are written."""
 
     shares: list[float]
@@ -28,7 +28,7 @@ class PriorTable(NamedTuple):
     given."""
 
     file: str
-    rows: dict[str, dict[str, Row]]
+    rows: dict[str, dict[str, SetPriors]]
     classes: tuple[str, ...]
 
 
@@ -62,7 +62,7 @@ def read(root: Path) -> PriorTable:
             raise InvalidPriors(f"{path}: column {classes.index('') + 3} of the header has no class name")
         if len(set(classes)) < len(classes):
             raise InvalidPriors(f"{path}: the header names a class twice: {','.join(classes)}")
-        table: dict[str, dict[str, Row]] = {}
+        table: dict[str, dict[str, SetPriors]] = {}
         for line, row in numbered[1:]:
             if not any(row):
                 continue
@@ -71,7 +71,7 @@ def read(root: Path) -> PriorTable:
             if row[1] in table.setdefault(row[0], {}):
                 raise InvalidPriors(f"{path}, line {line}: client {row[0]!r}, set {row[1]!r} is there twice")
             shares = [_number(cell, f"{path}, line {line}") for cell in row[2:]]
-            table[row[0]][row[1]] = Row(shares, f"{path.name}, line {line}")
+            table[row[0]][row[1]] = SetPriors(shares, f"{path.name}, line {line}")
         return PriorTable(path.name, table, classes)
     if (root / "priors.json").is_file():
         return _read_json(root / "priors.json")
@@ -117,7 +117,7 @@ def _read_json(path: Path) -> PriorTable:
         return [_number(named[client][name][k], f"{path}, client {client!r}, set {name!r}") for k in classes]
 
     table = {
-        client: {name: Row(shares(client, name), path.name) for name in rows}
+        client: {name: SetPriors(shares(client, name), path.name) for name in rows}
         for client, rows in named.items()
     }
     return PriorTable(path.name, table, classes)

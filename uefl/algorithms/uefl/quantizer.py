@@ -20,7 +20,7 @@ _SEGMENT, _ROW = 0, -2
 _FEW = 1e-12
 
 
-class Quantized(NamedTuple):
+class QuantizedMap(NamedTuple):
     """The result of quantizing features ``[B, H', W', D]``."""
 
     values: torch.Tensor
@@ -56,7 +56,7 @@ class Quantizer(NamedTuple):
     decay: float = 0.0
     """decay of moving averages per step; 0: codewords learn by gradient"""
 
-    def __call__(self, tokens: torch.Tensor, codebook: torch.Tensor, with_sums: bool = False) -> Quantized:
+    def __call__(self, tokens: torch.Tensor, codebook: torch.Tensor, with_sums: bool = False) -> QuantizedMap:
         """Quantize ``tokens [B, H', W', D]``."""
         rest, outs, codes, sums, first = tokens, [], [], [], 0
         options = {"metric": self.search, "commitment_weight": self.commitment, "estimator": self.estimator}
@@ -73,7 +73,9 @@ class Quantizer(NamedTuple):
         for out in outs[1:]:  # the gradient of the values passes with the first
             values, loss = values + out.quantized.detach(), loss + out.loss
         counts = torch.cat([out.counts for out in outs], -1)
-        return Quantized(values, torch.cat(codes, 1), loss, counts, torch.cat(sums, _ROW) if sums else None)
+        return QuantizedMap(
+            values, torch.cat(codes, 1), loss, counts, torch.cat(sums, _ROW) if sums else None
+        )
 
     def _positions(self, indices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         if self.segment_codebooks:
@@ -103,7 +105,7 @@ def moving_start(codebook: torch.Tensor) -> torch.Tensor:
     return torch.cat([codebook, torch.ones_like(codebook[..., :1])], -1)
 
 
-def moved(moving: torch.Tensor, batch: Quantized, decay: float) -> torch.Tensor:
+def moved(moving: torch.Tensor, batch: QuantizedMap, decay: float) -> torch.Tensor:
     """Return the moving averages ``[..., V, d + 1]`` after a batch.
 
     Source: van den Oord et al. 2017, appendix A.1.
