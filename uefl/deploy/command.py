@@ -55,7 +55,7 @@ def silo(
         delta, max_epsilon: as of :class:`.floor.Floor`.
         spent: the file that counts its updates; None: next to the folder.
         algorithms: names of the algorithms that this silo answers, with commas; None: all that are installed.
-        state: the folder for the silo's own state; None: next to the data.
+        state: the folder for the silo's own state; None: next to the data, or with ``simulate`` none that lasts.
         strict: whether to refuse a key that other users of this machine may read; else a line says so.
         data_root: where torchvision's data sets lie.
         parent: a process; this one ends with it.
@@ -97,6 +97,8 @@ def silo(
     kept = None
     if simulate is not None:
         source = Dealt(simulate, data_root)
+        if state is not None:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
     else:
         assert data is not None
         source = own(data, name)
@@ -107,7 +109,7 @@ def silo(
         if floor is not None:
             print(f"silo {source.name} insists on its own noise: {floor.describe()}", flush=True)
         with nullcontext() if floor is None else floor.held():
-            program = SiloProgram(source, where, floor, answered, kept)
+            program = SiloProgram(source, where, floor, answered, kept, state)
             serve(address, on_records(program), private, patience=wait)
     except Unreachable as error:
         raise UserError(str(error)) from None

@@ -68,6 +68,7 @@ class SiloProgram:
         algorithms: the accepted algorithms; None: all that are installed.
         kept: its own state; None: it plays a client of an experiment, and other processes have the same
             images.
+        states: without ``kept``, the folder for private states; None: they go with the process.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class SiloProgram:
         floor: Floor | None = None,
         algorithms: Collection[str] | None = None,
         kept: Kept | None = None,
+        states: Path | None = None,
     ) -> None:
         self._source, self._device, self._floor, self._algorithms = source, device, floor, algorithms
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
         self._kept = kept
+        self._states = states if kept is None else kept.folder
         self._temporary: TemporaryDirectory[str] | None = None
         self._secret = None if kept is None else kept.secret
         self._key = self._secret or secrets.token_bytes(32)
@@ -202,9 +205,9 @@ class SiloProgram:
         return reply
 
     def _folder(self) -> Path:
-        """Return the store of states: a client of an experiment has a folder that goes with the process."""
-        if self._kept is not None:
-            return self._kept.folder
+        """Return the folder of private states; without one they go with the process."""
+        if self._states is not None:
+            return self._states
         if self._temporary is None:
             self._temporary = TemporaryDirectory(prefix="uefl-silo-")
         return Path(self._temporary.name)

@@ -126,6 +126,7 @@ class Cast(Processes):
     ) -> subprocess.Popen[bytes]:
         """Start a silo; ``program`` takes the place of the command ``uefl``."""
         where = ("--simulate", name, "--superlink", self.place, "--device", "cpu", "--parent", os.getpid())
+        where += ("--state", self.folder / f"{name}.state")
         return self.start(*program, "silo", *where, *options, log=f"{name}.log")
 
     def all(self, fault: str = "") -> None:
