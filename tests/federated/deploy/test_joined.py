@@ -299,9 +299,7 @@ def test_a_whole_run_writes_what_is_known_of_its_silos(folder, monkeypatch):
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": {"key": 3}}'])
 def test_a_file_of_silos_that_is_damaged_is_a_line(tmp_path, text):
     (tmp_path / "silos.json").write_text(text)
-    with pytest.raises(
-        UserError, match="silos.json.* is damaged"
-    ):
+    with pytest.raises(UserError, match=r"silos.json.* is damaged"):
         read_silos(tmp_path)
 
 
