@@ -75,7 +75,7 @@ def from_one(lines: list[dict[str, Any]]) -> int:
     Early versions counted from 0. In such a file some line has round 0.
 
     Returns:
-        What was added to each round: 0 or 1.
+        The number added to each round: 0 or 1.
     """
     added = int(any(line.get("round") == 0 for line in lines))
     for line in lines if added else ():

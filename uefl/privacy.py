@@ -84,8 +84,8 @@ class Privacy:
         self._recorded = 0, 0.0
 
     def releases(self, participants: Coins | Participants, rounds: int) -> int:
-        """What is counted after so many rounds: with ``central`` the rounds; with ``local`` those that the
-        client was asked in that was asked most often."""
+        """Return the number of releases after some rounds: with ``central`` the rounds; with ``local`` the
+        most requests to a single client."""
         if self.central or self.run.participation == 1:
             return rounds
         return max(

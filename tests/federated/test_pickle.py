@@ -14,8 +14,8 @@ CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
 
 
 def unpickles(source: str) -> list[str]:
-    """Calls in a source file that could unpickle; ``np.load`` must say that it does not, ``torch.load`` that
-    it builds tensors alone."""
+    """Calls in a source file that could unpickle; ``np.load`` must forbid it, ``torch.load`` must build only
+    tensors."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -146,7 +146,7 @@ def test_it_holds_where_all_images_are_pooled():
 
 
 class Waits(Algorithm):
-    """Claims what is not so: its loss needs a number."""
+    """Makes a false claim: its loss needs a number."""
 
     static_step = True
 
@@ -156,7 +156,7 @@ class Waits(Algorithm):
 
 
 class Draws(Algorithm):
-    """Claims what is not so: its numbers come from the host."""
+    """Makes a false claim: its numbers come from the host."""
 
     static_step = True
 
@@ -165,7 +165,7 @@ class Draws(Algorithm):
 
 
 class Chooses(Algorithm):
-    """Claims what is not so: only the device knows the number of images."""
+    """Makes a false claim: only the device knows the number of images."""
 
     static_step = True
 
@@ -175,7 +175,7 @@ class Chooses(Algorithm):
 
 
 class Renews(Algorithm):
-    """Claims what is not so: it keeps a new tensor in every step."""
+    """Makes a false claim: it keeps a new tensor in every step."""
 
     static_step = True
 
@@ -186,7 +186,7 @@ class Renews(Algorithm):
 
 
 class Counts(Algorithm):
-    """Claims what is not so: its loss follows a count of Python's."""
+    """Makes a false claim: its loss follows a count of Python's."""
 
     static_step = True
 

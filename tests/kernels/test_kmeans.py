@@ -1,5 +1,5 @@
-"""``kmeans``: the same bits from every kernel, thread count and front end; what is refused; empty clusters,
-weights, batches."""
+"""``kmeans``: the same bits from every kernel, thread count and front end; refusals, empty clusters, weights,
+batches."""
 
 from __future__ import annotations
 

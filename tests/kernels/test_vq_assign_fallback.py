@@ -58,7 +58,7 @@ def test_fuzz(seed, n, k, d, kind, dtypes, metric):
 
 
 def test_the_bound_is_needed(monkeypatch):
-    """Without it the product decides, and is wrong: what the other tests pass by."""
+    """Without it the product decides, and is wrong."""
     codebook = normal(40, 24, offset=5)
     x = (codebook[:, None] + codebook[None]).reshape(-1, 24) / 2
     assert wrong(x, codebook, "l2") == 0

@@ -238,7 +238,7 @@ class SavedModel:
             return self.algorithm.predict(turn, x.contiguous(memory_format=torch.channels_last))
 
     def _part(self, pixels: torch.Tensor, client: str | None) -> str | None:
-        """The client whose parts are taken; None: None: the mean of the layers."""
+        """Return the client with the parts to predict with; None: the mean of the layers."""
         if client is None and self._choices():
             errors = self._misfits(pixels)
             return min(errors, key=lambda name: errors[name])

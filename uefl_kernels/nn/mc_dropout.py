@@ -173,8 +173,8 @@ class MCDropout(nn.Module):
         """The probabilities of every pass, ``[passes, B, ..., C]``, float32 (float64 where the logits are).
 
         Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled
-        network on all rows: what the joint entropy of a batch is made of (BatchBALD, eq. 12). Raises what a
-        call does.
+        network on all rows: the joint entropy of a batch needs it (BatchBALD, eq. 12). The errors are the
+            same as of a call.
         """
         with _locked(), self._open(args, kwargs, seed) as passes:
             return self._outward(passes.probs(_count("passes", self.passes), seed), 1)
