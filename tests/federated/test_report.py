@@ -194,6 +194,17 @@ def test_report_shows_every_picture_it_links(tmp_path, clients):
     assert "rejected repl" not in text
 
 
+def test_an_arm_without_a_metric_has_no_curve(tmp_path):
+    lines = run_folder.records()
+    for line in lines:
+        line["server_loss"] = 0.5 if line["arm"] == "uefl" else None
+    run = read_run(run_folder.write(tmp_path, lines))
+    figure = plots._draw_arms(run, {"server_loss": "loss"})
+    figure.draw_without_rendering()
+    curves = [line.get_ydata() for line in figure.axes[0].lines if len(line.get_xdata()) == 4]
+    assert sum(np.isfinite(curve).all() for curve in curves) == 1
+
+
 def test_curves_at_the_ends_of_the_scale_keep_off_the_frame(tmp_path):
     lines = run_folder.records()
     for line in lines:

@@ -231,6 +231,8 @@ def _draw_mean(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
 
 def _draw_band(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
     known = np.isfinite(values).any(1)
+    if not known.any():  # nanquantile refuses an empty matrix
+        return
     low, high = np.nanquantile(values[known], (0.1, 0.9), axis=1)
     ax.fill_between(_rounds(values)[known], low, high, color=style["color"], alpha=0.15, linewidth=0)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 from contextlib import contextmanager
@@ -21,8 +22,15 @@ from uefl.deploy.silo import SiloProgram
 from uefl.engines.codec import decode, encode
 
 pytestmark = pytest.mark.slow
-CONTEXT = multiprocessing.get_context("fork")
+CONTEXT = multiprocessing.get_context("forkserver")  # autograd cannot run in the fork of a process that used it
+CONTEXT.set_forkserver_preload([__name__])
 HEADER = 8000  # bytes of JSON in a message or a reply of these runs, at most
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forkserver():
+    """It lives as long as the session, so it starts before processes are marked."""
+    multiprocessing.forkserver.ensure_running()
 
 
 class Process:
@@ -125,7 +133,7 @@ def test_a_silo_killed_in_its_third_round_resumes_bit_for_bit(algorithm, step, t
     for name, dies in (("whole", None), ("killed", step)):
         with silos(cfg, tmp_path / name, dies) as engine:
             one = arm(cfg, federation(), lambda _, engine=engine: engine, home=True)[0]
-            found.append((repr(finish(one)), [own.named for own in one.private], states(tmp_path / name)))
+            found.append((repr(finish(one)), [member.private.named for member in one.members], states(tmp_path / name)))
             assert engine.programs["silo-1"].restarts == (dies is not None)
     assert found[0] == found[1]
 
@@ -147,7 +155,7 @@ def test_the_reported_bytes_are_those_that_a_silo_reads_and_writes(algorithm, tm
         records = finish(arm(cfg, federation(), lambda _: engine, home=True)[0])
         for name in NAMES:
             after = engine.programs[name].io()
-            names = [reply.members[0].state for reply in engine.said if reply.client == name]
+            names = [reply.states[0] for reply in engine.said if reply.client == name]
             sizes = [engine.sizes[name] for name in names]
             assert (max(sizes) > len(names) * HEADER) == (algorithm != "fedavg")
             # each message but the first names the state before it, and a turn that trains writes another one
