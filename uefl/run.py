@@ -50,7 +50,7 @@ from .isolation import isolate
 from .models import given, saved
 from .paths import check_name
 from .seeds import derive, make_repeatable
-from .server.participants import Participants
+from .server.participants import Participants, check_joins
 from .server.rounds import ServerLoop
 from .server.teacher import SERVER, Teacher
 from .threads import threads_for
@@ -251,7 +251,8 @@ def _prepare(
         if network is not None:
             given.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
-        check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos))
+        check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos) - len(cfg.run.joins))
+        check_joins(cfg, name, workspace.algorithm)
         privacy.check(cfg, name, workspace)
         if (
             deployment is not None
@@ -509,7 +510,10 @@ class _Run:
 
     def _summary(self) -> dict[str, Any]:
         arms = report.summarize(
-            self.metrics.lines(), self.cfg.run.target_accuracy, report.own_columns(self.cfg)
+            self.metrics.lines(),
+            self.cfg.run.target_accuracy,
+            report.own_columns(self.cfg),
+            self.cfg.run.joins,
         )
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
@@ -517,7 +521,9 @@ class _Run:
                 outcome["cpu_seconds"] = round(self.cpu_seconds[name], 3)
         summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
         if self.privacy is not None:
-            drawn = Participants(self.context.clients, self.cfg.run.participation, self.cfg.run.seed)
+            drawn = Participants(
+                self.context.clients, self.cfg.run.participation, self.cfg.run.seed, joins=self.cfg.run.joins
+            )
             releases = [self.privacy.releases(drawn, outcome["rounds"]) for outcome in arms.values()]
             summary["privacy"] = self.privacy.summary(sum(releases))
         return summary

@@ -5,11 +5,11 @@ import torch
 
 from tests.federated import run_folder
 from tests.federated.test_rounds import Meddler
-from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from tests.federated.tiny import again, arm, federation, finish, settings, state, values, workspace
 from uefl.config import Config
-from uefl.errors import RunError
+from uefl.errors import RunError, UserError
 from uefl.report import protocol_table, read_run, summarize
-from uefl.server.participants import Participants
+from uefl.server.participants import Participants, check_joins
 
 NAMES = tuple(f"silo-{i}" for i in range(10))
 
@@ -206,3 +206,54 @@ def test_the_table_shows_what_was_measured(tmp_path):
     assert (row["best"], row["worst 10 %"], row["personalised"]) == ("0.800 @ 2", "0.700", "0.750")
     assert "global" not in row
     assert isinstance(read_run(tmp_path).config, Config)
+
+
+def test_a_client_that_joins_later_is_measured_before_it_trains():
+    one, _, _ = arm(settings("uefl", joins={"silo-2": 3}, rounds=[2, 2], extend="all"))
+    records = finish(one)
+    clients = [{r["client"] for r in records if r["round"] == round} for round in range(4)]
+    assert clients == [{"silo-0", "silo-1"}] + 3 * [{"silo-0", "silo-1", "silo-2"}]
+    trained = [r["round"] for r in records if r["client"] == "silo-2" and r["train_loss"] is not None]
+    assert trained == [2, 3]
+    grown = {r["round"]: r["codewords"] for r in records if r["client"] == "silo-2"}
+    assert grown[3] == 2 * grown[1]  # it arrives at the end of an iteration, and is extended at once
+
+
+def test_a_run_without_late_clients_draws_as_before():
+    names = ("a", "b", "c", "d")
+    plain, late = (Participants(names, 0.5, 0, joins=joins) for joins in ({}, {"d": 4}))
+    assert all("d" not in late.of(round) for round in range(3))
+    assert [late.of(round) for round in range(3, 9)] == [plain.of(round) for round in range(3, 9)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "joins", "word"),
+    [
+        ("fedavg", {"silo-9": 2}, "silo-9"),
+        ("fedavg", {"silo-2": 9}, "silo-2"),
+        ("fedavg", {"silo-0": 2, "silo-1": 2, "silo-2": 2}, "run.joins"),
+        ("fedbr", {"silo-2": 2}, "fedbr"),
+    ],
+)
+def test_clients_that_cannot_join_later_are_refused(algorithm, joins, word):
+    cfg = settings(algorithm, joins=joins, rounds=[4])
+    with pytest.raises(UserError, match=word):
+        check_joins(cfg, "arm", workspace(cfg).algorithm)
+
+
+def test_the_summary_says_when_a_late_client_has_caught_up():
+    def line(round, client, accuracy):
+        return {"arm": "a", "round": round, "client": client, "accuracy": accuracy}
+
+    late = {2: 0.2, 3: 0.6, 4: 0.77}
+    records = [
+        line(round, client, late[round] if client == "late" else 0.8)
+        for round in (1, 2, 3, 4)
+        for client in ("one", "two", "late")
+        if client != "late" or round in late
+    ]
+    found = summarize(records, joins={"late": 3})["a"]
+    assert (found["arrival_accuracy"], found["late_accuracy"]) == (0.2, 0.77)
+    assert found["rounds_to_catch_up"] == 2
+    assert summarize(records[:-1], joins={"late": 3})["a"]["rounds_to_catch_up"] is None
+    assert "late_accuracy" not in summarize(records)["a"]

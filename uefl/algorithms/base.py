@@ -103,6 +103,12 @@ class Algorithm:
         return plain and self.plain_means
 
     @property
+    def asks_all(self) -> bool:
+        """True if the server asks clients that have not trained yet, or needs all of them from the first
+        round. Then no client can join later."""
+        return False
+
+    @property
     def static_step(self) -> bool:
         """True if every step of a turn runs the same operations on the same tensors without waiting for the
         device: a CUDA graph can then replay it. A class that overrides ``regularize``, ``loss``,

@@ -75,6 +75,11 @@ class FedBR(Algorithm):
             0.01, gt=0, description="learning rate of the projection head, under plain SGD of its own"
         )
 
+    @property
+    def asks_all(self) -> bool:
+        """The mean images of all clients are made before the first round."""
+        return True
+
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the usual head; its hidden units are the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")

@@ -70,6 +70,11 @@ class FedCR(GaussianFeatures):
                 raise ValueError("beta: it is infinite without draws; set 0, or stochastic = true")
             return self
 
+    @property
+    def asks_all(self) -> bool:
+        """All clients send the Gaussians of their classes."""
+        return True
+
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """The head stays with its client."""
         return name.startswith("head.")

@@ -61,6 +61,11 @@ class TPT(Algorithm):
             1.0, ge=0, description="iterations to go on for, in units of those before the phase began"
         )
 
+    @property
+    def asks_all(self) -> bool:
+        """Every client is measured at the start of an iteration."""
+        return True
+
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without a linear layer; its input is the features."""
         if not linear_layers(net):

@@ -39,6 +39,11 @@ class PublishedUEFL(CodebookAlgorithm):
 
     draws = False
 
+    @property
+    def asks_all(self) -> bool:
+        """Every client has a book of the server from the start."""
+        return True
+
     def rounds(self, iteration: int) -> int | None:
         """Without ``max_iterations`` there is always another iteration."""
         training = self.context.training

@@ -260,6 +260,7 @@ def _check_private(config: Config) -> None:
             " 'standard' is the mean and the deviation of all clients' images, which no noise hides"
         )
     if run.privacy == "central":
+        _unused("run", run, "joins", "with privacy = 'central' the draw of a round is over all clients")
         _unused("run", run, "aggregation", "with privacy = 'central' noise is for a sum")
     else:
         _unused("run", run, "max_update_norm", "with privacy = 'local' most of what comes back is noise")

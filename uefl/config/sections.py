@@ -51,6 +51,13 @@ class RunSection(Section):
     participation: float = Field(
         1.0, gt=0, le=1, description="share of the clients that train in a round, drawn anew for every round"
     )
+    joins: dict[str, Annotated[int, Field(ge=2)]] = Field(
+        {},
+        description=(
+            "clients that join later: by name, the first round that the client trains, such as"
+            " `{ silo-8 = 9 }`; it also measures the model that it finds, of the round before"
+        ),
+    )
     evaluation: float = Field(
         1.0,
         gt=0,

@@ -38,6 +38,7 @@ _FOLDERS = {
 MADE = frozenset(("begun", "host", "machine", "python", "version", "torch", "device", "threads", "precision"))
 """keys of made.json"""
 _SCHEMA = 2
+_CAUGHT_UP = 0.95  # of the mean accuracy of the others
 _WORST = 0.1  # share of the clients
 
 
@@ -178,7 +179,8 @@ def read_run(path: Path) -> RunFolder:
             raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
     config = configuration.load_whole(path / "config.toml")
-    records, left_out = _read_lines(path / "metrics.jsonl", finished, config.run.evaluation)
+    varies = config.run.evaluation < 1 or bool(config.run.joins)
+    records, left_out = _read_lines(path / "metrics.jsonl", finished, varies)
     if not records:
         why = "".join(
             f", rejected {line['client']} in round {line['round']}: {line['left_out']}"
@@ -193,7 +195,9 @@ def read_run(path: Path) -> RunFolder:
     arms = (
         _read_summary(path / "summary.json")
         if finished
-        else summarize([*left_out, *records], config.run.target_accuracy, own_columns(config))
+        else summarize(
+            [*left_out, *records], config.run.target_accuracy, own_columns(config), config.run.joins
+        )
     )
     return RunFolder(
         path,
@@ -221,7 +225,10 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
 
 
 def summarize(
-    lines: list[Record], target: float = 0.0, columns: Mapping[str, Iterable[str]] = MappingProxyType({})
+    lines: list[Record],
+    target: float = 0.0,
+    columns: Mapping[str, Iterable[str]] = MappingProxyType({}),
+    joins: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Record]:
     """Return the outcome of every arm from the lines of metrics.jsonl.
 
@@ -237,6 +244,10 @@ def summarize(
     - ``unseen_accuracy``: mean over the unseen clients.
     - ``bytes_sent``, ``bytes_received``: by the server over the run, unseen clients included.
     - ``rounds_to_target``: first round with the accuracy ``target``, null if there is none.
+    - ``arrival_accuracy``, ``late_accuracy``: mean accuracy of the clients of ``joins`` before their first
+      round of training and after the last. ``rounds_to_catch_up``: mean number of rounds that they train
+      until their accuracy is at least 95 % of the mean accuracy of the other clients; null if one never
+      gets there.
     - ``rejected``, ``left_out``: number of rejected replies, in total and by reason.
     - ``clients``: accuracy, entropy and columns by client.
     """
@@ -276,6 +287,7 @@ def summarize(
                 if target
                 else {}
             ),
+            **(_late(rounds, joins) if joins else {}),
             "rounds": len(rounds),
             "rejected": reasons.total(),
             "left_out": dict(reasons),
@@ -286,6 +298,38 @@ def summarize(
             },
         }
     return arms
+
+
+def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
+    """Return the outcome of the clients that joined later; null where one of them has no measurement."""
+    found = [_course(rounds[first - 2 :], name, joins) for name, first in joins.items()]
+    caught_up = [_caught_up(course) for course in found]
+    whole = all(found)
+    return {
+        "arrival_accuracy": statistics.fmean(course[0][1] for course in found) if whole else None,
+        "late_accuracy": statistics.fmean(course[-1][1] for course in found) if whole else None,
+        "rounds_to_catch_up": (
+            statistics.fmean(i for i in caught_up if i is not None) if None not in caught_up else None
+        ),
+    }
+
+
+def _course(
+    rounds: list[list[Record]], client: str, joins: Mapping[str, int]
+) -> list[tuple[int, float, float]]:
+    """Return the rounds that a client has trained, its accuracy, and the mean accuracy of those that were
+    there from the start."""
+    found = []
+    for i, chunk in enumerate(rounds):
+        own = _mean([r for r in chunk if r["client"] == client], "accuracy")
+        others = _mean([r for r in chunk if r["client"] not in joins], "accuracy")
+        if own is not None and others is not None:
+            found.append((i, own, others))
+    return found
+
+
+def _caught_up(course: list[tuple[int, float, float]]) -> int | None:
+    return next((i for i, own, others in course if own >= _CAUGHT_UP * others), None)
 
 
 def _worst(accuracies: list[float]) -> float | None:
@@ -324,8 +368,8 @@ def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
     return [(value, list(lines)) for value, lines in groupby(records, key=lambda r: r[key])]
 
 
-def _read_lines(path: Path, finished: bool, evaluation: float) -> tuple[list[Record], list[Record]]:
-    """Read metrics.jsonl; see :func:`parted`."""
+def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record], list[Record]]:
+    """Read metrics.jsonl; see :func:`parted`. ``varies``: the number of clients that measure a round."""
     text = _text(path).splitlines(keepends=True)
     if text and not finished and not text[-1].endswith("\n"):
         text.pop()
@@ -343,7 +387,7 @@ def _read_lines(path: Path, finished: bool, evaluation: float) -> tuple[list[Rec
         lines.append(record)
     from_one(lines)
     records, left_out = parted(lines)
-    if finished or evaluation < 1:  # a round that only some clients measure has no fixed number of records
+    if finished or varies:
         return records, left_out
     rounds = [chunk for _, arm in _grouped(records, "arm") for _, chunk in _grouped(arm, "round")]
     if rounds and len(rounds[-1]) < len(rounds[0]):

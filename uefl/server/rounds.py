@@ -78,11 +78,11 @@ class ServerLoop:
         central = privacy if privacy is not None and privacy.central else None
         self._rule = central or Rule(self.run.aggregation, self.run.attackers)
         self.participants = (
-            Participants(clients, self.run.participation, seed)
+            Participants(clients, self.run.participation, seed, joins=self.run.joins)
             if central is None
             else central.participants(clients, name)
         )
-        self._evaluators = Participants(clients, self.run.evaluation, seed, "evaluators")
+        self._evaluators = Participants(clients, self.run.evaluation, seed, "evaluators", self.run.joins)
         self.iteration = 0
         self.trained = 0
         """rounds of this iteration that have been trained"""

@@ -22,7 +22,7 @@ from uefl.deploy.silo import SiloProgram
 from uefl.engines.codec import decode, encode
 
 pytestmark = pytest.mark.slow
-CONTEXT = multiprocessing.get_context("forkserver")  # autograd cannot run in the fork of a process that used it
+CONTEXT = multiprocessing.get_context("forkserver")  # the fork of a process that used autograd cannot
 CONTEXT.set_forkserver_preload([__name__])
 HEADER = 8000  # bytes of JSON in a message or a reply of these runs, at most
 
@@ -133,7 +133,9 @@ def test_a_silo_killed_in_its_third_round_resumes_bit_for_bit(algorithm, step, t
     for name, dies in (("whole", None), ("killed", step)):
         with silos(cfg, tmp_path / name, dies) as engine:
             one = arm(cfg, federation(), lambda _, engine=engine: engine, home=True)[0]
-            found.append((repr(finish(one)), [member.private.named for member in one.members], states(tmp_path / name)))
+            records = repr(finish(one))
+            names = [member.private.named for member in one.members]
+            found.append((records, names, states(tmp_path / name)))
             assert engine.programs["silo-1"].restarts == (dies is not None)
     assert found[0] == found[1]
 

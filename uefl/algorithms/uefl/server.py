@@ -127,8 +127,7 @@ class UEFL(CodebookAlgorithm):
         """True if a client's own codewords stay at its silo. They travel if the server computes with them:
         moving averages, revival, and k-means over several clients."""
         p = self.parameters
-        pooled = p.codebook_after or p.reinit or p.ext_share == "group"
-        return self.context.home and not (p.ema_decay or p.revive_below or pooled)
+        return self.context.home and not (p.ema_decay or p.revive_below or self.asks_all)
 
     def own_at(self, state: State, client: str) -> int:
         """Return the first row of a client's codebook that no other client shares."""
@@ -336,12 +335,17 @@ class UEFL(CodebookAlgorithm):
         state.plain["at_silo"][client] = rows
 
     @property
+    def asks_all(self) -> bool:
+        """True if k-means pools the centroids of clients."""
+        p = self.parameters
+        return bool(p.codebook_after or p.reinit or p.ext_share == "group")
+
+    @property
     def plain_means(self) -> bool:
         """True if each block belongs to all clients or to one, codewords are not weighted by usage, and no
         k-means pools centroids."""
         p = self.parameters
-        pooled = p.codebook_after or p.reinit or p.ext_share == "group"
-        return not (p.usage_aware or p.ema_decay or p.revive_below or pooled)
+        return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """Take the averages; a block without accepted updates stays as it is."""
