@@ -468,6 +468,9 @@ def test_the_papers_figures_have_suites(scale: suite.Scale) -> None:
     assert sweep.front == ("train_loss", "nll")
     (first,) = suite.load("figure1").configs(scale).values()
     assert first.run.personalised
+    for name, cfg in suite.load("late").configs(scale).items():
+        assert len(cfg.run.joins) == {"known": 1, "new": 3}[name]
+        assert set(cfg.run.joins.values()) == {cfg.training.rounds[0] + 1}
     table7 = suite.load("table7").configs(scale)["50"]
     for case, cfg in suite.load("segments-cifar100").configs(scale).items():
         assert (cfg.data, cfg.training) == (table7.data, table7.training)
