@@ -304,12 +304,16 @@ class _Run:
         examples = {silo.name: silo.sizes.train for silo in federation.silos}
         about = (federation.classes, federation.shape, names, network, examples)
         self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, self._home)
-        make_repeatable(cfg.run.threads or self._threads(), device)
+        self._resident: tuple[str, Workspace] | None = None
+        first = self.workspace(next(iter(cfg.arms)))
+        make_repeatable(
+            cfg.run.threads or threads_for(first.net, first.example, cfg.training.batch_size), device
+        )
         self.made_with = {
             "config": _digest(cfg),
             "data": federation.digest,
             "threads": torch.get_num_threads(),
-            "bf16": self.workspace(next(iter(cfg.arms))).autocast,
+            "bf16": first.autocast,
             "device": device.type,
             "torch": torch.__version__,
             **({"network": given.digest(network, cfg.run.seed)} if network is not None else {}),
@@ -333,15 +337,13 @@ class _Run:
         }
 
     def workspace(self, name: str) -> Workspace:
-        """The resident network of an arm."""
-        arm = self.cfg.arms[name]
-        algorithm: Algorithm = find(arm.algorithm)(arm.parameters).bound(self.context)
-        return Workspace(algorithm, self.cfg.data, self.federation, self.device)
-
-    def _threads(self) -> int:
-        """Choose the CPU threads by the network of the first arm."""
-        workspace = self.workspace(next(iter(self.cfg.arms)))
-        return threads_for(workspace.net, workspace.example, self.cfg.training.batch_size)
+        """Return the resident network of an arm, built unless the last call was for the same arm."""
+        if self._resident is None or self._resident[0] != name:
+            arm = self.cfg.arms[name]
+            algorithm: Algorithm = find(arm.algorithm)(arm.parameters).bound(self.context)
+            self._resident = None  # its memory is free before the next network takes its own
+            self._resident = name, Workspace(algorithm, self.cfg.data, self.federation, self.device)
+        return self._resident[1]
 
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import uefl
-from uefl import threads
+from uefl import run, threads
+from uefl.client.workspace import Workspace
 from uefl.threads import threads_for
 
 SMALL, IMAGE = nn.Conv2d(3, 8, 3), torch.zeros(1, 3, 32, 32)
@@ -45,10 +46,14 @@ def test_the_network_is_left_as_it_was():
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-def test_the_run_records_its_threads(tmp_path):
+def test_a_run_records_its_threads_and_builds_its_network_once(tmp_path, monkeypatch):
     keys = {"width": 4, "hidden": 8, "rounds": [1], "local_epochs": 1, "train_per_client": 20}
+    built = []
+    monkeypatch.setattr(run, "Workspace", lambda *args: built.append(args) or Workspace(*args))
     for wanted, found in ((0, 1), (2, 2)):
         out = tmp_path / str(wanted)
         uefl.train("demo", out=out, arms=["fedavg"], clients=9, threads=wanted, device="cpu", **keys)
+        assert len(built) == 1
+        built.clear()
         assert json.loads((out / "made.json").read_text())["threads"] == found
     assert torch.get_num_threads() == 2
