@@ -13,6 +13,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a warning
+export PYTHONDONTWRITEBYTECODE :=# else every process compiles every module again, and pytest every test
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
 .PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest ctest-arm64 wheel docs gpu-check clean

@@ -56,14 +56,20 @@ def outcome(path: Path):
     )
 
 
+def run_of(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:
+    """Train two clients into a folder; ``overrides`` as with ``--set``."""
+    return uefl.train(KEYS | {"arms": arms}, out=tmp_path / "whole", **overrides)
+
+
 def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:
-    """A run of two clients, which ends alike where it is interrupted in its second round and resumed;
-    ``overrides`` as with ``--set``."""
-    keys = KEYS | {"arms": arms}
-    run = uefl.train(keys, out=tmp_path / "whole", **overrides)
+    """Train two clients, also interrupted in the second round and resumed, which ends alike."""
+    run = run_of(tmp_path, arms, **overrides)
     with pytest.raises(KeyboardInterrupt):
         uefl.train(
-            keys, out=tmp_path / "stopped", observer=Killer((next(iter(arms)), 2, "silo-1")), **overrides
+            KEYS | {"arms": arms},
+            out=tmp_path / "stopped",
+            observer=Killer((next(iter(arms)), 2, "silo-1")),
+            **overrides,
         )
     uefl.resume(tmp_path / "stopped")
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")

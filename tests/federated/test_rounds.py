@@ -82,8 +82,24 @@ def test_seeds_matter():
     assert one != two
 
 
-@pytest.mark.parametrize("name", registry())
-def test_an_arm_that_is_resumed_after_every_turn_is_the_uninterrupted_one(name):
+ENSEMBLE = {"uncertainty": "ensemble", "members": 2, "precision": "bf16"}
+STATES = {name: (name, {}) for name in registry()} | {
+    "fedavg-wide": ("fedavg-wide", {"more_parameters": 50}),
+    "local": ("local", {"personalised": True}),
+    "tpt": ("tpt", {"threshold": 0.5, "rounds": [1], "max_iterations": 4}),
+    "uefl-published": ("uefl-published", {"max_iterations": 2}),
+    "fedsr, ensemble": ("fedsr", {"class_gaussians": "shared", **ENSEMBLE}),
+    "fediir, ensemble": ("fediir", {"part": "head", **ENSEMBLE}),
+    "distrans, ensemble": ("distrans", {"offsets": "mean", **ENSEMBLE}),
+    "fedcr, ensemble": ("fedcr", {"samples": 2, **ENSEMBLE}),
+}
+"""an algorithm and the keys with which it has the most state"""
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_run_that_is_resumed_is_the_uninterrupted_one(case):
+    """With few participants and a client that never trains."""
+    name, keys = STATES[case]
     if registry()[name].kind == "sets":
         cfg, fed, make = (
             tiny_sets.settings(name, rounds=[3], select="validation"),
@@ -91,10 +107,11 @@ def test_an_arm_that_is_resumed_after_every_turn_is_the_uninterrupted_one(name):
             tiny_sets.arm,
         )
     else:
-        keys = {"max_iterations": 2} if name == "uefl-published" else {}
-        cfg, fed, make = settings(name, participation=0.6, quorum=0.5, **keys), None, arm
-    whole = make(cfg, fed)[0]
-    assert again(cfg, fed, make) == finish(whole)
+        cfg, make = settings(name, participation=0.6, quorum=0.5, **keys), arm
+        fed = federation(test_is_holdout=name == "uefl-published", unseen=int(name != "local"))
+    records = finish(make(cfg, fed)[0])
+    assert again(cfg, fed, make) == records
+    assert cfg.kind == "sets" or name == "local" or any(record.get("unseen") for record in records)
 
 
 def broken(reply):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.federated.tiny import KEYS, again, arm, finish, settings, values
+from tests.federated.tiny import KEYS, arm, finish, settings, values
 from uefl.errors import UserError
 
 
@@ -20,11 +20,6 @@ def test_the_head_has_the_parameters_more_in_whole_hidden_units(more, units):
     assert len(values(wide)) - len(values(plain)) == 20 * units
     encoder = len(values(plain)) - (17 * 16 + 17 * 3)
     assert torch.equal(values(wide)[:encoder], values(plain)[:encoder])
-
-
-def test_it_trains_and_goes_on_bit_for_bit():
-    cfg = settings("fedavg-wide", more_parameters=50)
-    assert again(cfg) == finish(arm(cfg)[0])
 
 
 def test_a_network_without_that_head_is_refused():

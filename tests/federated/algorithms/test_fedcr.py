@@ -11,8 +11,8 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy
 
 from tests.federated.algorithms.test_local import alone
-from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, first_turn, settings, split, state, values
+from tests.federated.interrupted import run_of, saved_accuracy
+from tests.federated.tiny import arm, federation, finish, first_turn, settings, split, state, values
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
 from uefl.algorithms.gaussian import GaussianFeatures
@@ -264,23 +264,14 @@ def test_the_mean_of_the_logits_predicts():
     assert torch.allclose(ours.expected_entropy, other.expected_entropy, atol=0.05)
 
 
-def test_it_resumes_with_an_ensemble_few_participants_and_unseen_clients():
-    keys = {"uncertainty": "ensemble", "members": 2, "participation": 0.5, "precision": "bf16"}
-    cfg, fed = settings("fedcr", dim=8, samples=2, **keys), federation(unseen=1)
-    records = finish(arm(cfg, fed)[0])
-    assert again(cfg, fed) == records
-    assert any(r.get("unseen") for r in records)
-    assert all("global_accuracy" in r for r in records if not r.get("unseen"))
-
-
 def test_an_infinite_divergence_is_refused():
     with pytest.raises(UserError, match="beta: it is infinite without draws; set 0, or stochastic = true"):
         FedCR(stochastic=False)
 
 
 @pytest.mark.slow
-def test_a_whole_run_and_its_saved_model(tmp_path):
-    run = run_twice(tmp_path, {"fedcr": {"dim": 8}}, passes=300)
+def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
+    run = run_of(tmp_path, {"fedcr": {"dim": 8}}, passes=300)
     assert run.model("fedcr").clients == ("silo-0", "silo-1")
     saved, measured = saved_accuracy(run, "fedcr", "silo-1")
     assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

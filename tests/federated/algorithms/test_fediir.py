@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tests.federated.algorithms.test_local import alone
-from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, settings, state, values
+from tests.federated.interrupted import run_of, saved_accuracy
+from tests.federated.tiny import arm, federation, finish, settings, state, values
 from uefl.algorithms.fediir import FedIIR
 from uefl.client.work import Batch
 from uefl.errors import UserError
@@ -154,22 +154,13 @@ def test_a_client_without_an_answer_is_left_out_of_the_average():
     assert state(one).tensors["gradient"].norm() > 0
 
 
-@pytest.mark.parametrize("part", ["last", "head"])
-def test_it_resumes_with_an_ensemble_few_participants_and_unseen_clients(part):
-    keys = {"uncertainty": "ensemble", "members": 2, "participation": 0.5, "precision": "bf16"}
-    cfg, fed = settings("fediir", part=part, **keys), federation(unseen=1)
-    records = finish(arm(cfg, fed)[0])
-    assert again(cfg, fed) == records
-    assert any(r.get("unseen") for r in records)
-
-
 def test_a_network_without_such_a_part_is_refused():
     with pytest.raises(UserError, match=r"key 'arms.arm.part': the network has no part called 'head'"):
         FedIIR(part="head").check(federation(), "arm", nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
 
 
-def test_a_whole_run_and_its_saved_model(tmp_path):
-    run = run_twice(tmp_path, {"fediir": {}}, dropout=0.0)
+def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
+    run = run_of(tmp_path, {"fediir": {}}, dropout=0.0)
     assert run.model("fediir").clients == ()
     saved, measured = saved_accuracy(run, "fediir")
     assert saved == measured

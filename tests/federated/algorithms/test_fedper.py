@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.federated.tiny import again, arm, finish, settings, values
+from tests.federated.tiny import arm, finish, settings, values
 from uefl.algorithms.fedper import FedPer
 from uefl.errors import UserError
 
@@ -67,11 +67,6 @@ def test_the_head_never_appears_in_the_upload(personal, names):
     one.turn()
     whole = sum(p.numel() for p in room.net.parameters())
     assert sizes == [(whole - hidden, whole - hidden)]
-
-
-def test_it_resumes():
-    cfg = settings("fedper", participation=0.5)
-    assert again(cfg) == finish(arm(cfg)[0])
 
 
 class Own(FedPer):

@@ -6,18 +6,8 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import (
-    again,
-    arm,
-    federation,
-    finish,
-    first_turn,
-    message_to,
-    settings,
-    state,
-    values,
-)
+from tests.federated.interrupted import run_of, saved_accuracy
+from tests.federated.tiny import arm, finish, first_turn, message_to, settings, state, values
 from uefl.algorithms.fedavg import FedAvg
 from uefl.algorithms.fedsr import FedSR, divergence
 from uefl.config import load
@@ -156,15 +146,6 @@ def test_predictions_are_means_over_samples_and_disagree():
     assert all(r["mutual_info"] == 0 for r in finish(arm(settings("fedsr", dim=8, **OFF))[0]))
 
 
-@pytest.mark.parametrize("scope", ["local", "shared"])
-def test_it_resumes_with_an_ensemble_few_participants_and_unseen_clients(scope):
-    keys = {"uncertainty": "ensemble", "members": 2, "participation": 0.5, "precision": "bf16"}
-    cfg, fed = settings("fedsr", dim=8, class_gaussians=scope, **keys), federation(unseen=1)
-    records = finish(arm(cfg, fed)[0])
-    assert again(cfg, fed) == records
-    assert any(r.get("unseen") for r in records)
-
-
 @pytest.mark.parametrize("encoder", ["cnn5x5", "resnet18_nopool"])
 def test_other_heads_are_refused(encoder):
     keys = {"width": 4} if encoder == "cnn5x5" else {}
@@ -179,8 +160,8 @@ def test_an_infinite_divergence_is_refused():
         FedSR(stochastic=False)
 
 
-def test_a_whole_run_and_its_saved_model(tmp_path):
-    run = run_twice(tmp_path, {"fedsr": {"dim": 8}}, passes=300)
+def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
+    run = run_of(tmp_path, {"fedsr": {"dim": 8}}, passes=300)
     assert run.model("fedsr").clients == ()  # the Gaussians of the classes are only for training
     saved, measured = saved_accuracy(run, "fedsr")
     assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, settings, values
+from tests.federated.interrupted import run_of, saved_accuracy
+from tests.federated.tiny import arm, federation, finish, settings, values
 from uefl.algorithms.fedavg import FedAvg
 from uefl.data.federation import Federation
 from uefl.errors import UserError
@@ -51,11 +51,6 @@ def test_nothing_leaves_a_client_and_nothing_is_sent_to_train_from():
     assert sum(r["bytes_sent"] for r in records if r["client"] == "silo-0") == 3 * model
 
 
-def test_it_resumes_with_few_participants():
-    cfg = settings("local", participation=0.5, personalised=True)
-    assert again(cfg) == finish(arm(cfg)[0])
-
-
 def test_clients_that_never_train_are_refused():
     fed = federation(unseen=1)
     _, room, _ = arm(settings("local"), fed)
@@ -63,8 +58,8 @@ def test_clients_that_never_train_are_refused():
         room.algorithm.check(fed, "arm", room.net)
 
 
-def test_a_whole_run_and_its_saved_model(tmp_path):
-    run = run_twice(tmp_path, {"local": {}}, dropout=0.0)
+def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
+    run = run_of(tmp_path, {"local": {}}, dropout=0.0)
     assert run.model("local").clients == ("silo-0", "silo-1")
     saved, measured = saved_accuracy(run, "local", "silo-1")
     assert saved == measured

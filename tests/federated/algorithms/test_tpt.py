@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.federated.interrupted import killed_and_resumed, run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, federation, finish, settings, values
+from tests.federated.interrupted import killed_and_resumed, run_of, saved_accuracy
+from tests.federated.tiny import arm, federation, finish, settings, values
 from uefl.algorithms.tpt import TPT
 from uefl.client.client import Clients
 from uefl.collapse import neural_collapse
@@ -105,13 +105,8 @@ def test_a_network_without_a_linear_layer_is_refused():
         TPT().check(None, "arm", torch.nn.Conv2d(1, 3, 3))
 
 
-def test_it_resumes():
-    cfg = settings("tpt", participation=0.7, threshold=0.5, rounds=[1], max_iterations=4)
-    assert again(cfg) == finish(arm(cfg)[0])
-
-
-def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
-    run = run_twice(tmp_path, {"tpt": {}})
+def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
+    run = run_of(tmp_path, {"tpt": {}})
     saved, measured = saved_accuracy(run, "tpt")
     assert saved == measured
     last = run.metrics[run.metrics["round"] == 2]

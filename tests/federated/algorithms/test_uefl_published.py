@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.federated.test_rounds import Meddler
-from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, values
+from tests.federated.tiny import arm, federation, finish, settings, state, turn_of, values
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.engines.base import Message
 
@@ -165,7 +165,3 @@ def test_there_is_no_cap_on_iterations_unless_one_is_set():
     assert [algorithm.members[0].algorithm.rounds(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]
     capped, _, _ = start(legacy(max_iterations=3, rounds=[2, 1]))
     assert [capped.members[0].algorithm.rounds(i) for i in (0, 1, 2, 3)] == [2, 1, 1, None]
-
-
-def test_a_resumed_run_is_the_uninterrupted_one():
-    assert again(legacy()) == finish(start(legacy())[0])

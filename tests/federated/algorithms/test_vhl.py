@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.federated.interrupted import run_twice, saved_accuracy
-from tests.federated.tiny import again, arm, finish, settings, values
+from tests.federated.interrupted import run_of, saved_accuracy
+from tests.federated.tiny import arm, finish, settings, values
 from uefl.algorithms.vhl import VHL, contrast, virtual_images
 from uefl.errors import UserError
 
@@ -147,12 +147,7 @@ def test_a_network_without_such_a_head_is_refused():
         VHL().check(None, "arm", torch.nn.Linear(2, 2))
 
 
-def test_it_resumes():
-    cfg = settings("vhl", participation=0.7)
-    assert again(cfg) == finish(arm(cfg)[0])
-
-
-def test_a_run_resumes_bit_for_bit_and_its_model_predicts(tmp_path):
-    run = run_twice(tmp_path, {"vhl": {"virtual_per_class": 20}})
+def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
+    run = run_of(tmp_path, {"vhl": {"virtual_per_class": 20}})
     saved, measured = saved_accuracy(run, "vhl")
     assert saved == pytest.approx(measured, abs=0.2)  # dropout off in the one, on in the other
