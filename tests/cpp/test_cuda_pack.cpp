@@ -3,6 +3,7 @@
 #include "cuda/emulation.h"
 #include "cuda/emulation_mma.h"
 #include "cuda/packed.h"
+#include "cuda/vq_assign_scores.h"
 
 namespace cuda = uefl::cuda;
 
@@ -102,7 +103,22 @@ static void it_is_one_launch() {
   CHECK(found.bounds[3] == 0, "no row was looked at");
 }
 
+// For every size of the codewords, the shortest row has scales that are normal numbers, so that a score of it
+// is the score of the definition.
+static void the_scales_of_the_shortest_rows_are_normal_numbers() {
+  for (int code = -35; code <= 60; ++code) {
+    const float shortest = cuda::least_norm(code);
+    const int row = std::ilogb(shortest);
+    const double up = cuda::scale_up(shortest), down = cuda::scale_down(shortest, code);
+    CHECK(shortest >= std::ldexp(1.0, code - 60), "2^%d for codewords of 2^%d", row, code);
+    CHECK(up == std::ldexp(1.0, 14 - row), "a row of 2^%d is taken up by %g", row, up);
+    CHECK(down == std::ldexp(1.0, row + code - 28) && down >= 0x1p-126,
+          "a product of 2^%d with 2^%d is taken down by %g", row, code, down);
+  }
+}
+
 void run() {
+  the_scales_of_the_shortest_rows_are_normal_numbers();
   the_number_of_blocks_changes_no_bit();
   bounds_hold();
   the_centre_is_that_of_columns_with_an_offset();

@@ -7,9 +7,12 @@ A small batch takes as long as its launches. These are the numbers in docs/desig
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 SOURCES = Path(__file__).parents[2] / "csrc" / "ops" / "cuda"
 
@@ -77,3 +80,22 @@ def test_the_driver_is_asked_about_devices_and_kernels_in_one_place():
     assert "static const std::vector<Device> devices = ask_devices();" in body(
         code("device.h"), "inline const Device& current_device()"
     )
+
+
+PROBE = """
+#include "tests/cpp/cuda/emulation.h"
+#include "ops/cuda/vq_assign.h"
+const void* probe() { return reinterpret_cast<const void*>(&uefl::cuda::assign); }
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_a_source_can_call_the_search_of_another(tmp_path):
+    """A function that takes a type of an unnamed namespace is another one in each source, so that the library
+    would not load."""
+    (tmp_path / "probe.cpp").write_text(PROBE)
+    root, torch_headers = SOURCES.parents[2], Path(torch.__file__).parent / "include"
+    command = ["g++", "-std=c++20", "-Werror", f"-I{root}", f"-I{root / 'csrc'}"]
+    command += ["-isystem", torch_headers, "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
+    done = subprocess.run([*command, "-c", "probe.cpp"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -50,6 +50,11 @@ def test_no_cpp_symbol_of_torch(library):
     assert re.findall(r".*\b(?:at|c10|torch|caffe2)::.*", demangled) == []
 
 
+def test_no_symbol_of_this_project_is_undefined(library):
+    demangled = output("nm", "-D", "-C", "--undefined-only", str(library))
+    assert re.findall(r".*\buefl::.*", demangled) == []
+
+
 def test_every_other_symbol_is_of_the_c_abi_or_the_system(undefined):
     shims = {name for name in undefined if name.startswith(("aoti_torch_", "torch_"))}
     assert "torch_call_dispatcher" in shims
