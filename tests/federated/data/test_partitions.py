@@ -182,10 +182,7 @@ def test_a_class_that_runs_short_is_replaced():
 def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
     monkeypatch.setattr(dirichlet, "_ATTEMPTS", 20)
     with pytest.raises(
-        UserError,
-        match=(
-            r"key 'alpha': 20 draws with alpha = 0.001 left a client with fewer than 10 images; raise alpha"
-        ),
+        UserError, match=(r"key 'alpha': 20 draws with alpha = 0.001 left at least \d+ of 50 clients")
     ):
         dealt(
             table(),
@@ -206,6 +203,12 @@ def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
         )
     with pytest.raises(UserError, match="need 3000 images, made has 2500; lower one of the three"):
         dealt(table(), {"scheme": "dirichlet", "convention": "over_classes"}, clients=15)
+
+
+def test_a_deal_that_is_far_from_possible_is_refused_after_a_hundred_draws():
+    scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}
+    with pytest.raises(UserError, match=r"key 'alpha': 100 draws .* of 400 clients with fewer than 10"):
+        dealt(table(4000, 0), scheme, clients=400, train_per_client=8, test_per_client=2)
 
 
 def test_dirichlet_is_turned_and_may_have_clients_of_one_class():

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..settings import Data
 
 _ATTEMPTS = 10_000
+_LOOKS = 100  # draws after which a deal is given up if all of them were far off
+_FAR_OFF = 20  # clients with too few images: their number never varies as much as this between draws
 
 
 @partition("dirichlet")
@@ -112,23 +114,29 @@ def _over_clients(
     if clients * classes > len(labels):
         few = f"{len(labels)} images are too few for {clients} clients with {classes} each"
         raise UserError(f"{few}, as many as there are classes; raise train_per_client")
-    for _ in range(_ATTEMPTS):
-        parts: list[list[Rows]] = [[] for _ in range(clients)]
-        sizes = np.zeros(clients, np.int64)
-        for k in range(classes):
-            of_class = rng.permutation(np.flatnonzero(labels == k))
+    members = [np.flatnonzero(labels == k) for k in range(classes)]
+    least_short = clients
+    for attempt in range(1, _ATTEMPTS + 1):
+        pieces, sizes = [], np.zeros(clients, np.int64)
+        for of_class in members:
+            drawn = rng.permutation(of_class)
             weights = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
             if weights.sum() == 0:  # whoever has room drew nothing
                 weights = (sizes < len(labels) / clients).astype(float)
-            ends = (weights.cumsum() / weights.sum() * len(of_class)).astype(np.int64)
-            for client, piece in enumerate(np.split(of_class, ends[:-1])):
-                parts[client].append(piece)
-                sizes[client] += len(piece)
-        if sizes.min() >= classes:
+            ends = (weights.cumsum() / weights.sum() * len(drawn)).astype(np.int64)
+            ends[-1] = len(drawn)
+            sizes += np.diff(ends, prepend=0)
+            pieces.append((drawn, ends))
+        short = int((sizes < classes).sum())
+        if short == 0:
+            parts = zip(*(np.split(drawn, ends[:-1]) for drawn, ends in pieces), strict=True)
             return [np.concatenate(part) for part in parts]
+        least_short = min(least_short, short)
+        if attempt == _LOOKS and least_short >= _FAR_OFF:
+            break
     raise UserError(
-        f"key 'alpha': {_ATTEMPTS} draws with alpha = {alpha:g} left a client with fewer than {classes}"
-        " images; raise alpha or train_per_client, or lower clients"
+        f"key 'alpha': {attempt} draws with alpha = {alpha:g} left at least {least_short} of {clients}"
+        f" clients with fewer than {classes} images; raise alpha or train_per_client, or lower clients"
     )
 
 
