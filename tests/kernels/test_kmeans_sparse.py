@@ -118,12 +118,55 @@ def test_only_rows_in_doubt_are_made_dense(monkeypatch):
     assert sum(seen) == 9
 
 
-def test_with_weights_too():
-    weights = np.random.default_rng(1).random(400)
-    equal(
-        KMeans(5, random_state=0).fit(DATA, sample_weight=weights),
-        KMeans(5, random_state=0).fit(DATA.toarray(), sample_weight=weights),
+def close(one, other):
+    """As ``equal``, with centers up to rounding."""
+    np.testing.assert_allclose(one.cluster_centers_, other.cluster_centers_, rtol=1e-13, atol=1e-15)
+    for name in ("labels_", "counts_", "n_iter_"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    assert one.inertia_ == pytest.approx(other.inertia_, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_with_weights_too(case):
+    weights = np.random.default_rng(1).random(400) * 7
+    weights[3:60:7] = 0
+    full = sp.csr_array(DATA + sp.eye_array(400, 60))  # a row of zeros is as far from all unit centers
+    full = full[np.diff(full.indptr) > 0] if case.startswith("cosine") else DATA
+    weights = weights[: full.shape[0]]
+    for x in (full, full.astype(np.float32)):
+        sparse_fit, dense_fit = (
+            KMeans(9, random_state=0, **OPTIONS[case]).fit(rows, sample_weight=weights)
+            for rows in (x, x.toarray())
+        )
+        close(sparse_fit, dense_fit)
+
+
+def test_weights_keep_the_rows_sparse(monkeypatch):
+    monkeypatch.setattr(sparse, "resolve", lambda name, x: pytest.fail(name) if name == "vq_assign" else None)
+    take, seen = sparse.SparseRows.take, []
+    monkeypatch.setattr(
+        sparse.SparseRows, "take", lambda self, numbers: seen.append(len(numbers)) or take(self, numbers)
     )
+    KMeans(9, random_state=0).fit(DATA, sample_weight=np.arange(1.0, 401.0))
+    assert sum(seen) == 9  # the rows to begin with
+
+
+def test_equal_weights_are_none():
+    fits = [
+        KMeans(9, random_state=0).fit(DATA, sample_weight=weights) for weights in (None, np.full(400, 4.0))
+    ]
+    np.testing.assert_allclose(fits[0].cluster_centers_, fits[1].cluster_centers_, rtol=1e-13, atol=1e-15)
+    assert np.array_equal(fits[0].labels_, fits[1].labels_)
+
+
+def test_empty_clusters_with_weights():
+    x = sp.csr_array(np.repeat(np.eye(6, 30), 20, 0) * np.linspace(1, 2, 120)[:, None])
+    weights = np.tile([0.0, 1.0, 2.5], 40)
+    init = np.vstack([x[:2].toarray(), np.full((4, 30), 50.0)])
+    sparse_fit, dense_fit = (
+        KMeans(6, init=init, max_iter=4, tol=0).fit(rows, sample_weight=weights) for rows in (x, x.toarray())
+    )
+    close(sparse_fit, dense_fit)
 
 
 def test_the_bits_do_not_depend_on_the_threads():

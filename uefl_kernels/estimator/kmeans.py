@@ -124,20 +124,20 @@ class KMeans(TakesRows, ClusteringEstimator):
 
         A ``numpy.memmap`` is read in blocks for each pass over the rows; the result has the same bits as with
         the rows in memory. The work on a sparse matrix follows its non-zeros: centers and labels are the same
-        bits, inertia agrees up to rounding. With ``sample_weight`` it is made dense in blocks.
+        bits, inertia agrees up to rounding. With ``sample_weight`` centers agree up to rounding, too.
         """
         self._check_parameters()
         source = source_of("KMeans", X)
         if source is not None:
             self._check_columns(column_names(X), source.d, fitting=True)
             weights = self._weights(sample_weight, source.n)
-            if weights is None and hasattr(X, "tocsr"):
-                sparse = self._sparse_rows(X)
+            if hasattr(X, "tocsr"):
+                sparse, requests = self._sparse_rows(X), self._requests(source.n, source.d, X)
                 fit = min(
-                    (self._cluster_sparse(sparse, asked) for asked in self._requests(source.n, source.d, X)),
+                    (self._cluster_sparse(sparse, weights, asked) for asked in requests),
                     key=lambda fit: float(fit.inertia),
                 )
-                self._keep(fit, _counts(fit.labels, None, len(fit.centres)), to_numpy)
+                self._keep(fit, _counts(fit.labels, weights, len(fit.centres)), to_numpy)
                 return self
             found_in = [
                 self._cluster_blocks(source.blocks(), weights, asked)
@@ -361,12 +361,13 @@ class KMeans(TakesRows, ClusteringEstimator):
         rows = self._sparse_rows(X)
         return answer(rows, rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype))
 
-    def _cluster_sparse(self, rows: SparseRows, asked: Request) -> Fit:
+    def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: Request) -> Fit:
         with _in_words_of_the_estimator():
             if asked.given is not None:
                 require_valid_centres("kmeans", "init", asked.given)
                 asked = asked._replace(given=asked.given.cpu().to(rows.dtype))
-            return kmeans_of_sparse(rows, asked, self.metric == "cosine", printing if self.verbose else None)
+            advance = printing if self.verbose else None
+            return kmeans_of_sparse(rows, weights, asked, self.metric == "cosine", advance)
 
     def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back) -> None:
         """Set the attributes that a fit leaves."""

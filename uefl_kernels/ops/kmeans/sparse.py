@@ -1,9 +1,12 @@
-"""``kmeans`` of sparse rows by their non-zeros; centers and labels have the bits of the same dense rows.
+"""``kmeans`` of sparse rows by their non-zeros, with the centers and labels of the same dense rows.
+
+Without weights these have the same bits.
 
 * **Labels**: scores |c|^2 / 2 - x.c in float64, with a bound on their rounding.
   A row that the bound does not decide is searched as a dense row.
 * **Sums**: an element of zero adds the same whole number to its column in every row, so non-zeros add the
-difference.
+  difference. With weights that number depends on the row: it is then rounded once for a whole cluster, so
+  that centers agree with those of dense rows up to rounding.
 * **Seeding**: on the grid, rows less a row of zeros are sparse again, and their distances are the same whole
   numbers.
 
@@ -144,22 +147,22 @@ class SparseRows:
 
 
 class SparseData(composed.Data):
-    """``composed.Data`` of sparse rows without weights."""
+    """``composed.Data`` of sparse rows."""
 
     looks_for_empty = True
 
-    def __init__(self, rows: SparseRows) -> None:
-        self.sparse, self.n, self.weights = rows, rows.n, None
-        low, high = rows.extremes()
+    def __init__(self, rows: SparseRows, weights: torch.Tensor | None) -> None:
+        self.sparse, self.n = rows, rows.n
         self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units_within(
-            self.n, low, high, None
+            self.n, *rows.extremes(), None if weights is None else weights.max()
         )
-        self.zero = steps.terms(torch.zeros(1, rows.d, device="cpu"), None, self.middle, self.scale)[0]
+        self.weights = None if weights is None else weights / self.weight_unit
+        self.masses = steps.row_masses(rows.squares, self.weights, self.mass_scale)
         column = rows.columns
-        self.terms = steps.terms(
-            rows.values[:, None], None, self.middle[column, None], self.scale[column, None]
-        )[:, 0]
-        self.terms -= self.zero[column]
+        own = None if self.weights is None else self.weights[rows.rows]
+        middle, scale = self.middle[column, None], self.scale[column, None]
+        self.terms = steps.terms(rows.values[:, None], own, middle, scale)[:, 0]
+        self.terms -= steps.terms(torch.zeros_like(middle), own, middle, scale)[:, 0]
         # of the last step, without the part of a row of zeros
         self._labels, self._sums = self.terms, self.terms[:0]
 
@@ -187,7 +190,7 @@ class SparseData(composed.Data):
     def step(self, step: composed.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
         """Return what ``composed.Data.step`` does; ``step`` is not needed."""
         labels, squares = self.sparse.nearest(centres)
-        counts = torch.bincount(labels, minlength=len(centres))
+        masses = self.masses.new_zeros(len(centres)).index_add_(0, labels, self.masses)
         # Sums are whole numbers, so it is enough to move rows with a new label.
         if len(self._sums) != len(centres):
             self._labels, self._sums = (
@@ -205,9 +208,18 @@ class SparseData(composed.Data):
         if not isinstance(moved, slice):
             flat.index_add_(0, self._labels[rows] * self.sparse.d + columns, -terms)
         self._labels = labels
-        sums = self._sums + counts[:, None] * self.zero
+        sums = self._sums + self._of_zeros(masses)
+        if self.weights is not None:
+            squares = self.weights * squares
         inertia = steps.tree_sum(squares) if with_inertia else squares.new_zeros(())
-        return labels, sums, counts * int(self.mass_scale), inertia
+        return labels, sums, masses, inertia
+
+    def _of_zeros(self, masses: torch.Tensor) -> torch.Tensor:
+        """Return the sums [k, d] of clusters of these masses if all elements of their rows were zero."""
+        zero = -self.middle * self.scale
+        if self.weights is None:
+            return (masses // int(self.mass_scale))[:, None] * zero.round().long()
+        return ((masses.double() / self.mass_scale)[:, None] * zero).round().long()
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return what ``composed.Data`` does."""
@@ -220,6 +232,7 @@ class SparseData(composed.Data):
         norms = centres.double().square().sum(1)
         own = self.sparse.products(centres).gather(1, labels[:, None])[:, 0]
         squares = self.sparse.squares - 2 * own + norms[labels]
+        squares = torch.where(self.masses > 0, squares, -torch.inf)
         most = squares + 4 * self.sparse.error(norms)
         least = (squares - 4 * self.sparse.error(norms)).topk(count).values[-1]
         keys, numbers = [], (~(most < least)).nonzero()[:, 0]
@@ -227,10 +240,11 @@ class SparseData(composed.Data):
             distances = steps.distances(rows, centres, labels[part])
             spread = (1 << steps.ceil_log2(self.n)) - 1
             key = (distances.view(torch.int64) & ~spread) | (spread - part)
-            keys.append(torch.where(distances > 0, key, -1))
+            keys.append(torch.where((distances > 0) & (self.masses[part] > 0), key, -1))
         top = torch.cat(keys).topk(count)
         numbers = numbers[top.indices]
-        return composed.Far(top.values, self.take(numbers), None, labels[numbers])
+        weights = None if self.weights is None else self.weights[numbers]
+        return composed.Far(top.values, self.take(numbers), weights, labels[numbers])
 
 
 class SparseGrid(grid.Grid):
@@ -238,8 +252,8 @@ class SparseGrid(grid.Grid):
 
     def __init__(self, data: SparseData) -> None:
         self.data, self.bits = data, data.bits
-        self.weights = torch.ones(data.n, dtype=torch.float64, device="cpu")
-        self.masses = (self.weights * 2.0 ** steps.mass_bits(data.n)).round().long()
+        self.weights = torch.ones_like(data.sparse.squares) if data.weights is None else data.weights
+        self.masses = data.masses
         self.potential_scale = 2.0 ** (60 - 2 * self.bits - steps.ceil_log2(data.n * data.sparse.d))
         self.zero, rest = data.on_grid
         self.rest = data.sparse.like(rest)
@@ -267,11 +281,12 @@ class SparseGrid(grid.Grid):
 
 def kmeans_of_sparse(
     rows: SparseRows,
+    weights: torch.Tensor | None,
     asked: composed.Request,
     spherical: bool,
     advance: Callable[[composed.Step], composed.Advance] | None = None,
 ) -> composed.Fit:
-    """``kmeans`` of sparse rows without weights; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
+    """``kmeans`` of sparse rows; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
     step = resolve("kmeans_step", rows.values)
     parts = composed.Parts(step, grid.Grid, composed.advance if advance is None else advance(step))
-    return composed.fit(parts, SparseData(rows), asked, spherical)
+    return composed.fit(parts, SparseData(rows, weights), asked, spherical)
