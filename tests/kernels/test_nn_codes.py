@@ -7,7 +7,25 @@ import math
 import pytest
 import torch
 
-from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, SimVQ, VectorQuantize
+from uefl_kernels.nn import (
+    FSP,
+    FSQ,
+    LFQ,
+    BinaryMapper,
+    GroupedResidualFSQ,
+    GroupedResidualLFQ,
+    GroupedResidualVQ,
+    HierarchicalVQ,
+    LatentQuantize,
+    RandomProjectionQuantizer,
+    ResidualFSQ,
+    ResidualLFQ,
+    ResidualSimVQ,
+    ResidualVQ,
+    Sequential,
+    SimVQ,
+    VectorQuantize,
+)
 
 from .conftest import normal
 from .nn_layers import state
@@ -23,7 +41,31 @@ LAYERS = {
     "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=16),
     "sim": lambda: SimVQ(8, 16),
     "residual sim": lambda: ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16, quantize_dropout=True),
+    "each projects": lambda: ResidualVQ(
+        dim=8, num_quantizers=3, codebook_size=16, codebook_dim=3, project_each=True, cosine_search=True
+    ),
+    "fsq": lambda: FSQ([5, 4], dim=8),
+    "fsp": lambda: FSP([5, 4], dim=8),
+    "lfq": lambda: LFQ(dim=8, codebook_size=16),
+    "residual fsq": lambda: ResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3, quantize_dropout=True),
+    "residual lfq": lambda: ResidualLFQ(dim=8, codebook_size=16, num_quantizers=3, quantize_dropout=True),
+    "grouped fsq": lambda: GroupedResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3, groups=2),
+    "grouped lfq": lambda: GroupedResidualLFQ(dim=8, codebook_size=16, num_quantizers=3, groups=2),
+    "hierarchical": lambda: HierarchicalVQ(
+        dim=8, codebook_size=16, scales=(1, 5, 40), channel_first=False, kmeans_init=False
+    ),
 }
+GROUPED = {"groups", "grouped fsq", "grouped lfq"}
+
+
+def to_dtype(codes, dtype):
+    return [part.to(dtype) for part in codes] if isinstance(codes, tuple) else codes.to(dtype)
+
+
+def equal(first, second):
+    if isinstance(first, tuple):
+        return all(map(torch.equal, first, second))
+    return torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -39,7 +81,7 @@ def test_codes_there_and_back_leave_the_layer_as_it_is(name):
     assert all(map(torch.equal, state(layer).values(), before.values()))
     assert all(map(torch.equal, [m.counts for m in layer.modules() if isinstance(m, VectorQuantize)], counts))
     quantized, indices, *_ = layer.eval()(x)
-    assert torch.equal(codes, indices)
+    assert equal(codes, indices)
     torch.testing.assert_close(layer.decode(codes), quantized)
 
 
@@ -55,17 +97,17 @@ def test_a_codebook_that_waits_for_kmeans_has_no_codes():
 @pytest.mark.parametrize("name", LAYERS)
 def test_codes_of_any_width(name, dtype):
     layer = LAYERS[name]().eval()
-    codes = layer.encode(normal(2, 10, 8))
-    assert torch.equal(layer.decode(codes.to(dtype)), layer.decode(codes))
+    codes = layer.encode(normal(2, 40, 8))
+    assert torch.equal(layer.decode(to_dtype(codes, dtype)), layer.decode(codes))
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "groups"])
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - GROUPED - {"hierarchical"}))
 @pytest.mark.parametrize(
     "wrong", [lambda i: i.numpy(), lambda i: i.tolist(), lambda i: i.float()], ids=["array", "list", "float"]
 )
 def test_codes_that_are_no_tensor_of_integers(name, wrong):
     layer = LAYERS[name]().eval()
-    with pytest.raises(TypeError, match=rf"^{type(layer).__name__}: indices"):
+    with pytest.raises(TypeError, match=r"^\w+: indices"):
         layer.decode(wrong(layer.encode(normal(2, 10, 8))))
 
 
@@ -118,6 +160,44 @@ def test_a_mask_and_a_number_for_each_example():
     assert torch.equal(indices[..., 1] >= 0, mask & torch.tensor([[False], [True], [True]]))
 
 
+STACKS = {
+    "sim": lambda: ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16),
+    "sim first": lambda: ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16, channel_first=True),
+    "fsq": lambda: ResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3),
+    "lfq": lambda: ResidualLFQ(dim=8, codebook_size=16, num_quantizers=3),
+    "grouped": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16),
+    "grouped fsq": lambda: GroupedResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3, groups=2),
+    "grouped lfq": lambda: GroupedResidualLFQ(dim=8, codebook_size=16, num_quantizers=3, groups=2),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_number_of_quantizers_of_every_residual_layer(name):
+    torch.manual_seed(0)
+    layer = STACKS[name]().eval()
+    x = normal(3, 8, 10, seed=4) if name == "sim first" else normal(3, 10, 8, seed=4)
+    n_q = torch.tensor([3, 1, 2])
+    quantized, indices, *_ = layer(x, n_q=n_q)
+    for example in range(3):
+        alone = layer(x[example : example + 1], n_q=int(n_q[example]))
+        where = (slice(None), example) if "grouped" in name else (example,)
+        first = (slice(None), 0) if "grouped" in name else (0,)
+        torch.testing.assert_close(quantized[example], alone[0][0])
+        assert torch.equal(indices[where], alone[1][first])
+        assert (indices[where][..., int(n_q[example]) :] == -1).all()
+    torch.testing.assert_close(layer.decode(indices), quantized)
+    assert torch.equal(layer.encode(x, n_q=n_q), indices)
+    with pytest.raises(ValueError, match="n_q"):
+        layer(x, n_q=4)
+
+
+def test_losses_of_the_examples_that_a_quantizer_has():
+    layer, x = STACKS["sim"](), normal(3, 10, 8)
+    losses = layer(x, n_q=torch.tensor([1, 2, 1]))[2]
+    torch.testing.assert_close(losses[1], layer(x[1:2], n_q=2)[2][1])
+    assert losses[2] == 0
+
+
 @pytest.mark.parametrize(
     ("n_q", "options", "error"),
     [
@@ -136,7 +216,38 @@ def test_numbers_of_quantizers_that_do_not_fit(n_q, options, error):
         residual(**options)(normal(3, 10, 8), n_q=n_q)
 
 
+def test_codes_of_modules_in_a_row():
+    torch.manual_seed(0)
+    model = Sequential(torch.nn.Linear(6, 8), VectorQuantize(8, 16), torch.nn.Linear(8, 5))
+    x = normal(2, 10, 6)
+    before, codes = state(model), model.encode(x)
+    assert all(map(torch.equal, state(model).values(), before.values()))
+    assert torch.equal(model.decode(codes), model.eval()(x)[0])
+    assert model.bits_per_vector == 4
+
+
+def test_codes_of_bits_and_of_random_projections():
+    mapper, logits = BinaryMapper(4), normal(3, 5, 4)
+    codes = mapper.encode(logits)
+    assert torch.equal(mapper.decode(codes.int()), mapper(logits, deterministic=True)[0].detach())
+    torch.manual_seed(0)
+    projected = RandomProjectionQuantizer(dim=8, codebook_size=16, codebook_dim=4, num_codebooks=2)
+    x = normal(2, 10, 8)
+    codes = projected.encode(x)
+    assert torch.equal(codes, projected(x))
+    assert torch.equal(projected.decode(codes.to(torch.int16)), projected.decode(codes))
+    assert (mapper.bits_per_vector, projected.bits_per_vector) == (4, 8)
+
+
 def test_bits():
+    assert FSQ([8, 4], num_codebooks=2).bits_per_vector == 10
+    assert FSP([8, 4]).bits_per_vector == 5
+    assert LFQ(codebook_size=16, num_codebooks=2).bits_per_vector == 8
+    assert LatentQuantize([8, 4], 2).bits_per_vector == 5
+    assert ResidualFSQ(levels=[8, 4], num_quantizers=3).bits_per_vector == 15
+    assert GroupedResidualLFQ(dim=8, codebook_size=16, num_quantizers=3, groups=2).bits_per_vector == 24
+    hierarchical = HierarchicalVQ(dim=8, codebook_size=16, scales=(1, 2), accept_image_fmap=True)
+    assert hierarchical.bits_per_vector == 5
     assert VectorQuantize(8, 16, heads=2, codebook_dim=4).bits_per_vector == 8
     assert residual(codebook_size=(16, 8, 6)).bits_per_vector == 7 + math.log2(6)
     assert GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16).bits_per_vector == 24

@@ -58,6 +58,63 @@ ATTRIBUTES = {
         " get_output_from_indices layers num_quantizers quantize_dropout quantize_dropout_cutoff_index"
         " quantize_dropout_multiple_of"
     ),
+    "FSQ": (
+        "allowed_dtypes bound bound_hard_clamp channel_first codebook_dim codebook_size codes_to_indices dim"
+        " effective_codebook_dim force_quantization_f32 forward has_projections implicit_codebook"
+        " indices_to_codes indices_to_level_indices keep_num_codebooks_dim maybe_apply_noise noise_dropout"
+        " num_codebooks orthogonal_rotation preserve_symmetry project_in project_out quantize return_indices"
+        " scale symmetry_preserving_bound"
+    ),
+    "FSP": (
+        "act_func act_name channel_first codebook_dim codebook_size dim forward has_projections"
+        " indices_to_act_value indices_to_codes indices_to_level_indices inv_act_func"
+        " level_indices_to_indices need_inv_act project_in project_out quantize_act_value quantize_rate"
+        " vector_norm"
+    ),
+    "LFQ": (
+        "activation bits_to_codes channel_first codebook codebook_dim codebook_scale codebook_size"
+        " commitment_loss_weight dim diversity_gamma dtype entropy_loss_offset entropy_loss_weight"
+        " experimental_softplus_entropy_loss force_quantization_f32 forward frac_per_sample_entropy"
+        " has_projections indices_to_codes keep_num_codebooks_dim mask maybe_l2norm num_codebooks"
+        " orthogonal_rotation project_in project_out soft_clamp_input_value spherical zero"
+    ),
+    "ResidualFSQ": (
+        "codebook_size codebooks forward get_codes_from_indices get_output_from_indices has_projections"
+        " is_channel_first layers levels num_quantizers project_in project_out quantize_dropout"
+        " quantize_dropout_cutoff_index quantize_dropout_multiple_of scales soft_clamp_input_value"
+    ),
+    "ResidualLFQ": (
+        "codebooks forward get_codes_from_indices get_output_from_indices has_projections layers"
+        " num_quantizers project_in project_out quantize_dropout quantize_dropout_cutoff_index"
+        " quantize_dropout_multiple_of"
+    ),
+    "GroupedResidualFSQ": (
+        "accept_image_fmap codebook_size codebooks dim forward get_codes_from_indices"
+        " get_output_from_indices groups rvqs split_dim"
+    ),
+    "GroupedResidualLFQ": (
+        "accept_image_fmap codebooks dim forward get_codes_from_indices get_output_from_indices groups rvqs"
+        " split_dim"
+    ),
+    "LatentQuantize": (
+        "codebook_dim codebook_size codes_to_indices commitment_loss commitment_loss_weight dim"
+        " effective_codebook_dim forward has_projections implicit_codebook in_place_codebook_optimizer"
+        " indices_to_codes keep_num_codebooks_dim num_codebooks project_in project_out quantization_loss"
+        " quantization_loss_weight quantize quantize_and_project values_per_latent"
+    ),
+    "BinaryMapper": (
+        "binary_entropy bits calc_aux_loss codes deterministic_on_eval forward kl_loss_threshold log_prob"
+        " num_codes power_two zero"
+    ),
+    "RandomProjectionQuantizer": "forward norm num_codebooks rand_projs vq",
+    "HierarchicalVQ": (
+        "channel_first choose_phi codebook_sizes dim flatten_indices flatten_spatial forward"
+        " get_output_from_indices get_vq indices_to_spatial level_shapes mask_from_channel mask_to_channel"
+        " nested_dropout nested_dropout_min_levels num_levels phi_levels phi_shared pool_residual"
+        " sample_nested_cutoff scales spatial_dims to_channel_first to_channel_last unflatten_spatial"
+        " upsample_to_full vq vqs"
+    ),
+    "Sequential": "fns forward",
 }
 # Internals of the peer's that are not here: to read or to set one raises AttributeError.
 ABSENT = {
@@ -70,6 +127,9 @@ ABSENT = {
         "all_reduce_fn",
     ),
     *("kmeans_all_reduce_fn", "update_codebook", "update_with_decay", "track_cluster_size_and_embed_avg"),
+    *("flatten_indices", "flatten_spatial", "indices_to_spatial", "mask_from_channel", "mask_to_channel"),
+    *("to_channel_first", "to_channel_last", "unflatten_spatial", "quantize_and_project"),
+    ("LatentQuantize", "in_place_codebook_optimizer"),
 }
 MAKE = {
     "VectorQuantize": lambda kit: kit.VectorQuantize(8, 16),
@@ -80,6 +140,26 @@ MAKE = {
     ),
     "SimVQ": lambda kit: kit.SimVQ(8, 16),
     "ResidualSimVQ": lambda kit: kit.ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16),
+    "FSQ": lambda kit: kit.FSQ([8, 5, 5], dim=8),
+    "FSP": lambda kit: kit.FSP([8, 5, 5], dim=8),
+    "LFQ": lambda kit: kit.LFQ(dim=8, codebook_size=16),
+    "ResidualFSQ": lambda kit: kit.ResidualFSQ(levels=[8, 5, 5], dim=8, num_quantizers=3),
+    "ResidualLFQ": lambda kit: kit.ResidualLFQ(dim=8, codebook_size=16, num_quantizers=3),
+    "GroupedResidualFSQ": lambda kit: kit.GroupedResidualFSQ(
+        levels=[8, 5], dim=8, num_quantizers=3, groups=2
+    ),
+    "GroupedResidualLFQ": lambda kit: kit.GroupedResidualLFQ(
+        dim=8, codebook_size=16, num_quantizers=3, groups=2
+    ),
+    "LatentQuantize": lambda kit: kit.LatentQuantize([5, 4], dim=8),
+    "BinaryMapper": lambda kit: kit.BinaryMapper(bits=4),
+    "RandomProjectionQuantizer": lambda kit: kit.RandomProjectionQuantizer(
+        dim=8, codebook_size=16, codebook_dim=4
+    ),
+    "HierarchicalVQ": lambda kit: kit.HierarchicalVQ(
+        dim=8, codebook_size=16, scales=(1, 2), accept_image_fmap=True
+    ),
+    "Sequential": lambda kit: kit.Sequential(nn.Linear(8, 3), kit.FSQ([8, 5, 5])),
 }
 PAIRS = [(kind, name) for kind, names in ATTRIBUTES.items() for name in names.split()]
 
@@ -102,8 +182,9 @@ def test_the_list_is_that_of_the_peer(kind):
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_an_attribute_is_there_or_refused(kind, name):
     layer = MAKE[kind](uefl_kernels.nn)
-    assert hasattr(layer, name) == (name not in ABSENT)
-    if name in ABSENT:
+    absent = bool(ABSENT & {name, (kind, name)})
+    assert hasattr(layer, name) != absent
+    if absent:
         with pytest.raises(AttributeError, match=name):
             setattr(layer, name, None)
 
@@ -176,6 +257,58 @@ def test_set_later_is_as_set_at_first(name, on_codebook):
     assert not same(first, steps(plain))
 
 
+# (class, attribute) -> value, arguments of the layer, shape of the input
+OF_OTHERS = {
+    ("FSQ", "channel_first"): (True, {"levels": [5, 3], "dim": 8}, (2, 8, 8)),
+    ("FSQ", "bound_hard_clamp"): (True, {"levels": [5, 3], "dim": 8}, (2, 9, 8)),
+    ("FSQ", "noise_dropout"): (0.5, {"levels": [5, 3], "dim": 8, "preserve_symmetry": True}, (2, 9, 8)),
+    ("FSP", "channel_first"): (True, {"levels": [5, 3], "dim": 8}, (2, 8, 8)),
+    ("FSP", "need_inv_act"): (True, {"levels": [5, 3]}, (2, 9, 2)),
+    ("FSP", "quantize_rate"): (0.9, {"levels": [5, 3]}, (2, 9, 2)),
+    ("LFQ", "channel_first"): (True, {"dim": 8, "codebook_size": 16}, (2, 8, 8)),
+    ("LFQ", "commitment_loss_weight"): (3.0, {"dim": 4}, (2, 9, 4)),
+    ("LFQ", "diversity_gamma"): (0.3, {"dim": 4}, (2, 9, 4)),
+    ("LFQ", "entropy_loss_weight"): (3.0, {"dim": 4}, (2, 9, 4)),
+    ("LFQ", "entropy_loss_offset"): (0.5, {"dim": 4, "experimental_softplus_entropy_loss": True}, (2, 9, 4)),
+    ("LFQ", "experimental_softplus_entropy_loss"): (True, {"dim": 4}, (2, 9, 4)),
+    ("LFQ", "frac_per_sample_entropy"): (0.3, {"dim": 4}, (2, 9, 4)),
+    ("LFQ", "soft_clamp_input_value"): (1.5, {"dim": 4, "commitment_loss_weight": 1.0}, (2, 9, 4)),
+    ("LFQ", "spherical"): (True, {"dim": 4}, (2, 9, 4)),
+    ("ResidualFSQ", "is_channel_first"): (True, {"levels": [5, 3], "dim": 8, "num_quantizers": 2}, (2, 8, 8)),
+    ("LatentQuantize", "commitment_loss_weight"): (3.0, {"levels": [5, 4], "dim": 8}, (2, 8, 9)),
+    ("LatentQuantize", "quantization_loss_weight"): (3.0, {"levels": [5, 4], "dim": 8}, (2, 8, 9)),
+    ("BinaryMapper", "kl_loss_threshold"): (0.0, {"bits": 4}, (2, 9, 4)),
+    ("HierarchicalVQ", "nested_dropout"): (
+        1.0,
+        {"dim": 8, "codebook_size": 16, "scales": (1, 2, 4), "kmeans_init": False},
+        (2, 8, 4),
+    ),
+    ("HierarchicalVQ", "nested_dropout_min_levels"): (
+        3,
+        {"dim": 8, "codebook_size": 16, "scales": (1, 2, 4), "kmeans_init": False, "nested_dropout": 1.0},
+        (2, 8, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), OF_OTHERS)
+def test_set_later_is_as_set_at_first_for_others(kind, name):
+    value, options, shape = OF_OTHERS[kind, name]
+    found = []
+    for given, late in ((options, {}), (options | {name: value}, {}), (options, {name: value})):
+        torch.manual_seed(0)
+        layer = getattr(uefl_kernels.nn, kind)(**given)
+        for attribute, wanted in late.items():
+            setattr(layer, attribute, wanted)
+            assert getattr(layer, attribute) == wanted
+        torch.manual_seed(1)
+        out = layer(normal(*shape, seed=3))
+        found.append([part.detach() for part in out if isinstance(part, torch.Tensor)])
+    plain, made, later = found
+    assert same(made, later)
+    assert not same(plain, later)
+
+
 @pytest.mark.parametrize("name", ["ema_update", "use_ddp", "reset_cluster_size"])
 def test_attributes_of_the_codebook_alone(name):
     torch.manual_seed(0)
@@ -209,7 +342,9 @@ def test_dead_codewords_by_a_schedule():
 
 
 @pytest.mark.parametrize(
-    "make", [MAKE["ResidualVQ"], MAKE["ResidualSimVQ"]], ids=["ResidualVQ", "ResidualSimVQ"]
+    "make",
+    [MAKE[name] for name in ("ResidualVQ", "ResidualSimVQ", "ResidualFSQ", "ResidualLFQ")],
+    ids=["ResidualVQ", "ResidualSimVQ", "ResidualFSQ", "ResidualLFQ"],
 )
 @pytest.mark.parametrize(
     ("name", "value"), [("quantize_dropout_cutoff_index", 2), ("quantize_dropout_multiple_of", 3)]
@@ -253,6 +388,35 @@ FIXED = [
         ("GroupedResidualVQ", "dim groups accept_image_fmap channel_last"),
         ("SimVQ", "codebook_size"),
         ("ResidualSimVQ", "num_quantizers codebook_size codebook_dim channel_first"),
+        (
+            "FSQ",
+            (
+                "dim codebook_dim codebook_size effective_codebook_dim has_projections keep_num_codebooks_dim"
+                " num_codebooks orthogonal_rotation preserve_symmetry"
+            ),
+        ),
+        ("FSP", "dim codebook_dim codebook_size has_projections act_name"),
+        (
+            "LFQ",
+            (
+                "dim codebook_dim codebook_size codebook_scale num_codebooks keep_num_codebooks_dim"
+                " has_projections orthogonal_rotation dtype"
+            ),
+        ),
+        ("ResidualFSQ", "levels num_quantizers codebook_size has_projections"),
+        ("ResidualLFQ", "num_quantizers has_projections"),
+        ("GroupedResidualFSQ", "dim groups accept_image_fmap codebook_size split_dim"),
+        ("GroupedResidualLFQ", "dim groups accept_image_fmap split_dim"),
+        (
+            "LatentQuantize",
+            (
+                "dim codebook_dim codebook_size effective_codebook_dim num_codebooks keep_num_codebooks_dim"
+                " has_projections"
+            ),
+        ),
+        ("BinaryMapper", "bits num_codes"),
+        ("RandomProjectionQuantizer", "num_codebooks"),
+        ("HierarchicalVQ", "dim scales level_shapes num_levels spatial_dims channel_first codebook_sizes"),
     )
     for name in names.split()
 ]

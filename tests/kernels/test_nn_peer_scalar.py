@@ -162,3 +162,96 @@ def test_binary_mapper_equals_the_peers():
         found.append((one_hot, indices, loss, logits.grad, layer.log_prob(logits, indices=indices)))
     for g, w in zip(*found, strict=True):
         torch.testing.assert_close(g, w, **CLOSE)
+
+
+FSP_CASES = {
+    "plain": ({"levels": [8, 5, 4]}, (2, 30, 3)),
+    "projected": ({"levels": [8, 5, 4], "dim": 16, "quantize_rate": 0.5, "vector_norm": "kurt"}, SEQUENCE),
+    "first": ({"levels": [5, 3], "dim": 16, "channel_first": True, "act_name": "laplace"}, IMAGE),
+    "inverse": (
+        {"levels": [5, 3], "dim": 16, "need_inv_act": True, "act_name": "normal", "quantize_rate": 1.0},
+        SEQUENCE,
+    ),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", FSP_CASES)
+def test_fsp_equals_the_peers(name, training):
+    options, shape = FSP_CASES[name]
+    torch.manual_seed(0)
+    theirs, ours = peer.FSP(**options), uefl_kernels.nn.FSP(**options)
+    assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
+    found = []
+    for layer in (ours, theirs):
+        x = normal(*shape, seed=1).requires_grad_()
+        torch.manual_seed(1)
+        quantized, indices, loss, info = layer.train(training)(x)
+        ((quantized * normal(*shape, seed=2)).sum() + loss).backward()
+        gradients = [parameter.grad for parameter in layer.parameters()]
+        moments = [info["norm_info"][key] for key in sorted(info["norm_info"])]
+        extra = [info[key] for key in sorted(info.keys() - {"norm_info"})]
+        found.append((quantized, indices, loss, x.grad, *gradients, *moments, *extra))
+    assert found[0][1].dtype == found[1][1].dtype
+    for g, w in zip(*found, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+HIERARCHICAL = {
+    "image": ({"scales": (1, 2, 4), "accept_image_fmap": True}, (3, 8, 4, 4)),
+    "levels": (
+        {"scales": (1, 2, 4), "accept_image_fmap": True, "share_quant_resi": 2, "rotation_trick": True},
+        (3, 8, 4, 4),
+    ),
+    "sequence": ({"scales": (1, 3, 6), "channel_first": False, "share_quant_resi": 0}, (3, 6, 8)),
+    "volume": ({"scales": (1, (1, 2, 2), 3), "accept_3d_fmap": True, "quant_resi": 0.0}, (2, 8, 3, 3, 3)),
+    "books": (
+        {
+            "scales": ((1, 2), (2, 4)),
+            "accept_image_fmap": True,
+            "shared_codebook": False,
+            "codebook_size": (8, 16),
+        },
+        (3, 8, 2, 4),
+    ),
+    "dropout": ({"scales": (1, 2, 4), "accept_image_fmap": True, "nested_dropout": 0.7}, (3, 8, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", HIERARCHICAL)
+def test_hierarchical_vq_equals_the_peers(name):
+    options, shape = HIERARCHICAL[name]
+    options = {"dim": 8, "codebook_size": 16, "kmeans_init": False, "threshold_ema_dead_code": 0} | options
+    torch.manual_seed(0)
+    theirs, ours = peer.HierarchicalVQ(**options), uefl_kernels.nn.HierarchicalVQ(**options)
+    assert list(ours.load_state_dict(theirs.state_dict())) == [[], []]
+    for step in range(3):
+        found = []
+        for layer in (ours, theirs):
+            x = normal(*shape, seed=step).requires_grad_()
+            torch.manual_seed(step)
+            quantized, indices, loss, cutoff = layer(x, return_cutoff=True)
+            ((quantized * normal(*shape, seed=9)).sum() + loss).backward()
+            found.append((quantized, loss, x.grad, *indices))
+            assert cutoff is None or name == "dropout"
+            state = layer.state_dict()
+        for g, w in zip(*found, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+        for key, value in ours.state_dict().items():
+            torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5)
+    ours.eval(), theirs.eval()
+    x = normal(*shape, seed=7)
+    indices = ours.encode(x)
+    torch.testing.assert_close(ours.decode(indices), ours(x)[0], **CLOSE)
+    torch.testing.assert_close(ours.decode(indices), theirs.get_output_from_indices(indices), **CLOSE)
+
+
+def test_hierarchical_vq_masks_as_the_peer():
+    options = {"dim": 8, "codebook_size": 16, "scales": (1, 3, 6), "kmeans_init": False}
+    torch.manual_seed(0)
+    theirs, ours = peer.HierarchicalVQ(**options), uefl_kernels.nn.HierarchicalVQ(**options)
+    ours.load_state_dict(theirs.state_dict())
+    x, lens = normal(3, 8, 6, seed=1), torch.tensor([6, 3, 4])
+    for g, w in zip(*(layer.eval()(x, lens=lens)[:2] for layer in (ours, theirs)), strict=True):
+        for got, want in zip(g, w, strict=True):
+            torch.testing.assert_close(got, want, **CLOSE)

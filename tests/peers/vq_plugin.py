@@ -1,51 +1,27 @@
-"""A pytest plugin for vq_suite: our classes under the peer's name, only the tests that are about them, and a
-report of what came out."""
+"""A pytest plugin for vq_suite: our classes under the peer's name, and a report of what came out."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
-from tests.peers.vq_suite import CLASSES
-
 OURS = os.environ.get("UEFL_PEER_OURS") == "1"
 _found: dict[str, str] = {}
 
 if OURS:
     import uefl_kernels.nn
+    from uefl_kernels.nn.fsp import build_cdf_act
 
     stand_in = types.ModuleType("vector_quantize_pytorch")
-    for name in CLASSES:
+    for name in uefl_kernels.nn.__all__:
         setattr(stand_in, name, getattr(uefl_kernels.nn, name))
-    for module in ("", ".latent_quantization"):
+    stand_in.build_cdf_act = build_cdf_act
+    for module in ("", ".latent_quantization", ".finite_scalar_perturbation"):
         sys.modules["vector_quantize_pytorch" + module] = stand_in
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the tests of other classes."""
-    items[:] = [item for item in items if isinstance(item, pytest.Function) and _about_ours(item)]
-
-
-def _about_ours(item: pytest.Function) -> bool:
-    source = inspect.getsource(item.function)
-    pattern = r"from vector_quantize_pytorch[\w.]* import ([\w, ]+)"
-    imported = re.findall(pattern, source)
-    names = {name.strip() for line in imported for name in line.split(",")} or set(
-        re.findall(r"\b\w*VQ\b|\bVectorQuantize\b", source)
-    )
-    if not names:
-        names = {
-            name.strip()
-            for line in re.findall(pattern, inspect.getsource(item.module))
-            for name in line.split(",")
-        }
-    return bool(names) and names <= set(CLASSES)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

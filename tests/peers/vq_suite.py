@@ -1,5 +1,4 @@
-"""Run vector-quantize-pytorch's own tests of the classes that uefl_kernels.nn has, against ours and against
-its own, and print a table.
+"""Run vector-quantize-pytorch's own tests, README and examples on ours and on its own, and print tables.
 
     python -m tests.peers.vq_suite PATH
 
@@ -14,77 +13,59 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-CLASSES = (
-    "VectorQuantize",
-    "ResidualVQ",
-    "GroupedResidualVQ",
-    "SimVQ",
-    "ResidualSimVQ",
-    "FSQ",
-    "ResidualFSQ",
-    "GroupedResidualFSQ",
-    "LFQ",
-    "ResidualLFQ",
-    "GroupedResidualLFQ",
-    "LatentQuantize",
-    "BinaryMapper",
-    "RandomProjectionQuantizer",
-    "Sequential",
-)
-FILES = ("test_readme.py", "test_beam.py", "test_lfq.py", "test_latent_quantization.py")
+_FIRST = "test_readme.py"
+_HERE = str(Path(__file__).parents[2])
 
 
 def find_tests(path: Path, folder: Path) -> Path:
-    """The folder with the test files, below ``path`` or unpacked into ``folder``."""
+    """Return the folder with the test files, below ``path`` or unpacked into ``folder``."""
     if path.is_file():
         with tarfile.open(path) as archive:
             archive.extractall(folder, filter="data")
         path = folder
-    for found in sorted(path.rglob(FILES[0])):
+    for found in sorted(path.rglob(_FIRST)):
         return found.parent
     raise FileNotFoundError(
-        f"{path} holds no {FILES[0]}; name a checkout of vector-quantize-pytorch (its sdist has no tests)"
+        f"{path} holds no {_FIRST}; name a checkout of vector-quantize-pytorch (its sdist has no tests)"
     )
 
 
-def outcomes(tests: Path, ours: bool) -> Mapping[str, str]:
-    """Test -> "passed", "failed: why" or "skipped: why", in a process of its own."""
+def reported(module: str, arguments: Sequence[str], ours: bool, **settings: str) -> Mapping[str, str]:
+    """Run a module in a process of its own; return the lines that it reports, name -> what came out."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")
         environment = os.environ | {"UEFL_PEER_REPORT": str(report), "UEFL_PEER_OURS": str(int(ours))}
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        )
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "tests.peers.vq_plugin",
-            "-p",
-            "no:cacheprovider",
-            "-c",
-            os.devnull,
-        ]
-        files = [str(tests / name) for name in FILES if (tests / name).exists()]
-        run = subprocess.run(
-            [*command, "--rootdir", str(tests), *files],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment |= {"PYTHONPATH": os.pathsep.join([_HERE, os.environ.get("PYTHONPATH", "")]), **settings}
+        command = [sys.executable, "-m", module, *arguments]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if not report.exists():
-            raise RuntimeError(f"pytest did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+            raise RuntimeError(f"{module} did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
         return dict(line.split("\t", 1) for line in report.read_text().splitlines())
 
 
+def pytest_outcomes(
+    plugin: str, root: Path, files: Sequence[Path], ours: bool, **settings: str
+) -> Mapping[str, str]:
+    """Return test -> "passed", "failed: why" or "skipped: why"."""
+    options = ["-q", "-p", plugin, "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(root)]
+    return reported("pytest", [*options, *map(str, files)], ours, **settings)
+
+
+def outcomes(tests: Path, ours: bool) -> Mapping[str, str]:
+    """Return test -> "passed", "failed: why" or "skipped: why"."""
+    return pytest_outcomes("tests.peers.vq_plugin", tests, sorted(tests.glob("test_*.py")), ours)
+
+
+def program_outcomes(tests: Path, ours: bool) -> Mapping[str, str]:
+    """Return block of the README or example -> "passed" or "failed: why"."""
+    return reported("tests.peers.vq_programs", [str(tests.parent)], ours)
+
+
 def table(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """One row for each test function with the outcomes of its cases, and the counts."""
+    """Return one row for each test function with the outcomes of its cases, and the counts."""
     rows = ["| test | ours | the peer itself |", "|---|---|---|"]
     for function in dict.fromkeys(name.split("[")[0] for name in ours):
         columns = [
@@ -92,18 +73,15 @@ def table(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
             for found in (ours, theirs)
         ]
         rows.append(f"| `{function}` | {_said(columns[0])} | {_said(columns[1])} |")
-    counts = {
-        kind: sum(outcome.startswith(kind) for outcome in ours.values())
+    return "\n".join([*rows, "", _counted("Ours", ours), *([_counted("The peer", theirs)] if theirs else [])])
+
+
+def _counted(who: str, found: Mapping[str, str]) -> str:
+    counts = [
+        f"{sum(outcome.startswith(kind) for outcome in found.values())} {kind}"
         for kind in ("passed", "failed", "skipped")
-    }
-    rows += [
-        "",
-        (
-            f"Ours: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, of"
-            f" {len(ours)}."
-        ),
     ]
-    return "\n".join(rows)
+    return f"{who}: {', '.join(counts)}, of {len(found)}."
 
 
 def _said(outcomes: list[str]) -> str:
@@ -120,29 +98,38 @@ def _said(outcomes: list[str]) -> str:
 
 def installed() -> bool:
     """Return True if the peer can be imported."""
-    return (
-        subprocess.run(
-            [sys.executable, "-c", "import vector_quantize_pytorch"], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
+    command = [sys.executable, "-c", "import vector_quantize_pytorch"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def worse(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Return the names of what fails with ours and does not fail with the peer."""
+    return [
+        name
+        for name, outcome in ours.items()
+        if outcome.startswith("failed") and not theirs.get(name, "").startswith("failed")
+    ]
+
+
+def both_tables(path: Path) -> tuple[str, list[str]]:
+    """Return the tables of the tests and of the programs, and the names of what only fails with ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        tests = find_tests(path, Path(folder))
+        pairs = [
+            (run(tests, True), run(tests, False) if installed() else {})
+            for run in (outcomes, program_outcomes)
+        ]
+    return "\n\n".join(table(*pair) for pair in pairs), [name for pair in pairs for name in worse(*pair)]
 
 
 def main() -> int:
-    """Print the table; 1 where a test fails with ours that passes with the peer."""
+    """Print the tables; return 1 where something fails with ours that passes with the peer."""
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        tests = find_tests(Path(sys.argv[1]), Path(folder))
-        ours, theirs = outcomes(tests, True), outcomes(tests, False) if installed() else {}
-    print(table(ours, theirs))
-    return int(
-        any(
-            outcome.startswith("failed") and not theirs.get(name, "").startswith("failed")
-            for name, outcome in ours.items()
-        )
-    )
+    text, failed = both_tables(Path(sys.argv[1]))
+    print(text)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@
 from ._losses import LossBreakdown
 from .binary_mapper import BinaryMapper
 from .extensible_codebook import ExtensibleCodebook
+from .fsp import FSP
 from .fsq import FSQ, GroupedResidualFSQ, ResidualFSQ
+from .hierarchical_vq import HierarchicalVQ
 from .latent_quantize import LatentQuantize
 from .lfq import LFQ, GroupedResidualLFQ, ResidualLFQ
 from .mc_dropout import MCDropout
@@ -15,6 +17,7 @@ from .sim_vq import ResidualSimVQ, SimVQ
 from .vector_quantize import VectorQuantize
 
 __all__ = [
+    "FSP",
     "FSQ",
     "LFQ",
     "BinaryMapper",
@@ -22,6 +25,7 @@ __all__ = [
     "GroupedResidualFSQ",
     "GroupedResidualLFQ",
     "GroupedResidualVQ",
+    "HierarchicalVQ",
     "LatentQuantize",
     "LossBreakdown",
     "MCDropout",

@@ -64,6 +64,7 @@ class Codebook(Float32Module):
         kmeans_iters: int,
         sync_kmeans: bool,
         use_cosine_sim: bool,
+        cosine_search: bool,
         threshold_ema_dead_code: float,
         sample_codebook_temp: float,
         learnable_codebook: bool,
@@ -85,7 +86,8 @@ class Codebook(Float32Module):
         self.affine_param_batch_decay = affine_param_batch_decay
         self.affine_param_codebook_decay = affine_param_codebook_decay
         self.sync_affine_param = sync_affine_param
-        self._use_cosine_sim, self._affine_param = use_cosine_sim, affine_param
+        self._use_cosine_sim, self._cosine_search = use_cosine_sim, cosine_search
+        self._affine_param = affine_param
         self.vq_bridge = vq_bridge
         # A default dtype of bfloat16 would stop the averages.
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
@@ -140,6 +142,11 @@ class Codebook(Float32Module):
         lambda layer: layer._use_cosine_sim,
         "Whether codewords have length 1 and are compared by the angle.",
     )
+    cosine_search = fixed(
+        "cosine_search",
+        lambda layer: layer._cosine_search,
+        "Whether codewords of any length are compared by the angle.",
+    )
     affine_param = fixed(
         "affine_param",
         lambda layer: layer._affine_param,
@@ -161,7 +168,7 @@ class Codebook(Float32Module):
     @property
     def metric(self) -> str:
         """The metric of the search."""
-        return "cosine" if self.use_cosine_sim else "l2"
+        return "cosine" if self._use_cosine_sim or self._cosine_search else "l2"
 
     # --- the codewords -------------------------------------------------------------------------------------
 
@@ -570,7 +577,7 @@ class Coder(nn.Module):
         Raises:
             RuntimeError: the codebook waits for k-means of its first batch.
         """
-        with _undisturbed(self):
+        with undisturbed(self):
             indices: torch.Tensor = self(x, **options)[1]
         return indices
 
@@ -581,7 +588,7 @@ class Coder(nn.Module):
 
 
 @contextmanager
-def _undisturbed(layer: nn.Module) -> Iterator[None]:
+def undisturbed(layer: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode without gradients; modes and counts are as before at the end."""
     modes = [(module, module.training) for module in layer.modules()]
     counted = [

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._shared import as_indices, counts, fixed
+from ._shared import absent, as_indices, counts, fixed
 
 NAT = math.log(2)
 
@@ -43,6 +43,7 @@ class BinaryMapper(nn.Module):
         self.register_buffer("power_two", power, persistent=False)
         self.register_buffer("codes", codes, persistent=False)
 
+    zero = absent("zero")
     bits = fixed("bits", lambda layer: len(layer.power_two), "Number of bits.")
     num_codes = fixed("num_codes", lambda layer: len(layer.codes), "Number of codes.")
 
@@ -77,6 +78,20 @@ class BinaryMapper(nn.Module):
         drawn = self.codes[as_indices("BinaryMapper", indices)]
         found = torch.where(drawn, F.logsigmoid(logits), F.logsigmoid(-logits))
         return found.sum(-1) if sum_bits else found
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the index of a vector."""
+        return float(self.bits)
+
+    @torch.no_grad()
+    def encode(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the index of the more probable bits of logits ``[..., bits]``, int64 ``[...]``."""
+        return self(logits, deterministic=True, return_indices=True)[1]  # type: ignore[no-any-return]
+
+    def decode(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the one-hot vectors ``[..., 2 ** bits]`` of indices, integers of any width."""
+        return F.one_hot(as_indices("BinaryMapper", indices), self.num_codes).float()
 
     def forward(
         self,

@@ -385,8 +385,10 @@ class ResidualFSQ(ScalarStack):
         x: torch.Tensor,
         return_all_codes: bool = False,
         rand_quantize_dropout_fixed_seed: int | None = None,
+        n_q: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Quantize x, ``[..., dim]`` or ``[B, dim, ...]`` for ``is_channel_first``.
+        """Quantize x, ``[..., dim]`` or ``[B, dim, ...]`` for ``is_channel_first``; the other arguments as
+        :class:`ResidualVQ`.
 
         Returns:
             ``(quantized, indices)``: indices ``[..., Q]``, -1 where left out, and the codes ``[Q, ..., d]``
@@ -396,25 +398,27 @@ class ResidualFSQ(ScalarStack):
             ValueError: a shape that does not fit.
         """
         x = x.movedim(1, -1) if self.is_channel_first else x
-        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
+        kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         x = self.project_in(x)
         if self.soft_clamp_input_value is not None:
             limit = self.soft_clamp_input_value
             x = (x / limit).tanh() * limit
         lead = x.shape[:-1]
-        residual, total = x.reshape(-1, x.shape[-1]), torch.zeros_like(x)
+        # three dimensions: more are an image to FSQ
+        residual = x.reshape(len(x), x.shape[1:-1].numel(), x.shape[-1])
+        total = torch.zeros_like(residual)
         chosen = []
         with no_autocast(x.device):
-            for scale, layer in zip(self.scales[:kept], self._quantizers, strict=False):
-                quantized, indices = layer(residual / scale)
+            for place, (scale, layer) in enumerate(zip(self.scales[:kept], self._quantizers, strict=False)):
+                quantized, indices = self._of_examples(layer, residual / scale, place, n_q)
                 quantized = quantized * scale
                 residual = residual - quantized.detach()
-                total = total + quantized.view(*lead, -1)
+                total = total + quantized
                 chosen.append(indices.view(lead))
         found = torch.stack(chosen, -1)
         found = F.pad(found, (0, self._num_quantizers - kept), value=-1)
         codes = (self.get_codes_from_indices(found),) if return_all_codes else ()
-        output = self.project_out(total)
+        output = self.project_out(total.view(*lead, -1))
         if self.is_channel_first:
             output, found = output.movedim(-1, 1), found.movedim(-1, 1)
         return output, found, *codes
@@ -475,7 +479,7 @@ class GroupedScalar(Coder):
                 f"{type(self).__name__}: x must have {self.dim} channels in dimension {self.split_dim}, got"
                 f" {list(x.shape)}"
             )
-        if self.training and self._residuals[0].quantize_dropout:
+        if self.training and options.get("n_q") is None and self._residuals[0].quantize_dropout:
             drawn = torch.randint(0, 10_000, (), device=x.device)
             options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(drawn))
         parts = x.chunk(self.groups, self.split_dim)
@@ -505,10 +509,13 @@ class GroupedResidualFSQ(GroupedScalar):
         super().__init__()
         self._group(dim, groups, accept_image_fmap, ResidualFSQ, **kwargs)
 
-    def forward(self, x: torch.Tensor, return_all_codes: bool = False) -> tuple[torch.Tensor, ...]:
-        """Quantize x; return ``(quantized, indices)``, indices ``[groups, ..., Q]``, and the codes if asked.
+    def forward(
+        self, x: torch.Tensor, return_all_codes: bool = False, n_q: int | torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Quantize x, arguments as :class:`ResidualFSQ`; return ``(quantized, indices)``, indices ``[groups,
+        ..., Q]``, and the codes if asked.
 
         Raises:
             ValueError: a shape that does not fit.
         """
-        return self._quantize(x, return_all_codes=return_all_codes)
+        return self._quantize(x, return_all_codes=return_all_codes, n_q=n_q)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ._codebook import Coder
-from ._shared import as_indices, counts, fixed, refuse_together
+from ._shared import absent, as_indices, counts, fixed, refuse_together
 
 
 class LatentQuantize(Coder):
@@ -97,6 +97,9 @@ class LatentQuantize(Coder):
         """Return the sizes."""
         return f"levels={self._levels.tolist()}, dim={self.dim}, num_codebooks={self.num_codebooks}"
 
+    in_place_codebook_optimizer, quantize_and_project = map(
+        absent, ("in_place_codebook_optimizer", "quantize_and_project")
+    )
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     num_codebooks = fixed("num_codebooks", lambda layer: layer._num_codebooks, "Parts of a vector.")
     codebook_dim = fixed("codebook_dim", lambda layer: len(layer._levels), "Elements of a part.")

@@ -11,7 +11,7 @@ from torch import nn
 
 from . import _distributed
 from ._codebook import Coder
-from ._shared import as_indices, counts, fixed, no_autocast, refuse_together, straight_through
+from ._shared import absent, as_indices, counts, fixed, no_autocast, refuse_together, straight_through
 from .fsq import GroupedScalar, ScalarStack
 
 
@@ -188,6 +188,7 @@ class LFQ(Coder):
         lambda layer: not isinstance(layer.project_in, nn.Identity),
         "Whether project_in and project_out are linear.",
     )
+    zero = absent("zero")
     dtype = fixed("dtype", lambda layer: layer.codebook.dtype, "Dtype of the codewords.")
 
     @property
@@ -381,8 +382,9 @@ class ResidualLFQ(ScalarStack):
         mask: torch.Tensor | None = None,
         return_all_codes: bool = False,
         rand_quantize_dropout_fixed_seed: int | None = None,
+        n_q: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Quantize x, ``[..., dim]``; a mask as :class:`LFQ`.
+        """Quantize x, ``[..., dim]``; a mask as :class:`LFQ`, the others as :class:`ResidualVQ`.
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``,
@@ -391,12 +393,12 @@ class ResidualLFQ(ScalarStack):
         Raises:
             ValueError: a shape that does not fit.
         """
-        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
+        kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         residual = self.project_in(x)
         total, chosen, losses = torch.zeros_like(residual), [], []
         with no_autocast(x.device):
-            for _, layer in zip(range(kept), self._quantizers, strict=False):
-                quantized, indices, loss = layer(residual, mask=mask)
+            for place, layer in zip(range(kept), self._quantizers, strict=False):
+                quantized, indices, loss = self._of_examples(layer, residual, place, n_q, mask)
                 residual, total = residual - quantized.detach(), total + quantized
                 chosen.append(indices)
                 losses.append(loss)
@@ -427,12 +429,16 @@ class GroupedResidualLFQ(GroupedScalar):
         self._group(dim, groups, accept_image_fmap, ResidualLFQ, **kwargs)
 
     def forward(
-        self, x: torch.Tensor, mask: torch.Tensor | None = None, return_all_codes: bool = False
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        return_all_codes: bool = False,
+        n_q: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Quantize x; return ``(quantized, indices, losses)``, indices ``[groups, ..., Q]``, losses
-        ``[groups, Q]``, and the codes when asked.
+        """Quantize x, arguments as :class:`ResidualLFQ`; return ``(quantized, indices, losses)``, indices
+        ``[groups, ..., Q]``, losses ``[groups, Q]``, and the codes when asked.
 
         Raises:
             ValueError: a shape that does not fit.
         """
-        return self._quantize(x, mask=mask, return_all_codes=return_all_codes)
+        return self._quantize(x, mask=mask, return_all_codes=return_all_codes, n_q=n_q)

@@ -88,6 +88,50 @@ class Stack(Coder):
             last = int(drawn if alone else _distributed.same_on_all(drawn.to(device)))
         return min(self._num_quantizers, -(-(last + 1) // self._multiple) * self._multiple)
 
+    def _check_n_q(self, n_q: int | torch.Tensor, examples: int, searching: bool = False) -> int:
+        """Return how many quantizers run; raise ValueError or TypeError for numbers that do not fit."""
+        name = type(self).__name__
+        if not isinstance(n_q, torch.Tensor):
+            (kept,) = counts(name, n_q=n_q)
+        else:
+            least, kept = map(int, as_indices(name, n_q).aminmax()) if n_q.numel() else (1, 1)
+            refuse_together(
+                name,
+                (n_q.shape != (examples,), f"n_q must have shape [{examples}], got {list(n_q.shape)}"),
+                (least < 1, f"n_q holds {least}, expected at least 1"),
+                (searching, "n_q of each example excludes beam_size; give one number"),
+            )
+        if kept > self._num_quantizers:
+            raise ValueError(f"{name}: n_q is {kept}, expected at most num_quantizers={self._num_quantizers}")
+        return kept
+
+    def _number(self, x: torch.Tensor, n_q: int | torch.Tensor | None, seed: int | None) -> int:
+        """Return how many quantizers run: ``n_q``, or as many as are drawn."""
+        return self._kept(x.device, seed) if n_q is None else self._check_n_q(n_q, len(x))
+
+    @staticmethod
+    def _of_examples(
+        layer: Any,
+        x: torch.Tensor,
+        place: int,
+        n_q: int | torch.Tensor | None,
+        mask: torch.Tensor | None = None,
+    ) -> Any:
+        """Call a layer on the examples of x that use the quantizer at ``place``; the others get zeros and
+        index -1."""
+        options = {} if mask is None else {"mask": mask}
+        if not isinstance(n_q, torch.Tensor):
+            return layer(x, **options)
+        used = (n_q.to(x.device) > place).nonzero().squeeze(-1)
+        options = {name: value[used] for name, value in options.items()}
+        quantized, indices, *losses = layer(x[used], **options)
+        filled = indices.new_full((len(x), *indices.shape[1:]), -1)
+        return (
+            quantized.new_zeros(x.shape).index_copy(0, used, quantized),
+            filled.index_copy(0, used, indices),
+            *losses,
+        )
+
     def _padded(self, indices: torch.Tensor) -> torch.Tensor:
         """Fill up indices ``[..., q]`` to ``[..., Q]`` by -1, for quantizers that are left out."""
         indices = as_indices(type(self).__name__, indices)
@@ -130,6 +174,8 @@ class ResidualVQ(Stack):
         beam_score_quantizer_weights: of each quantizer's loss in the choice.
         quant_grad_frac: the share of a quantizer's gradient that reaches the ones before it through the rest.
         return_zeros_for_masked_padding: False returns the input at masked positions.
+        project_each: ``codebook_dim`` belongs to each quantizer, which projects to it and back on its own
+            (DAC). Not an argument of the peer.
         **vq_kwargs: of every :class:`VectorQuantize`, with one head.
 
     Attributes:
@@ -173,6 +219,7 @@ class ResidualVQ(Stack):
         beam_score_quantizer_weights: Sequence[float] | None = None,
         quant_grad_frac: float = 0.0,
         return_zeros_for_masked_padding: bool = True,
+        project_each: bool = False,
         **vq_kwargs: Any,
     ) -> None:
         same = as_integer(codebook_size)
@@ -209,6 +256,10 @@ class ResidualVQ(Stack):
                 implicit_neural_codebook and beam_size is not None,
                 "implicit_neural_codebook excludes beam_size",
             ),
+            (
+                project_each and (shared_codebook or implicit_neural_codebook or diveq),
+                "project_each excludes shared_codebook, implicit_neural_codebook and diveq",
+            ),
         )
         super().__init__(
             len(sizes), quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of
@@ -223,6 +274,7 @@ class ResidualVQ(Stack):
         )
         self.beam_score_weights = weights
         self._shared, self._diveq, self._implicit = shared_codebook, diveq, implicit_neural_codebook
+        self._project_each = project_each
         self._build(sizes, vq_kwargs, mlp_kwargs or {})
 
     def _build(self, sizes: Sequence[int], vq_kwargs: dict[str, Any], mlp_kwargs: Mapping[str, Any]) -> None:
@@ -233,7 +285,11 @@ class ResidualVQ(Stack):
             vq_kwargs |= {"route_gradients_to_input": False, "commitment_weight": 0.0}
         if self._shared:
             vq_kwargs |= {"manual_ema_update": True, "manual_in_place_optimizer_update": True}
-        inner, project = self.codebook_dim, self.codebook_dim != self.dim
+        inner = self.codebook_dim
+        if self._project_each:
+            vq_kwargs |= {"codebook_dim": inner}
+            inner = self.dim
+        project = inner != self.dim
         self.project_in: nn.Module = nn.Linear(self.dim, inner) if project else nn.Identity()
         self.project_out: nn.Module = nn.Linear(inner, self.dim) if project else nn.Identity()
         self.layers = nn.ModuleList(VectorQuantize(inner, size, **vq_kwargs) for size in sizes)
@@ -276,6 +332,9 @@ class ResidualVQ(Stack):
         lambda layer: layer._implicit,
         "Whether codewords depend on the sum of those before.",
     )
+    project_each = fixed(
+        "project_each", lambda layer: layer._project_each, "Whether each quantizer projects on its own."
+    )
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
@@ -305,7 +364,7 @@ class ResidualVQ(Stack):
     # --- from indices to codewords -------------------------------------------------------------------------
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the codeword of every quantizer, ``[Q, ..., d]``.
+        """Return the codeword of every quantizer, ``[Q, ..., d]``; with ``project_each`` projected back.
 
         Args:
             indices: integers of any width ``[..., q]``; with fewer than Q of them, or -1, the codeword is
@@ -315,7 +374,11 @@ class ResidualVQ(Stack):
         for layer, mlp, chosen in zip(
             self._quantizers, (None, *self.mlps), self._padded(indices).unbind(-1), strict=True
         ):
-            found = layer.get_codes_from_indices(chosen)
+            found = (
+                layer.get_output_from_indices(chosen)
+                if self._project_each
+                else layer.get_codes_from_indices(chosen)
+            )
             if mlp is not None:
                 found = mlp(found, condition=torch.stack(codes).sum(0))
                 found = found.masked_fill((chosen < 0).unsqueeze(-1), 0)
@@ -418,24 +481,6 @@ class ResidualVQ(Stack):
             indices.append(chosen)
             losses.append(loss)
         return total, torch.stack(indices, -1), torch.stack(losses), inputs
-
-    def _check_n_q(self, n_q: int | torch.Tensor, examples: int, searching: bool) -> int:
-        """Return how many quantizers run; raise ValueError or TypeError for numbers that do not fit."""
-        if not isinstance(n_q, torch.Tensor):
-            (kept,) = counts("ResidualVQ", n_q=n_q)
-        else:
-            least, kept = map(int, as_indices("ResidualVQ", n_q).aminmax()) if n_q.numel() else (1, 1)
-            refuse_together(
-                "ResidualVQ",
-                (n_q.shape != (examples,), f"n_q must have shape [{examples}], got {list(n_q.shape)}"),
-                (least < 1, f"n_q holds {least}, expected at least 1"),
-                (searching, "n_q of each example excludes beam_size; give one number"),
-            )
-        if kept > self._num_quantizers:
-            raise ValueError(
-                f"ResidualVQ: n_q is {kept}, expected at most num_quantizers={self._num_quantizers}"
-            )
-        return kept
 
     def _beam_search(self, start: torch.Tensor, kept: int, width: int, options: dict[str, Any]) -> Passed:
         """Follow the best ``width`` sums of codewords, and update by the best one at the end."""
@@ -713,6 +758,7 @@ class GroupedResidualVQ(Coder):
         sample_codebook_temp: float | None = None,
         freeze_codebook: bool | None = None,
         mask: torch.Tensor | None = None,
+        n_q: int | torch.Tensor | None = None,
     ) -> Any:
         """Quantize x; arguments as :class:`ResidualVQ`, all groups leave out the quantizers behind the same
         random one.
@@ -733,8 +779,9 @@ class GroupedResidualVQ(Coder):
             "return_all_codes": return_all_codes,
             "sample_codebook_temp": sample_codebook_temp,
             "freeze_codebook": freeze_codebook,
+            "n_q": n_q,
         }
-        if self.training and self._residuals[0].quantize_dropout:
+        if self.training and n_q is None and self._residuals[0].quantize_dropout:
             options["rand_quantize_dropout_fixed_seed"] = int(
                 _distributed.same_on_all(torch.randint(0, 10_000, (), device=x.device))
             )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._codebook import Coder
+from ._codebook import Coder, undisturbed
 
 
 class Sequential(nn.Module):
@@ -30,6 +30,30 @@ class Sequential(nn.Module):
         if found != 1:
             raise ValueError(f"Sequential: expected exactly one quantizer, got {found}")
         self.fns = nn.ModuleList(fns)
+
+    @property
+    def _place(self) -> int:
+        return next(place for place, fn in enumerate(self.fns) if isinstance(fn, Coder))
+
+    @property
+    def bits_per_vector(self) -> float:
+        """Bits of the indices of a vector of the quantizer."""
+        return float(self.fns[self._place].bits_per_vector)
+
+    def encode(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return the indices of the quantizer for x in evaluation mode; nothing is updated."""
+        with undisturbed(self):
+            for fn in self.fns[: self._place]:
+                x = fn(x)
+            indices: torch.Tensor = self.fns[self._place](x, **kwargs)[1]
+        return indices
+
+    def decode(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the output of the modules behind the quantizer for these indices."""
+        x: torch.Tensor = self.fns[self._place].decode(indices)
+        for fn in self.fns[self._place + 1 :]:
+            x = fn(x)
+        return x
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> tuple[Any, ...]:
         """Return the last output and what the quantizer returned besides; it takes the named arguments."""

@@ -215,8 +215,13 @@ class ResidualSimVQ(Stack):
         x: torch.Tensor,
         return_all_codes: bool = False,
         rand_quantize_dropout_fixed_seed: int | None = None,
+        n_q: int | torch.Tensor | None = None,
     ) -> Any:
-        """Quantize x, ``[..., dim]`` or ``[B, dim, ...]``.
+        """Quantize x.
+
+        Args:
+            x: ``[..., dim]`` or ``[B, dim, ...]``.
+            return_all_codes, rand_quantize_dropout_fixed_seed, n_q: as :class:`ResidualVQ`.
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``;
@@ -225,10 +230,10 @@ class ResidualSimVQ(Stack):
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`SimVQ`.
         """
-        kept = self._kept(x.device, rand_quantize_dropout_fixed_seed)
+        kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         residual, total, chosen, losses = x, torch.zeros_like(x), [], []
-        for layer in self._quantizers[:kept]:
-            quantized, indices, loss = layer(residual)
+        for place, layer in enumerate(self._quantizers[:kept]):
+            quantized, indices, loss = self._of_examples(layer, residual, place, n_q)
             residual, total = residual - quantized.detach(), total + quantized
             chosen.append(indices)
             losses.append(loss)

@@ -166,6 +166,11 @@ class VectorQuantize(Coder):
         return_zeros_for_masked_padding: False returns the input at masked positions.
         route_gradients_to_input: False sends the gradient of quantized to learned codewords and not to the
             input.
+        cosine_search: choose the codeword by the angle, but keep the lengths of codewords and input, unlike
+            ``use_cosine_sim`` (DAC). Not an argument of the peer.
+        codebook_loss_weight: weight of the mean squared distance in the gradient of learned codewords;
+            ``commitment_weight``, above 0 then, weighs the gradient of the input only. None takes
+            ``commitment_weight`` for both. Not an argument of the peer.
 
     Attributes:
         codebook: ``[K, d]``, or ``[heads, K, d]`` with ``separate_codebook_per_head``; assign to it to set
@@ -210,6 +215,7 @@ class VectorQuantize(Coder):
     directional_reparam: bool
     directional_reparam_variance: float
     route_gradients_to_input: bool
+    codebook_loss_weight: float | None
     sync_update_v: float
     stochastic_sample_codes: bool
     straight_through: bool
@@ -266,6 +272,8 @@ class VectorQuantize(Coder):
         sync_update_v: float = 0.0,
         return_zeros_for_masked_padding: bool = True,
         route_gradients_to_input: bool = True,
+        cosine_search: bool = False,
+        codebook_loss_weight: float | None = None,
     ) -> None:
         options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
@@ -363,6 +371,11 @@ class VectorQuantize(Coder):
         "use_cosine_sim",
         lambda layer: layer._codebook.use_cosine_sim,
         "Whether vectors are compared by the angle.",
+    )
+    cosine_search = fixed(
+        "cosine_search",
+        lambda layer: layer._codebook.cosine_search,
+        "Whether codewords of any length are compared by the angle.",
     )
     affine_param = fixed(
         "affine_param",
@@ -567,11 +580,14 @@ class VectorQuantize(Coder):
         if call.topk is not None or call.transform is not None or drawn:
             return self._choose_otherwise(rows, codes, call, summed, measured)
         shared = codes[0] if len(codes) == 1 else codes  # as the ops take them
-        near = _search.distances(self._split(rows, codes), codes, self.use_cosine_sim) if measured else None
-        learning = self._learning(call.frozen)
-        out, sums = self._run_op(
-            rows, shared if learning else shared.detach(), float(learning and call.mask is None), summed
+        near = (
+            _search.distances(*self._searched(rows, codes), self._codebook.metric == "cosine")
+            if measured
+            else None
         )
+        learning = self._learning(call.frozen)
+        weight = self._pull if learning and call.mask is None else 0.0
+        out, sums = self._run_op(rows, shared if learning else shared.detach(), weight, summed)
         return Chosen(shared, out.indices, out.counts, sums, out, None, near)
 
     def _run_op(
@@ -592,22 +608,24 @@ class VectorQuantize(Coder):
         self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool, measured: bool
     ) -> Chosen:
         """Choose several codewords, draw them, or take them of a codebook that each row has for itself."""
-        cosine, k = self.use_cosine_sim, call.topk
+        cosine, k = self._codebook.metric == "cosine", call.topk
         sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
-        split = self._split(rows, codes)
+        split, searched = self._searched(rows, codes)
         near, own = None, None
         if call.transform is not None:
             own = call.transform(codes).flatten(1, -3)
-            own = F.normalize(own, dim=-1, eps=1e-6) if cosine else own
-            near = _search.own_distances(split, own, cosine)
+            own = F.normalize(own, dim=-1, eps=1e-6) if self.use_cosine_sim else own
+            near = _search.own_distances(
+                split, F.normalize(own, dim=-1) if self.cosine_search else own, cosine
+            )
         elif sampling.soft or measured:
-            near = _search.distances(split, codes, cosine)
+            near = _search.distances(split, searched, cosine)
         if own is None and k is not None and not sampling.drawn:
-            indices = _search.nearest(split.detach(), codes.detach(), cosine, k)
+            indices = _search.nearest(split.detach(), searched.detach(), cosine, k)
         elif near is not None:
             indices = _search.draw(near.detach(), sampling, k)
         else:
-            indices = _search.draw_in_blocks(split, codes, cosine, sampling, k)
+            indices = _search.draw_in_blocks(split, searched, cosine, sampling, k)
         where = indices if k is not None else indices.unsqueeze(-1)  # [h, n, k]
         pool = codes.unsqueeze(1).expand(-1, indices.shape[1], -1, -1) if own is None else own
         taken = torch.take_along_dim(pool, where.unsqueeze(-1), dim=2)
@@ -623,6 +641,14 @@ class VectorQuantize(Coder):
         found = found.squeeze(-1)
         counted, sums = _search.tally(rows, shared, found)
         return Chosen(shared, found, counted, sums if summed else None, None, merged.flatten(-3), near)
+
+    def _searched(self, rows: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows ``[h, n, d]`` and the codewords as they are compared: of length 1 for
+        ``cosine_search``."""
+        split = self._split(rows, codes)
+        return (
+            (F.normalize(split, dim=-1), F.normalize(codes, dim=-1)) if self.cosine_search else (split, codes)
+        )
 
     def _split(self, rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """Reshape rows ``[..., heads * d]`` to ``[h, n, d]``, at least float32."""
@@ -649,6 +675,12 @@ class VectorQuantize(Coder):
     def _learning(self, frozen: bool) -> bool:
         """Return True if the commitment loss moves the codewords."""
         return self.training and not frozen and self.learnable_codebook and self.has_commitment_loss
+
+    @property
+    def _pull(self) -> float:
+        """Factor of the gradient of codewords in the commitment loss, where that of the input is 1."""
+        weight = self.codebook_loss_weight
+        return 1.0 if weight is None else weight / self.commitment_weight
 
     def _check_topk(self, topk: int) -> int:
         (topk,) = counts("VectorQuantize", topk=topk)
@@ -795,6 +827,8 @@ class VectorQuantize(Coder):
             if weighted
             else commitment
         )
+        if self.codebook_loss_weight is not None and self._learning(call.frozen):
+            loss = loss + self.codebook_loss_weight * commitment.detach()
         if self.training and self.has_codebook_diversity_loss and chosen.near is not None:
             kept = (
                 None
@@ -822,7 +856,7 @@ class VectorQuantize(Coder):
         learning = self._learning(call.frozen)
         dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
         if call.topk is not None and (self.has_commitment_loss or not self.training):
-            target = chosen.codes() if learning else chosen.codes().detach()
+            target = self._target(chosen, learning)
             error = (rows.to(dtype).unsqueeze(-2) - target.to(dtype)).square().mean(-1)
             return error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)
         if not self.training or not self.has_commitment_loss:
@@ -835,11 +869,20 @@ class VectorQuantize(Coder):
         if mask is None and out is not None:
             # The op adds one such mean per weight; the peer has a single loss, and its gradient goes both
             # ways.
-            return out.loss - out.loss.detach() / 2 if learning else out.loss
+            pull = self._pull
+            return out.loss - out.loss.detach() * (pull / (1 + pull)) if learning else out.loss
         # With a mask the peer measures to the input as it was given, also where unit vectors are what is
         # quantized.
-        target = chosen.codes() if learning else chosen.codes().detach()
+        target = self._target(chosen, learning)
         return _losses.mean_square((rows if mask is None else given).to(dtype) - target.to(dtype), mask)
+
+    def _target(self, chosen: Chosen, learning: bool) -> torch.Tensor:
+        """Return the codewords that were chosen, with the gradient that the loss is to give them."""
+        codes = chosen.codes()
+        fixed_codes = codes.detach()
+        if not learning:
+            return fixed_codes
+        return codes if self._pull == 1 else fixed_codes + self._pull * (codes - fixed_codes)
 
     # --- views of the codebook, and from indices to codewords ----------------------------------------------
 
@@ -939,6 +982,7 @@ _ATTRIBUTES = (  # that the layer keeps, and reads in every call
         "directional_reparam",
         "directional_reparam_variance",
         "route_gradients_to_input",
+        "codebook_loss_weight",
         "sync_update_v",
     ),
     *(
@@ -960,6 +1004,7 @@ _OF_CODEBOOK = (  # that the codebook keeps
         "kmeans_iters",
         "sync_kmeans",
         "use_cosine_sim",
+        "cosine_search",
         "threshold_ema_dead_code",
     ),
     *("sample_codebook_temp", "ema_update", "manual_ema_update", "vq_bridge"),
@@ -989,6 +1034,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
             ),
         ),
         (None, ("codebook_diversity_loss_weight",)),
+        (None, () if options["codebook_loss_weight"] is None else ("codebook_loss_weight",)),
     ):
         numbers("VectorQuantize", most, **{name: options[name] for name in names})
     learnable, ema, rotation = options["learnable_codebook"], options["ema_update"], options["rotation_trick"]
@@ -1005,25 +1051,48 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_conflicts(given: dict[str, Any]) -> None:
     """Raise ValueError for options that exclude each other, or need others."""
-    learnable, cosine, directed = (
-        given["learnable_codebook"],
-        given["use_cosine_sim"],
-        given["directional_reparam"],
+    _refuse_of_gradients(given)
+    _refuse_of_losses(given)
+    cosine, maps = given["use_cosine_sim"], (given["accept_image_fmap"], given["accept_3d_fmap"])
+    refuse_together(
+        "VectorQuantize",
+        (
+            given["affine_param"] and cosine,
+            "affine_param=True moves codewords, which use_cosine_sim=True keeps at length 1; use one",
+        ),
+        (
+            cosine and given["cosine_search"],
+            "use_cosine_sim=True compares by the angle already; leave out cosine_search",
+        ),
+        (all(maps), "accept_image_fmap and accept_3d_fmap exclude each other"),
+        (
+            any(maps) and not given["channel_last"],
+            (
+                "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave"
+                " channel_last at True"
+            ),
+        ),
     )
+
+
+def _refuse_of_gradients(given: dict[str, Any]) -> None:
+    """Raise ValueError for options of codewords that gradients move, and of estimators."""
+    learnable, directed = given["learnable_codebook"], given["directional_reparam"]
     moved = (
         given["vq_bridge"] is not None
         or given["sync_update_v"]
         or given["in_place_codebook_optimizer"] is not None
     )
-    maps = given["accept_image_fmap"], given["accept_3d_fmap"]
-    active = given["orthogonal_reg_weight"] > 0 and given["orthogonal_reg_active_codes_only"]
     refuse_together(
         "VectorQuantize",
         (
             learnable and given["ema_update"],
             "learnable_codebook=True excludes ema_update=True; use one of them",
         ),
-        (learnable and cosine, "learnable_codebook=True excludes use_cosine_sim=True; use one of them"),
+        (
+            learnable and given["use_cosine_sim"],
+            "learnable_codebook=True excludes use_cosine_sim=True; use cosine_search or one of them",
+        ),
         (
             learnable and given["straight_through"],
             "learnable_codebook=True excludes straight_through=True; use one of them",
@@ -1049,16 +1118,21 @@ def _refuse_conflicts(given: dict[str, Any]) -> None:
                 " learnable_codebook=True and ema_update=False"
             ),
         ),
+    )
+
+
+def _refuse_of_losses(given: dict[str, Any]) -> None:
+    """Raise ValueError for losses that lack what they need."""
+    active = given["orthogonal_reg_weight"] > 0 and given["orthogonal_reg_active_codes_only"]
+    other = given["directional_reparam"] or given["commitment_use_cross_entropy_loss"]
+    separable = given["learnable_codebook"] and given["commitment_weight"] > 0 and not other
+    refuse_together(
+        "VectorQuantize",
         (
-            given["affine_param"] and cosine,
-            "affine_param=True moves codewords, which use_cosine_sim=True keeps at length 1; use one",
-        ),
-        (all(maps), "accept_image_fmap and accept_3d_fmap exclude each other"),
-        (
-            any(maps) and not given["channel_last"],
+            given["codebook_loss_weight"] is not None and not separable,
             (
-                "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave"
-                " channel_last at True"
+                "codebook_loss_weight needs learnable_codebook=True and commitment_weight above 0, and"
+                " excludes directional_reparam and commitment_use_cross_entropy_loss"
             ),
         ),
         (

@@ -1,0 +1,254 @@
+"""State dicts of codecs and image tokenizers, to layers of ours and back; what their code computes is written
+out here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from uefl_kernels.nn import ResidualVQ, VectorQuantize, convert
+
+from .conftest import normal
+
+Q, K, D = 3, 16, 8
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def encodec_state(start="quantizer.layers.{}.codebook."):
+    state = {"encoder.layers.0.conv.weight": torch.zeros(4, 1, 3)}
+    for place in range(Q):
+        codes, sizes = normal(K, D, seed=place), normal(K, seed=place).abs() + 0.5
+        parts = {"inited": torch.ones(1), "cluster_size": sizes, "embed": codes}
+        parts["embed_avg"] = codes * sizes.unsqueeze(-1)
+        state |= {start.format(place) + name: value for name, value in parts.items()}
+    return state
+
+
+def mimi_state(inner=D):
+    state = {}
+    for half, number in (("semantic", 1), ("acoustic", Q)):
+        start = f"quantizer.{half}_residual_vector_quantizer."
+        if inner != D:
+            state[f"{start}input_proj.weight"] = normal(inner, D, 1, seed=50)
+            state[f"{start}output_proj.weight"] = normal(D, inner, 1, seed=51)
+        for place in range(number):
+            at = f"{start}layers.{place}.codebook."
+            state[at + "initialized"] = torch.ones(1)
+            state[at + "cluster_usage"] = normal(K, seed=place).abs() * 2
+            state[at + "embed_sum"] = normal(K, inner, seed=place)
+    return state
+
+
+def dac_state(form="weight"):
+    state = {}
+    for place in range(Q):
+        start = f"quantizer.quantizers.{place}."
+        state[start + "codebook.weight"] = normal(K, 4, seed=place)
+        for name, shape in (("in_proj", (4, D, 1)), ("out_proj", (D, 4, 1))):
+            weight = normal(*shape, seed=place + 10)
+            length = weight.norm(dim=(1, 2), keepdim=True)
+            parts = {
+                "weight": {"weight": weight},
+                "g and v": {"weight_g": length, "weight_v": weight * 3},
+                "parametrized": {
+                    "parametrizations.weight.original0": length,
+                    "parametrizations.weight.original1": weight / 2,
+                },
+            }[form]
+            parts["bias"] = normal(shape[0], seed=place + 20)
+            state |= {f"{start}{name}.{part}": value for part, value in parts.items()}
+    return state
+
+
+def codes_of(x, books):
+    """Return the codes ``[Q, B, T]`` and the sum of the codewords of x ``[B, D, T]`` by plain search."""
+    residual, found = x.movedim(1, -1), []
+    for book in books:
+        found.append(torch.cdist(residual, book.unsqueeze(0)).argmin(-1))
+        residual = residual - book[found[-1]]
+    return torch.stack(found), x - residual.movedim(-1, 1)
+
+
+@pytest.mark.parametrize("start", ["quantizer.layers.{}.codebook.", "quantizer.vq.layers.{}._codebook."])
+def test_encodec_there_and_back(start):
+    state = encodec_state(start)
+    layer = convert.from_encodec(state).eval()
+    x = normal(2, D, 20, seed=9)
+    codes, total = codes_of(x, [state[f"{start.format(place)}embed"] for place in range(Q)])
+    assert torch.equal(layer.encode(x).movedim(-1, 0), codes)
+    torch.testing.assert_close(layer.decode(codes.movedim(0, -1).int()), total, **CLOSE)
+    back = convert.to_encodec(layer, original="_codebook" in start)
+    assert back.keys() == {name for name in state if "codebook" in name}
+    assert all(torch.equal(value, state[name]) for name, value in back.items())
+
+
+def encodec_step(x, book, decay=0.99, eps=1e-5):
+    """Quantize rows and move the averages as ``EuclideanCodebook`` of encodec does, without revival."""
+    indices = torch.cdist(x, book["embed"]).argmin(-1)
+    chosen = F.one_hot(indices, K).float()
+    quantized = book["embed"][indices]
+    book["cluster_size"].mul_(decay).add_(chosen.sum(0), alpha=1 - decay)
+    book["embed_avg"].mul_(decay).add_(chosen.t() @ x, alpha=1 - decay)
+    total = book["cluster_size"].sum()
+    sizes = (book["cluster_size"] + eps) / (total + K * eps) * total
+    book["embed"].copy_(book["embed_avg"] / sizes.unsqueeze(-1))
+    return quantized
+
+
+def test_five_steps_of_encodecs_training():
+    state = encodec_state()
+    layer = convert.from_encodec(state, threshold_ema_dead_code=0)
+    books = [
+        {
+            name: state[f"quantizer.layers.{place}.codebook.{name}"]
+            for name in ("cluster_size", "embed_avg", "embed")
+        }
+        for place in range(Q)
+    ]
+    for step in range(5):
+        x = normal(2, D, 50, seed=100 + step).requires_grad_()
+        quantized, _, losses = layer(x)
+        (quantized.sum() + losses.sum()).backward()
+        residual, total, want_losses = x.detach().movedim(1, -1).reshape(-1, D), 0, []
+        for book in books:
+            codes = encodec_step(residual, book)
+            want_losses.append((residual - codes).square().mean())
+            residual, total = residual - codes, total + codes
+        torch.testing.assert_close(quantized.movedim(1, -1).reshape(-1, D), total, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(losses, torch.stack(want_losses), rtol=1e-5, atol=1e-5)
+        for place, book in enumerate(books):
+            found = layer.layers[place]._codebook
+            for name, value in book.items():
+                torch.testing.assert_close(getattr(found, name)[0], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("inner", [D, 4])
+def test_mimi_there_and_back(inner):
+    state = mimi_state(inner)
+    layers = convert.from_mimi(state)
+    x, codes, total = normal(2, D, 20, seed=9), [], 0
+    for half, layer in zip(("semantic", "acoustic"), layers, strict=True):
+        start = f"quantizer.{half}_residual_vector_quantizer."
+        books = [
+            state[f"{start}layers.{place}.codebook.embed_sum"]
+            / state[f"{start}layers.{place}.codebook.cluster_usage"].clamp(min=1e-5).unsqueeze(-1)
+            for place in range(layer.num_quantizers)
+        ]
+        given = F.conv1d(x, state[f"{start}input_proj.weight"]) if inner != D else x
+        found, part = codes_of(given, books)
+        part = F.conv1d(part, state[f"{start}output_proj.weight"]) if inner != D else part
+        assert torch.equal(layer.encode(x).movedim(-1, 0), found)
+        codes.append(found)
+        total = total + part
+    out = sum(layer.decode(part.movedim(0, -1)) for layer, part in zip(layers, codes, strict=True))
+    torch.testing.assert_close(out, total, rtol=1e-5, atol=1e-5)
+    back = convert.to_mimi(*layers)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in back.items())
+
+
+def test_mimis_codewords_after_a_step():
+    layers = convert.from_mimi(mimi_state())
+    layers[0](normal(2, D, 50, seed=3))
+    back = convert.to_mimi(*layers)
+    again = convert.from_mimi(back)
+    torch.testing.assert_close(again[0].codebooks, layers[0].codebooks, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", ["weight", "g and v", "parametrized"])
+def test_dac_there_and_back(form):
+    state = dac_state(form)
+    layer = convert.from_dac(state).eval()
+    plain = dac_state()
+    x = normal(2, D, 20, seed=9)
+    residual, total, codes = x, 0, []
+    for place in range(Q):
+        parts = {name.removeprefix(f"quantizer.quantizers.{place}."): value for name, value in plain.items()}
+        rows = F.conv1d(residual, parts["in_proj.weight"], parts["in_proj.bias"]).movedim(1, -1)
+        book = parts["codebook.weight"]
+        codes.append((F.normalize(rows, dim=-1) @ F.normalize(book, dim=-1).t()).argmax(-1))
+        chosen = book[codes[-1]].movedim(-1, 1)
+        chosen = F.conv1d(chosen, parts["out_proj.weight"], parts["out_proj.bias"])
+        residual, total = residual - chosen, total + chosen
+    assert torch.equal(layer.encode(x), torch.stack(codes, -1))
+    torch.testing.assert_close(layer.decode(torch.stack(codes, -1)), total, rtol=1e-5, atol=1e-5)
+    for name, value in convert.to_dac(layer).items():
+        torch.testing.assert_close(value, plain[name], rtol=1e-6, atol=1e-7)
+    normed = convert.to_dac(layer, weight_norm=True)
+    torch.testing.assert_close(
+        convert.from_dac(normed).eval().decode(layer.encode(x)), layer.decode(layer.encode(x))
+    )
+
+
+@pytest.mark.parametrize("name", ["quantize.embedding.weight", "embedding.weight"])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_five_steps_of_a_vqmodel(name, legacy):
+    book = normal(K, 4).requires_grad_()
+    layer = convert.from_vqmodel({name: book.detach().clone(), "decoder.bias": torch.zeros(2)}, legacy=legacy)
+    optimizers = [torch.optim.SGD(given, 0.5, momentum=0.9) for given in ([book], layer.parameters())]
+    for step in range(5):
+        x, weight, found = normal(2, 4, 6, 6, seed=step), normal(2, 4, 6, 6, seed=90 + step), []
+        rows = x.movedim(1, -1).clone().requires_grad_()
+        indices = torch.cdist(rows.reshape(-1, 4), book).argmin(-1)
+        codes = book[indices].view(rows.shape)
+        pull, push = (codes.detach() - rows).square().mean(), (codes - rows.detach()).square().mean()
+        want = pull + 0.25 * push if legacy else 0.25 * pull + push
+        ((rows + (codes - rows).detach()).movedim(-1, 1) * weight).sum().add(want).backward()
+        mine = x.clone().requires_grad_()
+        quantized, found, loss = layer(mine)
+        ((quantized * weight).sum() + loss).backward()
+        assert torch.equal(found.flatten(), indices)
+        torch.testing.assert_close(loss, want, **CLOSE)
+        torch.testing.assert_close(mine.grad.movedim(1, -1), rows.grad, **CLOSE)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(layer.codebook, book, **CLOSE)
+    assert torch.equal(convert.to_vqmodel(layer, "")["embedding.weight"], layer.codebook)
+
+
+@pytest.mark.parametrize(
+    "read", [convert.from_encodec, convert.from_mimi, convert.from_dac, convert.from_vqmodel]
+)
+def test_a_state_dict_of_something_else(read):
+    with pytest.raises(ValueError, match=f"^{read.__name__}: found"):
+        read({"encoder.weight": torch.zeros(3)})
+
+
+def test_a_state_dict_that_lacks_a_quantizer():
+    state = {name: value for name, value in encodec_state().items() if "layers.1.c" not in name}
+    with pytest.raises(ValueError, match=r"\[0, 2\]"):
+        convert.from_encodec(state)
+    state = encodec_state()
+    del state["quantizer.layers.1.codebook.embed"]
+    with pytest.raises(ValueError, match="embed_avg"):
+        convert.from_encodec(state)
+
+
+LAYERS = {
+    "projected": lambda: ResidualVQ(dim=D, codebook_dim=4, num_quantizers=2, codebook_size=K),
+    "cosine": lambda: ResidualVQ(dim=D, num_quantizers=2, codebook_size=K, use_cosine_sim=True),
+    "sizes": lambda: ResidualVQ(dim=D, codebook_size=(K, 8)),
+    "implicit": lambda: ResidualVQ(dim=D, num_quantizers=2, codebook_size=K, implicit_neural_codebook=True),
+}
+
+
+@pytest.mark.parametrize("write", [convert.to_encodec, convert.to_dac])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_a_codec_cannot_hold(name, write):
+    with pytest.raises(ValueError, match=f"^{write.__name__}: "):
+        write(LAYERS[name]())
+
+
+def test_layers_that_mimi_and_vqmodel_cannot_hold():
+    with pytest.raises(ValueError, match="bias"):
+        convert.to_mimi(LAYERS["projected"](), LAYERS["projected"]())
+    for options in ({"heads": 2}, {"codebook_dim": 4}, {"use_cosine_sim": True}):
+        with pytest.raises(ValueError, match="to_vqmodel"):
+            convert.to_vqmodel(VectorQuantize(D, K, **options))
+
+
+def test_options_of_the_layer():
+    assert convert.from_encodec(encodec_state(), decay=0.5).layers[0].decay == 0.5
+    assert convert.from_vqmodel({"embedding.weight": normal(K, 4)}, rotation_trick=True).rotation_trick

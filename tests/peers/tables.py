@@ -1,0 +1,43 @@
+"""Make the tables of docs/peers.md anew by running the peers' own tests.
+
+    python -m tests.peers.tables PATH
+
+PATH is as for ``tests.peers.vq_suite``. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.peers import sklearn_suite, vq_suite
+
+PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
+
+
+def replaced(page: str, name: str, table: str) -> str:
+    """Return the page with another table of that name; raise ValueError if it has none."""
+    pattern = rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)"
+    found, count = re.subn(pattern, lambda match: f"{match[1]}{table}\n{match[2]}", page, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"the page has {count} tables named {name!r}, expected 1")
+    return found
+
+
+def main() -> int:
+    """Write the tables into the page."""
+    if len(sys.argv) != 2:
+        print(__doc__)
+        return 2
+    text, failed = vq_suite.both_tables(Path(sys.argv[1]))
+    page = replaced(PAGE.read_text(), "vector-quantize-pytorch", text)
+    ours, theirs = sklearn_suite.outcomes(True), sklearn_suite.outcomes(False)
+    PAGE.write_text(replaced(page, "scikit-learn", vq_suite.table(ours, theirs)))
+    for name in [*failed, *vq_suite.worse(ours, theirs)]:
+        print(f"fails with ours only: {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
