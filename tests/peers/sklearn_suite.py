@@ -2,8 +2,8 @@
 
     python -m tests.peers.sklearn_suite
 
-The tests come from the installed scikit-learn, ``sklearn/cluster/tests/test_k_means.py``: those
-that name ``KMeans``. Tests of its private functions and of ``MiniBatchKMeans`` alone are left out.
+The tests come from the installed scikit-learn, ``sklearn/cluster/tests/test_k_means.py``. The plugin
+selects the tests that use ``KMeans``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make the tables of docs/peers.md anew by running the peers' own tests.
+"""Run the peers' own tests and write the tables of docs/peers.md.
 
     python -m tests.peers.tables PATH
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from uefl_kernels.nn import convert
 
-pytestmark = pytest.mark.slow  # the imports alone take seconds
+pytestmark = pytest.mark.slow  # the imports take seconds
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -56,7 +56,7 @@ def assert_same_training(theirs, ours, loss_of, inputs, shared):
     assert moved
 
 
-# --- EnCodec and Mimi: transformers trains what is around a quantizer that stands still ---------------------
+# --- EnCodec and Mimi: transformers trains the decoder behind a fixed quantizer --------------------------
 
 
 class Codes(nn.Module):

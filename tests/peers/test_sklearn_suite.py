@@ -9,7 +9,7 @@ from .sklearn_suite import outcomes
 
 @pytest.mark.slow
 def test_what_scikit_learn_tests_holds_here():
-    """All of its tests pass except those that read private names."""
+    """The tests that fail read private names."""
     pytest.importorskip("sklearn")
     found = outcomes(ours=True)
     assert len(found) >= 160

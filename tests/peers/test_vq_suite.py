@@ -12,7 +12,7 @@ from .tables import PAGE, replaced
 from .vq_programs import blocks
 from .vq_suite import find_tests, outcomes, program_outcomes, table, worse
 
-# what they import besides the peer, or the one that fails with the peer, too
+# a package that may be absent, and a block that also fails with the peer
 NOT_OURS = ("x_transformers", "directional_reparam=True leaves codewords behind")
 
 

@@ -1,8 +1,9 @@
-"""Run the code blocks of vector-quantize-pytorch's README and its examples, and write what came out.
+"""Run the code blocks of vector-quantize-pytorch's README and its examples, and write a report.
 
     python -m tests.peers.vq_programs CHECKOUT
 
-Each block runs as it is, each example for three steps on random images. ``vq_plugin`` says by which layers.
+Each block runs as it is, each example for three steps on random images. ``UEFL_PEER_OURS=1`` puts our layers
+under the peer's name.
 """
 
 from __future__ import annotations

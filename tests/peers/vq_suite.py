@@ -34,7 +34,7 @@ def find_tests(path: Path, folder: Path) -> Path:
 
 
 def reported(module: str, arguments: Sequence[str], ours: bool, **settings: str) -> Mapping[str, str]:
-    """Run a module in a process of its own; return the lines that it reports, name -> what came out."""
+    """Run a module in a process of its own; return its report, a mapping of name to outcome."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")
         environment = os.environ | {"UEFL_PEER_REPORT": str(report), "UEFL_PEER_OURS": str(int(ours))}

@@ -37,7 +37,7 @@ class Codebook(Float32Module):
     """``[h, K, d]`` codewords, h = 1 where all heads share them, with the attributes and state of the peer's
     class.
 
-    The arguments have the meaning that they have in :class:`VectorQuantize`. Plain attributes may be set
+    The arguments mean the same as in :class:`VectorQuantize`. Plain attributes may be set
     later and then hold for the next call; setting a property that is fixed raises AttributeError.
     """
 

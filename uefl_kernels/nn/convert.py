@@ -1,9 +1,9 @@
 """State dicts of EnCodec, Mimi, DAC and VQModel to layers of ours, and back.
 
-Each ``from_`` function takes the state dict of a whole model or of its quantizer, and returns a layer with
-these codewords; each ``to_`` function returns a state dict for ``model.load_state_dict(..., strict=False)``.
-Codewords become float32. What a state dict does not hold, as decays and weights of losses, has the default of
-the published training code; give other values as options of the layer.
+Each ``from_`` function takes the state dict of a model or of its quantizer, and returns a layer with the same
+codewords, in float32. Each ``to_`` function returns a state dict for ``model.load_state_dict(...,
+strict=False)``. A state dict holds no decays and no weights of losses. They default to the values of the
+published training code; give other values as options of the layer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def from_encodec(state: State, **options: Any) -> ResidualVQ:
 
     Args:
         state: of ``transformers.EncodecModel``, of the packages encodec and audiocraft, or of the quantizer.
-        **options: of :class:`ResidualVQ`; by default those of encodec's training.
+        **options: of :class:`ResidualVQ`; encodec's training sets the defaults.
 
     Returns:
         a layer for ``[B, D, T]``; its indices are ``[B, T, Q]``, where EnCodec has ``[Q, B, T]``.
@@ -73,12 +73,12 @@ def to_encodec(
 
     Args:
         layer: without projections, and with codewords that are averages.
-        prefix: what the names begin with.
-        original: the names of the packages encodec and audiocraft, ``vq.layers.0._codebook.embed``, and not
-            those of transformers, ``layers.0.codebook.embed``.
+        prefix: the beginning of every name.
+        original: write names of the packages encodec and audiocraft, as ``vq.layers.0._codebook.embed``.
+            The default is names of transformers, as ``layers.0.codebook.embed``.
 
     Raises:
-        ValueError: EnCodec has no place for what the layer does.
+        ValueError: EnCodec cannot hold the layer.
     """
     _require("to_encodec", layer, projections=False)
     name = "vq.layers.{}._codebook." if original else "layers.{}.codebook."
@@ -98,7 +98,7 @@ _FEWEST = 1e-5  # Mimi divides by at least this
 
 
 def from_mimi(state: State, **options: Any) -> tuple[ResidualVQ, ResidualVQ]:
-    """Make the semantic and the acoustic :class:`ResidualVQ` of Mimi, whose outputs are added.
+    """Make the semantic and the acoustic :class:`ResidualVQ` of Mimi; Mimi adds their outputs.
 
     Args:
         state: of ``transformers.MimiModel``, or of its quantizer.
@@ -141,7 +141,7 @@ def to_mimi(
     """Return the codebooks and projections of two layers in the form of Mimi.
 
     Raises:
-        ValueError: Mimi has no place for what a layer does, as the bias of a projection.
+        ValueError: Mimi cannot hold a layer, for example the bias of a projection.
     """
     found = {}
     for half, layer in zip(_MIMI, (semantic, acoustic), strict=True):
@@ -175,7 +175,7 @@ def from_dac(state: State, **options: Any) -> ResidualVQ:
 
     Args:
         state: of ``transformers.DacModel``, of the package descript-audio-codec, or of the quantizer.
-        **options: of :class:`ResidualVQ`; by default those of DAC's training.
+        **options: of :class:`ResidualVQ`; DAC's training sets the defaults.
 
     Returns:
         a layer for ``[B, D, T]``; its indices are ``[B, T, Q]``, where DAC has ``[B, Q, T]``.
@@ -205,12 +205,12 @@ def to_dac(
 
     Args:
         layer: made with ``project_each`` and ``cosine_search``.
-        prefix: what the names begin with.
+        prefix: the beginning of every name.
         weight_norm: the projections as ``weight_g`` and ``weight_v``, as in descript-audio-codec, and not as
             ``weight``, as in transformers.
 
     Raises:
-        ValueError: DAC has no place for what the layer does.
+        ValueError: DAC cannot hold the layer.
     """
     _require("to_dac", layer, projections=True)
     found = {}
@@ -275,7 +275,7 @@ def to_vqmodel(layer: VectorQuantize, prefix: str = "quantize.") -> dict[str, to
     """Return the codebook of a layer in the form of a VQModel.
 
     Raises:
-        ValueError: a VQModel has no place for what the layer does.
+        ValueError: a VQModel cannot hold the layer.
     """
     if layer.codebook.dim() != 2 or layer.heads > 1 or layer.has_projections or layer.use_cosine_sim:
         raise ValueError("to_vqmodel: a VQModel has one codebook, without projections, compared by distance")
@@ -304,7 +304,7 @@ def _numbered(where: str, state: State, pattern: str) -> list[dict[str, torch.Te
 
 
 def _named(state: State, pattern: str) -> dict[str, torch.Tensor]:
-    """Return the tensors whose names end with the pattern, by its first group."""
+    """Find the tensors with a name that ends with the pattern; the keys are its first group."""
     matches = ((re.fullmatch(rf"(?:.*\.)?{pattern}", name), value) for name, value in state.items())
     return {match[1]: value for match, value in matches if match is not None}
 
@@ -314,7 +314,7 @@ def _books(layer: ResidualVQ) -> list[Any]:
 
 
 def _at_rest(codes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the state of a codebook with learned codewords ``[K, d]``, whose averages stand still."""
+    """Return the state of a codebook with learned codewords ``[K, d]``."""
     codes = codes.float().unsqueeze(0)
     sizes = torch.ones(codes.shape[:2], device=codes.device)
     return {"initted": torch.tensor(True), "cluster_size": sizes, "embed": codes, "embed_avg": codes}
@@ -338,8 +338,10 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear
 
 
 def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
-    """Raise ValueError for a layer that the other package cannot hold: ``projections`` of each quantizer
-    (True), none (False), or those of the whole."""
+    """Raise ValueError for a layer that the codec cannot hold.
+
+    ``projections`` is True where each quantizer projects, False for none, None for one pair of the layer.
+    """
     learned = projections is True
     codec = where.removeprefix("to_")
     checks = (
@@ -352,4 +354,4 @@ def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
     )
     for refused, what in checks:
         if refused:
-            raise ValueError(f"{where}: {codec} has no place for a layer with {what}")
+            raise ValueError(f"{where}: {codec} cannot hold a layer with {what}")

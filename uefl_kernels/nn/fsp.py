@@ -225,7 +225,7 @@ class FSP(Coder):
 
         Args:
             z: ``[..., dim]``, or ``[B, dim, ...]`` for ``channel_first``.
-            eps: the last bin ends this much before 1; that of the dtype by default.
+            eps: the last bin ends this much before 1; by default the epsilon of the dtype.
 
         Returns:
             ``(quantized, indices, loss, info)``: the shape of z, int32 of that shape less its channels, the

@@ -1,4 +1,4 @@
-"""``HierarchicalVQ``: quantize a map at a coarse scale, then what is left at finer ones."""
+"""``HierarchicalVQ``: quantize a map at a coarse scale, then its residual at finer scales."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ResidualConvolution(nn.Module):
 
 
 class HierarchicalVQ(Coder):
-    """Quantize a map pooled to a coarse scale, then what is left of it at the next finer scale, and so on.
+    """Quantize a map at a coarse scale, then its residual at the next finer scale, and so on.
 
     The codewords of a scale are interpolated to the full size and pass a convolution; their sum over the
     scales is the output.
@@ -276,7 +276,7 @@ class HierarchicalVQ(Coder):
 
         Args:
             indices: integers of any width ``[B, *level_shapes[i]]``, one tensor for each scale.
-            full_shape: the size of the map; that of the finest scale by default.
+            full_shape: the size of the map; by default the size of the finest scale.
 
         Raises:
             ValueError: another number of tensors.

@@ -35,7 +35,7 @@ from ._model_cut import (
 from ._shared import no_torchscript
 
 _MOST_LOGITS = 2**22  # of a folded batch
-_LOCK = threading.RLock()  # of what a call changes for its time: the modes of a model, and torch's generators
+_LOCK = threading.RLock()  # guards the modes of a model and torch's generators during a call
 Run = tuple[Callable[..., torch.Tensor], Sequence[Any]]
 
 
@@ -157,7 +157,7 @@ class MCDropout(nn.Module):
         if problem:
             warnings.warn(f"MCDropout: {problem}; the whole model runs for every pass", stacklevel=3)
         self._seen = _modules(self.model)
-        self._tried: dict[tuple[Any, ...], int] = {}  # by the shapes of what the suffix or the model takes
+        self._tried: dict[tuple[Any, ...], int] = {}  # by the shapes of the input
 
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
         """The statistics of the passes; ``seed`` of the masks, or None: they follow torch's generator."""
@@ -290,8 +290,10 @@ class MCDropout(nn.Module):
         kwargs: dict[str, Any],
         functional: Functional,
     ) -> Run:
-        """What a pass runs, and on which tensors, so that rows are independent: the suffix, else the whole
-        model; or an error."""
+        """Return the callable of a pass and its tensors: the suffix, or else the whole model.
+
+        Rows must be independent; otherwise an error is raised.
+        """
         given = [*args, *kwargs.values()]
 
         def whole(*values: torch.Tensor) -> torch.Tensor:
@@ -328,7 +330,7 @@ class ChainPasses:
     consistent: bool
 
     def statistics(self, passes: int, seed: int | None) -> MCStats:
-        """What they say together."""
+        """Return the result of all passes."""
         return mc_dropout_mlp(
             *self._layers(),
             **self._options(),
@@ -360,7 +362,7 @@ class ModelPasses:
     fold: int
 
     def statistics(self, passes: int, seed: int | None) -> MCStats:
-        """What they say together; of the passes before there is no more than their sums."""
+        """Return the result of all passes; it keeps only the sums of earlier passes."""
         mean = moment = expected = torch.zeros(())
         done = 0
         with _seeded(seed):
@@ -401,8 +403,7 @@ def _seeded(seed: int | None) -> Iterator[None]:
 
 
 def of_one_row(run: Callable[..., torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``run`` of every row alone, each with the same draws: one mask for all of them, whatever the layout of
-    what drops."""
+    """Call ``run`` on every row alone, with the same draws: all rows get one mask."""
 
     def one(*row: torch.Tensor) -> torch.Tensor:
         return run(*(value.unsqueeze(0) for value in row))[0]
@@ -428,8 +429,7 @@ def _locked() -> contextlib.AbstractContextManager[object]:
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
-    """What a cut depends on, to be compared (modules are equal to themselves alone): which modules, whether
-    altered, whether they drop."""
+    """Return the key of a cut: the modules, whether they were altered, and whether they drop."""
     return [(name, module, altered(module), drops(module)) for name, module in model.named_modules()]
 
 
@@ -444,7 +444,7 @@ def _copy(value: Any) -> Any:
 
 
 def _rows(values: Sequence[Any]) -> int | None:
-    """How many rows all of them have, or None where they are not tensors of the same number."""
+    """Return the number of rows that all values have, or None if they differ."""
     sizes = {len(value) if isinstance(value, torch.Tensor) and value.dim() > 0 else None for value in values}
     return sizes.pop() if len(sizes) == 1 else None
 

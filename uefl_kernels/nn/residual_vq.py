@@ -106,7 +106,7 @@ class Stack(Coder):
         return kept
 
     def _number(self, x: torch.Tensor, n_q: int | torch.Tensor | None, seed: int | None) -> int:
-        """Return how many quantizers run: ``n_q``, or as many as are drawn."""
+        """Return the number of quantizers that run: ``n_q``, or a number that is drawn."""
         return self._kept(x.device, seed) if n_q is None else self._check_n_q(n_q, len(x))
 
     @staticmethod
@@ -417,7 +417,7 @@ class ResidualVQ(Stack):
                 sum of the quantizers' cross entropies (where the peer fails).
             return_all_codes: also return the codeword of every quantizer, ``[Q, ..., d]``.
             sample_codebook_temp, freeze_codebook, beam_size: override the constructor's for this call.
-            rand_quantize_dropout_fixed_seed: it alone decides the quantizers that are left out, as in the
+            rand_quantize_dropout_fixed_seed: it decides the quantizers that are left out, as in the
                 peer.
             n_q: use the first quantizers only: a number for all examples, or integers ``[B]``, one for each;
                 instead of ``quantize_dropout``. An example has no part in the losses and updates of the
@@ -520,7 +520,7 @@ class ResidualVQ(Stack):
         return partial(cast(ImplicitCodebook, self.mlps[place - 1]).of_all, condition=total)
 
     def _passed(self, quantized: torch.Tensor) -> torch.Tensor:
-        """Return what is subtracted: ``quant_grad_frac`` of the gradient goes through it."""
+        """Return the codeword to subtract; ``quant_grad_frac`` of the gradient goes through it."""
         passed = quantized.detach()
         return passed + self.quant_grad_frac * (quantized - passed) if self.quant_grad_frac > 0 else passed
 

@@ -56,7 +56,7 @@ class Sequential(nn.Module):
         return x
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the last output and what the quantizer returned besides; it takes the named arguments."""
+        """Return the last output and the other results of the quantizer, which takes the named arguments."""
         rest: list[Any] = []
         for fn in self.fns:
             if isinstance(fn, Coder):

@@ -451,7 +451,7 @@ class VectorQuantize(Coder):
             sample_codebook_temp: overrides the constructor's for this call.
             freeze_codebook: overrides the constructor's for this call.
             return_loss_breakdown: also return the unweighted terms of the loss.
-            codebook_transform_fn: makes codewords ``[h, K, d]`` into those of each row, ``[h, ..., K, d]``
+            codebook_transform_fn: makes codewords ``[h, ..., K, d]`` for each row of codewords ``[h, K, d]``
                 (QINCo). These are compared by plain PyTorch, with N x K x d in memory.
             ema_update_weight: of this batch in the averages, ``[K]`` or ``[h, K]``, or a function of the
                 batch's sums ``[h, K, d]`` and cluster sizes ``[h, K]`` that gives it.
@@ -678,7 +678,7 @@ class VectorQuantize(Coder):
 
     @property
     def _pull(self) -> float:
-        """Factor of the gradient of codewords in the commitment loss, where that of the input is 1."""
+        """Factor of the gradient of codewords in the commitment loss; the input has factor 1."""
         weight = self.codebook_loss_weight
         return 1.0 if weight is None else weight / self.commitment_weight
 
@@ -1122,7 +1122,7 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
 
 
 def _refuse_of_losses(given: dict[str, Any]) -> None:
-    """Raise ValueError for losses that lack what they need."""
+    """Raise ValueError for losses that miss an option."""
     active = given["orthogonal_reg_weight"] > 0 and given["orthogonal_reg_active_codes_only"]
     other = given["directional_reparam"] or given["commitment_use_cross_entropy_loss"]
     separable = given["learnable_codebook"] and given["commitment_weight"] > 0 and not other
