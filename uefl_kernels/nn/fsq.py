@@ -208,6 +208,7 @@ class FSQ(Coder):
 
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
+        indices = as_indices("FSQ", indices)
         image = self.channel_first or indices.dim() >= 3 + int(self._keep)
         codes = self._indices_to_codes(indices)
         if self.orthogonal_rotation:
