@@ -3,6 +3,7 @@
     python -m tests.peers.tables PATH
 
 PATH is as for ``tests.peers.vq_suite``. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+Where vector-quantize-pytorch is not installed, its column stays as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
-    text, failed = vq_suite.both_tables(Path(sys.argv[1]))
+    text, failed = vq_suite.both_tables(Path(sys.argv[1]), PAGE.read_text())
     page = replaced(PAGE.read_text(), "vector-quantize-pytorch", text)
     ours, theirs = sklearn_suite.outcomes(True), sklearn_suite.outcomes(False)
     PAGE.write_text(replaced(page, "scikit-learn", vq_suite.table(ours, theirs)))

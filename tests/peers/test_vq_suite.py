@@ -48,8 +48,9 @@ def test_table():
         "| `b.py::b` | 0 of 1 passed; failed: x | not installed |",
         "",
         "Ours: 2 passed, 1 failed, 0 skipped, of 3.",
-        "The peer: 1 passed, 0 failed, 1 skipped, of 2.",
     ]
+    before = table(ours, theirs | {"b.py::b": "passed"})
+    assert table(ours, {}, before) == before
     assert worse(ours, theirs) == ["b.py::b"]
     assert worse(ours, {"b.py::b": "failed: z"}) == []
 

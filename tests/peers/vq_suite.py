@@ -9,6 +9,7 @@ PATH is a checkout of https://github.com/lucidrains/vector-quantize-pytorch, its
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -64,16 +65,20 @@ def program_outcomes(tests: Path, ours: bool) -> Mapping[str, str]:
     return reported("tests.peers.vq_programs", [str(tests.parent)], ours)
 
 
-def table(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Return one row for each test function with the outcomes of its cases, and the counts."""
+def table(ours: Mapping[str, str], theirs: Mapping[str, str], before: str = "") -> str:
+    """Return one row for each test function with the outcomes of its cases, and the counts.
+
+    Where the peer did not run, its column is the one of the table ``before``.
+    """
+    kept = dict(re.findall(r"^\| `(.+?)` \|.*\| (.+?) \|$", before, re.MULTILINE))
     rows = ["| test | ours | the peer itself |", "|---|---|---|"]
     for function in dict.fromkeys(name.split("[")[0] for name in ours):
-        columns = [
-            [outcome for name, outcome in found.items() if name.split("[")[0] == function]
+        mine, other = (
+            _said([outcome for name, outcome in found.items() if name.split("[")[0] == function])
             for found in (ours, theirs)
-        ]
-        rows.append(f"| `{function}` | {_said(columns[0])} | {_said(columns[1])} |")
-    return "\n".join([*rows, "", _counted("Ours", ours), *([_counted("The peer", theirs)] if theirs else [])])
+        )
+        rows.append(f"| `{function}` | {mine} | {other or kept.get(function, 'not installed')} |")
+    return "\n".join([*rows, "", _counted("Ours", ours)])
 
 
 def _counted(who: str, found: Mapping[str, str]) -> str:
@@ -85,15 +90,9 @@ def _counted(who: str, found: Mapping[str, str]) -> str:
 
 
 def _said(outcomes: list[str]) -> str:
-    if not outcomes:
-        return "not installed"
     passed = outcomes.count("passed")
-    return "; ".join(
-        [
-            f"{passed} of {len(outcomes)} passed",
-            *dict.fromkeys(outcome for outcome in outcomes if outcome != "passed"),
-        ]
-    )
+    others = dict.fromkeys(outcome for outcome in outcomes if outcome != "passed")
+    return "; ".join([f"{passed} of {len(outcomes)} passed", *others]) if outcomes else ""
 
 
 def installed() -> bool:
@@ -111,7 +110,7 @@ def worse(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     ]
 
 
-def both_tables(path: Path) -> tuple[str, list[str]]:
+def both_tables(path: Path, before: str = "") -> tuple[str, list[str]]:
     """Return the tables of the tests and of the programs, and the names of what only fails with ours."""
     with tempfile.TemporaryDirectory() as folder:
         tests = find_tests(path, Path(folder))
@@ -119,7 +118,8 @@ def both_tables(path: Path) -> tuple[str, list[str]]:
             (run(tests, True), run(tests, False) if installed() else {})
             for run in (outcomes, program_outcomes)
         ]
-    return "\n\n".join(table(*pair) for pair in pairs), [name for pair in pairs for name in worse(*pair)]
+    failed = [name for pair in pairs for name in worse(*pair)]
+    return "\n\n".join(table(*pair, before) for pair in pairs), failed
 
 
 def main() -> int:

@@ -133,12 +133,12 @@ class HierarchicalVQ(Coder):
         if not shared_codebook:
             self.vqs = nn.ModuleList(VectorQuantize(codebook_size=size, **options) for size in sizes)
         one, wanted = share_quant_resi == 1, min(levels, int(share_quant_resi))
-        kinds = [
+        convolutions = [
             ResidualConvolution(dim, self._spatial, quant_resi)
             for _ in range(wanted if wanted > 0 else levels)
         ]
-        self.phi_shared = kinds[0] if one else None
-        self.phi_levels = None if one else nn.ModuleList(kinds)
+        self.phi_shared = convolutions[0] if one else None
+        self.phi_levels = None if one else nn.ModuleList(convolutions)
 
     # --- attributes of a built layer -----------------------------------------------------------------------
 
@@ -248,13 +248,11 @@ class HierarchicalVQ(Coder):
             raise ValueError(f"{_NAME}: x must have {2 + self._spatial} dimensions, got {list(x.shape)}")
         mask = layout.mask_of(x, mask, lens)
         x = layout.inward(x).movedim(-1, 1)
-        cutoff_options = (
-            {} if sample_codebook_temp is None else {"sample_codebook_temp": sample_codebook_temp}
-        )
+        options = {} if sample_codebook_temp is None else {"sample_codebook_temp": sample_codebook_temp}
         residual, total, sums, chosen, losses = x, torch.zeros_like(x), [], [], []
         for level, shape in enumerate(self._shapes):
             pooled, kept = self.pool_residual(residual, shape, mask)
-            codes, found, loss = self.get_vq(level)(pooled.movedim(1, -1), mask=kept, **cutoff_options)
+            codes, found, loss = self.get_vq(level)(pooled.movedim(1, -1), mask=kept, **options)
             codes = self.upsample_to_full(codes.movedim(-1, 1), tuple(x.shape[2:]), level)
             total, residual = total + codes, residual - codes
             sums.append(total)
