@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,8 +30,13 @@ __all__ = [
 ]
 
 State = Mapping[str, torch.Tensor]
-_LEARNED = {"learnable_codebook": True, "rotation_trick": False}
-_AVERAGED = {"decay": 0.99, "threshold_ema_dead_code": 2, "rotation_trick": False, "quant_grad_frac": 1.0}
+_LEARNED: dict[str, Any] = {"learnable_codebook": True, "rotation_trick": False}
+_AVERAGED: dict[str, Any] = {
+    "decay": 0.99,
+    "threshold_ema_dead_code": 2,
+    "rotation_trick": False,
+    "quant_grad_frac": 1.0,
+}
 
 
 # --- EnCodec ---------------------------------------------------------------------------------------------
@@ -62,7 +67,12 @@ def from_encodec(state: State, **options: Any) -> ResidualVQ:
         for book in layers
     ]
     size, dim = layers[0]["embed"].shape
-    made = {"dim": dim, "num_quantizers": len(books), "codebook_size": size, "channel_last": False}
+    made: dict[str, Any] = {
+        "dim": dim,
+        "num_quantizers": len(books),
+        "codebook_size": size,
+        "channel_last": False,
+    }
     return _filled(ResidualVQ(**made | _AVERAGED | options), books)
 
 
@@ -128,7 +138,12 @@ def _from_half(state: State, half: str, options: dict[str, Any]) -> ResidualVQ:
     size, inner = layers[0]["embed_sum"].shape
     maps = _named(state, rf"{start}(input_proj|output_proj)\.weight")
     dim = maps["input_proj"].shape[1] if maps else inner
-    made = {"dim": dim, "codebook_dim": inner, "num_quantizers": len(books), "codebook_size": size}
+    made: dict[str, Any] = {
+        "dim": dim,
+        "codebook_dim": inner,
+        "num_quantizers": len(books),
+        "codebook_size": size,
+    }
     layer = ResidualVQ(**made | {"channel_last": False} | _AVERAGED | options)
     if maps:
         layer.project_in, layer.project_out = (_linear(maps[name]) for name in ("input_proj", "output_proj"))
@@ -186,12 +201,17 @@ def from_dac(state: State, **options: Any) -> ResidualVQ:
     layers = _numbered("from_dac", state, r"quantizers\.(\d+)\.((?:in_proj|out_proj|codebook)\..+)")
     size, inner = layers[0]["codebook.weight"].shape
     dim = layers[0]["out_proj.bias"].shape[0]
-    defaults = {"cosine_search": True, "commitment_weight": 0.25, "codebook_loss_weight": 1.0}
-    made = {"dim": dim, "codebook_dim": inner, "num_quantizers": len(layers), "codebook_size": size}
+    defaults: dict[str, Any] = {"cosine_search": True, "commitment_weight": 0.25, "codebook_loss_weight": 1.0}
+    made: dict[str, Any] = {
+        "dim": dim,
+        "codebook_dim": inner,
+        "num_quantizers": len(layers),
+        "codebook_size": size,
+    }
     made |= {"channel_last": False, "project_each": True, "quant_grad_frac": 1.0}
     layer = ResidualVQ(**made | defaults | _LEARNED | options)
     books = [_at_rest(parts["codebook.weight"]) for parts in layers]
-    for quantizer, parts in zip(layer.layers, layers, strict=True):
+    for quantizer, parts in zip(layer._quantizers, layers, strict=True):
         quantizer.project_in, quantizer.project_out = (
             _linear(_weight(parts, name), parts[f"{name}.bias"]) for name in ("in_proj", "out_proj")
         )
@@ -214,10 +234,11 @@ def to_dac(
     """
     _require("to_dac", layer, projections=True)
     found = {}
-    for place, quantizer in enumerate(layer.layers):
+    for place, quantizer in enumerate(layer._quantizers):
         start = f"{prefix}quantizers.{place}."
         found[start + "codebook.weight"] = quantizer.codebook.detach().clone()
-        for name, module in (("in_proj", quantizer.project_in), ("out_proj", quantizer.project_out)):
+        for name, held in (("in_proj", quantizer.project_in), ("out_proj", quantizer.project_out)):
+            module = cast(nn.Linear, held)
             weight = module.weight.detach().unsqueeze(-1).clone()
             found[f"{start}{name}.bias"] = module.bias.detach().clone()
             if weight_norm:
@@ -264,7 +285,7 @@ def from_vqmodel(state: State, beta: float = 0.25, legacy: bool = True, **option
         raise ValueError("from_vqmodel: found no name like 'quantize.embedding.weight' in the state dict")
     codes = found["embedding"]
     weights = (1.0, beta) if legacy else (beta, 1.0)
-    made = {"dim": codes.shape[1], "codebook_size": codes.shape[0], "accept_image_fmap": True}
+    made: dict[str, Any] = {"dim": codes.shape[1], "codebook_size": codes.shape[0], "accept_image_fmap": True}
     made |= dict(zip(("commitment_weight", "codebook_loss_weight"), weights, strict=True))
     layer = VectorQuantize(**made | _LEARNED | options)
     layer._codebook.load_state_dict(_at_rest(codes))

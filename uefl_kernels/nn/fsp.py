@@ -41,7 +41,8 @@ def build_cdf_act(act_name: str) -> tuple[Activation, Activation]:
     Raises:
         ValueError: an unknown name.
     """
-    return _named(_ACTIVATIONS, act_name=act_name)
+    found: tuple[Activation, Activation] = _named(_ACTIVATIONS, act_name=act_name)
+    return found
 
 
 def _named(known: dict[str, Any], **given: str) -> Any:

@@ -175,14 +175,16 @@ class HierarchicalVQ(Coder):
 
     def get_vq(self, level_index: int) -> VectorQuantize:
         """Return the quantizer of a scale."""
-        return self.vq if self.vq is not None else cast("Any", self.vqs)[level_index]
+        if self.vq is not None:
+            return self.vq
+        return cast(VectorQuantize, cast(nn.ModuleList, self.vqs)[level_index])
 
     def choose_phi(self, level_index: int) -> nn.Module:
         """Return the convolution of a scale."""
         if self.phi_levels is None:
             return cast(nn.Module, self.phi_shared)
         place = level_index / max(self.num_levels - 1, 1) * (len(self.phi_levels) - 1)
-        return self.phi_levels[round(place)]
+        return cast(nn.Module, self.phi_levels[round(place)])
 
     def pool_residual(
         self, t: torch.Tensor, level_shape: tuple[int, ...], mask: torch.Tensor | None = None
@@ -300,10 +302,10 @@ _OF_EVERY_SCALE = (
 
 def _shapes_of(scales: Sequence[int | Sequence[int]], spatial: int) -> tuple[tuple[int, ...], ...]:
     """Return the size of the map at each scale; raise ValueError for sizes that do not fit."""
-    found = [
-        (scale,) * spatial if as_integer(scale) is not None else tuple(cast("Sequence[int]", scale))
-        for scale in scales
-    ]
+    found: list[tuple[int, ...]] = []
+    for scale in scales:
+        same = as_integer(scale)
+        found.append((same,) * spatial if same is not None else tuple(cast("Sequence[int]", scale)))
     for shape in found:
         counts(_NAME, **{f"scales[{place}]": size for place, size in enumerate(shape)})
     finer = [all(a <= b for a, b in zip(*pair, strict=False)) for pair in itertools.pairwise(found)]
@@ -313,4 +315,4 @@ def _shapes_of(scales: Sequence[int | Sequence[int]], spatial: int) -> tuple[tup
         (any(len(shape) != spatial for shape in found), f"scales={scales} must have {spatial} sizes each"),
         (not all(finer), f"scales={scales} must go from coarse to fine"),
     )
-    return cast("tuple[tuple[int, ...], ...]", tuple(found))
+    return tuple(found)

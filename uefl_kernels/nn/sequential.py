@@ -31,27 +31,32 @@ class Sequential(nn.Module):
             raise ValueError(f"Sequential: expected exactly one quantizer, got {found}")
         self.fns = nn.ModuleList(fns)
 
-    @property
-    def _place(self) -> int:
-        return next(place for place, fn in enumerate(self.fns) if isinstance(fn, Coder))
+    def _parts(self) -> tuple[list[nn.Module], Coder, list[nn.Module]]:
+        """Return the modules before the quantizer, the quantizer, and the modules behind it."""
+        fns = list(self.fns)
+        place, quantizer = next((place, fn) for place, fn in enumerate(fns) if isinstance(fn, Coder))
+        return fns[:place], quantizer, fns[place + 1 :]
 
     @property
     def bits_per_vector(self) -> float:
         """Bits of the indices of a vector of the quantizer."""
-        return float(self.fns[self._place].bits_per_vector)
+        bits: Any = self._parts()[1].bits_per_vector
+        return float(bits)
 
     def encode(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return the indices of the quantizer for x in evaluation mode; nothing is updated."""
+        before, quantizer, _ = self._parts()
         with undisturbed(self):
-            for fn in self.fns[: self._place]:
+            for fn in before:
                 x = fn(x)
-            indices: torch.Tensor = self.fns[self._place](x, **kwargs)[1]
+            indices: torch.Tensor = quantizer(x, **kwargs)[1]
         return indices
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the output of the modules behind the quantizer for these indices."""
-        x: torch.Tensor = self.fns[self._place].decode(indices)
-        for fn in self.fns[self._place + 1 :]:
+        _, quantizer, behind = self._parts()
+        x = quantizer.decode(indices)
+        for fn in behind:
             x = fn(x)
         return x
 
