@@ -85,7 +85,7 @@ def test_every_public_name_has_an_entry_and_an_example():
     text = "\n".join(page.read_text(encoding="utf-8") for page in API)
     # imported on first use
     entries = {name.replace(".estimator.", ".") for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
-    assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics"} == {
+    assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics", "uefl_kernels.nn.convert"} == {
         name for name in entries if name.startswith("uefl_kernels")
     }
     engines = {"Distributed", "Flower"}  # docs/scale.md and docs/deploy.md have them
