@@ -168,6 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
     skipped: list[str] = []
     failed = False
     with ExitStack() as processes:
+        if options.smoke:  # Inductor would compile for minutes; the tests compile our own
+            processes.enter_context(torch.compiler.set_stance("force_eager"))
         try:
             benches = [
                 Bench(options.device),

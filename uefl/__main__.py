@@ -1,6 +1,6 @@
 """``python -m uefl``."""
 
-from .cli import main
+from uefl_kernels.__main__ import main
 
 if __name__ == "__main__":
     main()

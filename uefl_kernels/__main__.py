@@ -10,13 +10,18 @@ from importlib import import_module
 
 def main() -> None:
     """Run the command line; without the packages of the federated layer one line says how to install them."""
-    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is imported
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads leave the cores to other programs
+    spin_briefly()
     try:
         import_module("uefl")
     except ImportError as error:
         sys.exit(_kernels_alone(str(error)))
     import_module("uefl.cli").main()
+
+
+def spin_briefly() -> None:
+    """Let waiting threads leave the cores to other programs; OpenMP reads it when torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _kernels_alone(missing: str) -> int:

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tests.federated.tiny import arm, finish, settings
+from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.fedavg import FedAvg
 from uefl.engines.codec import decode, encode, packed_reply, reply_of
 from uefl.errors import RunError
@@ -31,7 +31,11 @@ class Changed:
 
 
 def outcome(change, clients=("silo-1",)):
-    one, _, notices = arm(settings("uefl", quorum=0.5), wrap=lambda engine: Changed(engine, change, clients))
+    one, _, notices = arm(
+        settings("uefl", quorum=0.5),
+        federation((16, 16, 16)),
+        wrap=lambda engine: Changed(engine, change, clients),
+    )
     records = finish(one)
     assert means(records)
     assert summarize(records)

@@ -60,7 +60,13 @@ def configured(name):
     return settings(name.partition("-")[0], **keys)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"uefl"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("scaffold", "fedper-ensemble") else pytest.mark.slow)
+        for name in sorted(ALGORITHMS.keys() - {"uefl"})
+    ],
+)
 def test_it_trains_as_the_local_engine(name, tmp_path):
     cfg, fed = configured(name), federation()
     local = arm(cfg, fed)[0]

@@ -278,7 +278,10 @@ def test_the_module_predicts_as_the_model(models, name, client):
     assert model.clients == models[name][0].clients
 
 
-@pytest.mark.parametrize(("name", "client"), [("fedavg", None), ("uefl", "silo-1"), ("fedper", None)])
+@pytest.mark.parametrize(
+    ("name", "client"),
+    [("uefl", "silo-1"), *(pytest.param(n, None, marks=pytest.mark.slow) for n in ("fedavg", "fedper"))],
+)
 def test_export_as_a_program(models, tmp_path, name, client):
     path = models[name][1]
     model = saved.load(path)

@@ -5,7 +5,7 @@ import torch
 
 from tests.federated import run_folder
 from tests.federated.test_rounds import Meddler
-from tests.federated.tiny import again, arm, federation, finish, settings, state, values, workspace
+from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace
 from uefl.config import Config
 from uefl.errors import RunError, UserError
 from uefl.report import protocol_table, read_run, summarize
@@ -130,7 +130,6 @@ def test_clients_that_are_not_trained_on_are_measured_and_decide_nothing(name):
     assert all(0 <= r["accuracy"] <= 1 and r["bytes_sent"] > 0 and r["train_loss"] is None for r in unseen)
     assert all(r["bytes_received"] == 0 for r in unseen)
     assert torch.equal(values(alone), values(beside))
-    assert again(cfg, federation(test_is_holdout=test_is_holdout, unseen=2)) == more
 
 
 def test_a_participant_s_own_model_is_measured_after_its_training():
@@ -141,7 +140,7 @@ def test_a_participant_s_own_model_is_measured_after_its_training():
     assert all(0 <= r["personalised_accuracy"] <= 1 for r in own)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # adam is the default of all other tests
 def test_optimizers_train(optimizer):
     keys = {"momentum": 0.9, "lr": 5e-2} if optimizer == "sgd" else {}
     cfg = settings("fedavg", optimizer=optimizer, weight_decay=1e-3, rounds=[5], local_epochs=4, **keys)
@@ -157,7 +156,8 @@ def test_a_budget_of_steps_is_the_same_for_clients_of_any_size():
 
 
 def test_three_epochs_are_as_many_steps_as_they_take():
-    epochs, steps = (arm(settings("fedavg", **keys))[0] for keys in ({"local_epochs": 3}, {"local_steps": 9}))
+    budgets = {"local_epochs": 3}, {"local_steps": 9}
+    epochs, steps = (arm(settings("fedavg", rounds=[1], **keys))[0] for keys in budgets)
     assert finish(epochs) == finish(steps)
     assert torch.equal(values(epochs), values(steps))
 

@@ -89,10 +89,8 @@ def test_it_holds_for_every_kind_of_codebook(keys):
 @pytest.mark.parametrize(
     "keys",
     [
-        {"augment": "rotate"},
-        {"augment": "flip"},
-        {"optimizer": "sgd", "momentum": 0.9},
-        {"optimizer": "adamw"},
+        {"augment": "rotate", "optimizer": "sgd", "momentum": 0.9},
+        pytest.param({"augment": "flip", "optimizer": "adamw"}, marks=pytest.mark.slow),
     ],
 )
 def test_it_holds_for_every_optimizer_and_augmentation(keys):
@@ -102,7 +100,14 @@ def test_it_holds_for_every_optimizer_and_augmentation(keys):
     assert taped[3].recorded
 
 
-@pytest.mark.parametrize("name", ["fedul", "fedavg-labeled", "fedpl", "fedllp", "fedllp-vat"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedul",
+        "fedllp",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg-labeled", "fedpl", "fedllp-vat")),
+    ],
+)
 def test_it_holds_for_unlabeled_sets(name):
     found = []
     for recorder in (None, Tape()):

@@ -175,7 +175,7 @@ def test_of_runs_with_different_arms_only_the_keys_of_an_arm_that_several_have_a
 
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
-    "clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9)), 13], ids=str
+    "clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9, 13))], ids=str
 )
 def test_report_shows_every_picture_it_links(tmp_path, clients):
     lines = run_folder.records(("fedavg", "one-codebook", "uefl"), clients)

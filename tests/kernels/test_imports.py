@@ -63,6 +63,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("uefl") and na
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not uefl_kernels.COMPILED, reason="without kernels an op may run on its reference")
 def test_no_call_imports_a_reference():
     done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, cwd=REPOSITORY)

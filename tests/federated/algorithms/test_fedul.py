@@ -10,7 +10,7 @@ import torch
 
 import uefl_kernels
 from tests.federated import tiny
-from tests.federated.tiny import again, finish, split, state, turn_of, values
+from tests.federated.tiny import finish, split, state, turn_of, values
 from tests.federated.tiny_sets import arm, federation, settings
 from uefl import config
 from uefl.algorithms.base import registry
@@ -303,12 +303,6 @@ def test_the_saved_model_can_be_the_best_on_validation():
     best = max(r["validation_accuracy"] for r in records)
     own = state(algorithm)
     assert algorithm.teacher.accuracy(own.tensors) == best == own.plain["best_accuracy"]
-
-
-@pytest.mark.parametrize("name", ["fedul-m1", "fedul-m2", "supervised", "fedllp-vat"])
-def test_the_state_between_two_turns_is_all_there_is(name):
-    cfg = configured(name, select="validation", rounds=[4])
-    assert again(cfg, federation(), arm) == finish(arm(cfg)[0])
 
 
 # --- averages ---------------------------------------------------------------------------------------------

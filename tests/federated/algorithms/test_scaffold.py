@@ -108,6 +108,7 @@ class Parabolas(Scaffold):
         return self.slopes[k] / 2 * (work.workspace.flat.values - self.targets[k]).square().sum()
 
 
+@pytest.mark.slow
 def test_clients_that_drift_apart_meet_at_the_optimum_of_their_mean():
     """(1 * 3 + 2 * 0 + 6 * -1) / 9 = -1/3; FedAvg with 5 local steps ends elsewhere."""
     cfg = settings("scaffold", rounds=[60], local_steps=5, optimizer="sgd", lr=0.1)

@@ -132,7 +132,15 @@ def test_its_saved_model_predicts_as_it_was_measured(finished):
 
 
 @pytest.mark.parametrize(
-    "when", [("toy", 1, "silo-1"), ("toy", 3, "silo-2"), ("fedavg", 1, "silo-0")], ids=str
+    "when",
+    [
+        ("toy", 1, "silo-1"),
+        *(
+            pytest.param(when, marks=pytest.mark.slow)
+            for when in (("toy", 3, "silo-2"), ("fedavg", 1, "silo-0"))
+        ),
+    ],
+    ids=str,
 )
 def test_it_resumes_bit_for_bit(finished, tmp_path, when):
     with pytest.raises(KeyboardInterrupt):
@@ -291,6 +299,7 @@ ALLOWED = {
 files with that name"""
 
 
+@pytest.mark.slow
 def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (Path(base.__file__).parents[2] / "docs" / "algorithms.md").read_text()
@@ -302,6 +311,7 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
     assert set(found["run"].summary) == {"shrink", "fedavg"}
 
 
+@pytest.mark.slow
 def test_a_name_of_the_package_is_taken_from_the_first_call():
     code = "import uefl; uefl.register('fedprox', type('Mine', (uefl.Algorithm,), {}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

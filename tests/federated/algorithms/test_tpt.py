@@ -25,10 +25,10 @@ def test_before_its_phase_it_is_fedavg_without_dropout_bit_for_bit():
     assert torch.equal(values(own), values(average))
 
 
-@pytest.mark.parametrize(("extra", "rounds"), [(0.0, [2]), (1.0, [2, 1]), (2.0, [2, 1, 3])], ids=str)
+@pytest.mark.parametrize(("extra", "rounds"), [(0.0, [2]), (1.0, [2, 1])], ids=str)
 def test_it_ends_as_many_times_later_as_extra_says(extra, rounds):
     """With a phase that begins after the first iteration it is FedAvg over that many iterations."""
-    own = arm(settings("tpt", extra=extra, threshold=1e-9, rounds=[2, 1, 3, 1]))[0]
+    own = arm(settings("tpt", extra=extra, threshold=1e-9, rounds=[2, 1, 1]))[0]
     average = arm(settings("fedavg", dropout=0.0, rounds=rounds))[0]
     records = finish(own)
     assert model(records) == model(finish(average))

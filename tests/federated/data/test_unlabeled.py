@@ -183,6 +183,7 @@ def test_sets_of_cifar10(cifar_root):
     assert sum(silo.sizes.train for silo in fed.silos) == 120
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_published_statistics_on_mnist(data_root):
     keys = {

@@ -28,6 +28,7 @@ def train(out, **keys):
     return uefl.train(KEYS, out=out, device="cpu", **keys)
 
 
+@pytest.mark.slow
 def test_over_a_worker_the_numbers_are_those_of_one_process(tmp_path):
     for engine, out in (("local", "here"), (uefl.Distributed(workers=1), "there")):
         train(tmp_path / out, engine=engine)

@@ -92,6 +92,7 @@ def test_a_client_that_raises_says_a_code_and_no_text(workers):
     check_raises(lambda cfg: engine(workers, cfg))
 
 
+@pytest.mark.slow
 def test_a_client_that_is_late_is_given_up_and_its_answer_dropped_when_it_comes(workers):
     cfg = tiny.settings("fedavg", seed=LATE)
     one, asked = engine(workers, cfg), messages(cfg)
