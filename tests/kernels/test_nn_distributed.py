@@ -21,7 +21,7 @@ from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
-WORLDS = (2, 3, 4)
+WORLDS = (2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow))
 # rows of each process in each step
 SIZES = ((30, 7, 0, 12), (5, 40, 3, 0), (0, 12, 25, 1), (9, 0, 1, 2), (0, 0, 0, 0), (20, 21, 22, 23))
 CASES = {
@@ -189,7 +189,7 @@ def jobs(world):
     )
     found["accumulated under ddp"] = (accumulate_under_ddp,)
     found |= {"rows": (give_rows,), "residual": (train_residual,), "nan": (give_nan,)}
-    return found | ({"compiled": (train_compiled,)} if world == 2 else {})
+    return found | ({"compiled": (train_compiled,)} if world == 3 else {})
 
 
 def work(rank, folder, world):
@@ -237,7 +237,6 @@ def assert_same(first, second):
         assert value.isfinite().all(), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "masked"])
 @pytest.mark.parametrize("name", CASES)
 def test_same_codewords_and_one_message_per_step(states, name, masked):
