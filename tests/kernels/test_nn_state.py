@@ -46,13 +46,7 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [
-        pytest.param(
-            kind, backend, marks=() if (kind, backend) == ("heads", "aot_eager") else pytest.mark.slow
-        )
-        for kind in KINDS
-        for backend in ("aot_eager", "inductor")
-    ],
+    [("heads", "aot_eager"), *(pytest.param(kind, "inductor", marks=pytest.mark.slow) for kind in KINDS)],
 )
 @torch._inductor.config.patch(fallback_random=True)  # the same draws
 def test_compiles_without_a_break(kind, backend):
