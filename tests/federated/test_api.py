@@ -401,6 +401,7 @@ def test_a_network_takes_the_place_of_that_of_a_preset(source):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_the_report_of_own_parts_is_written_anew(finished):
     before = (finished.path / "report.html").read_text()

@@ -101,6 +101,7 @@ def test_decisions_are_of_those_that_measure():
     assert {r["client"] for r in records if r.get("extended")} == uncertain
 
 
+@pytest.mark.slow
 def test_a_report_is_of_those_that_measured_and_an_interrupted_run_ends_alike(tmp_path):
     data = KEYS["data"] | {"clients": 5, "train_per_client": 24}
     run = run_twice(

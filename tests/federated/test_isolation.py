@@ -140,6 +140,7 @@ def check(tmp_path, alone, *callers):
     assert predicted.dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caller", CALLERS)
 def test_caller(tmp_path, alone, caller):
     check(tmp_path, alone, caller)

@@ -92,7 +92,8 @@ def small_images(*sizes):
 
 
 @pytest.mark.parametrize(
-    "encoder", [pytest.param("vgg16_bn", marks=pytest.mark.slow), "resnet18", "resnet18_nopool"]
+    "encoder",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg16_bn", "resnet18")), "resnet18_nopool"],
 )
 def test_the_large_encoders_train_on_a_last_batch_of_one(encoder):
     """Nine images in batches of eight, so small that batch norm would see one value per channel of the last
@@ -153,6 +154,7 @@ def imagenet(tmp_path_factory):
     return files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["resnet18", pytest.param("vgg16_bn", marks=pytest.mark.slow)])
 def test_pretrained_encoders_see_grey_as_three_channels(encoder, imagenet):
     grey = torch.randn(2, 1, 32, 32)

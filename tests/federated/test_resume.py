@@ -83,6 +83,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
     assert index.read_text() == kept
 
 
+@pytest.mark.slow
 def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path):
     keys = (
         "arms=uefl-published",

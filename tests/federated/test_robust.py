@@ -232,6 +232,7 @@ def test_one_whose_labels_are_turned_round_spoils_no_robust_rule(rule):
     assert min(r["accuracy"] for r in records if r["round"] == records[-1]["round"]) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry())
 def test_every_algorithm_says_the_truth_of_its_means(name):
     """One that says it takes means trains with a rule; any other is refused."""

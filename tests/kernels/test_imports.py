@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
-import sys
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import uefl_kernels
+from tests.fresh import python
 from tests.import_graph import imported, module_name
 
 ROOT = Path(uefl_kernels.__file__).parent
@@ -63,10 +63,9 @@ print(json.dumps([name for name in sys.modules if name.startswith("uefl") and na
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not uefl_kernels.COMPILED, reason="without kernels an op may run on its reference")
 def test_no_call_imports_a_reference():
-    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, cwd=REPOSITORY)
+    done = python(CALLS)
     assert json.loads(done.stdout or "null") == [], done.stderr
 
 
@@ -100,7 +99,7 @@ import uefl_kernels
 uefl_kernels.vq, uefl_kernels.nn, uefl_kernels.metrics
 print(*sorted(set(sys.modules) - before), sep="\\n")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    done = python(code)
     added = [name for name in done.stdout.splitlines() if not name.startswith("uefl_kernels")]
     packages = {"sklearn", "scipy", "triton", "onnx", "onnxscript", "pandas", "torchvision", "pydantic"}
     assert not packages & {name.split(".")[0] for name in added}, done.stderr

@@ -378,6 +378,7 @@ def test_an_own_silo_is_left_out_with_its_own_test_split(make_npz):
     assert federation.mean != plain.mean  # the domain that is left out is not looked at
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
     scheme = {"scheme": "leave_one_out", "domain": "rotated-75"}

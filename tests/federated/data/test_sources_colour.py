@@ -249,6 +249,7 @@ def test_pacs_that_is_not_whole_is_refused(tmp_path):
         SOURCES["pacs"](tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_pacs(data_root):
     table = SOURCES["pacs"](data_root)
