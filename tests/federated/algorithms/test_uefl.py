@@ -361,7 +361,9 @@ def test_at_random_as_many_clients_are_extended_as_are_uncertain_and_the_same_in
     chosen = set()
     for seed in range(3):
         algorithm, _, notices = arm(
-            settings(extend="random", rounds=[2, 1], seed=seed, uncertainty="ensemble", members=2)
+            settings(
+                extend="random", rounds=[2, 1], local_epochs=2, seed=seed, uncertainty="ensemble", members=2
+            )
         )
         turns(algorithm, 3)
         first, second = (list(state.plain["pending"]) for state in (m.state for m in algorithm.members))
