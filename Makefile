@@ -50,7 +50,7 @@ test-slow: setup
 
 # Flower wants older versions of some packages: it stands before them on the path, for its own tests alone.
 test-flower: setup build/flower/.installed
-	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m pytest --benchmark-disable -m 'not large' tests/federated/engines tests/federated/deploy --ignore tests/federated/engines/test_distributed.py
+	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m pytest --benchmark-disable -m 'not large' $$(grep -l flwr tests/federated/engines/test_*.py tests/federated/deploy/test_*.py)
 
 # Plays every fault with real processes and writes docs/faults.md; `make chaos FAULTS="nan server"` plays two and writes nothing.
 chaos: setup build/flower/.installed
