@@ -64,22 +64,20 @@ def silo(
         UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.
     """
     check_installed()
-    from flwr.supercore.app_utils import start_parent_process_monitor
-
     from ..engines.flower.address import Unreachable
     from ..engines.flower.codec import on_records
     from ..engines.flower.node import serve
     from ..run import chosen_device
     from .kept import Kept
+    from .processes import end_with
     from .silo import SiloProgram
     from .sources import Dealt, Source, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
     if parent is not None:
-        # the monitor ends this process with it; a shell's background jobs ignore it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        start_parent_process_monitor(parent)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        end_with(parent)
     address = checked_address(superlink, root_certificates, insecure)
     if key is None and not address.is_loopback and not address.insecure:
         raise UserError(

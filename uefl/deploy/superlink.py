@@ -1,13 +1,13 @@
-"""A SuperLink that ends with the process that started it: ``python -m uefl.deploy.superlink PARENT
+"""Run ``flower-superlink`` until the process that started it ends: ``python -m uefl.deploy.superlink PARENT
 OPTIONS...``."""
 
 import sys
+from importlib.metadata import entry_points
 
 from ..engines import flower  # noqa: F401 its import keeps Flower quiet
+from .processes import end_with
 
 if __name__ == "__main__":
-    from flwr.supercore.app_utils import start_parent_process_monitor
-    from flwr.superlink.cli import flower_superlink
-
-    start_parent_process_monitor(int(sys.argv.pop(1)))
-    flower_superlink()
+    end_with(int(sys.argv.pop(1)))
+    (command,) = entry_points(group="console_scripts", name="flower-superlink")
+    command.load()()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,8 @@ from PIL import Image
 from .runs import ENVIRONMENT
 
 HOST = "10.77.0.1"
-PROGRAMS = {
-    "flower-superlink": "from flwr.superlink.cli import flower_superlink as run; run()",
-    "flwr": "from flwr.cli.app import app as run; run()",
-    "uefl": "from uefl.cli import main as run; run()",
-}
+COMMANDS = ("flower-superlink", "flwr")
+UEFL = "from uefl.cli import main as run; run()"
 
 
 class Machines:
@@ -38,7 +36,11 @@ class Machines:
             os.environ | ENVIRONMENT | variables | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
         )
         (folder / "bin").mkdir()
-        for name, program in PROGRAMS.items():
+        programs = {"uefl": UEFL}
+        for name in COMMANDS:
+            (point,) = entry_points(group="console_scripts", name=name)
+            programs[name] = f"from {point.module} import {point.attr} as run; run()"
+        for name, program in programs.items():
             command = folder / "bin" / name
             command.write_text(f"#!{sys.executable}\n{program}\n")
             command.chmod(0o755)

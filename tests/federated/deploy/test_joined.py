@@ -11,6 +11,7 @@ pytest.importorskip("flwr")
 from tests.federated.deploy.machines import images
 from tests.federated.engines.grid import MemoryGrid
 from uefl import config
+from uefl.algorithms.fedavg import FedAvg
 from uefl.deploy import deployment, silo
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
@@ -18,9 +19,9 @@ from uefl.deploy.sources import own
 from uefl.engines.codec import Packet
 from uefl.engines.flower.address import Address
 from uefl.engines.flower.codec import on_records, pack, unpack
-from uefl.errors import UserError
+from uefl.errors import RunError, UserError
 from uefl.folder import read_silos
-from uefl.run import train
+from uefl.run import resume, train
 
 
 @pytest.fixture
@@ -309,3 +310,37 @@ def test_a_failure_that_nobody_expected_keeps_its_traceback(folder, caplog):
     assert one(Packet(greeting(settings(folder)), {})).header["error"] == "program"
     assert "Traceback" in caplog.text
     assert unpack(on_records(one)(pack({}))).header["error"] == "version"
+
+
+def test_a_bad_result_of_a_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
+    """Over the same silos, one of which lies no more, it goes on to the numbers of an undisturbed run."""
+    aggregate = FedAvg.aggregate
+
+    def fifth_power(self, state, averages):
+        aggregate(self, state, averages)
+        state.tensors["values"] = state.tensors["values"] ** 5
+
+    monkeypatch.setattr(FedAvg, "aggregate", fifth_power)
+    honest = [program(folder, name) for name in "ab"]
+    cfg = settings(folder, rounds=[3])
+    keys = {"device": "cpu", "data_root": None, "observer": Quiet(), "pages": False}
+
+    def lies(packet):
+        answer = honest[1](packet)
+        if packet.header["ask"] == "work" and packet.header["options"]["round"] == 2:
+            answer.parts["update"]["values"] = torch.full_like(answer.parts["update"]["values"], 500.0)
+        return answer
+
+    with joined(monkeypatch, honest) as (run, _, _):
+        train(cfg, preset="x", out=folder / "whole", deployment=run, **keys)
+    with (
+        joined(monkeypatch, [honest[0], lies]) as (run, _, _),
+        pytest.raises(RunError, match=r"round 3: the updates make no model .*; b sent elements up to 500"),
+    ):
+        train(cfg, preset="x", out=folder / "run", deployment=run, **keys)
+    assert 0 < len((folder / "run" / "metrics.jsonl").read_text().splitlines()) < 6
+    with joined(monkeypatch, honest) as (run, _, _):
+        resume(folder / "run", deployment=run, **keys)
+    assert (folder / "run" / "metrics.jsonl").read_bytes() == (
+        folder / "whole" / "metrics.jsonl"
+    ).read_bytes()
