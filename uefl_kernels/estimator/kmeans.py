@@ -207,7 +207,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         )
         rows = self._prepared(x).to(centres.dtype)
         weights = self._weights(sample_weight, len(x), x.device)
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             found = kmeans_step(rows, centres, weights=weights)
             counts = before + found.masses[:, None]
             means = torch.where(
@@ -233,7 +233,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         if hasattr(X, "tocsr"):
             return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[0]))
         blocks, centres, back = self._fitted(X)
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             return back(_joined([kmeans_labels(block, centres) for block in blocks]))
 
     def transform(self, X: Any) -> Any:
@@ -248,7 +248,7 @@ class KMeans(TakesRows, ClusteringEstimator):
             return -float(tree_sum(squares if weights is None else squares * weights))
         blocks, centres, _ = self._fitted(X)
         weights = self._weights(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X), centres.device)
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             squares = _joined([kmeans_labels_and_squares(block, centres)[1] for block in blocks])
         return -float(tree_sum(squares if weights is None else squares * weights))
 
@@ -311,7 +311,7 @@ class KMeans(TakesRows, ClusteringEstimator):
             return Fit(*(part.to(x.device) for part in fit))
         init = asked.method if asked.given is None else asked.given.to(x.device)
         n_init, max_iter, tol, seed, metric = asked.n_init, asked.max_iter, asked.tol, asked.seed, self.metric
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             found = kmeans(
                 x,
                 asked.k,
@@ -342,12 +342,12 @@ class KMeans(TakesRows, ClusteringEstimator):
             assert blocks.like is not None
             return wanted._replace(given=wanted.given.to(result_dtype(blocks.like)))
 
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             advance = printing if self.verbose else None
             return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group, advance)
 
     def _sparse_rows(self, X: Any) -> SparseRows:
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             return SparseRows(X, self.metric == "cosine")
 
     def _sparse_fitted(
@@ -362,7 +362,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         return answer(rows, rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype))
 
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: Request) -> Fit:
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             if asked.given is not None:
                 require_valid_centres("kmeans", "init", asked.given)
                 asked = asked._replace(given=asked.given.cpu().to(rows.dtype))
@@ -389,7 +389,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         if hasattr(X, "tocsr"):
             return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.distances(centers)))
         blocks, centres, back = self._fitted(X)
-        with _in_words_of_the_estimator():
+        with in_words_of("KMeans"):
             return back(_joined([kmeans_distances(block, centres) for block in blocks]))
 
     def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
@@ -461,8 +461,8 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _in_words_of_the_estimator() -> Iterator[None]:
-    """Turn errors of an op about values into errors of the estimator."""
+def in_words_of(estimator: str) -> Iterator[None]:
+    """Turn errors of an op about values into errors of an estimator."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -470,4 +470,4 @@ def _in_words_of_the_estimator() -> Iterator[None]:
         if op not in ("kmeans", "kmeans_step", "kmeans_labels"):
             raise
         rest = f"X{rest[1:]}" if rest.startswith("x ") else rest
-        raise ValueError(f"KMeans: {rest}") from None
+        raise ValueError(f"{estimator}: {rest}") from None

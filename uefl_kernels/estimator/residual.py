@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from ..ops.vq_assign import vq_assign
+from ..ops.kmeans_labels import kmeans_labels
 from ._base import Estimator, constraints
 from ._data import numbers, rows_of, seed_of
 from ._rows import TakesRows
-from .kmeans import KMeans
+from .kmeans import KMeans, in_words_of
 
 _BLOCK_ELEMENTS = 1 << 24  # distances that are in memory at a time
 
@@ -180,13 +180,12 @@ class ResidualKMeans(TakesRows, Estimator):
         levels before."""
         self._check_fitted()
         x, back = self._rows(X, fitting=False)
-        if not bool(torch.isfinite(x).all()):
-            raise ValueError("ResidualKMeans: X holds NaN or infinity; remove or replace those rows")
         rest, codes = _wide(x), []
-        for centres in self._books(rest):
-            labels = vq_assign(rest, centres)[:, 0]
-            rest = rest - centres[labels]
-            codes.append(labels)
+        with in_words_of("ResidualKMeans"):
+            for centres in self._books(rest):
+                labels = kmeans_labels(rest, centres)
+                rest = rest - centres[labels]
+                codes.append(labels)
         return back(torch.stack(codes, 1))
 
     def decode(self, codes: Any) -> Any:

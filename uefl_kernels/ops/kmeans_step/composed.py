@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -177,12 +178,21 @@ def ceil_log2(n: int) -> int:
     return max(0, n - 1).bit_length()
 
 
+def largest(values: torch.Tensor) -> float:
+    """Return the largest magnitude, NaN if a value is NaN, and 0 of none; in one pass without a copy."""
+    if values.numel() == 0:
+        return 0.0
+    low, high = values.aminmax()
+    return max(abs(float(low)), abs(float(high)))
+
+
 def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> None:
     """Raise RuntimeError for values that cannot be clustered; for tensors on the CPU, a GPU would have to be
     waited for."""
-    if not bool(torch.isfinite(x).all()):
+    most = largest(x)
+    if not math.isfinite(most):
         raise RuntimeError(f"{op}: x holds NaN or infinity; remove or replace those rows")
-    if bool((x.abs() > LARGEST).any()):
+    if most > LARGEST:
         raise RuntimeError(f"{op}: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
     if weights is not None and not bool(
         (weights >= 0).all() and (weights <= _HEAVIEST).all() and ((weights > 0).any() or len(x) == 0)
@@ -204,7 +214,7 @@ def require_valid_step(given: Arguments) -> None:
         raise RuntimeError(
             "kmeans_step: weights must be finite, not negative and not above those of the units"
         )
-    if not bool(torch.isfinite(x).all()):
+    if not math.isfinite(largest(x)):
         raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")
 
 
