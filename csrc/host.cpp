@@ -172,8 +172,9 @@ py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;
   result["variant"] = cpu::name(plan.isa);
-  result["arithmetic"] =
-      (plan.prefilter ? name(plan.prefilter->arithmetic) + ", then " : "") + name(plan.kernel->arithmetic);
+  result["arithmetic"] = plan.direct ? "float64"
+                                     : (plan.prefilter ? name(plan.prefilter->arithmetic) + ", then " : "") +
+                                           name(plan.kernel->arithmetic);
   result["tile_rows"] = plan.kernel->rows;
   result["tile_codewords"] = plan.kernel->block_codes;
   result["block_rows"] = step;

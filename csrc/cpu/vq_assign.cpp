@@ -9,6 +9,7 @@
 #include "common/certificate.h"
 #include "cpu/features.h"
 #include "cpu/row_buffer.h"
+#include "cpu/vq_assign_few.h"
 #include "cpu/vq_prefilter.h"
 
 namespace uefl::cpu {
@@ -24,6 +25,10 @@ namespace {
   if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
   return d >= (k < 512 ? 64 : 32) && k >= (isa == Isa::avx2 ? 64 : 32);
 }
+
+// The definition for every codeword costs less than a pass of scores, which takes blocks of codewords.
+bool direct_pays(int64_t d, int64_t k) { return k <= 4 || d * k <= 32; }
+constexpr int64_t kDirectCodes = 16;  // codewords up to which it costs less than scores and candidates
 
 constexpr int64_t kSmallK = 64;        // codewords: their scores with 16 rows fit into the tile registers
 constexpr int64_t kSkippedTiles = 16;  // tiles that skip the prefilter after a tile where it helped little
@@ -53,18 +58,7 @@ Ahead ahead_of(const StridedRows& x, int64_t end, int64_t next, int64_t column, 
   return {element(x, end, column), element(x, in_one_piece ? std::min(end + next, x.outer) : end, column)};
 }
 
-// The smallest of `count` scores, a multiple of four, ignoring NaN.
-float least(const float* scores, int64_t count) {
-  float lane[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
-  for (int64_t k = 0; k < count; k += 4) {
-    for (int i = 0; i < 4; ++i) lane[i] = scores[k + i] < lane[i] ? scores[k + i] : lane[i];
-  }
-  return std::min({lane[0], lane[1], lane[2], lane[3]});
-}
-
-}  // namespace
-
-SearchPlan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
+SearchPlan plan_of_scores([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
   const Isa best = isa();
 #if defined(__x86_64__)
   const bool always = on_every_shape();
@@ -81,6 +75,16 @@ SearchPlan plan([[maybe_unused]] int64_t d, [[maybe_unused]] int64_t k) {
 #else
   return {best, &vq_assign_portable, nullptr};
 #endif
+}
+
+}  // namespace
+
+SearchPlan plan(int64_t d, int64_t k) {
+  SearchPlan found = plan_of_scores(d, k);
+  // The bounds of longer codewords are infinite (common/certificate.h).
+  found.direct = !on_every_shape() && (direct_pays(d, k) || d > kLongest);
+  if (found.direct) found.prefilter = nullptr;
+  return found;
 }
 
 void check_blocks(const SearchPlan& plan) {
@@ -206,6 +210,7 @@ void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indic
 void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                             Scratch& scratch) const {
   if (few_) return assign_few(x, s, lo, hi, indices, scratch);
+  if (plan_.direct) return assign_direct(x, s, nullptr, lo, hi - lo, indices, scratch);
   std::vector<int64_t>& uncertain = scratch.uncertain_;
   const auto see = [&](const RowSize* size, int64_t count) {
     for (int64_t r = 0; r < count; ++r) scratch.finite_ = scratch.finite_ && std::isfinite(size[r].square);
@@ -225,10 +230,9 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
       see(scratch.fine().size, end - start);
       skipping -= end - start;
     }
-    if (static_cast<int64_t>(uncertain.size()) >= kRescored)
-      rescore(scratch.fine(), x, s, uncertain, indices);
+    if (static_cast<int64_t>(uncertain.size()) >= kRescored) rescore(x, s, indices, scratch);
   }
-  if (!uncertain.empty()) rescore(scratch.fine(), x, s, uncertain, indices);
+  if (!uncertain.empty()) rescore(x, s, indices, scratch);
 }
 
 // Runs the prefilter on rows [start, end). Rows with many codewords within the bound go to `uncertain`.
@@ -319,8 +323,13 @@ void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t st
 }
 
 // Step 3.
-void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vector<int64_t>& rows,
-                     int64_t* indices) const {
+void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const {
+  std::vector<int64_t>& rows = scratch.uncertain_;
+  if (k_ <= kDirectCodes && !on_every_shape()) {
+    assign_direct(x, s, rows.data(), 0, static_cast<int64_t>(rows.size()), indices, scratch);
+    return rows.clear();
+  }
+  FineTile& tile = scratch.fine();
   const VqAssignKernel& kernel = tile.kernel;
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codes,
                 total = static_cast<int64_t>(rows.size());
@@ -338,7 +347,7 @@ void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vecto
       const float* score = &tile.scores[r * padded];
       widen_row(x, n, s * d_, values);
       // Negated, so that a NaN or infinity, here or in a score, leaves no codeword out.
-      const double limit = least(score, padded) + 2 * error_bound(book, tile.size[r]);
+      const double limit = least_of(score, padded) + 2 * error_bound(book, tile.size[r]);
       double best = std::numeric_limits<double>::infinity();
       int64_t index = 0;
       for (int64_t k = 0; k < k_; ++k) {
@@ -350,6 +359,31 @@ void Search::rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vecto
     }
   }
   rows.clear();
+}
+
+// The definition for every codeword, of the rows of these numbers, or of `count` rows from the first one.
+void Search::assign_direct(const StridedRows& x, int64_t s, const int64_t* rows, int64_t first, int64_t count,
+                           int64_t* indices, Scratch& scratch) const {
+  const int64_t segments = x.dim / d_;
+  scratch.values_.resize(k_ * kDirectGroup);
+  const char* source[kDirectRows];
+  int64_t found[kDirectRows];
+  for (int64_t start = 0; start < count; start += kDirectRows) {
+    const int64_t together = std::min(kDirectRows, count - start);
+    const auto number = [&](int64_t r) { return rows ? rows[start + r] : first + start + r; };
+    for (int64_t r = 0; r < together; ++r) source[r] = element(x, number(r), s * d_);
+    const bool finite = direct_kernel().nearest({.rows = source,
+                                                 .count = together,
+                                                 .dtype = x.dtype,
+                                                 .codes = book(s).targets,
+                                                 .k = k_,
+                                                 .d = d_,
+                                                 .euclidean = metric_ == Metric::l2,
+                                                 .values = scratch.values_.data()},
+                                                found);
+    scratch.finite_ = scratch.finite_ && finite;
+    for (int64_t r = 0; r < together; ++r) indices[number(r) * segments + s] = found[r];
+  }
 }
 
 // The definition. This file is compiled without contraction: a fused multiply-add would round differently.

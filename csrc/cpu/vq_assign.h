@@ -6,6 +6,7 @@
 //   best (vq_assign_kernel.h, per instruction set).
 //   2. Accept the best where the gap exceeds the error bound of common/certificate.h.
 //   3. Score the other rows again and evaluate the few codewords within the bound by the definition.
+// A few codewords, or short ones, need no score: the definition is as quick (vq_assign_direct_kernel.h).
 // Few rows are compared with the codebook as it lies (vq_assign_few_kernel.h), which costs less than packing
 // it; step 3 follows for the codewords within the bound.
 // Long codewords first pass a prefilter in half the bits (vq_prefilter.h). Rows with many codewords within
@@ -48,6 +49,7 @@ struct SearchPlan {
   Isa isa;
   const VqAssignKernel* kernel;
   const PrefilterKernel* prefilter;  // runs before the kernel, or null
+  bool direct = false;               // the definition alone decides every row
 };
 SearchPlan plan(int64_t d, int64_t k);
 // Throws std::logic_error unless both passes of a plan take blocks of the same number of codewords, since
@@ -67,7 +69,7 @@ class Search {
   Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
          const Parallel& parallel = on_this_thread, bool few = false);
 
-  // Whether x has so few rows that the codebook is not worth packing.
+  // Whether x has so few rows, short enough for a bound in float32, that the codebook is not worth packing.
   static bool few(const StridedRows& x, const Codebook& codebook);
 
   // Memory for the searches of one thread; reusing it saves page faults in every call.
@@ -112,6 +114,8 @@ class Search {
   static void require(bool valid, const std::string& op);
   void assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                   Scratch& scratch) const;
+  void assign_direct(const StridedRows& x, int64_t s, const int64_t* rows, int64_t first, int64_t count,
+                     int64_t* indices, Scratch& scratch) const;
   double few_limit(float least, double square) const;
   int64_t nearest(const std::vector<int64_t>& codes, const double* row, double* target) const;
   void widen_code(int64_t code, double* target) const;
@@ -130,8 +134,7 @@ class Search {
                  int* codes, int count) const;
   void certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                std::vector<int64_t>& uncertain) const;
-  void rescore(FineTile& tile, const StridedRows& x, int64_t s, std::vector<int64_t>& rows,
-               int64_t* indices) const;
+  void rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const;
   double prefilter_error(const Book& book, const RowSize& row) const;
   double error_bound(const Book& book, const RowSize& row) const;
   double canonical(const double* row, const double* target) const;
@@ -166,6 +169,7 @@ class Search::Scratch {
   std::unique_ptr<FineTile> fine_;
   std::unique_ptr<PrefilterTile> prefilter_;
   std::vector<int64_t> uncertain_;
+  std::vector<double> values_;  // of the definition for a group of rows
   bool finite_ = true;
 };
 

@@ -68,7 +68,7 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
   require(valid, op);
   for (int64_t s = 0; s < codebook.books; ++s) {
     books_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;
-    prepare(books_[s], parallel);
+    if (!plan_.direct) prepare(books_[s], parallel);
   }
 }
 

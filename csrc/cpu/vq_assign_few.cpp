@@ -12,17 +12,6 @@ namespace {
 
 constexpr int64_t kFew = 48;             // rows (docs/design/search-cpu.md)
 constexpr int64_t kOneThread = 1 << 20;  // products that a second thread does not speed up
-constexpr int64_t kStep = 16;            // scores that are looked at together
-
-// The smallest score, NaN left out; infinity where there is none.
-float least_of(const float* scores, int64_t padded) {
-  float least[kStep];
-  std::fill(least, least + kStep, std::numeric_limits<float>::infinity());
-  for (int64_t k = 0; k < padded; k += kStep) {
-    for (int64_t i = 0; i < kStep; ++i) least[i] = scores[k + i] < least[i] ? scores[k + i] : least[i];
-  }
-  return *std::min_element(least, least + kStep);
-}
 
 // The codewords whose score is not above the limit: NaN leaves none out.
 void find(const float* scores, int64_t padded, int64_t count, float limit, std::vector<int64_t>& found) {
@@ -40,8 +29,8 @@ void find(const float* scores, int64_t padded, int64_t count, float limit, std::
 
 bool Search::few(const StridedRows& x, const Codebook& codebook) {
   const int64_t rows = x.outer * x.inner * (x.dim / codebook.d);
-  return rows > 0 && rows <= kFew && x.dtype != Dtype::f64 && codebook.dtype != Dtype::f64 &&
-         !on_every_shape();
+  return rows > 0 && rows <= kFew && codebook.d <= kLongest && x.dtype != Dtype::f64 &&
+         codebook.dtype != Dtype::f64 && !on_every_shape();
 }
 
 // The score that the nearest codeword of a row of that square may have at most; infinity where scores may

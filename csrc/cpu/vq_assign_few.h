@@ -1,16 +1,41 @@
-// What the two ways to search a codebook share.
+// What the ways to search a codebook share.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "cpu/features.h"
+#include "cpu/vq_assign_direct_kernel.h"
 #include "cpu/vq_assign_few_kernel.h"
 
 namespace uefl::cpu {
 
 inline const VqAssignFewKernel& few_kernel() {
   return pick<&vq_assign_few_portable, &vq_assign_few_avx2, &vq_assign_few_avx512>();
+}
+
+inline const VqAssignDirectKernel& direct_kernel() {
+  return pick<&vq_assign_direct_portable, &vq_assign_direct_avx2, &vq_assign_direct_avx512>();
+}
+
+constexpr int64_t kLongest = 1 << 16;  // elements for which rounding in float32 has a bound
+constexpr int64_t kStep = 16;          // scores that are looked at together
+
+// The smallest of some scores, NaN left out; infinity where there is none.
+inline float least_of(const float* scores, int64_t count) {
+  float least[kStep];
+  std::fill(least, least + kStep, std::numeric_limits<float>::infinity());
+  const auto lower = [&](int64_t k, int64_t i) {
+    least[i] = scores[k + i] < least[i] ? scores[k + i] : least[i];
+  };
+  int64_t k = 0;
+  for (; k + kStep <= count; k += kStep) {
+    for (int64_t i = 0; i < kStep; ++i) lower(k, i);
+  }
+  for (int64_t i = 0; k + i < count; ++i) lower(k, i);
+  return *std::min_element(least, least + kStep);
 }
 
 // code / |code| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.

@@ -183,7 +183,7 @@ def largest(values: torch.Tensor) -> float:
     if values.numel() == 0:
         return 0.0
     low, high = values.aminmax()
-    return max(abs(float(low)), abs(float(high)))
+    return float(torch.maximum(-low, high))
 
 
 def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> None:
