@@ -176,6 +176,18 @@ def test_gtsrb_is_read_as_torchvision_stores_it(tmp_path):
         labeled("gtsrb", clients=2, train_per_client=6, test_per_client=3, data_root=root)
 
 
+def test_a_byte_order_mark_in_the_table_of_gtsrb(tmp_path):
+    root = gtsrb_root(tmp_path)
+    expected = SOURCES["gtsrb"](root)
+    path = root / "gtsrb" / "GT-final_test.csv"
+    text = path.read_text()
+    path.write_text("\ufeff" + text, encoding="utf-8")
+    assert SOURCES["gtsrb"](root).labels.tolist() == expected.labels.tolist()
+    path.write_text(text.replace("ClassId", "Class"))
+    with pytest.raises(UserError, match=r"GT-final_test.csv \(its first line has no column ClassId\)"):
+        SOURCES["gtsrb"](root)
+
+
 def test_gtsrb_without_its_table_of_test_images(tmp_path):
     (gtsrb_root(tmp_path) / "gtsrb" / "GT-final_test.csv").unlink()
     with pytest.raises(
