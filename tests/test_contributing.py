@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OP, DEFINITION, ALGORITHM, SOURCE, PARTITION = re.findall(
+OP, DEFINITION, ALGORITHM, SOURCE, PARTITION, NETWORK, METRIC = re.findall(
     r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
 )
 RUN = """
 import logging, sys, uefl
 keys = {"training": {"rounds": [1], "local_epochs": 1, "batch_size": 8}}
-keys |= {"model": {"width": 2, "hidden": 4}, "run": {"precision": "fp32"}}
+keys |= {"model": {"width": 2, "hidden": 4, "encoder": ENCODER}, "run": {"precision": "fp32", "metrics": METRICS}}
 run = uefl.train({"data": DATA, "arms": ARMS, **keys}, out=sys.argv[1])
 print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
 """
@@ -48,12 +48,32 @@ print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
             {"fedavg": {}},
             "['fedavg'] 3",
         ),
+        (
+            NETWORK,
+            {"source": "digits", "clients": 2, "train_per_client": 40, "test_per_client": 20},
+            {"fedavg": {}, "uefl": {"codewords": 4, "segments": 2}},
+            "['fedavg', 'uefl'] 2",
+        ),
+        (
+            METRIC,
+            {"source": "digits", "clients": 2, "train_per_client": 40, "test_per_client": 20},
+            {"fedavg": {}},
+            "['fedavg'] 2",
+        ),
     ],
-    ids=["algorithm", "source", "partition"],
+    ids=["algorithm", "source", "partition", "network", "metric"],
 )
 def test_a_recipe_is_complete(recipe, data, arms, said, tmp_path):
     # a process: it registers a name
-    code = recipe + RUN.replace("DATA", repr(data)).replace("ARMS", repr(arms))
+    words = {
+        "DATA": data,
+        "ARMS": arms,
+        "ENCODER": "strided" if recipe is NETWORK else "cnn",
+        "METRICS": ["top2"] if recipe is METRIC else [],
+    }
+    code = recipe + RUN
+    for word, value in words.items():
+        code = code.replace(word, repr(value))
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=ROOT
     )

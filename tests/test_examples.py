@@ -21,6 +21,8 @@ def run(name):
 SCRIPTS = {
     "train_uefl": (["1", "1"], ["fedavg", "uefl"]),
     "train_fedul": (["1"], ["fedul", "fedul-m1", "supervised"]),
+    "train_table": (["2", "1"], ["fedavg", "uefl"]),
+    "train_tokens": (["2", "1"], ["fedavg", "uefl"]),
 }
 """training scripts: their rounds and arms"""
 
@@ -32,7 +34,8 @@ def test_training_scripts(name, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     monkeypatch.setattr("sys.argv", [name, "--rounds", *rounds, "--device", "cpu", "--out", str(out)])
     run(name)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]] == arms
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(arms)]] == arms
     assert (out / "report.html").is_file()
 
 

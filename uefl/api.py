@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +17,14 @@ from . import config, report
 from . import run as runs
 from .algorithms.base import Algorithm, known_elsewhere, register, registry
 from .config import Config, Model
-from .data import from_arrays
+from .data import PARTITIONS, SOURCES, from_arrays
 from .deploy.choices import CHOICES, Choice
 from .errors import UserError
 from .isolation import isolate
+from .metrics import METRICS
 from .models import given, saved
+from .models.networks import NETWORKS
+from .registry import Registry
 
 if TYPE_CHECKING:
     import pandas
@@ -342,7 +345,27 @@ def _deployment(
                 f"arm {name!r}: {arm.algorithm} is known to this process alone; install it as a package, or"
                 " leave out engine"
             )
+    for registry_of, what, name in _registered(cfg):
+        if not registry_of.known_elsewhere(name):
+            raise UserError(
+                f"{what} {name!r} is known to this process alone; install it as a package, or leave out"
+                " engine"
+            )
     return engine.deployment(device, observer.notice, f"uefl.resume({str(out)!r}, engine={named})")
+
+
+def _registered(cfg: Config | None) -> Iterator[tuple[Registry[Any], str, str]]:
+    """Yield the names of a configuration that other processes must know, with their registries."""
+    if cfg is None:
+        return
+    if cfg.data.source in SOURCES:
+        yield SOURCES, "the data set", cfg.data.source
+    if cfg.data.partition is not None:
+        yield PARTITIONS, "the partition", cfg.data.partition.name
+    if cfg.model.encoder != "given":
+        yield NETWORKS, "the network", cfg.model.encoder
+    for name in cfg.run.metrics:
+        yield METRICS, "the metric", name
 
 
 def _path(folder: str | Path | None) -> Path | None:

@@ -305,7 +305,9 @@ def predict(
     ],
     images: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGES...", help="Image files, and folders of them.", show_default=False),
+        typer.Argument(
+            metavar="IMAGES...", help="Image files, and folders of them; or tables.", show_default=False
+        ),
     ],
     arm: _Arm = None,
     client: _Client = None,
@@ -318,8 +320,8 @@ def predict(
     ] = None,
     device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
 ) -> None:
-    """Predict classes of images with their uncertainty; images are read and resized as the model takes
-    them."""
+    """Predict classes of images, or of the rows of tables, with their uncertainty; images are read and
+    resized as the model takes them."""
     from rich.progress import track
 
     from . import predict as predictions

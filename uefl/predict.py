@@ -1,4 +1,4 @@
-"""Predict the classes of image files with a trained model, for the command ``uefl predict``."""
+"""Predict the classes of image files, or of the rows of tables, for the command ``uefl predict``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
+import torch
 
 from .checkpoint import write_text
 from .data import pixels
 from .data.folder import visible
-from .data.images import ImageList, on_files
+from .data.images import ImageList, Rows, on_files
+from .data.sources import own_table
+from .data.vectors import Vectors, joined
 from .errors import UserError
 from .models.saved import SavedModel
 from .paths import check_name, special
@@ -39,7 +42,8 @@ class Predictor:
 
     Args:
         model: the trained model.
-        paths: files and folders. A folder stands for all images in it and in its subfolders.
+        paths: files and folders. A folder stands for all images in it and in its subfolders. Of a model of
+            columns or tokens: tables.
         client: the client with the parts of the model to use; None: see :meth:`SavedModel.predict`.
         passes: number of dropout passes; None: the number of the run.
 
@@ -51,10 +55,7 @@ class Predictor:
         self, model: SavedModel, paths: Sequence[Path], client: str | None = None, passes: int | None = None
     ) -> None:
         self._model, self._passes = model, passes
-        files = list(dict.fromkeys(file for path in paths for file in _files(path)))
-        if not files:
-            raise UserError(f"{', '.join(map(str, paths))}: no image found")
-        self.images: ImageList = on_files(files)
+        self.images = _rows_of(model, paths) if model.inputs.kind != "images" else _images_of(paths)
         self.client = client
         if client is not None and client not in model.clients:
             raise UserError(f"client {client!r} has no part of its own in this model; {_expected(model)}")
@@ -66,6 +67,8 @@ class Predictor:
 
     def notes(self) -> list[str]:
         """Return the changes to the images and the choice of the client. Call it after :meth:`rows`."""
+        if isinstance(self.images, Vectors):
+            return self._choice
         height, width = self._model.shape[1:]
         resized = int((self.images.shapes != [height, width]).any(1).sum())
         found = pixels.notes(self.images.kinds, self.count)
@@ -91,7 +94,7 @@ class Predictor:
             self._choice = [f"predicted with {best if client else 'the mean of the layers of all clients'}"]
         for start in range(0, self.count, _BATCH):
             rows = np.arange(start, min(start + _BATCH, self.count))
-            batch = self.images.fitted(rows, model.shape)
+            batch = self._batch(rows)
             said = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
             chances, classes = said.probs.max(1)
             each = zip(
@@ -108,12 +111,17 @@ class Predictor:
             )
             advance(len(rows))
 
+    def _batch(self, rows: Rows) -> torch.Tensor:
+        if isinstance(self.images, Vectors):
+            return self.images.values[torch.from_numpy(rows)]
+        return self.images.fitted(rows, self._model.shape)
+
     def _fitting(self) -> str | None:
         """Choose by all images, a batch at a time in memory."""
         totals: dict[str, float] = {}
         for start in range(0, self.count, _BATCH):
             rows = np.arange(start, min(start + _BATCH, self.count))
-            for name, misfit in self._model.misfits(self.images.fitted(rows, self._model.shape)).items():
+            for name, misfit in self._model.misfits(self._batch(rows)).items():
                 totals[name] = totals.get(name, 0.0) + misfit
         return min(totals, key=lambda name: totals[name]) if totals else None
 
@@ -144,6 +152,30 @@ def table(rows: Sequence[ImagePrediction]) -> Table:
     """Return rows as a table for the terminal."""
     cells = [[row.image, row.label, *map(number, row[2:])] for row in rows]
     return Table("predictions", ["image", "class", "probability", "entropy", "mutual information"], cells)
+
+
+def _images_of(paths: Sequence[Path]) -> ImageList:
+    """Return the images of files and folders."""
+    files = list(dict.fromkeys(file for path in paths for file in _files(path)))
+    if not files:
+        raise UserError(f"{', '.join(map(str, paths))}: no image found")
+    return on_files(files)
+
+
+def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
+    """Return the rows of tables, by file and number; columns that the model does not know are passed over.
+
+    Raises:
+        UserError: a file that is no table, or lacks a column of the model.
+    """
+    parts, names = [], []
+    for path in paths:
+        if path.suffix.lower() not in own_table.SUFFIXES:
+            raise UserError(f"{path}: the model takes {model.inputs.kind}; expected a .csv or a .parquet")
+        frame = own_table.frame_of(path)
+        parts.append(model.table(frame, str(path)))
+        names += [f"{path}:{i + 1}" for i in range(len(frame))]
+    return joined(parts, tuple(names))
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -401,5 +401,5 @@ def without_statistics(cfg: Config, federation: Federation) -> Federation:
     hide them."""
     if cfg.run.privacy == "none":
         return federation
-    channels = federation.shape[0]
+    channels = len(federation.mean)
     return replace(federation, mean=(0.0,) * channels, std=(1.0,) * channels)

@@ -243,6 +243,7 @@ def _prepare(
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
     if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
+    check_inputs(cfg, federation)
     run = _Run(
         cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment
     )
@@ -266,6 +267,27 @@ def _prepare(
             )
             raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
     return run
+
+
+def check_inputs(cfg: Config, federation: Federation) -> None:
+    """Refuse what is for images, where the data are none.
+
+    Raises:
+        UserError: an algorithm or a key that needs images.
+    """
+    kind = federation.inputs.kind
+    if kind == "images":
+        return
+    for name, arm in cfg.arms.items():
+        why = find(arm.algorithm).images_only
+        if why:
+            raise UserError(
+                f"arm {name!r}: {arm.algorithm} {why}, and the data are {kind}; choose another algorithm"
+            )
+    if cfg.data.augment != "none":
+        raise UserError(f"key 'data.augment': changes images, and the data are {kind}; leave it out")
+    if cfg.data.priors == "estimated":
+        raise UserError(f"key 'data.priors': are estimated from images, and the data are {kind}; give them")
 
 
 def _keeps_what_predicts(workspace: Workspace) -> bool:
@@ -303,7 +325,10 @@ class _Run:
         names = tuple(sorted(silo.name for silo in federation.silos))
         examples = {silo.name: silo.sizes.train for silo in federation.silos}
         about = (federation.classes, federation.shape, names, network, examples)
-        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, self._home)
+        tested = {silo.name: silo.sizes.test for silo in (*federation.silos, *federation.unseen)}
+        self.context = Context(
+            cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, self._home, federation.inputs, tested
+        )
         self._resident: tuple[str, Workspace] | None = None
         first = self.workspace(next(iter(cfg.arms)))
         make_repeatable(
@@ -370,10 +395,10 @@ class _Run:
             )
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
-        if self.federation.here:
+        if self.federation.here and self.federation.inputs.kind == "images":
             report.write_samples(self.out, [silo.name for silo in self.federation.silos], self.clients.data)
         own = dict.fromkeys(key for columns in report.own_columns(self.cfg).values() for key in columns)
-        with _events(self.out, self.metrics, own) as events:
+        with _events(self.out, self.metrics, own, self.cfg.run.metrics) as events:
             names = list(self.cfg.arms)
             for index in range(plain["arm"], len(names)):
                 arm, workspace = self._arm(names[index])
@@ -498,7 +523,8 @@ class _Run:
             self.federation,
             arm.networks(workspace),
         )
-        if pages and self.federation.here and self.privacy is None:  # privacy: no client's images in a report
+        shown = pages and self.federation.here and self.federation.inputs.kind == "images"
+        if shown and self.privacy is None:  # privacy: no client's images in a report
             self._write_uncertain(arm.name)
 
     def _write_uncertain(self, arm: str) -> None:
@@ -516,6 +542,7 @@ class _Run:
             self.cfg.run.target_accuracy,
             report.own_columns(self.cfg),
             self.cfg.run.joins,
+            self.cfg.run.metrics,
         )
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
@@ -550,11 +577,13 @@ def chosen_device(name: str) -> torch.device:
 
 
 @contextmanager
-def _events(out: Path, metrics: Metrics, columns: Iterable[str]) -> Iterator[report.EventWriter | None]:
+def _events(
+    out: Path, metrics: Metrics, columns: Iterable[str], weighted: Iterable[str]
+) -> Iterator[report.EventWriter | None]:
     """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead
     of them."""
     records, _ = report.parted(metrics.lines())
-    writer = report.open_event_writer(out, records, columns)
+    writer = report.open_event_writer(out, records, columns, weighted)
     try:
         yield writer
     finally:

@@ -14,7 +14,8 @@ import uefl_kernels
 from uefl_kernels.metrics import entropy
 from uefl_kernels.nn import MCDropout
 
-from .models.net import Head, Net
+from .models.heads import Head
+from .models.net import Net
 
 
 class Prediction(NamedTuple):

@@ -342,8 +342,8 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         (
             "encoder=resnet",
             (
-                "key 'model.encoder': expected 'cnn', 'vgg16_bn', 'resnet18', 'cnn5x5', 'resnet18_nopool' or"
-                " 'given'; got 'resnet'"
+                "key 'model.encoder': expected 'cnn', 'cnn5x5', 'conv1d', 'mlp', 'resnet18',"
+                " 'resnet18_nopool', 'vgg16_bn' or 'given'; got 'resnet'"
             ),
         ),
         ("rounds=5", "key 'training.rounds': expected a list, as in [1]; got 5"),

@@ -95,6 +95,7 @@ LEANT_ON = {
     "uefl.algorithms.base": "what an algorithm is; every algorithm begins with it",
     "uefl.client.work": "what the client half of every algorithm is given",
     "uefl.data.federation": "what a client has: types without a function that reads anything",
+    "uefl.data.inputs": "the kinds of inputs: one type",
     "uefl.engines.base": "messages and replies: types, and the protocol of an engine",
     "uefl.errors": "the errors that become a line for the user",
 }

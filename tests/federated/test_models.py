@@ -14,9 +14,9 @@ from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
 from uefl.data.federation import Federation, LabeledData, Silo, Split
 from uefl.errors import UserError
-from uefl.models import encoders
 from uefl.models.flat import FlatModule
 from uefl.models.net import Net
+from uefl.models.networks.cnn import small_cnn
 
 TINY = Model(width=4, hidden=16)
 
@@ -236,7 +236,7 @@ def test_one_token_has_as_many_outputs_as_codewords():
 
 
 def test_the_small_network_equals_its_blocks():
-    net, x = encoders.small_cnn(1, 4), torch.randn(6, 1, 12, 12)
+    net, x = small_cnn(1, 4), torch.randn(6, 1, 12, 12)
     gradients = []
     for rectified_first in (False, True):
         net.zero_grad()

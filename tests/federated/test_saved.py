@@ -15,6 +15,7 @@ from uefl.config import Model
 from uefl.data.rotate import resize
 from uefl.errors import UserError
 from uefl.models import net, saved
+from uefl.models.networks import resnet18
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +151,9 @@ def test_a_folder_stands_for_its_only_model(folder, tmp_path):
 
 def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
     seen = []
-    build = net.encoders.resnet18
+    build = resnet18.resnet18
     monkeypatch.setattr(
-        net.encoders,
+        resnet18,
         "resnet18",
         lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1],
     )
@@ -194,7 +195,7 @@ def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
             {"normalize": "imagenet"},
             "key 'data.normalize': 'imagenet' is for images of 3 channels, these have 1; use 'standard'",
         ),
-        ({"model": {"encoder": "resnet50"}}, "key 'model.encoder': expected 'cnn', 'vgg16_bn'"),
+        ({"model": {"encoder": "resnet50"}}, "key 'model.encoder': expected 'cnn', 'cnn5x5'"),
         ({"model": {"width": -3}}, "key 'model.width': expected greater than or equal to 1; got -3"),
         (
             {"model": {"width": 8}},

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from tests.federated.algorithms.test_local import alone
-from tests.federated.tiny import arm, federation, settings, values
+from tests.federated.tiny import arm, federation, settings, values, workspace
 from uefl.algorithms.base import Algorithm
+from uefl.client.client import Clients
+from uefl.engines.base import Message
 
 OPTIMIZERS = {
     "adam": ({"weight_decay": 0.1}, torch.optim.Adam),
@@ -53,3 +55,24 @@ def test_the_budget_is_in_epochs_or_in_steps(keys, steps):
     one = arm(settings("fedavg", batch_size=16, **keys), fed, algorithm=Linear())[0]
     one.turn()
     assert one.last["silo-0"]["steps"] == steps
+
+
+def test_what_leaves_a_client_is_no_view_of_the_resident_network():
+    class Live(Algorithm):
+        def after_round(self, work):
+            work.private["mine"] = work.values
+
+    fed = federation()
+    cfg = settings("fedavg")
+    room = workspace(cfg, fed, Live())
+    start = room.initial(0)[0]
+    clients = Clients(fed.silos, room.device).handlers(room)
+    replies = [
+        clients[silo.name](
+            Message({name: t.clone() for name, t in start.items()}, {"train": True, "round": 0, "seed": 0})
+        )
+        for silo in fed.silos[:2]
+    ]
+    for reply in replies:
+        assert torch.equal(reply.tensors["values"], reply.private["mine"])
+    assert not torch.equal(replies[0].tensors["values"], replies[1].tensors["values"])

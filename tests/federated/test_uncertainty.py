@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from uefl.models.net import Head
+from uefl.models.heads import Head
 from uefl.uncertainty import (
     Prediction,
     certain,

@@ -30,6 +30,7 @@ from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import parse
 from ..findings import Findings, History
+from ..models.normalization import blank
 from ..uncertainty import Prediction, of_network
 from .context import Context, ModelSpec, Parameters, Record, State
 
@@ -62,6 +63,9 @@ class Algorithm:
     """False: clients are only measured"""
     draws: ClassVar[bool] = True
     """whether its predictions are of ``passes`` draws; where no arm draws, the key is refused"""
+    images_only: ClassVar[str] = ""
+    """what it does with images that no other inputs allow, in words that follow its name; empty: it takes all
+    kinds of inputs"""
     ops: ClassVar[tuple[str, ...]] = ()
     """required kernels; a backend without them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()
@@ -138,7 +142,8 @@ class Algorithm:
         smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
         if self.trains_clients and smallest.sizes.train == 1:
             try:
-                net.train()(torch.zeros(1, *federation.shape, device=next(net.parameters()).device))
+                probe = blank(1, federation.shape, federation.inputs).to(next(net.parameters()).device)
+                net.train()(probe if federation.inputs.kind == "tokens" else probe.float())
             except ValueError:  # of a batch norm that sees one value per channel
                 raise UserError(
                     f"silo {smallest.name!r} has one training image, which batch norm cannot normalize; give"

@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
+from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
 from ..models.net import Net
 
@@ -33,10 +34,11 @@ class ModelSpec:
 
     settings: Model
     shape: tuple[int, ...]
-    """(C, H, W)"""
+    """of one input, such as (C, H, W)"""
     classes: int
     given: Callable[[], nn.Module] | None = None
     """builds the network given in Python, instead of the one in ``settings``"""
+    inputs: Inputs = IMAGES
 
     def network(self) -> nn.Module:
         """Build the network: the given one, or the one of ``settings``.
@@ -51,7 +53,7 @@ class ModelSpec:
                 "its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out,"
                 " model=...)"
             )
-        return Net(self.settings, self.shape, self.classes)
+        return Net(self.settings, self.shape, self.classes, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,16 @@ class Context:
     its own only"""
     home: bool = False
     """whether clients keep their private states themselves"""
+    inputs: Inputs = IMAGES
+    """the kind of the inputs"""
+    tested: Mapping[str, int] = field(default_factory=dict)
+    """test inputs of each client, the weights in the means of ``run.metrics``; empty in the process of a
+    silo"""
 
     @property
     def spec(self) -> ModelSpec:
         """The specification of the network."""
-        return ModelSpec(self.model, self.shape, len(self.classes), self.network)
+        return ModelSpec(self.model, self.shape, len(self.classes), self.network, self.inputs)
 
 
 @dataclass

@@ -16,7 +16,9 @@ from torch import nn
 
 from ..client.work import Batch, Work
 from ..errors import UserError
-from ..models.net import Head, Net, usual
+from ..models.heads import Head
+from ..models.net import Net, usual
+from ..models.networks.base import with_usual_head
 from . import base
 from .base import Algorithm, ModelSpec, register
 
@@ -45,7 +47,7 @@ class TwinNet(Net):
     offset: torch.Tensor
 
     def __init__(self, spec: ModelSpec, alpha: float) -> None:
-        super().__init__(spec.settings, spec.shape, spec.classes)
+        super().__init__(spec.settings, spec.shape, spec.classes, spec.inputs)
         _, head = usual(self, "DisTrans needs")
         self.head = TwinHead(head, spec.classes)
         self.alpha = alpha
@@ -65,6 +67,8 @@ class DisTrans(Algorithm):
     columns: ClassVar[dict[str, str]] = {
         "offset_moved": "how far a client's offset has moved in its last round, in units of its length"
     }
+
+    images_only: ClassVar[str] = "mixes an offset into images"
 
     class Parameters(base.Parameters):
         """Parameters of DisTrans."""
@@ -90,9 +94,7 @@ class DisTrans(Algorithm):
             UserError: the network was given in Python.
         """
         if spec.given is not None:
-            raise UserError(
-                "DisTrans needs encoder = 'cnn', 'vgg16_bn' or 'resnet18', not a network that was given"
-            )
+            raise UserError(f"DisTrans needs encoder = {with_usual_head()}, not a network that was given")
         return TwinNet(spec, self.parameters.alpha)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:

@@ -7,7 +7,8 @@ import math
 import torch
 from pydantic import Field
 
-from ..models.net import Head, usual
+from ..models.heads import Head
+from ..models.net import usual
 from . import base
 from .base import Algorithm, ModelSpec, register
 

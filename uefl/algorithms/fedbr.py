@@ -10,7 +10,7 @@ A training message has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projec
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -37,6 +37,8 @@ _SHARE = 50
 @register("fedbr")
 class FedBR(Algorithm):
     """FedAvg with loss terms on pseudo-images; ``contrast = uniform = 0`` is FedAvg bit for bit."""
+
+    images_only: ClassVar[str] = "sends means of images"
 
     class Parameters(base.Parameters):
         """Parameters of FedBR."""

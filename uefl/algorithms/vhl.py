@@ -9,7 +9,7 @@ matched to it in the pull.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy, interpolate, log_softmax, normali
 
 from ..client.work import Batch, Work
 from ..data.federation import Federation, Split
-from ..models.net import Head, Net, usual
+from ..models.heads import Head
+from ..models.net import Net, usual
 from ..seeds import derive
 from . import base
 from .base import Algorithm, ModelSpec, register
@@ -29,6 +30,8 @@ _GRID = 8  # side of the noise that an image is made of
 @register("vhl")
 class VHL(Algorithm):
     """FedAvg on real and virtual images; ``virtual_batch = 0`` is FedAvg bit for bit."""
+
+    images_only: ClassVar[str] = "makes virtual images"
 
     class Parameters(base.Parameters):
         """Parameters of VHL."""

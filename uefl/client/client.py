@@ -24,7 +24,7 @@ import logging
 import secrets
 import statistics
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -114,9 +114,16 @@ class Part:
     kept: Tensors = field(default_factory=dict)
     training: dict[str, float] = field(default_factory=dict)
 
-    def copied(self) -> Part:
-        """Return the part with tensors of its own: the next member uses the same resident network."""
-        sent, kept = ({name: t.clone() for name, t in each.items()} for each in (self.sent, self.kept))
+    def copied(self, live: Collection[int]) -> Part:
+        """Return the part with copies of live tensors: the next member or client uses the same network.
+
+        Args:
+            live: addresses of the memory of the resident network.
+        """
+        sent, kept = (
+            {name: t.clone() if t.untyped_storage().data_ptr() in live else t for name, t in each.items()}
+            for each in (self.sent, self.kept)
+        )
         return replace(self, sent=sent, kept=kept)
 
 
@@ -178,11 +185,8 @@ class Client:
 
     def _turn(self, members: list[Message]) -> Reply:
         works = [self._work(part) for part in members]
-        parts = (
-            [self._part(work) for work in works]
-            if len(works) == 1
-            else [part.copied() for part in map(self._part, works)]
-        )
+        live = self._workspace.flat.storages()
+        parts = [part.copied(live) for part in map(self._part, works)]
         first, options = works[0], members[0].options
         # under local privacy the number of examples is not a weight
         local = self._workspace.context.run.privacy == "local"

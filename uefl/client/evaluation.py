@@ -10,6 +10,7 @@ import torch
 from uefl_kernels import metrics
 
 from ..data.federation import LabeledData, Split
+from ..metrics import METRICS
 from ..uncertainty import Prediction, ensemble, joined
 from .work import recorded
 
@@ -90,12 +91,19 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
                 "ece": metrics.ece(prediction.probs, labels),
                 "brier": metrics.brier(prediction.probs, labels),
             }
+            for own_name in work.workspace.context.run.metrics:
+                values[own_name] = torch.as_tensor(METRICS[own_name](prediction.probs, labels))
             counts = _counts(prediction.probs, labels) if last else {}
         values["entropy"] = prediction.entropy.double().mean()
         values["entropy_deterministic"] = prediction.entropy_deterministic.double().mean()
         values["mutual_info"] = prediction.mutual_info.double().mean()
+    device = work.workspace.device
     result: Metrics = dict(
-        zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True)
+        zip(
+            values,
+            torch.stack([value.double().to(device) for value in values.values()]).tolist(),
+            strict=True,
+        )
     )
     name = "test" if "test" in members[0] else "own"
     own = algorithm.measure(work, [dict(said[name].extra) for said in members], last)

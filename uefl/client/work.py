@@ -50,6 +50,7 @@ RESERVED = frozenset(
         "bytes_sent",
         "bytes_received",
         "epsilon",
+        "tested",
     )
 )
 """columns of metrics.jsonl that the frame fills"""

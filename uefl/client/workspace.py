@@ -13,13 +13,14 @@ import torch
 from ..data.rotate import augment
 from ..engines.base import Message
 from ..models.flat import FlatModule
-from ..models.normalization import normalization
+from ..models.normalization import normalization, normalized
 from ..seeds import derive
 from .recording import is_static, recorder_of
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm, Context
     from ..data.federation import Federation
+    from ..data.inputs import Inputs
     from ..data.settings import Data
 
 _PRIVATE = {"values": "net.values", "buffers": "net.buffers"}
@@ -54,14 +55,12 @@ class Workspace:
         static = self.context.run.cuda_graphs and is_static(algorithm)
         self.recorder = recorder_of(device) if static else None
         self._augment = data.augment
-        mean, std = normalization(data.normalize, federation.mean, federation.std)
+        inputs = federation.inputs
+        mean, std = normalization(data.normalize, federation.mean, federation.std, inputs)
         self._mean, self._std = mean.to(device), std.to(device)
         self._variances = self._running("running_var")
         """positions of running variances among the shared ``buffers``"""
-        shape = self.context.shape
-        self._noise = torch.randint(
-            256, (1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-        ).to(device)
+        self._noise = _noise(self.context.shape, inputs, mean, std).to(device)
 
     def initial(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """A new network: the shared ``values`` and ``buffers``, and the private parts that every client
@@ -138,12 +137,13 @@ class Workspace:
 
     @property
     def example(self) -> torch.Tensor:
-        """One input of the network: an image of noise, normalized."""
+        """One input of the network: noise, normalized."""
         return self.normalize(self._noise)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, C, H, W] -> float32, channels-last."""
-        return ((images - self._mean) / self._std).contiguous(memory_format=torch.channels_last)
+        """uint8 [B, C, H, W] -> float32, channels-last; other inputs as of
+        :func:`uefl.models.normalization.normalized`."""
+        return normalized(images, self._mean, self._std)
 
     def prepared(self, images: torch.Tensor) -> torch.Tensor:
         """Training images ``[B, C, H, W]`` uint8 -> float32: augmented, then normalized."""
@@ -172,6 +172,16 @@ class Workspace:
 
     def _private(self, flat: FlatModule) -> dict[str, torch.Tensor]:
         return {} if self._rest is None else self._cut(flat, self._rest)
+
+
+def _noise(shape: tuple[int, ...], inputs: Inputs, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Return one input of noise, the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    if inputs.kind == "images":
+        return torch.randint(256, (1, *shape), dtype=torch.uint8, generator=generator)
+    if inputs.kind == "tokens":
+        return torch.randint(inputs.vocabulary, (1, *shape), generator=generator)
+    return mean + std * torch.randn(1, *shape, dtype=torch.float64, generator=generator)
 
 
 def _keep_freed_memory() -> None:

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 SECTIONS = ("run", "data", "model", "training")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """of what files and folders are named after"""
-_PRETRAINED = ("vgg16_bn", "resnet18", "resnet18_nopool")
-_WITHOUT_WIDTH = (*_PRETRAINED, "given")
-_OWN_HEAD = ("cnn5x5", "resnet18_nopool", "given")
+_GIVEN_IGNORES = ("width", "hidden", "dropout", "logit_dropout", "pooled")
+"""keys of ``[model]`` without effect on a network that is given in Python"""
 
 
 @dataclass(frozen=True)
@@ -189,6 +188,12 @@ def _check(config: Config) -> None:
     from ..algorithms.base import find
 
     run, model, training, kind = config.run, config.model, config.training, config.kind
+    if run.metrics:
+        from ..client.work import RESERVED
+        from ..metrics import check
+
+        own = {key for arm in config.arms.values() for key in find(arm.algorithm).columns}
+        check(run.metrics, RESERVED | own)
     if run.aggregation in ("mean", "median"):
         _unused("run", run, "attackers", "it is for aggregation = 'trimmed_mean' or 'krum'")
     if run.privacy == "none":
@@ -202,23 +207,7 @@ def _check(config: Config) -> None:
         _unused("run", run, "members", "it is for uncertainty = 'ensemble'")
         if not any(find(arm.algorithm).draws for arm in config.arms.values()):
             _unused("run", run, "passes", "its arms measure one pass with dropout off")
-    network = "a network that is given" if model.encoder == "given" else model.encoder
-    if model.encoder in _WITHOUT_WIDTH:
-        _unused("model", model, "width", f"{network} does not use it")
-    if model.pretrained and model.encoder not in _PRETRAINED:
-        raise UserError(
-            f"key 'model.pretrained': {network} has no pretrained weights; set false, or another encoder"
-        )
-    if model.pretrained or model.encoder == "given":
-        _unused(
-            "model",
-            model,
-            "norm_layer",
-            f"{'pretrained weights are for batch norm' if model.pretrained else f'{network} has its own'}",
-        )
-    if model.encoder in _OWN_HEAD:
-        for key in ("hidden", "dropout", "logit_dropout", "pooled"):
-            _unused("model", model, key, f"{network} does not use it")
+    _check_model(model)
     if training.batch_size < 2:
         raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     if training.optimizer != "sgd":
@@ -244,6 +233,26 @@ def _check(config: Config) -> None:
                 name,
                 f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled silos'}",
             )
+
+
+def _check_model(model: Model) -> None:
+    """Refuse a network that is not there, and keys that have no effect on it."""
+    from ..models.networks import Network, find
+
+    given = model.encoder == "given"
+    kind: type[Network] | None = None if given else find(model.encoder)
+    ignored, pretrained = (_GIVEN_IGNORES, False) if kind is None else (kind.ignores, kind.pretrained)
+    network = "a network that is given" if given else model.encoder
+    if model.pretrained and not pretrained:
+        raise UserError(
+            f"key 'model.pretrained': {network} has no pretrained weights; set false, or another encoder"
+        )
+    for key in ignored:
+        _unused("model", model, key, f"{network} does not use it")
+    if model.pretrained:
+        _unused("model", model, "norm_layer", "pretrained weights are for batch norm")
+    if given:
+        _unused("model", model, "norm_layer", f"{network} has its own")
 
 
 def _check_private(config: Config) -> None:

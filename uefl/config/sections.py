@@ -173,6 +173,13 @@ class RunSection(Section):
             " of these layers; for that the layers leave the clients, so silos at a SuperLink do not do it"
         ),
     )
+    metrics: tuple[str, ...] = Field(
+        (),
+        description=(
+            "further metrics of the test predictions, listed below: computed by each client; a report has the"
+            " mean, weighted by the test inputs of each client"
+        ),
+    )
     target_accuracy: float = Field(
         0.0, ge=0, le=1, description="report the first round whose mean accuracy reaches this; 0: none"
     )
@@ -181,25 +188,25 @@ class RunSection(Section):
 class Model(Section):
     """The network, for algorithms that bring none."""
 
-    encoder: Literal["cnn", "vgg16_bn", "resnet18", "cnn5x5", "resnet18_nopool", "given"] = Field(
+    encoder: str = Field(
         "cnn",
+        min_length=1,
         description=(
-            "`cnn` (three residual stages), `vgg16_bn`, `resnet18`; `cnn5x5` and `resnet18_nopool`, with"
-            " heads of their own; `given`: the network that `uefl.train(model=...)` gets"
+            "name of a network, listed below, or `given`: the network that `uefl.train(model=...)` gets"
         ),
     )
     pretrained: bool | str = Field(
         False,
         description=(
-            "ImageNet weights for `vgg16_bn` and the two resnets, from torchvision's cache, or from the file"
-            " of this name; nothing is downloaded; grey images are as three equal channels"
+            "ImageNet weights, from torchvision's cache, or from the file of this name; nothing is"
+            " downloaded; grey images are as three equal channels"
         ),
     )
     pooled: bool = Field(
         False,
         description=(
             "one feature vector per image, the mean over the positions of the encoder's map, in the place of"
-            " one per position (not of `cnn5x5` and `resnet18_nopool`)"
+            " one per position"
         ),
     )
     norm_layer: Literal["batch", "group"] = Field(
@@ -210,26 +217,10 @@ class Model(Section):
         ),
     )
     width: int = Field(
-        128,
-        ge=1,
-        le=4096,
-        description=(
-            "channels of the first stage of `cnn` and `cnn5x5`, everything behind it grows with them; refused"
-            " with the others"
-        ),
+        128, ge=1, le=4096, description=("channels of the first stage, everything behind it grows with them")
     )
-    hidden: int = Field(
-        512,
-        ge=1,
-        le=65_536,
-        description="hidden units of the classifier (not of `cnn5x5` and `resnet18_nopool`)",
-    )
-    dropout: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="rate of the dropout before the last layer (not of `cnn5x5` and `resnet18_nopool`)",
-    )
+    hidden: int = Field(512, ge=1, le=65_536, description="hidden units of the classifier")
+    dropout: float = Field(0.1, ge=0, lt=1, description="rate of the dropout before the last layer")
     logit_dropout: bool = Field(
         False,
         description=(

@@ -1,4 +1,4 @@
-"""A federation of the user's own arrays, tensors and torch Datasets."""
+"""A federation of the user's own arrays, tensors, DataFrames and torch Datasets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..isolation import isolate
 from . import labeled
 from .dataset import DataSet, numbers
 from .federation import Federation, Split
-from .images import copied
+from .images import ImageList, copied
 from .partitions.base import Deal, Share
 from .pixels import as_bytes, as_images, as_label, as_labels, is_array, kinds_of, native, pixels_of
 from .settings import Data
+from .vectors import Vectors, is_frame, joined, of_array
 
 Part = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
@@ -35,7 +36,7 @@ def from_arrays(
     data: Data | None = None,
     seed: int = 0,
 ) -> Federation:
-    """Make a federation of labeled images that are in memory already, or that Datasets yield.
+    """Make a federation of labeled data that are in memory already, or that Datasets yield.
 
     Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3: of
     uint8; of uint16: their upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8
@@ -43,13 +44,17 @@ def from_arrays(
     a list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and a label.
     It is read once, here, so that random changes in it are drawn once.
 
+    Data that are no images: floats ``[N, F]``, or a pandas DataFrame, are the columns of a table. Integers
+    ``[N, L]`` are sequences of tokens, with 0 as padding. A Dataset yields them with one axis less.
+
     Args:
         clients: by name, the training and the test part; None instead of a test part: it is taken out of the
             training part.
         unseen: by name, images of clients that are measured only.
         classes: names of the classes; default: the names that occur as labels, sorted; or numbers, up to the
             highest label.
-        data: holdout, image size and the share of a test split; the keys of dealing are not looked at.
+        data: holdout, image size, vocabulary and the share of a test split; the keys of dealing are not
+            looked at.
         seed: of the splits taken here.
 
     Raises:
@@ -58,18 +63,18 @@ def from_arrays(
     data = data or Data()
     if not clients:
         raise UserError("clients is empty; expected a dict of name: (train, test)")
-    pixels: list[torch.Tensor] = []
+    found: list[list[torch.Tensor] | Vectors] = []
     labels: list[Labels] = []
     names: list[str] = []
     kinds: Counter[str] = Counter()
 
     def take(part: Part, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows of a part, which is appended to the others."""
-        images, integers = _read(part, where, kinds)
-        rows = np.arange(len(pixels), len(pixels) + len(images))
-        pixels.extend(images)
-        labels.append(integers)
-        names.extend(f"{where}/{i}" for i in range(len(images)))
+        inputs, of_part = _read(part, where, kinds, data.vocabulary)
+        rows = np.arange(len(names), len(names) + len(of_part))
+        found.append(inputs)
+        labels.append(of_part)
+        names.extend(f"{where}/{i}" for i in range(len(of_part)))
         return rows
 
     shares = []
@@ -92,12 +97,27 @@ def from_arrays(
         rows = take(part, f"{name}/test")
         apart.append(Share(str(name), rows[:0], rows))
     everything, known = _numbered(labels, None if classes is None else tuple(classes))
-    images = copied(pixels, tuple(names), kinds)
+    images = _together(found, tuple(names), kinds)
     rows = np.arange(len(everything))
     table = DataSet("arrays", images, everything, known, rows, None, parts={"images": len(rows)})
     return labeled.federate(
         table, Deal(tuple(shares), tuple(apart)), data, seed, partition={"scheme": "given"}
     )
+
+
+def _together(
+    found: Sequence[list[torch.Tensor] | Vectors], files: tuple[str, ...], kinds: Mapping[str, int]
+) -> ImageList | Vectors:
+    """Return the inputs of all parts in one list.
+
+    Raises:
+        UserError: images in one part and other inputs in another, or inputs of different lengths.
+    """
+    tables = [part for part in found if isinstance(part, Vectors)]
+    pixels = [image for part in found if isinstance(part, list) for image in part]
+    if tables and pixels:
+        raise UserError(f"{tables[0].place} has {tables[0].inputs.kind}, and other parts have images")
+    return joined(tables, files) if tables else copied(pixels, files, kinds)
 
 
 def _numbered(
@@ -148,11 +168,16 @@ def _labels(labels: Any, count: int, where: str) -> Labels:
     return as_labels(labels, count, where)
 
 
-def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tensor], Labels]:
-    """Return images ``[C, H, W]`` uint8 and labels, and count the kinds of change."""
+def _read(
+    part: Part, where: str, kinds: Counter[str], vocabulary: int
+) -> tuple[list[torch.Tensor] | Vectors, Labels]:
+    """Return images ``[C, H, W]`` uint8, columns or tokens, and labels; count the kinds of change."""
     if isinstance(part, Split):
         part = part.images, part.labels
-    if isinstance(part, (tuple, list)) and len(part) == 2 and is_array(part[0]):
+    if isinstance(part, (tuple, list)) and len(part) == 2 and (is_array(part[0]) or is_frame(part[0])):
+        if is_frame(part[0]) or part[0].ndim == 2:
+            inputs = of_array(part[0], where, vocabulary)
+            return inputs, _labels(part[1], inputs.count, where)
         images, kind = as_images(part[0], where)
         kinds.update({kind: len(images)} if kind else {})
         return list(images), _labels(part[1], len(images), where)
@@ -163,17 +188,36 @@ def _read(part: Part, where: str, kinds: Counter[str]) -> tuple[list[torch.Tenso
         )
     if len(part) == 0:
         raise UserError(f"{where} has no image")
-    pixels, labels = [], []
+    items, labels = [], []
     for i in range(len(part)):
         item = part[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(
                 f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer"
             )
-        pixels.append(_one(item[0], f"{where}: image {i}", kinds))
+        items.append(item[0])
         text = isinstance(item[1], str)
         labels.append(item[1] if text else as_label(item[1], f"{where}: item {i}"))
+    if is_array(items[0]) and items[0].ndim == 1:
+        return of_array(_stacked(items, where), where, vocabulary), _labels(labels, len(items), where)
+    pixels = [_one(item, f"{where}: image {i}", kinds) for i, item in enumerate(items)]
     return pixels, _labels(labels, len(pixels), where)
+
+
+def _stacked(items: Sequence[Any], where: str) -> np.ndarray[Any, Any]:
+    """Return the vectors of a Dataset as ``[N, F]``.
+
+    Raises:
+        UserError: they differ in length.
+    """
+    arrays = [np.asarray(item) for item in items]
+    for i, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            raise UserError(
+                f"{where}: item {i} has the shape {list(array.shape)}, item 0 {list(arrays[0].shape)};"
+                " expected one length"
+            )
+    return np.stack(arrays)
 
 
 def _one(image: Any, where: str, kinds: Counter[str]) -> torch.Tensor:

@@ -12,13 +12,14 @@ from ..paths import check_name, other_capitals, special
 from . import generated, labeled, unlabeled
 from .dataset import DataSet, checked
 from .federation import Federation, Kind
+from .images import ImageList
 from .partitions.base import Scheme
 from .partitions.base import checked as whole_deal
 from .partitions.natural import Natural
 from .partitions.rotations import Rotations
 from .partitions.unlabeled import Unlabeled
 from .settings import Data
-from .sources import SOURCES, own_folder, own_npz, own_sets
+from .sources import SOURCES, own_folder, own_npz, own_sets, own_table
 
 _OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
 _DEALT = (
@@ -92,20 +93,25 @@ def read_source(data: Data, root: Path | None) -> DataSet:
         table = checked(SOURCES[data.source](root), data.source)
     elif path.suffix.lower() == ".npz":
         table = own_npz.read(path)
+    elif own_table.is_folder(path) or (path.suffix.lower() in own_table.SUFFIXES and path.is_file()):
+        table = own_table.read(path, data)
     elif path.is_dir():
         table = own_folder.read(path)
     else:
         check_name(path, "key 'source':")
         if special(path) is not None or path.is_file():
             raise UserError(
-                f"key 'source': {data.source!r} is {special(path) or 'a file that is no .npz'}; expected a"
-                " folder or an .npz"
+                f"key 'source': {data.source!r} is {special(path) or 'a file of another kind'}; expected a"
+                " folder, an .npz, a .csv or a .parquet"
             )
         close = difflib.get_close_matches(data.source, SOURCES, 1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        hint += f", and no folder or .npz of that name is there{other_capitals(path)}"
+        hint += f", and no folder or file of that name is there{other_capitals(path)}"
         advice = "give the path of your data, laid out as in docs/configuration.md"
         raise UserError(f"key 'source': {data.source!r} is none of {', '.join(SOURCES)}{hint}; {advice}")
+    if isinstance(table.images, ImageList):
+        for key in ("label", "vocabulary"):
+            _refuse(data, key, "the data are images")
     return table.first_classes(data.first_classes) if data.first_classes else table
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import UserError
 from .images import ImageList, Rows, check_rows
+from .vectors import Vectors
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class DataSet:
 
     name: str
     """of the data set, or the path of the user's data"""
-    images: ImageList
+    images: ImageList | Vectors
     labels: Rows
     """``[N]`` int64"""
     classes: tuple[str, ...]

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from .inputs import IMAGES, Inputs
+
 Kind = Literal["labeled", "sets"]
 """``labeled``: every client has labeled images. ``sets``: every client has sets of unlabeled images, with the
 class shares of each set."""
@@ -15,7 +17,7 @@ class shares of each set."""
 
 @dataclass(frozen=True)
 class Split:
-    """Images ``[N, C, H, W]`` uint8 and labels ``[N]`` int64."""
+    """Images ``[N, C, H, W]`` uint8, or other :class:`uefl.data.inputs.Inputs`, and labels ``[N]`` int64."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -117,9 +119,9 @@ class Federation:
     silos: tuple[Silo, ...]
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    """(C, H, W)"""
+    """of one input, such as (C, H, W)"""
     mean: tuple[float, ...]
-    """per channel, on the scale 0-1, over the images that are trained on"""
+    """per channel, on the scale 0-1, or per column, over the inputs that are trained on"""
     std: tuple[float, ...]
     unseen: tuple[Silo, ...] = ()
     """clients that are measured and never trained on"""
@@ -133,6 +135,8 @@ class Federation:
     """SHA-256 over all that training and measuring see"""
     here: bool = True
     """whether the images of the clients can be read in this process"""
+    inputs: Inputs = IMAGES
+    """what the ``images`` of its splits are"""
 
     def describe(self) -> str:
         """Return one line: clients, images, shape of an image, images of the server, classes."""
@@ -142,12 +146,12 @@ class Federation:
         )
         parts = [f"{len(self.silos)} {'silos' if self.kind == 'labeled' else 'clients'}: "]
         if self.kind == "labeled":
-            parts.append(f"{train} training, {holdout} held out, {test} test images of {shape}")
+            parts.append(f"{train} training, {holdout} held out, {test} test {self.inputs.noun} of {shape}")
         else:
             sizes = [size for silo in self.silos for size in silo.sizes.sets]
             parts.append(
-                f"{train} unlabeled images of {shape} in {len(sizes)} sets of {min(sizes)} to {max(sizes)},"
-                f" {test or 'no'} test images"
+                f"{train} unlabeled {self.inputs.noun} of {shape} in {len(sizes)} sets of {min(sizes)} to"
+                f" {max(sizes)}, {test or 'no'} test {self.inputs.noun}"
             )
         if self.unseen:
             parts.append(f"; not trained on: {', '.join(silo.name for silo in self.unseen)}")
@@ -158,7 +162,7 @@ class Federation:
                 for part, what in ((held.labeled, "labeled"), (held.validation, "validation"))
                 if part
             )
-            parts.append(f"; the server: {counts or 'no'} images")
+            parts.append(f"; the server: {counts or 'no'} {self.inputs.noun}")
         names = ", ".join(self.classes[:12]) + (", ..." if len(self.classes) > 12 else "")
         parts.append(f"; {len(self.classes)} classes: {names}")
         return "".join(parts)

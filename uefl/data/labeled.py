@@ -15,7 +15,7 @@ from .dataset import DataSet
 from .federation import Federation, LabeledData, Silo, Sizes, Split
 from .images import DamagedImages, Rows
 from .partitions.base import Deal, Share
-from .prepare import PixelCounts, Preparation
+from .prepare import AsTheyAre, Preparation, prepare_for
 
 if TYPE_CHECKING:
     from .settings import Data
@@ -53,21 +53,19 @@ def federate(
     """
     notes.check_names("silo", (share.name for share in (*deal.clients, *deal.unseen)))
     clients = _split(table, deal.clients, data, seed, one_class=one_class)
-    prepare = Preparation.of([table.images], data.image_size)
+    prepare = prepare_for([table.images], data.image_size, data.normalize == "standard")
     unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
     prepare.check_memory(
         sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images
     )
 
-    content, pixels, damaged = record.Content(), PixelCounts(prepare.channels), DamagedImages()
+    content, pixels, damaged = record.Content(), prepare.statistics(), DamagedImages()
     silos, entries = [], {}
     for client in clients:
         load = partial(_load, table, prepare, client)
         with damaged.gathered():
             found = load()
-            pixels.add(found.train.images)
-            if client.held is not None:
-                pixels.add(found.holdout.images)
+            pixels.add(*trained_on(found))
             silos.append(Silo(client.share.name, Sizes.of(found), load))
             entries[client.share.name] = _entry(table, client, content)
     damaged.check()
@@ -101,7 +99,7 @@ def federate(
         *notes.of_classes([silo.name for silo in silos], table.classes, train, test),
         *notes.of_kinds([table.images]),
         *notes.of_resizing([table.images], data.image_size),
-        *notes.of_twins(content.twins()),
+        *notes.of_twins(content.twins(), prepare.inputs),
     )
     return Federation(
         "labeled",
@@ -115,7 +113,13 @@ def federate(
         found_notes,
         manifest,
         record.digest(manifest),
+        inputs=prepare.inputs,
     )
+
+
+def trained_on(data: LabeledData) -> list[torch.Tensor]:
+    """Return the images that the mean and the deviation of a client are of: training images and holdout."""
+    return [data.train.images] if data.holdout is data.test else [data.train.images, data.holdout.images]
 
 
 def _split(
@@ -169,7 +173,7 @@ def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple
     return order[~chosen].numpy(), order[chosen].numpy()
 
 
-def _load(table: DataSet, prepare: Preparation, client: _Client) -> LabeledData:
+def _load(table: DataSet, prepare: Preparation | AsTheyAre, client: _Client) -> LabeledData:
     """Read the images of one client."""
 
     def split(rows: Rows) -> Split:

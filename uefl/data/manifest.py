@@ -14,7 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import UserError
-from .images import ImageList, Rows
+from .images import Rows
+from .prepare import Source
+from .vectors import Vectors
 
 SCHEMA = 1
 _MEASURED = ("holdout", "test")
@@ -32,7 +34,7 @@ class Content:
         self._tested: list[tuple[bytes, str]] = []
 
     def entry(
-        self, images: ImageList, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int
+        self, images: Source, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int
     ) -> Entry:
         """The record of one split.
 
@@ -74,8 +76,9 @@ class Content:
         return held_out + [(name, others[digest]) for digest, name in self._tested if digest in others]
 
 
-def _name(images: ImageList, row: int) -> str:
-    return images.files[row] if images.files else " ".join(filter(None, (images.inside, f"image {row}")))
+def _name(images: Source, row: int) -> str:
+    noun = images.inputs.noun[:-1] if isinstance(images, Vectors) else "image"
+    return images.files[row] if images.files else " ".join(filter(None, (images.inside, f"{noun} {row}")))
 
 
 def digest(manifest: Entry) -> str:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from ..errors import UserError
 from . import pixels
 from .images import ImageList
+from .inputs import IMAGES, Inputs
+from .prepare import Source
 
 Counts = npt.NDArray[np.int64]
 """``[clients, classes]`` images"""
@@ -41,12 +43,13 @@ def check_names(what: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def of_resizing(sources: Iterable[ImageList], image_size: int) -> list[str]:
+def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
     """Return a note where images lose their proportions, because they are resized to a square."""
     if not image_size:
         return []
     count, total, worst, example = 0, 0, 1.0, ""
     for images in sources:
+        assert isinstance(images, ImageList)
         heights, widths = images.shapes[:, 0], images.shapes[:, 1]
         stretch = np.maximum(heights / widths, widths / heights)
         weight = images.count // len(stretch)  # one shape stands for all
@@ -63,7 +66,7 @@ def of_resizing(sources: Iterable[ImageList], image_size: int) -> list[str]:
     ]
 
 
-def of_kinds(sources: Iterable[ImageList]) -> list[str]:
+def of_kinds(sources: Iterable[Source]) -> list[str]:
     """Return one note for each kind of change that reading makes in the values of images, with the number of
     these images."""
     kinds, total = Counter[str](), 0
@@ -99,13 +102,15 @@ def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test
     return found
 
 
-def of_twins(twins: Sequence[tuple[str, str]]) -> list[str]:
+def of_twins(twins: Sequence[tuple[str, str]], inputs: Inputs = IMAGES) -> list[str]:
     """Return a note where images are both trained on and measured on."""
     if not twins:
         return []
     measured, trained = twins[0]
     more = f", and {len(twins) - 1} more such pair{'s' * (len(twins) > 2)}" if len(twins) > 1 else ""
-    return [f"{measured} is the same image as {trained}{more}: what is measured on it says little"]
+    return [
+        f"{measured} is the same {inputs.noun[:-1]} as {trained}{more}: what is measured on it says little"
+    ]
 
 
 def of_clients(count: int) -> list[str]:

@@ -1,7 +1,9 @@
-"""Bring the images of a source to the channels and the size of a federation."""
+"""Bring the inputs of a source to the form that all clients of a federation share, and measure their mean and
+deviation."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,69 @@ import torch
 
 from ..errors import UserError
 from .images import ImageList, Rows
+from .inputs import IMAGES, Inputs
 from .rotate import rotate
+from .vectors import Vectors
+
+Source = ImageList | Vectors
+Parts = dict[str, dict[str, torch.Tensor]]
+"""tensors of a report by group and name"""
+
+
+def prepare_for(sources: Sequence[Source], image_size: int, standard: bool = True) -> Preparation | AsTheyAre:
+    """Return the preparation for the inputs of several sources.
+
+    Args:
+        sources: one or more, of one kind.
+        image_size: side of the square that images are resized to; 0: they are not.
+        standard: whether columns are standardized, and so measured.
+
+    Raises:
+        UserError: inputs of different sizes or kinds, or a key that is for images alone.
+    """
+    images = [source for source in sources if isinstance(source, ImageList)]
+    if len(images) == len(sources):
+        return Preparation.of(images, image_size)
+    vectors = [source for source in sources if isinstance(source, Vectors)]
+    assert len(vectors) == len(sources)
+    if image_size:
+        kind = vectors[0].inputs.kind
+        raise UserError(f"key 'image_size': resizes images, and the data are {kind}; leave it out")
+    return AsTheyAre(vectors[0].inputs, tuple(vectors[0].values.shape[1:]), standard)
+
+
+@dataclass(frozen=True)
+class AsTheyAre:
+    """Return the columns of a table or sequences of tokens, which need no preparation."""
+
+    inputs: Inputs
+    shape: tuple[int, ...]
+    """(F,) or (L,)"""
+    standard: bool = True
+    """whether columns are standardized"""
+
+    def __call__(
+        self, source: Source, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
+    ) -> torch.Tensor:
+        """Return the inputs ``[n, F]`` float64 or ``[n, L]`` int64.
+
+        Raises:
+            UserError: they were to be turned by an angle.
+        """
+        assert isinstance(source, Vectors)
+        if angle:
+            kind = self.inputs.kind
+            raise UserError(
+                f"key 'data.partition.angles': turns images, and the data are {kind}; leave it out"
+            )
+        return source.values[torch.from_numpy(rows)]
+
+    def check_memory(self, count: int) -> None:
+        """Do nothing: the inputs are in memory already."""
+
+    def statistics(self) -> PixelCounts | Moments:
+        """Return new statistics, without any client."""
+        return statistics_of(self.shape, self.inputs, self.standard)
 
 
 @dataclass(frozen=True)
@@ -44,10 +108,13 @@ class Preparation:
                 raise UserError(f"{pair}; set image_size to resize all images to one square")
         return cls(channels, 0, (channels, h0, w0))
 
+    inputs = IMAGES
+
     def __call__(
-        self, images: ImageList, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
+        self, images: Source, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
     ) -> torch.Tensor:
         """The images ``[n, C, H, W]`` uint8, resized, then turned by ``angle`` degrees counter-clockwise."""
+        assert isinstance(images, ImageList)
         pixels = images.read(rows, self.image_size).expand(-1, self.channels, -1, -1).contiguous()
         return rotate(pixels, angle, legacy_center=legacy_center) if len(pixels) else pixels
 
@@ -68,6 +135,23 @@ class Preparation:
                 f" {there / 1e9:.0f} GB; lower image_size"
             )
 
+    def statistics(self) -> PixelCounts | Moments:
+        """Return new statistics, without any client."""
+        return statistics_of(self.shape, self.inputs)
+
+
+def statistics_of(shape: tuple[int, ...], inputs: Inputs, standard: bool = True) -> PixelCounts | Moments:
+    """Return new statistics of inputs, without any client.
+
+    Args:
+        shape: of one input.
+        inputs: their kind.
+        standard: whether columns are standardized.
+    """
+    if inputs.kind == "images":
+        return PixelCounts(shape[0])
+    return Moments(shape[0] if inputs.kind == "columns" else 0, standard)
+
 
 class PixelCounts:
     """Count the pixels of each of the 256 values in each channel."""
@@ -76,10 +160,19 @@ class PixelCounts:
         self.counts = torch.zeros(channels, 256, dtype=torch.int64)
         """``[channels, 256]``"""
 
-    def add(self, images: torch.Tensor) -> None:
-        """Count images ``[N, C, H, W]`` uint8."""
-        for c, counts in enumerate(self.counts):
-            counts += images[:, c].flatten().bincount(minlength=256)
+    def add(self, *parts: torch.Tensor) -> None:
+        """Count the images ``[N, C, H, W]`` uint8 of one client."""
+        for images in parts:
+            for c, counts in enumerate(self.counts):
+                counts += images[:, c].flatten().bincount(minlength=256)
+
+    def report(self) -> Parts:
+        """Return what the silo of one client reports."""
+        return {"pixels": {"counts": self.counts}}
+
+    def join(self, report: Parts) -> None:
+        """Add the report of a silo; gray images count as color images where those of others are in color."""
+        self.counts += report["pixels"]["counts"].expand(len(self.counts), -1)
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the exact mean and standard deviation of each channel, on the scale 0-1."""
@@ -89,3 +182,56 @@ class PixelCounts:
         variance = (share * (values - mean[:, None]) ** 2).sum(1)
         std = variance.sqrt().clamp_min(1 / 255)  # one grey level: a constant channel is divided by it
         return tuple(mean.tolist()), tuple(std.tolist())
+
+
+class Moments:
+    """Count the rows of each client, with the mean and the sum of squared deviations of each column.
+
+    The result does not depend on the order of the clients.
+
+    Args:
+        columns: how many; 0: of tokens, which have no mean.
+        standard: False: columns are used as they are, so nothing is measured; the mean is 0, the deviation 1.
+    """
+
+    def __init__(self, columns: int, standard: bool = True) -> None:
+        self._columns, self._standard = columns, standard
+        self.clients: list[torch.Tensor] = []
+        """of each client ``[3, columns]`` float64: rows, mean, sum of squared deviations"""
+
+    def add(self, *parts: torch.Tensor) -> None:
+        """Count the rows ``[N, columns]`` float64 of one client."""
+        if not self._columns or not self._standard:
+            return
+        values = torch.cat(parts).double().cpu().numpy()
+        mean = values.sum(0) / max(len(values), 1)
+        of_client = [np.full_like(mean, len(values)), mean, ((values - mean) ** 2).sum(0)]
+        self.clients.append(torch.from_numpy(np.stack(of_client)))
+
+    def report(self) -> Parts:
+        """Return what the silo of one client reports; nothing where columns are not standardized."""
+        return {"columns": {"moments": self.clients[0]}} if self.clients else {}
+
+    def join(self, report: Parts) -> None:
+        """Add the report of a silo."""
+        if self._columns and self._standard:
+            self.clients.append(report["columns"]["moments"])
+
+    def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the mean and the standard deviation of each column over all clients; a constant column has
+        the deviation 1.
+
+        Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance".
+        """
+        if not self._standard:
+            return (0.0,) * self._columns, (1.0,) * self._columns
+        means, deviations = [], []
+        for column in range(self._columns):
+            triples = [client[:, column].tolist() for client in self.clients]
+            total = math.fsum(n for n, _, _ in triples)
+            mean = math.fsum(n * own for n, own, _ in triples) / total
+            square = math.fsum(value for n, own, left in triples for value in (left, n * (own - mean) ** 2))
+            std = math.sqrt(square / total)
+            means.append(mean)
+            deviations.append(std if std > 1e-12 * abs(mean) else 1.0)
+        return tuple(means), tuple(deviations)

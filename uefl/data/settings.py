@@ -23,7 +23,17 @@ class Data(BaseModel):
     source: str = Field(
         default="digits",
         min_length=1,
-        description="name of a data set, or the path of your own folder or .npz",
+        description="name of a data set, or the path of your own folder, .npz, .csv or .parquet",
+    )
+    label: str = Field(default="label", min_length=1, description="of a table: the column with the classes")
+    vocabulary: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description=(
+            "the inputs are sequences of so many different tokens, 0 being padding; 0: no tokens, or for"
+            " arrays of integers the highest one and 1"
+        ),
     )
     clients: int | None = Field(
         default=None,

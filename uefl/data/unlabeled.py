@@ -20,9 +20,9 @@ from . import manifest as record
 from . import notes, priors
 from .dataset import DataSet
 from .federation import Federation, ServerData, SetData, Silo, Sizes, Split
-from .images import ImageList, Rows
+from .images import Rows
 from .partitions.base import Scheme, SetDeal
-from .prepare import PixelCounts, Preparation
+from .prepare import AsTheyAre, Preparation, Source, prepare_for
 from .priors import Matrix
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ USE: dict[str, record.Use] = {"labeled": "train", "validation": "holdout"}
 class LabeledRows:
     """Images of a source that have labels."""
 
-    images: ImageList
+    images: Source
     rows: Rows
     labels: Rows
 
@@ -45,7 +45,7 @@ class LabeledRows:
         """Some of them."""
         return LabeledRows(self.images, self.rows[positions], self.labels[positions])
 
-    def load(self, prepare: Preparation) -> Split:
+    def load(self, prepare: Preparation | AsTheyAre) -> Split:
         """Read them."""
         return Split(prepare(self.images, self.rows), torch.from_numpy(self.labels))
 
@@ -55,7 +55,7 @@ class ClientSets:
     """One client's images and sets before its priors are settled."""
 
     name: str
-    images: ImageList
+    images: Source
     rows: Rows
     sets: Rows
     """``[n]`` int64, the set of each image"""
@@ -147,12 +147,12 @@ def federate(
         tests = [made.test.part(part) for part in np.array_split(order, len(tests))]
     server = {"labeled": made.labeled, "validation": made.validation}
     sources = _sources(made)
-    prepare = Preparation.of(sources, data.image_size)
+    prepare = prepare_for(sources, data.image_size, data.normalize == "standard")
     prepare.check_memory(sum(len(client.rows) for client in made.clients))
     held = {part: rows.load(prepare) if rows else None for part, rows in server.items()}
 
     priors_of = _Priors(made, data, seed, held["labeled"])
-    content, pixels, silos, entries = record.Content(), PixelCounts(prepare.channels), [], {}
+    content, pixels, silos, entries = record.Content(), prepare.statistics(), [], {}
     for client, test in zip(made.clients, tests, strict=True):
         images = prepare(client.images, client.rows)
         pixels.add(images)
@@ -192,7 +192,7 @@ def federate(
         *doubts,
         *notes.of_kinds(sources),
         *notes.of_resizing(sources, data.image_size),
-        *notes.of_twins(content.twins()),
+        *notes.of_twins(content.twins(), prepare.inputs),
     )
     return Federation(
         "sets",
@@ -205,6 +205,7 @@ def federate(
         found,
         manifest,
         record.digest(manifest),
+        inputs=prepare.inputs,
     )
 
 
@@ -308,7 +309,7 @@ def certain(doubts: list[str], *, strict: bool) -> list[str]:
     return doubts
 
 
-def _sources(made: Material) -> list[ImageList]:
+def _sources(made: Material) -> list[Source]:
     """Return the places that all images come from, each once."""
     every = [client.images for client in made.clients] + [
         part.images for part in (made.test, made.labeled, made.validation) if part
@@ -317,7 +318,11 @@ def _sources(made: Material) -> list[ImageList]:
 
 
 def _load(
-    prepare: Preparation, client: ClientSets, table: Matrix, weights: Matrix | None, test: LabeledRows | None
+    prepare: Preparation | AsTheyAre,
+    client: ClientSets,
+    table: Matrix,
+    weights: Matrix | None,
+    test: LabeledRows | None,
 ) -> SetData:
     """Read the images of one client."""
     return SetData(

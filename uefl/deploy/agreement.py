@@ -13,25 +13,33 @@ import torch
 from ..config import Config
 from ..data import manifest as record
 from ..data.federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes
+from ..data.inputs import Inputs
 from ..data.notes import check_names, listed
 from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
-from ..data.prepare import PixelCounts, Preparation
+from ..data.prepare import Preparation, prepare_for, statistics_of
 from ..data.sources import own_sets
 from ..data.unlabeled import USE, LabeledRows, Reach, certain, of_all
+from ..data.vectors import MOST_TOKENS
 from ..engines import faults
 from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..engines.flower.members import Report
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 _SHA256 = re.compile("[0-9a-f]{64}")
 _VERSION = re.compile(r"[0-9A-Za-z.+_-]{1,40}")
+_NAMED = 8
+"""columns in a message"""
 _CLASSES = 10_000
 """of one silo: the last layer of the network has a row for each"""
 _IMAGES = 10**9
 """of one silo, in each split"""
+_LENGTH = 100_000
+"""columns of a table, or tokens of a sequence"""
+_LARGEST = 1e100
+"""mean of a column: its square is finite"""
 _VALUES = 2**28
 """of one image: a picture of a camera has a tenth"""
 
@@ -80,7 +88,7 @@ def refused(report: Report) -> str | None:
         if len(header["classes"]) > _CLASSES:
             return f"it has {len(header['classes'])} classes, more than {_CLASSES}"
         check_names("class", header["classes"])
-        sizes, shape = Sizes(**_sizes(header)), header["shape"]
+        sizes, shape, inputs = Sizes(**_sizes(header)), header["shape"], _inputs(header)
         whole = [sizes.train, sizes.holdout, sizes.test, *sizes.sets]
         sound = (
             isinstance(header["classes"], list | tuple)
@@ -88,7 +96,7 @@ def refused(report: Report) -> str | None:
             and header["precision"] in ("bf16", "fp32")
             and _VERSION.fullmatch(header["torch"]) is not None
             and all(type(n) is int and 0 <= n <= _IMAGES for n in whole)
-            and len(shape) == 3
+            and len(shape) == (3 if inputs.kind == "images" else 1)
             and all(type(n) is int and n > 0 for n in shape)
         )
         if not (
@@ -97,6 +105,8 @@ def refused(report: Report) -> str | None:
             and _is_content(header["content"], len(header["classes"]), sizes)
         ):
             return "its report does not fit itself"
+        if inputs.kind != "images":
+            return _vectors_refused(inputs, shape[0], parts, sizes)
         if shape[0] not in (1, 3) or math.prod(shape) > _VALUES:
             return (
                 f"it has images of {' x '.join(map(str, shape))}; expected 1 or 3 channels, and at most"
@@ -109,6 +119,36 @@ def refused(report: Report) -> str | None:
     except (AttributeError, LookupError, TypeError, ValueError):
         return "its report is not complete"
     return None
+
+
+def _inputs(header: Mapping[str, Any]) -> Inputs:
+    """Return the kind of the inputs of a report; TypeError or ValueError where it is none."""
+    told = header["inputs"]
+    names, vocabulary = tuple(told["names"]), told["vocabulary"]
+    check_names("column", names)
+    if told["kind"] not in ("images", "columns", "tokens") or (names and told["kind"] == "images"):
+        raise ValueError("no kind of inputs")
+    if type(vocabulary) is not int or (vocabulary > 0) != (told["kind"] == "tokens"):
+        raise ValueError("no vocabulary")
+    return Inputs(told["kind"], names, vocabulary)
+
+
+def _vectors_refused(
+    inputs: Inputs, length: int, parts: Mapping[str, Mapping[str, torch.Tensor]], sizes: Sizes
+) -> str | None:
+    """Return why a silo of columns or tokens cannot be one of a run; None: it can."""
+    if length > _LENGTH or inputs.vocabulary > MOST_TOKENS or len(inputs.names) not in (0, length):
+        return f"it has inputs of length {length} and {inputs.vocabulary} tokens; expected at most {_LENGTH}"
+    moments = parts.get("columns", {}).get("moments")
+    if moments is None:  # of tokens, or of columns that are not standardized
+        return None
+    if moments.dtype != torch.float64 or list(moments.shape) != [3, length]:
+        return "its moments are not of so many columns"
+    rows, means, squares = moments
+    sound = bool((rows == rows[0]).all()) and int(rows[0]) in (sizes.train, sizes.train + sizes.holdout)
+    if not sound or not bool((means.abs() <= _LARGEST).all() and (squares >= 0).all()):
+        return "its moments are not of so many rows"
+    return None if bool((squares <= _LARGEST**2).all()) else "its moments are not finite"
 
 
 def _fits_kind(header: Mapping[str, Any], sizes: Sizes) -> bool:
@@ -170,7 +210,7 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
     """
     groups: dict[Any, list[str]] = {}
     for name, (header, _) in reports.items():
-        key: Any = tuple(header["shape"][1:])
+        key: Any = tuple(header["shape"][1:]) if header["inputs"]["kind"] == "images" else _form(header)
         if _sets(cfg):
             key = (key, tuple(header["classes"]), bool(header["sizes"]["test"]))
         groups.setdefault(key, []).append(name)
@@ -226,14 +266,17 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
             f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"
             " images"
         )
-    shape = _shape(headers, server, cfg.data.image_size)
-    prepare = Preparation(shape[0], cfg.data.image_size, shape)
-    held = {part: rows.load(prepare) for part, rows in server.items()}
-    pixels = PixelCounts(shape[0])
+    shape, inputs = _shape(headers, server, cfg.data.image_size), _inputs(next(iter(headers.values())))
+    held = {}
+    for part, rows in server.items():  # of arms on unlabeled sets, which are images
+        _, height, width = shape
+        prepare = Preparation(shape[0], cfg.data.image_size, (shape[0], height, width))
+        held[part] = rows.load(prepare)
+    statistics = statistics_of(shape, inputs, cfg.data.normalize == "standard")
     for name in headers:
-        pixels.counts += reports[name][1]["pixels"]["counts"].expand(shape[0], -1)
+        statistics.join(reports[name][1])
     if "labeled" in held:
-        pixels.add(held["labeled"].images)
+        statistics.add(held["labeled"].images)
     content = record.Content()
     entries = {name: _entry(header, classes) for name, header in headers.items()}
     manifest = {
@@ -270,13 +313,14 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
         tuple(silo for silo in silos if silo.name != apart),
         classes,
         shape,
-        *pixels.mean_and_std(),
+        *statistics.mean_and_std(),
         unseen=tuple(silo for silo in silos if silo.name == apart),
         server=ServerData(held.get("labeled"), held.get("validation")) if _sets(cfg) else None,
         notes=(*doubts, *((mixed,) if len(versions) > 1 else ())),
         manifest=manifest,
         digest=record.digest(manifest),
         here=False,
+        inputs=inputs,
     )
 
 
@@ -310,18 +354,42 @@ def _classes(headers: Mapping[str, Mapping[str, Any]], cfg: Config) -> tuple[str
 def _shape(
     headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, LabeledRows], image_size: int
 ) -> Shape:
-    """(C, H, W) of the images of all silos and of the server."""
+    """The shape of one input of all silos and of the server."""
+    first, *others = headers
+    for name in others:
+        if headers[first]["inputs"]["kind"] == headers[name]["inputs"]["kind"] == "images":
+            continue
+        if _form(headers[name]) != _form(headers[first]):
+            pair = f"silo {name!r} has {_told(headers[name])}, silo {first!r} has {_told(headers[first])}"
+            raise UserError(
+                f"{pair}; all silos need the same inputs, with the same columns in the same order"
+            )
+    if headers[first]["inputs"]["kind"] != "images":
+        return tuple(headers[first]["shape"])
     shapes = {f"silo {name!r}": tuple(header["shape"]) for name, header in headers.items()}
     if server:
-        shapes["the server"] = Preparation.of([rows.images for rows in server.values()], image_size).shape
-    first, (_, h0, w0) = next(iter(shapes.items()))
+        shapes["the server"] = prepare_for([rows.images for rows in server.values()], image_size).shape
+    who_is_first, (_, h0, w0) = next(iter(shapes.items()))
     for who, (_, h, w) in shapes.items():
         if (h, w) != (h0, w0):
             raise UserError(
-                f"{who} has images of {w}x{h}, {first} of {w0}x{h0}; set image_size to resize all to one"
-                " square"
+                f"{who} has images of {w}x{h}, {who_is_first} of {w0}x{h0}; set image_size to resize all to"
+                " one square"
             )
     return max(channels for channels, *_ in shapes.values()), h0, w0
+
+
+def _form(header: Mapping[str, Any]) -> Any:
+    """Return what the inputs of all silos have in common."""
+    told = header["inputs"]
+    return told["kind"], tuple(told["names"]), told["vocabulary"], tuple(header["shape"])
+
+
+def _told(header: Mapping[str, Any]) -> str:
+    """Return the inputs of a silo in words."""
+    told = header["inputs"]
+    names = f" ({', '.join(told['names'][:_NAMED])})" if told["names"] else ""
+    return f"{told['kind']} {list(header['shape'])}{names}"
 
 
 def _sizes(header: dict[str, Any]) -> dict[str, Any]:

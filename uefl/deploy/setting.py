@@ -11,9 +11,10 @@ from .. import __version__
 from ..algorithms.base import Context
 from ..config import Config, from_toml
 from ..data.federation import Federation
+from ..data.inputs import IMAGES, Inputs
 from ..privacy import without_statistics
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Setting:
     """names of the training clients, sorted"""
     threads: int
     """CPU threads, 0: as the silo's torch finds best"""
+    inputs: Inputs = IMAGES
 
     @classmethod
     def of(cls, cfg: Config, federation: Federation, threads: int) -> Setting:
@@ -44,6 +46,7 @@ class Setting:
             federation.std,
             names,
             threads,
+            federation.inputs,
         )
 
     def plain(self) -> dict[str, Any]:
@@ -56,7 +59,8 @@ class Setting:
         found: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
-        return cls(**found)
+        told = found["inputs"]
+        return cls(**found | {"inputs": Inputs(told["kind"], tuple(told["names"]), told["vocabulary"])})
 
     def known_by(self) -> str:
         """Return the identity of a run, by which a silo recognizes a resumed one: all but the number of
@@ -69,6 +73,7 @@ class Setting:
                 self.mean,
                 self.std,
                 self.clients,
+                asdict(self.inputs),
             ]
         )
 
@@ -79,7 +84,8 @@ class Setting:
     def context(self) -> Context:
         """Return the context of the run for an algorithm."""
         cfg = self.cfg()
-        return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, self.classes, self.shape, self.clients)
+        about = (self.classes, self.shape, self.clients)
+        return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, inputs=self.inputs)
 
 
 def without_files(cfg: Config) -> Config:

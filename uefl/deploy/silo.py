@@ -24,8 +24,9 @@ from ..client.state import fresh
 from ..client.workspace import Workspace, uses_bf16
 from ..config import from_toml
 from ..data.federation import Federation, SetData
+from ..data.labeled import trained_on
 from ..data.notes import of_clients
-from ..data.prepare import PixelCounts
+from ..data.prepare import statistics_of
 from ..data.unlabeled import Reach
 from ..engines import faults
 from ..engines.base import Message, Reply, join, member, split
@@ -142,21 +143,22 @@ class SiloProgram:
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
         (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)
-        counts = PixelCounts(federation.shape[0])
         found = silo.load()
         reach = None
         if isinstance(found, SetData):
-            counts.add(found.images)
+            trained = [found.images]
             reach = Reach.of(found.priors.numpy(), found.sizes.numpy())._asdict()
         else:
-            for split in (found.train,) if found.holdout is found.test else (found.train, found.holdout):
-                counts.add(split.images)
+            trained = trained_on(found)
+        statistics = statistics_of(federation.shape, federation.inputs, cfg.data.normalize == "standard")
+        statistics.add(*trained)
         report: dict[str, Any] = {
             "client": silo.name,
             "error": None,
             "kind": federation.kind,
             "classes": federation.classes,
             "shape": federation.shape,
+            "inputs": asdict(federation.inputs),
             "sizes": asdict(silo.sizes),
             "content": _content(federation, silo.name),
             "reach": reach,
@@ -164,7 +166,7 @@ class SiloProgram:
             "torch": torch.__version__,
             "precision": "bf16" if uses_bf16(cfg.run.precision, self._device) else "fp32",
         }
-        return Packet(report, {"pixels": {"counts": counts.counts}})
+        return Packet(report, statistics.report())
 
     def _guarded(self, client: Callable[[Message], Reply], message: Message) -> Reply:
         """The answer of a client, with no less privacy than this process insists on."""
@@ -242,7 +244,8 @@ class SiloProgram:
         context = setting.context()
         # every weight comes with a message: the server names no file that is opened here
         context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
-        federation = Federation(cfg.kind, (), setting.classes, setting.shape, setting.mean, setting.std)  # type: ignore[arg-type]
+        about = (setting.classes, setting.shape, setting.mean, setting.std)
+        federation = Federation(cfg.kind, (), *about, inputs=setting.inputs)  # type: ignore[arg-type]
         workspace = Workspace(
             find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device
         )

@@ -17,11 +17,15 @@ from ..data.notes import check_names
 from ..data.partitions.base import Deal
 from ..data.partitions.leave_one_out import LeaveOneOut, measured_only
 from ..data.partitions.natural import Natural
-from ..data.sources import own_folder, own_sets
+from ..data.sources import own_folder, own_sets, own_table
 from ..errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..config import Config
+    from ..data.dataset import DataSet
+    from ..data.settings import Data
 
 
 class Source(Protocol):
@@ -43,17 +47,20 @@ class Source(Protocol):
 
 
 def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
-    """Return the source of a folder by its content: unlabeled sets in ``clients``, else labeled images.
+    """Return the source of a path: a table, unlabeled sets in ``clients``, or else labeled images.
 
     The server cannot name a file: it is this folder or none.
 
     Args:
-        path: the folder.
-        name: of the silo; None: that of the folder, or of the client in it.
+        path: the folder, or the file of a table.
+        name: of the silo; None: that of the folder or file, or of the client in it.
 
     Raises:
         UserError: it cannot be read, or holds several clients.
     """
+    if path.suffix.lower() in own_table.SUFFIXES and not path.is_dir():
+        check_names("silo", [name or path.stem])
+        return OwnTable(path, name or path.stem)
     inside = path / "clients"
     if inside.is_dir() and any(entry.is_dir() or entry.suffix == ".npz" for entry in visible(inside)):
         return OwnSets(path, name)
@@ -76,7 +83,8 @@ class OwnFolder:
 
     def __init__(self, path: Path, name: str) -> None:
         self.name: str | None = name
-        self._table = own_folder.read_one(path, name)
+        table = own_folder.read_one(path, name)
+        self._table: Callable[[Data], DataSet] = lambda data: table
         self._read = lru_cache(2)(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
@@ -92,12 +100,12 @@ class OwnFolder:
 
         cfg = from_toml(text)
         data = cfg.data.model_copy(update={"clients": None, "partition": None})
-        scheme = cfg.data.partition
+        scheme, table = cfg.data.partition, self._table(data)
         if isinstance(scheme, LeaveOneOut) and scheme.domain == self.name:
-            deal = Deal((), (measured_only(self._table, self.name, *self._table.of_group(self.name)),))
+            deal = Deal((), (measured_only(table, self.name, *table.of_group(self.name)),))
         else:
-            deal = Natural().deal(self._table, data, cfg.run.seed)
-        return labeled.federate(self._table, deal, data, cfg.run.seed, partition={"scheme": Natural.name})
+            deal = Natural().deal(table, data, cfg.run.seed)
+        return labeled.federate(table, deal, data, cfg.run.seed, partition={"scheme": Natural.name})
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
         """The images of this silo."""
@@ -117,6 +125,21 @@ class OwnFolder:
         return LabeledData(
             fitted(found.train), test if found.holdout is found.test else fitted(found.holdout), test
         )
+
+
+class OwnTable(OwnFolder):
+    """A table as :mod:`uefl.data.sources.own_table` reads it; the run names its column of labels.
+
+    Args:
+        path: the file. It is read now.
+        name: of the silo.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.name: str | None = name
+        frame = own_table.frame_of(path)
+        self._table = lambda data: own_table.data_set(path, frame, data, name)
+        self._read = lru_cache(2)(self._federation)
 
 
 class OwnSets:
@@ -183,7 +206,10 @@ class OwnSets:
 
 
 def _in_colour(images: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return the images in the given number of channels; grey ones may become colour images."""
+    """Return the images in the given number of channels; grey ones may become colour images. Columns and
+    tokens stay as they are."""
+    if images.dim() != 4:
+        return images
     return images.expand(-1, channels, -1, -1).contiguous()
 
 

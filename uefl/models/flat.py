@@ -46,6 +46,10 @@ class FlatModule:
             b.data = view
             offset += b.numel()
 
+    def storages(self) -> frozenset[int]:
+        """Return the addresses of the memory of both flat tensors, which every step changes."""
+        return frozenset(t.untyped_storage().data_ptr() for t in (self.values.data, self.buffers))
+
     def set(self, values: torch.Tensor, buffers: torch.Tensor) -> None:
         """Overwrite the parameters ``[P]`` and the buffers ``[Q]`` in place."""
         self.values.data.copy_(values)

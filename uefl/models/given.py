@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
 from ..seeds import derive
 from .net import TokenNet
+from .normalization import blank
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
@@ -51,13 +53,14 @@ class GivenNet(TokenNet):
         net: with a method ``tokens`` from images ``[B, C, H, W]``, normalised, to ``[B, T, D]`` (or more axes
             between B and D), and a module ``head`` from tensors of that shape to logits ``[B, classes]``; its
             own ``forward`` is not used.
-        shape: (C, H, W).
+        shape: of one input, such as (C, H, W).
+        inputs: their kind.
 
     Raises:
         UserError: it lacks one of them, or returns tokens of another shape.
     """
 
-    def __init__(self, net: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(self, net: nn.Module, shape: tuple[int, ...], inputs: Inputs = IMAGES) -> None:
         super().__init__()
         needs = (
             "a codebook needs a network with a method tokens(images) -> [B, T, D] and a module head(tokens)"
@@ -68,7 +71,7 @@ class GivenNet(TokenNet):
         if not isinstance(getattr(net, "head", None), nn.Module):
             raise UserError(f"model: {needs}; {type(net).__name__} has no module 'head'")
         self.net = net
-        shape = self._token_shape(shape)
+        shape = self._token_shape(blank(2, shape, inputs))
         if len(shape) < 3 or shape[0] != 2:
             raise UserError(f"model: {needs}; for two images its tokens have the shape {list(shape)}")
         self.dim, self.positions = shape[-1], math.prod(shape[1:-1])
@@ -85,13 +88,14 @@ class GivenNet(TokenNet):
         return tokens
 
     @torch.no_grad()
-    def _token_shape(self, shape: tuple[int, ...]) -> torch.Size:
-        training, probe = self.training, torch.zeros(2, *shape, device=next(self.parameters()).device)
+    def _token_shape(self, probe: torch.Tensor) -> torch.Size:
+        training, probe = self.training, probe.to(next(self.parameters()).device)
+        probe = probe.float() if probe.dtype != torch.int64 else probe
         try:
             tokens = self.eval().tokens(probe)
         except (RuntimeError, ValueError, TypeError) as error:
             raise UserError(
-                f"model: 'tokens' cannot take normalised images {[2, *shape]}: {_first_line(error)}"
+                f"model: 'tokens' cannot take normalised inputs {list(probe.shape)}: {_first_line(error)}"
             ) from None
         self.train(training)
         if not isinstance(tokens, torch.Tensor):
@@ -101,7 +105,7 @@ class GivenNet(TokenNet):
 
 @torch.no_grad()
 def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], federation: Federation) -> None:
-    """Show the network two black images.
+    """Show the network two inputs of zeros.
 
     Args:
         net: to be checked.
@@ -115,11 +119,11 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
     training = net.training
     try:
         logits = net.eval()(
-            normalize(torch.zeros(shape, dtype=torch.uint8, device=next(net.parameters()).device))
+            normalize(blank(2, federation.shape, federation.inputs).to(next(net.parameters()).device))
         )
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(
-            f"model: it cannot take normalised images {list(shape)}: {_first_line(error)}"
+            f"model: it cannot take normalised inputs {list(shape)}: {_first_line(error)}"
         ) from None
     finally:
         net.train(training)

@@ -2,75 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
-from . import encoders
+from .heads import Head
+from .networks.base import NETWORKS, find, listed, with_usual_head
 
 if TYPE_CHECKING:
     from ..config import Model
 
 
-class Head(nn.Module):
-    """Linear, GELU, dropout, linear, and optionally dropout on the logits."""
+def with_group_norm(net: nn.Module) -> None:
+    """Make every batch norm in a network a group norm: 32 groups, or fewer so that each has four channels.
 
-    def __init__(self, inputs: int, hidden: int, classes: int, p: float, logit_dropout: bool) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(inputs, hidden)
-        self.drop = nn.Dropout(p)
-        self.fc2 = nn.Linear(hidden, classes)
-        self.logit_drop = nn.Dropout(p if logit_dropout else 0.0)
-
-    def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The deterministic part: tokens [B, ...] -> hidden [B, hidden]."""
-        return nn.functional.gelu(self.fc1(tokens.flatten(1)))
-
-    def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply the layers from the first dropout on: hidden [B, hidden] -> logits [B, classes]."""
-        logits: torch.Tensor = self.logit_drop(self.fc2(self.drop(hidden)))
-        return logits
-
-
-class DeepHead(nn.Module):
-    """FedUL's head: linear, batch norm, ReLU and dropout to 32w, the same to 8w, then linear; the dropouts
-    are off unless turned on."""
-
-    def __init__(self, inputs: int, width: int, classes: int) -> None:
-        super().__init__()
-        blocks: list[nn.Module] = []
-        for size, units in ((inputs, 32 * width), (32 * width, 8 * width)):
-            blocks += [nn.Linear(size, units), nn.BatchNorm1d(units), nn.ReLU(), nn.Dropout(0.0)]
-        self.hidden = nn.Sequential(*blocks)
-        self.out = nn.Linear(8 * width, classes)
-
-    def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, ...] -> [B, inputs]."""
-        return tokens.flatten(1)
-
-    def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, inputs] -> logits [B, classes]."""
-        logits: torch.Tensor = self.out(self.hidden(hidden))
-        return logits
-
-
-class PooledHead(nn.Module):
-    """ResNet's head: the mean over positions, then linear."""
-
-    def __init__(self, dim: int, classes: int) -> None:
-        super().__init__()
-        self.out = nn.Linear(dim, classes)
-
-    def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, H', W', D] -> [B, D]."""
-        return tokens.mean((1, 2))
-
-    def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, D] -> logits [B, classes]."""
-        logits: torch.Tensor = self.out(hidden)
-        return logits
+    Source: Wu and He 2018, "Group Normalization"; Hsieh et al. 2020, "The Non-IID Data Quagmire of
+        Decentralized Machine Learning".
+    """
+    for name, part in net.named_children():
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            setattr(net, name, nn.GroupNorm(math.gcd(32, max(part.num_features // 4, 1)), part.num_features))
+        else:
+            with_group_norm(part)
 
 
 class TokenNet(nn.Module):
@@ -121,37 +78,27 @@ class Net(TokenNet):
         UserError: the images are too small for the encoder.
     """
 
-    def __init__(self, model: Model, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, model: Model, shape: tuple[int, ...], classes: int, inputs: Inputs = IMAGES) -> None:
         super().__init__()
-        channels = shape[0]
-        if model.encoder == "cnn":
-            self.encoder: nn.Module = encoders.small_cnn(channels, model.width)
-        elif model.encoder == "cnn5x5":
-            self.encoder = encoders.cnn5x5(model.width)
-        else:
-            self.encoder = getattr(encoders, model.encoder)(channels, model.pretrained)
+        made = find(model.encoder)(model, shape, inputs)
+        if made.inputs != inputs.kind:
+            fitting = listed(name for name in NETWORKS if NETWORKS[name].inputs == inputs.kind)
+            raise UserError(
+                f"key 'model.encoder': {model.encoder!r} takes {made.inputs}, and the data are {inputs.kind};"
+                f" set {fitting}"
+            )
+        self.encoder: nn.Module = made.encoder()
         self.pooled = model.pooled
         height, width, self.dim = self._token_shape(model.encoder, shape)
         self.positions = height * width
-        inputs = self.positions * self.dim
-        self.head: Head | DeepHead | PooledHead
-        if model.encoder == "cnn5x5":
-            self.head = DeepHead(inputs, model.width, classes)
-        elif model.encoder == "resnet18_nopool":
-            self.head = PooledHead(self.dim, classes)
-        else:
-            self.head = Head(inputs, model.hidden, classes, model.dropout, model.logit_dropout)
+        self.head = made.head(self.dim, self.positions, classes)
         if model.norm_layer == "group":
-            encoders.with_group_norm(self)
+            with_group_norm(self)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
         """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in
         channels-last memory."""
         return as_tokens(self.encoder(images), self.pooled)
-
-    def classify(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, H', W', D], quantised or not -> logits [B, classes]."""
-        return self.head.stochastic(self.head.prefix(tokens))
 
     @torch.no_grad()
     def _token_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -180,5 +127,5 @@ def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
         UserError: another network, or another head.
     """
     if not isinstance(net, Net) or not isinstance(net.head, Head):
-        raise UserError(f"{who} encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+        raise UserError(f"{who} a network with the usual head: encoder = {with_usual_head()}")
     return net, net.head

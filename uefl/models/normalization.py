@@ -1,25 +1,37 @@
-"""The mean and the deviation that normalize pixels."""
+"""Normalize inputs: subtract a mean and divide by a deviation."""
 
 from __future__ import annotations
 
 import torch
 
+from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
 
 
 def normalization(
-    how: str, mean: tuple[float, ...], std: tuple[float, ...]
+    how: str, mean: tuple[float, ...], std: tuple[float, ...], inputs: Inputs = IMAGES
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of the pixels on the scale 0-255, ``[C, 1, 1]``, from those of the data on the scale
-    0-1.
+    """Return the mean and the deviation to normalize with.
+
+    Of images: ``[C, 1, 1]`` float32 on the scale 0-255, from those of the data on the scale 0-1. Of columns:
+    ``[F]`` float64. Of tokens: two empty tensors.
 
     Args:
         how: ``standard``, ``imagenet``, ``centred`` or ``raw``.
-        mean, std: per channel.
+        mean, std: per channel or per column.
+        inputs: their kind.
 
     Raises:
-        UserError: ImageNet's for images that are not of three channels.
+        UserError: a way that is for images, or for images of three channels, alone.
     """
+    if inputs.kind != "images":
+        if how in ("imagenet", "centred"):
+            raise UserError(
+                f"key 'data.normalize': {how!r} is for images, and the data are {inputs.kind}; use 'standard'"
+                " or 'raw'"
+            )
+        shift, scale = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        return (shift, scale) if how == "standard" else (torch.zeros_like(shift), torch.ones_like(scale))
     channels = len(mean)
     if how == "raw":
         shift, scale = torch.zeros(channels), torch.ones(channels)
@@ -35,3 +47,25 @@ def normalization(
     else:
         shift, scale = 255 * torch.tensor(mean), 255 * torch.tensor(std)
     return shift[:, None, None], scale[:, None, None]
+
+
+def normalized(inputs: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Return inputs as a network takes them.
+
+    Images ``[B, C, H, W]`` become float32, channels-last. Columns ``[B, F]`` become float32. Tokens stay
+    integers.
+
+    Args:
+        inputs: images of uint8 or floats on the scale 0-255, columns, or tokens.
+        mean, std: of :func:`normalization`.
+    """
+    if not mean.numel():
+        return inputs
+    found = (inputs - mean) / std
+    return found.contiguous(memory_format=torch.channels_last) if found.dim() == 4 else found.float()
+
+
+def blank(count: int, shape: tuple[int, ...], inputs: Inputs = IMAGES) -> torch.Tensor:
+    """Return inputs of zeros, of the dtype that a client has them in."""
+    dtype = {"images": torch.uint8, "columns": torch.float64, "tokens": torch.int64}[inputs.kind]
+    return torch.zeros(count, *shape, dtype=dtype)

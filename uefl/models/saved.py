@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -23,7 +23,9 @@ from ..algorithms.base import Algorithm, ModelSpec, find
 from ..client.work import Work
 from ..config import Config, Model
 from ..data.federation import Federation
+from ..data.inputs import IMAGES, Inputs
 from ..data.pixels import as_bytes
+from ..data.vectors import Vectors, is_frame, of_array
 from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
@@ -31,7 +33,7 @@ from ..isolation import isolate, isolated, plain_torch
 from ..paths import check_file
 from ..seeds import seeded
 from ..uncertainty import Prediction, ensemble, joined
-from .normalization import normalization
+from .normalization import normalization, normalized
 
 _FORMAT = "uefl-model-4"
 _BATCH = 500
@@ -58,14 +60,15 @@ class SavedModel:
     algorithm: Algorithm
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    """(C, H, W)"""
+    """of one input, such as (C, H, W)"""
     image_size: int
     """side of the square, in pixels, to which the run resized every image; 0: it resized none"""
     mean: torch.Tensor
-    """``[C, 1, 1]`` on the scale 0-255"""
+    """as of :func:`uefl.models.normalization.normalization`"""
     std: torch.Tensor
     passes: int = 0
     """draws with dropout on that the run took for its uncertainty; 0: none, as of an ensemble"""
+    inputs: Inputs = IMAGES
 
     def __repr__(self) -> str:
         networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
@@ -127,7 +130,8 @@ class SavedModel:
             images: ``[B, C, H, W]`` uint8, pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits
                 as :func:`uefl.train` rounds them. Their size is the one that the model was trained on, as
                 :func:`uefl.data.rotate.resize` makes it where the run did; grey ones may be ``[B, H, W]``. A
-                tensor or a NumPy array; or a list of paths of image files, see :meth:`read`.
+                tensor or a NumPy array; or a list of paths of image files, see :meth:`read`. Of a model of
+                columns: floats ``[B, F]`` or a DataFrame; of tokens: integers ``[B, L]``.
             client: the client with the parts to predict with. None: of a site that was not trained on. Then
                 the codebook is the one of :meth:`fitting`, and private layers have the mean of the clients'
                 weights.
@@ -218,7 +222,7 @@ class SavedModel:
         return Exported(self, client)
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
-        x = (pixels.to(self.mean.device) - self.mean) / self.std
+        x = self._normalized(pixels)
         return (
             torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members])
             .mean(0)
@@ -232,10 +236,12 @@ class SavedModel:
 
     def _draw(self, member: Member, pixels: torch.Tensor, client: str | None, passes: int) -> Prediction:
         """Predict a batch as in a run: by dropout passes, or by the draws of the algorithm."""
-        x = (pixels.to(self.mean.device) - self.mean) / self.std
         with _layers(member, client) as tensors:
             turn = Work.alone(member.net, tensors, passes)
-            return self.algorithm.predict(turn, x.contiguous(memory_format=torch.channels_last))
+            return self.algorithm.predict(turn, self._normalized(pixels))
+
+    def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        return normalized(pixels.to(self.mean.device), self.mean, self.std)
 
     def _part(self, pixels: torch.Tensor, client: str | None) -> str | None:
         """Return the client with the parts to predict with; None: the mean of the layers."""
@@ -269,7 +275,7 @@ class SavedModel:
         for client in self.clients if self._choices() else ():
             total = 0.0
             for batch in pixels.split(_BATCH):
-                x = (batch.to(self.mean.device) - self.mean) / self.std
+                x = self._normalized(batch)
                 for each in self.members:
                     with _layers(each, client) as tensors:
                         misfit = self.algorithm.misfit(each.net, x, tensors)
@@ -289,6 +295,8 @@ class SavedModel:
             and all(isinstance(path, (str, Path)) for path in images)
         ):
             return self.read(images)
+        if self.inputs.kind != "images":
+            return self._vectors(images)
         if not isinstance(images, (torch.Tensor, np.ndarray)):
             raise UserError(
                 f"images: expected a tensor, a NumPy array or a list of paths, got {type(images).__name__}"
@@ -312,6 +320,33 @@ class SavedModel:
                 f"images: expected shape [B, {channels}, {height}, {width}], got {list(images.shape)}{last}"
             )
         return pixels
+
+    def _vectors(self, inputs: Any) -> torch.Tensor:
+        """Columns ``[B, F]`` float64 or tokens ``[B, L]`` int64, after checks."""
+        if not isinstance(inputs, (torch.Tensor, np.ndarray)) and not is_frame(inputs):
+            raise UserError(
+                f"inputs: expected a tensor, a NumPy array or a DataFrame, got {type(inputs).__name__}"
+            )
+        return self.table(inputs, "inputs").values
+
+    def table(self, inputs: Any, where: str) -> Vectors:
+        """Return columns or tokens as the model takes them. Of a DataFrame it takes the columns that it was
+        trained on, by name.
+
+        Raises:
+            UserError: a column is missing, or inputs of another kind, length or vocabulary.
+        """
+        kind, names, (length,) = self.inputs.kind, self.inputs.names, self.shape
+        if is_frame(inputs):
+            absent = [name for name in names if name not in inputs.columns]
+            if absent:
+                raise UserError(f"{where}: column {absent[0]!r} is missing; the model was trained on it")
+            inputs = inputs[list(names)] if names else inputs
+        found = of_array(inputs, where, self.inputs.vocabulary)
+        if found.inputs.kind != kind or found.values.shape[1] != length:
+            got = f"{found.inputs.kind} {list(found.values.shape)}"
+            raise UserError(f"{where}: expected {kind} [B, {length}], got {got}")
+        return found
 
 
 @contextmanager
@@ -365,7 +400,7 @@ class Exported(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images ``[B, C, H, W]``, float32 on the scale 0 to 255 -> probabilities ``[B, classes]``."""
-        x = (images - self.mean) / self.std
+        x = normalized(images, self.mean, self.std)
         probs = []
         for i, net in enumerate(self.nets):
             tensors = {name: getattr(self, f"own_{i}_{j}") for j, name in enumerate(self._names[i])}
@@ -404,6 +439,7 @@ def save(
         "shape": federation.shape,
         "mean": federation.mean,
         "std": federation.std,
+        **({} if federation.inputs == IMAGES else {"inputs": asdict(federation.inputs)}),
     }
     checkpoint.save_parts(path, _Parts(networks), {_FORMAT: json.dumps(about)})
 
@@ -482,10 +518,14 @@ def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Mod
     parts = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
     if sum(map(len, parts)) != len(tensors):
         raise UserError(f"key 'members': the file holds other networks than those of {count} members")
-    mean, std = normalization(about["normalize"], about["mean"], about["std"])
-    spec = ModelSpec(settings, shape, len(classes), network)  # type: ignore[arg-type]
+    told = about.get("inputs", {})
+    inputs = Inputs(**told | {"names": tuple(told.get("names", ()))})
+    mean, std = normalization(about["normalize"], about["mean"], about["std"], inputs)
+    spec = ModelSpec(settings, shape, len(classes), network, inputs)  # type: ignore[arg-type]
     members = tuple(_member(algorithm, spec, about["clients"], part) for part in parts)
-    return SavedModel(members, algorithm, classes, shape, about["image_size"], mean, std, about["passes"])  # type: ignore[arg-type]
+    return SavedModel(
+        members, algorithm, classes, shape, about["image_size"], mean, std, about["passes"], inputs
+    )  # type: ignore[arg-type]
 
 
 def _file(path: Path) -> Path:

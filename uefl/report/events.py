@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import statistics
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from .words import mean
 
 _MEANS = ("accuracy", "entropy", "nll", "ece", "train_loss", "epsilon")
 _PER_CLIENT = ("accuracy", "entropy")
@@ -18,25 +19,26 @@ class EventWriter:
 
     Args:
         directory: the run folder.
-        columns: metrics of the algorithms; their means are written too.
+        columns: metrics of the algorithms and of the run; their means are written too.
+        weighted: as of :func:`uefl.report.words.mean`.
 
     Raises:
         ImportError: the extra ``tensorboard`` is not installed.
     """
 
-    def __init__(self, directory: Path, columns: Iterable[str] = ()) -> None:
+    def __init__(self, directory: Path, columns: Iterable[str] = (), weighted: Iterable[str] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(directory))
-        self._means = (*_MEANS, *columns)
+        self._means, self._weighted = (*_MEANS, *columns), frozenset(weighted)
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """Add the records of a round, without null values and unseen clients."""
         records = [r for r in records if not r.get("unseen")]
         for key in self._means:
-            values = [r[key] for r in records if r.get(key) is not None]
-            if values:
-                self._writer.add_scalar(f"{key}/{arm}", statistics.fmean(values), round)
+            value = mean(records, key, self._weighted)
+            if value is not None:
+                self._writer.add_scalar(f"{key}/{arm}", value, round)
         for key in _PER_CLIENT:
             for r in records:
                 if r[key] is not None:
@@ -49,7 +51,10 @@ class EventWriter:
 
 
 def open_event_writer(
-    directory: Path, records: Iterable[dict[str, Any]] = (), columns: Iterable[str] = ()
+    directory: Path,
+    records: Iterable[dict[str, Any]] = (),
+    columns: Iterable[str] = (),
+    weighted: Iterable[str] = (),
 ) -> EventWriter | None:
     """Open a writer of events, or return None if the extra is not installed.
 
@@ -61,7 +66,7 @@ def open_event_writer(
         return None
     for old in directory.glob("events.out.tfevents.*"):
         old.unlink()
-    writer = EventWriter(directory, columns)
+    writer = EventWriter(directory, columns, weighted)
     for (arm, number), lines in groupby(records, key=lambda r: (r["arm"], r["round"])):
         writer.round(arm, number, list(lines))
     return writer

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -22,8 +22,9 @@ from ..algorithms.base import Algorithm, find
 from ..errors import UserError
 from ..findings import Findings, History
 from ..folder import from_one
+from ..metrics.base import described
 from ..paths import check_name, other_capitals
-from .words import labels
+from .words import labels, mean
 
 Record = dict[str, Any]
 """A line of metrics.jsonl: arm, round, client, and its measurements or the reason of a rejected reply"""
@@ -135,7 +136,8 @@ class RunFolder:
     def mean(self, arm: str, key: str) -> float | None:
         """Return the mean of a metric over the clients in the last round; None: not measured."""
         lines = self.of(arm)
-        return _mean([r for r in lines if r["round"] == lines[-1]["round"]], key)
+        last = [r for r in lines if r["round"] == lines[-1]["round"]]
+        return mean(last, key, self.config.run.metrics)
 
     def measured(self, key: str) -> bool:
         """Return whether any record has a metric."""
@@ -196,7 +198,11 @@ def read_run(path: Path) -> RunFolder:
         _read_summary(path / "summary.json")
         if finished
         else summarize(
-            [*left_out, *records], config.run.target_accuracy, own_columns(config), config.run.joins
+            [*left_out, *records],
+            config.run.target_accuracy,
+            own_columns(config),
+            config.run.joins,
+            config.run.metrics,
         )
     )
     return RunFolder(
@@ -220,8 +226,9 @@ def parted(lines: Iterable[Record]) -> tuple[list[Record], list[Record]]:
 
 
 def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
-    """Return for each arm the metrics that its algorithm adds, each with a description."""
-    return {name: find(arm.algorithm).columns for name, arm in config.arms.items()}
+    """Return for each arm the metrics that its algorithm and the run add, each with a description."""
+    of_run = {name: described(name) for name in config.run.metrics}
+    return {name: find(arm.algorithm).columns | of_run for name, arm in config.arms.items()}
 
 
 def summarize(
@@ -229,13 +236,14 @@ def summarize(
     target: float = 0.0,
     columns: Mapping[str, Iterable[str]] = MappingProxyType({}),
     joins: Mapping[str, int] = MappingProxyType({}),
+    weighted: Collection[str] = (),
 ) -> dict[str, Record]:
     """Return the outcome of every arm from the lines of metrics.jsonl.
 
     Means are over the training clients at the last round, unless said otherwise:
 
     - ``accuracy``, ``entropy``, ``nll``, ``ece``, and the ``columns`` of the algorithm. A column that only
-      unseen clients have is the mean over these.
+      unseen clients have is the mean over these. Means of the ``weighted`` ones are weighted by test inputs.
     - ``accuracy_last4``: mean and sample deviation over the last four rounds; deviation 0 for one round.
     - ``best``: the round with the highest mean accuracy. ``selected``: the round that is best on the
       server's validation images.
@@ -258,16 +266,17 @@ def summarize(
         rounds = [chunk for _, chunk in _grouped([r for r in lines if not r.get("unseen")], "round")]
         unseen = [r for r in lines if r.get("unseen") and r["round"] == rounds[-1][0]["round"]]
         last = rounds[-1]
-        means = [_mean(chunk, "accuracy") for chunk in rounds]
+        means = [mean(chunk, "accuracy") for chunk in rounds]
         known = [(value, i) for i, value in enumerate(means) if value is not None]
         own = tuple(columns.get(arm, ()))
         arms[arm] = {
             **{
                 key: value
                 for key in own
-                if (value := _mean(last, key)) is not None or (value := _mean(unseen, key)) is not None
+                if (value := mean(last, key, weighted)) is not None
+                or (value := mean(unseen, key, weighted)) is not None
             },
-            **{key: _mean(last, key) for key in ("accuracy", "entropy", "nll", "ece")},
+            **{key: mean(last, key) for key in ("accuracy", "entropy", "nll", "ece")},
             "accuracy_last4": _spread([value for value in means[-4:] if value is not None]),
             "best": (
                 {"round": (best := max(known, key=lambda k: (k[0], -k[1])))[1] + 1, "accuracy": best[0]}
@@ -278,9 +287,9 @@ def summarize(
             **{
                 key: value
                 for key in ("global_accuracy", "personalised_accuracy", "personalised_entropy", "epsilon")
-                if (value := _mean(last, key)) is not None
+                if (value := mean(last, key)) is not None
             },
-            **({"unseen_accuracy": _mean(unseen, "accuracy")} if unseen else {}),
+            **({"unseen_accuracy": mean(unseen, "accuracy")} if unseen else {}),
             **{key: sum(r.get(key, 0) for r in lines) for key in ("bytes_sent", "bytes_received")},
             **(
                 {"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)}
@@ -350,18 +359,13 @@ def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
     if len(scores) < len(rounds):
         return {}
     best = scores.index(max(scores))
-    return {"selected": {"round": best + 1, "accuracy": _mean(rounds[best], "accuracy")}}
+    return {"selected": {"round": best + 1, "accuracy": mean(rounds[best], "accuracy")}}
 
 
 def _spread(values: list[float]) -> Record:
     """Return mean and sample deviation; 0 for a single value, None for no value."""
     sd = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "sd": sd} if values else {"mean": None, "sd": None}
-
-
-def _mean(records: list[Record], key: str) -> float | None:
-    values = [r[key] for r in records if r.get(key) is not None]
-    return statistics.fmean(values) if values else None
 
 
 def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:

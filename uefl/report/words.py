@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 _LONGEST = 32  # characters of a client's name
@@ -13,6 +13,21 @@ _LONGEST = 32  # characters of a client's name
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 round``, ``2 rounds``."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def mean(records: Iterable[Mapping[str, Any]], key: str, weighted: Collection[str] = ()) -> float | None:
+    """Return the mean of a metric over records of clients; None: no record has it.
+
+    Args:
+        records: lines of metrics.jsonl of one round.
+        key: the metric.
+        weighted: metrics whose mean is weighted by the test inputs of each client.
+    """
+    found = [record for record in records if record.get(key) is not None]
+    weights = [record.get("tested", 0) for record in found] if key in weighted else []
+    if not found:
+        return None
+    return statistics.fmean([record[key] for record in found], weights if sum(weights) else None)
 
 
 def means(records: list[dict[str, Any]]) -> str:

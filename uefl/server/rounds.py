@@ -170,7 +170,7 @@ class ServerLoop:
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
             reason = excess(reply, message) or metrics_rejection(
-                reply, len(self.context.classes), self.algorithm.columns
+                reply, len(self.context.classes), {*self.algorithm.columns, *self.run.metrics}
             )
             if reason is None and name in measuring:
                 records.append(self._record(reply))
@@ -322,6 +322,7 @@ class ServerLoop:
             "entropy": reply.metrics.get("entropy"),
             **left,
             **({} if name in self._known else {"unseen": True}),
+            **({"tested": self.context.tested.get(name, 0)} if self.run.metrics else {}),
             **({} if self.privacy is None else self.privacy.record(self.participants, self.round)),
             **first.record(name),
         }

@@ -7,9 +7,8 @@ import statistics
 import time
 from pathlib import Path
 
-import torch
-
 from ..api import load
+from ..models.normalization import blank
 from ..models.saved import SavedModel
 
 ON_GPU = "milliseconds_gpu"
@@ -42,7 +41,7 @@ def measure(folder: Path, gpu: bool) -> None:
 def milliseconds(model: SavedModel, client: str | None) -> float:
     """Return the median time of a prediction of one image, with the transfer of the image and of the
     result."""
-    image = torch.zeros(1, *model.shape, dtype=torch.uint8)
+    image = blank(1, model.shape, model.inputs)
     times = []
     for i in range(_WARM + _REPEATS):
         begun = time.perf_counter()

@@ -10,7 +10,7 @@ from uefl.algorithms.uefl import unseen
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.algorithms.uefl.server import UEFL
 from uefl.engines.base import Message
-from uefl.models.net import Head
+from uefl.models.heads import Head
 from uefl.report import summarize
 
 

@@ -148,7 +148,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
             r"cannot tell the channels of images \[20, 3, 6, 3\]",
         ),
         ({"a": ((PIXELS[0], LABELS[:3]), None)}, "a silo needs two classes or more|holdout"),
-        ({"a": ((PIXELS[0, 0], LABELS[:6]), None)}, r"expected images \[N, H, W\], .*, got \[6, 5\]"),
+        ({"a": ((PIXELS[0, 0, 0], LABELS[:5]), None)}, r"expected images \[N, H, W\], .*, got \[5\]"),
         (
             {"a": ((PIXELS[:20], LABELS[:19]), None)},
             r"a/train: expected labels as 20 integers, got torch.int64 \[19\]",

@@ -7,6 +7,7 @@ with Consistency".
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -23,6 +24,8 @@ _RAMP = 20  # epochs until the smoothness term has its full weight
 @register("fedllp-vat")
 class FedLLPVAT(FedLLP):
     """FedLLP with a smoothness term that grows over the first 20 epochs."""
+
+    images_only: ClassVar[str] = "moves images along a gradient"
 
     class Parameters(SetParameters):
         """Parameters of virtual adversarial training."""

@@ -21,7 +21,9 @@ from ...engines.base import Reply
 from ...errors import UserError
 from ...findings import Findings, History
 from ...models.given import GivenNet
-from ...models.net import Head, Net, TokenNet
+from ...models.heads import Head
+from ...models.net import Net, TokenNet
+from ...models.networks.base import with_usual_head
 from ...seeds import derive
 from ...uncertainty import Prediction, of_head
 from ..base import Algorithm, ModelSpec, Record
@@ -73,13 +75,15 @@ class CodebookAlgorithm(Algorithm):
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """Build a network in two parts, also from one given in Python."""
         net = super().build_model(spec)
-        return net if spec.given is None else GivenNet(net, spec.shape)
+        return net if spec.given is None else GivenNet(net, spec.shape, spec.inputs)
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a number of segments that does not divide the features, and too few features for k-means."""
         super().check(federation, arm, net)
         if not isinstance(net, TokenNet) or (isinstance(net, Net) and not isinstance(net.head, Head)):
-            raise UserError(f"arm {arm!r}: a codebook needs encoder = 'cnn', 'vgg16_bn' or 'resnet18'")
+            raise UserError(
+                f"arm {arm!r}: a codebook needs a network with the usual head: encoder = {with_usual_head()}"
+            )
         segments = self.parameters.segments
         if net.dim % segments:
             raise UserError(

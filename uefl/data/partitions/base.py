@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import UserError
-from ..registry import Registry
+from ...registry import Registry
 
 if TYPE_CHECKING:
     from ..dataset import DataSet

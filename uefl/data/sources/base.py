@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
-from ..registry import Registry
+from ...registry import Registry
 
 if TYPE_CHECKING:
     from ..dataset import DataSet

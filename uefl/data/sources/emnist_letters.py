@@ -34,6 +34,7 @@ def emnist_letters(root: Path | None) -> DataSet:
         return npz.find_pool("emnist_letters", root, "emnist_letters*.npz", letters, _ADVICE)
     stems = ("emnist-letters-train", "emnist-letters-test")
     table = idx.read("emnist_letters", raw, stems, letters, _ADVICE, first_label=1, shuffle=True)
+    assert isinstance(table.images, ImageList)
     return replace(table, images=_upright(table.images))
 
 

@@ -4,8 +4,11 @@ import importlib.metadata
 
 import pytest
 
+import uefl
 from uefl.data import PARTITIONS, SOURCES, Scheme
 from uefl.errors import UserError
+from uefl.metrics import METRICS, metric
+from uefl.models.networks import NETWORKS, Network, find
 
 
 class Point:
@@ -54,6 +57,32 @@ def test_an_entry_point_names_a_partition(install):
     install(PARTITIONS, "uefl.partitions", "theirs", Theirs)
     assert PARTITIONS["theirs"] is Theirs
     assert Theirs().model_dump() == {"scheme": "theirs"}
+
+
+def test_an_entry_point_names_a_network_and_a_metric(install):
+    class Theirs(Network):
+        """A network of another package."""
+
+    install(NETWORKS, "uefl.networks", "theirs", Theirs)
+    assert find("theirs") is Theirs
+
+    def theirs(probs, labels):
+        """Share of something."""
+        return 1.0
+
+    install(METRICS, "uefl.metrics", "theirs", theirs)
+    assert METRICS["theirs"] is theirs
+    assert METRICS.known_elsewhere("theirs")
+
+
+def test_what_a_script_registers_is_not_known_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._all()))
+    metric("mine")(lambda probs, labels: 1.0)
+    assert not METRICS.known_elsewhere("mine")
+    assert METRICS.known_elsewhere("balanced_accuracy")
+    with pytest.raises(UserError, match="the metric 'mine'"):
+        uefl.train("demo", out=tmp_path / "run", engine="distributed", run={"metrics": ["mine"]})
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_package_that_fails_to_load_is_named(install):

@@ -1,4 +1,4 @@
-"""Names of data sets and of partitions: modules of a folder, and entry points of installed packages."""
+"""Names of data sets, partitions, networks and metrics: modules of a folder, and entry points of packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from ..errors import UserError
+from .errors import UserError
 
 Entry = TypeVar("Entry")
 
@@ -61,6 +61,11 @@ class Registry(Generic[Entry]):
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ValueError(f"{name!r} is no {self._what}{hint}; there are {', '.join(self)}")
         return entries[name]
+
+    def known_elsewhere(self, name: str) -> bool:
+        """Return True if another process finds an entry: a module of the package or an entry point has it."""
+        packaged = {point.name for point in importlib.metadata.entry_points(group=self._group)}
+        return name in packaged or str(self[name].__module__).startswith(f"{self._package}.")
 
     def _all(self) -> dict[str, Entry]:
         if not self._complete:

@@ -1,0 +1,370 @@
+"""Columns of tables and sequences of tokens: in Python, from files, on other engines, in saved models."""
+
+import json
+import re
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import uefl
+from uefl import config
+from uefl.algorithms.base import registry
+from uefl.data import Data, build, from_arrays
+from uefl.data.prepare import Moments
+from uefl.deploy.sources import own
+from uefl.errors import UserError
+from uefl.predict import Predictor
+
+KEYS = {
+    "run": {"precision": "fp32", "passes": 3},
+    "model": {"encoder": "mlp", "width": 8, "hidden": 8},
+    "training": {"rounds": [1], "local_epochs": 2, "batch_size": 16, "lr": 1e-2},
+}
+TOKENS = KEYS | {"model": KEYS["model"] | {"encoder": "conv1d"}}
+UEFL = {"codewords": 4, "segments": 2}
+
+
+def columns(seed, rows=40, count=5):
+    """Columns on scales that need to be standardized, of two classes that the first one separates."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, rows)
+    values = rng.normal(size=(rows, count)) * 10.0 ** np.arange(count) + 1e6
+    values[:, 0] += 4 * labels
+    return values, labels
+
+
+def tokens(seed, rows=40, length=9):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, rows)
+    values = rng.integers(1, 20, (rows, length))
+    values[:, 2] = np.where(labels, 5, 6)
+    return values, labels
+
+
+def frame(seed, names="abcde", **more):
+    values, labels = columns(seed, count=len(names))
+    return pandas.DataFrame(values, columns=list(names)).assign(label=np.where(labels, "yes", "no"), **more)
+
+
+def write(folder, silos=2):
+    folder.mkdir()
+    for i in range(silos):
+        frame(i).to_csv(folder / f"silo-{i}.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One run of two silos in a folder of tables."""
+    base = tmp_path_factory.mktemp("tables")
+    return base, uefl.train(
+        KEYS | {"data": {"source": str(write(base / "data"))}},
+        out=base / "run",
+        arms={"fedavg": {}, "uefl": UEFL},
+    )
+
+
+@pytest.mark.parametrize(("made", "keys"), [(columns, KEYS), (tokens, TOKENS)], ids=["columns", "tokens"])
+def test_arrays_train_and_predict(made, keys, tmp_path):
+    clients = {f"silo-{i}": (made(i), made(10 + i)) for i in range(2)}
+    done = uefl.train(
+        keys, out=tmp_path / "run", clients=clients, arms={"fedavg": {"algorithm": "fedavg"}, "uefl": UEFL}
+    )
+    values = made(20)[0]
+    for name in ("fedavg", "uefl"):
+        assert 0 <= done.summary[name]["accuracy"] <= 1
+        model = done.model(name)
+        probabilities = model.predict(values, done.model(name).clients[0] if model.clients else None)
+        assert probabilities.shape == (40, 2)
+        assert torch.allclose(probabilities.sum(1), torch.ones(40))
+        own_part = model.clients[0] if model.clients else None
+        as_module = model.module(own_part)(torch.from_numpy(values))
+        assert torch.allclose(as_module, probabilities, atol=1e-6)
+    assert not (tmp_path / "run" / "samples.safetensors").exists()
+
+
+def test_a_table_is_learned(tmp_path):
+    """The class is in one column, and the scales differ by factors of ten."""
+    keys = KEYS | {"training": KEYS["training"] | {"rounds": [4], "local_epochs": 8}}
+    clients = {f"silo-{i}": (columns(i, 120), columns(10 + i, 60)) for i in range(2)}
+    done = uefl.train(keys, out=tmp_path / "run", clients=clients, arms=["fedavg"])
+    assert done.summary["fedavg"]["accuracy"] > 0.9
+
+
+def test_a_dataset_and_a_frame_are_the_array(tmp_path):
+    values, labels = columns(0)
+    names = list("abcde")
+    parts = [
+        (values, labels),
+        (pandas.DataFrame(values, columns=names), pandas.Series(labels)),
+        [(torch.from_numpy(row), int(label)) for row, label in zip(values, labels, strict=True)],
+    ]
+    digests = set()
+    for part in parts:
+        fed = from_arrays({"a": (part, None)})
+        assert (fed.inputs.kind, fed.shape) == ("columns", (5,))
+        assert fed.silos[0].load().train.images.dtype == torch.float64
+        digests.add(fed.digest)
+    assert len(digests) == 1
+    assert from_arrays({"a": (parts[1], None)}).inputs.names == tuple(names)
+
+
+def test_standardization_is_that_of_all_training_rows():
+    fed = from_arrays({f"s{i}": (columns(i), columns(9 + i)) for i in range(3)})
+    splits = [part for silo in fed.silos for part in (silo.load().train, silo.load().holdout)]
+    values = torch.cat([split.images for split in splits]).numpy()
+    assert np.allclose(fed.mean, values.mean(0), rtol=1e-14)
+    assert np.allclose(fed.std, values.std(0), rtol=1e-12)
+
+
+def test_moments_do_not_depend_on_the_order_of_clients():
+    clients = [torch.from_numpy(columns(i, rows=7 + i)[0]) for i in range(9)]
+    found = set()
+    for order in (clients, clients[::-1], clients[4:] + clients[:4]):
+        moments = Moments(5)
+        for client in order:
+            moments.add(client)
+        found.add(moments.mean_and_std())
+    assert len(found) == 1
+
+
+def test_a_constant_column_becomes_zero():
+    values, labels = columns(0)
+    values[:, 1] = 7.0
+    fed = from_arrays({"a": ((values, labels), None)})
+    assert (fed.mean[1], fed.std[1]) == (7.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x.__setitem__((3, 2), np.nan), r"a/train: column 2 has no value in row 4"),
+        (lambda x: x.__setitem__((3, 2), np.inf), r"a/train: column 2 has inf in row 4"),
+    ],
+)
+def test_missing_values_are_refused(change, said):
+    values, labels = columns(0)
+    change(values)
+    with pytest.raises(UserError, match=said):
+        from_arrays({"a": ((values, labels), None)})
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ((pandas.DataFrame({"city": ["x", "y"]}), [0, 1]), "column 'city'"),
+        ((np.array([[1, -2], [3, 4]]), [0, 1]), "tokens -2 to 4"),
+        ((np.zeros((2, 0)), [0, 1]), r"\[2, 0\]"),
+        ((np.array([["a", "b"]]), [0]), "<U1"),
+    ],
+)
+def test_other_values_are_refused(train, said):
+    with pytest.raises(UserError, match=said):
+        from_arrays({"a": (train, None)})
+
+
+def test_one_kind_of_inputs_for_all_parts():
+    images = (torch.zeros(4, 1, 8, 8, dtype=torch.uint8), [0, 1, 0, 1])
+    for other, said in (
+        (tokens(0), "tokens"),
+        (images, "images"),
+        (columns(0, count=4), "5 columns|4 columns"),
+    ):
+        with pytest.raises(UserError, match=said):
+            from_arrays({"a": (columns(0), None), "b": (other, None)})
+
+
+IMAGES_ONLY = [name for name, kind in registry().items() if kind.images_only]
+
+
+def test_the_algorithms_that_need_images_are_these():
+    assert IMAGES_ONLY == ["distrans", "fedbr", "fedllp-vat", "vhl"]
+
+
+@pytest.mark.parametrize("name", sorted({"distrans", "fedbr", "vhl"}))
+def test_an_algorithm_for_images_says_so_before_the_start(name, tmp_path):
+    with pytest.raises(UserError, match=rf"arm '{name}': .*images.*columns"):
+        uefl.train(KEYS, out=tmp_path / "run", clients={"a": (columns(0), None)}, arms=[name])
+    assert not (tmp_path / "run").exists()
+
+
+OTHERS = [
+    name
+    for name, kind in registry().items()
+    if kind.__module__.startswith("uefl.") and kind.kind == "labeled" and not kind.images_only
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_algorithm_trains_on_columns(name, tmp_path):
+    own_keys = {key: value for key, value in UEFL.items() if key in registry()[name].Parameters.model_fields}
+    keys = KEYS | {"run": KEYS["run"] | ({} if registry()[name].draws else {"passes": 20})}
+    if name == "uefl-published":
+        keys = keys | {"data": {"legacy_holdout": True}}
+    clients = {f"silo-{i}": (columns(i), columns(10 + i)) for i in range(2)}
+    done = uefl.train(keys, out=tmp_path / "run", clients=clients, arms={name: own_keys})
+    assert 0 <= done.summary[name]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"model": {"encoder": "cnn"}}, "'cnn' takes images, and the data are columns; set 'mlp'"),
+        ({"data": {"augment": "flip"}}, "data.augment"),
+        ({"data": {"image_size": 8}}, "image_size"),
+        ({"data": {"normalize": "imagenet"}}, "data.normalize"),
+        ({"data": {"vocabulary": 9}}, "data.vocabulary"),
+    ],
+)
+def test_keys_for_images_are_refused(keys, said, tmp_path):
+    with pytest.raises(UserError, match=re.escape(said)):
+        uefl.train(KEYS | keys, out=tmp_path / "run", clients={"a": (columns(0), None)}, arms=["fedavg"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_keys_of_tables_are_refused_for_images():
+    for key, value in (("label", "y"), ("vocabulary", 3)):
+        data = Data(source="digits", clients=2, train_per_client=20, test_per_client=10, **{key: value})
+        with pytest.raises(UserError, match=f"key '{key}'"):
+            build(data, kind="labeled", seed=0)
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def test_a_table_has_silos_in_a_column_or_is_dealt(tmp_path):
+    path = tmp_path / "t.csv"
+    frame(0, silo=["north", "south"] * 20, test=[False] * 30 + [True] * 10).to_csv(path, index=False)
+    fed = build(Data(source=str(path)), kind="labeled", seed=0)
+    assert [(silo.name, silo.sizes.test) for silo in fed.silos] == [("north", 5), ("south", 5)]
+    assert (fed.classes, fed.inputs.names) == (("no", "yes"), tuple("abcde"))
+    frame(0).rename(columns={"label": "y"}).to_csv(path, index=False)
+    keys = {"label": "y", "clients": 2, "train_per_client": 14, "test_per_client": 6}
+    dealt = config.load({"data": {"source": str(path), **keys}, "arms": {"fedavg": {}}}).data
+    assert [silo.sizes.test for silo in build(dealt, kind="labeled", seed=0).silos] == [6, 6]
+    turned = config.load(
+        {
+            "data": {"source": str(path), **keys, "partition": {"scheme": "rotations", "angles": [0.0, 9.0]}},
+            "arms": {"fedavg": {}},
+        }
+    ).data
+    with pytest.raises(UserError, match="angles"):
+        build(turned, kind="labeled", seed=0)
+    for scheme in (
+        {"scheme": "dirichlet", "convention": "over_clients", "alpha": 5.0},
+        {"scheme": "classes"},
+    ):
+        other = config.load(
+            {"data": {"source": str(path), **keys, "partition": scheme}, "arms": {"fedavg": {}}}
+        ).data
+        smaller = other.model_copy(update={"train_per_client": 8, "test_per_client": 4})
+        assert build(smaller, kind="labeled", seed=0).inputs.kind == "columns"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1,2\n", "no column 'label'"),
+        ("a,label\n1,x\n2,\n", "'label' has no value in row 2"),
+        ("a,label\n,x\n2,y\n", "'a' has no value in row 1"),
+        ("a,label\nred,x\n2,y\n", "'a' has"),
+        ("a,label,test\n1,x,perhaps\n2,y,true\n", "'perhaps'"),
+        ("a,label\n", "no rows"),
+        ("", "cannot be read"),
+    ],
+)
+def test_a_damaged_table_is_refused(text, said, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        build(Data(source=str(path), clients=2), kind="labeled", seed=0)
+
+
+def test_silos_need_the_same_columns(tmp_path):
+    folder = write(tmp_path / "data", 1)
+    frame(1, "abdce").to_csv(folder / "other.csv", index=False)
+    with pytest.raises(UserError, match="'c' in place of 'd'"):
+        build(Data(source=str(folder)), kind="labeled", seed=0)
+
+
+def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("p,q,r,label\n" + "3,4,,a\n5,,,b\n1,2,3,a\n4,4,4,b\n" * 5)
+    fed = build(
+        Data(source=str(path), clients=1, train_per_client=15, test_per_client=5, vocabulary=6),
+        kind="labeled",
+        seed=0,
+    )
+    assert (fed.inputs.kind, fed.inputs.vocabulary, fed.mean) == ("tokens", 6, ())
+    assert {tuple(row) for row in fed.silos[0].load().train.images.tolist()} <= {
+        (3, 4, 0),
+        (5, 0, 0),
+        (1, 2, 3),
+        (4, 4, 4),
+    }
+    path.write_text("p,q,label\n,4,a\n5,5,b\n")
+    with pytest.raises(UserError, match="before a token"):
+        build(Data(source=str(path), vocabulary=6, clients=1), kind="labeled", seed=0)
+
+
+def test_parquet_without_a_reader_is_one_sentence(tmp_path):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"pyarrow|cannot be read"):
+        build(Data(source=str(tmp_path / "t.parquet"), clients=1), kind="labeled", seed=0)
+
+
+def test_a_saved_model_predicts_tables_by_column_name(trained, tmp_path):
+    _, done = trained
+    model, table = done.model("fedavg"), frame(7)
+    path = tmp_path / "new.csv"
+    table[["label", *"edcba"]].assign(note="x").to_csv(path, index=False)
+    rows = list(Predictor(model, [path]).rows())
+    assert [row.image for row in rows[:2]] == [f"{path}:1", f"{path}:2"]
+    expected = model.predict(table[list("abcde")].to_numpy(), uncertainty=True)
+    assert [model.classes.index(row.label) for row in rows] == expected.probs.argmax(1).tolist()
+    with pytest.raises(UserError, match="column 'b' is missing"):
+        model.predict(table.drop(columns="b"))
+    with pytest.raises(UserError, match=r"expected columns \[B, 5\]"):
+        model.predict(np.zeros((2, 4)))
+
+
+def test_a_run_of_tables_resumes_bit_for_bit(trained, tmp_path):
+    base, _ = trained
+    keys = KEYS | {"data": {"source": str(base / "data")}, "training": KEYS["training"] | {"rounds": [2]}}
+    again = uefl.train(keys, out=tmp_path / "long", arms={"fedavg": {}, "uefl": UEFL})
+    run_path = tmp_path / "short"
+    uefl.train(
+        KEYS | {"data": {"source": str(base / "data")}}, out=run_path, arms={"fedavg": {}, "uefl": UEFL}
+    )
+    uefl.resume(run_path, more_rounds=1)
+    assert (run_path / "metrics.jsonl").read_text() == (again.path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_bits(trained, tmp_path):
+    base, done = trained
+    other = uefl.train(
+        KEYS | {"data": {"source": str(base / "data")}},
+        out=tmp_path / "run",
+        arms={"fedavg": {}, "uefl": UEFL},
+        engine="distributed",
+    )
+    assert [json.loads(line) for line in (done.path / "metrics.jsonl").read_text().splitlines()] == [
+        json.loads(line) for line in (other.path / "metrics.jsonl").read_text().splitlines()
+    ]
+    for name in ("fedavg", "uefl"):
+        a, b = (load_file(path / f"model-{name}.safetensors") for path in (done.path, other.path))
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_silo_of_a_table_is_known_by_its_file(tmp_path):
+    folder = write(tmp_path / "data")
+    source = own(folder / "silo-1.csv", None)
+    cfg = config.load(KEYS | {"data": {"source": "silos"}, "arms": {"fedavg": {}}})
+    found = source.data("silo-1", cfg, ("maybe", "no", "yes"), 5)
+    assert source.name == "silo-1"
+    assert found.train.images.shape[1:] == (5,)
+    assert set(found.train.labels.tolist()) == {1, 2}

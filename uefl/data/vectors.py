@@ -1,0 +1,180 @@
+"""Inputs that are no images: the columns of a table, and sequences of tokens.
+
+A table of numbers becomes float64 ``[N, F]``, so that large numbers such as times keep their digits until
+they are standardized. Sequences become int64 ``[N, L]``, with 0 as padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from .inputs import Inputs
+from .pixels import native
+
+if TYPE_CHECKING:
+    import pandas
+
+    from .images import Rows
+
+MOST_TOKENS = 1_000_000
+"""largest vocabulary: the first layer has a row for each token"""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Inputs of one length in memory, with the attributes of :class:`uefl.data.images.ImageList` that the
+    builders of federations use."""
+
+    values: torch.Tensor
+    """``[N, F]`` float64 or ``[N, L]`` int64"""
+    inputs: Inputs
+    place: str = ""
+    """where they lie, for messages"""
+    files: tuple[str, ...] = ()
+    """names in the manifest; empty: inputs are known by their position"""
+    inside: str = ""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of inputs."""
+        return len(self.values)
+
+    def content(self, rows: Rows) -> Iterator[bytes]:
+        """Yield for each input the bytes of its values."""
+        for row in rows:
+            yield self.values[row].numpy().tobytes()
+
+    def name(self, row: int) -> str:
+        """Return the name of an input for a message."""
+        return self.files[row] if self.files else f"{self.place}: row {row + 1}"
+
+
+def of_array(values: Any, where: str, vocabulary: int = 0) -> Vectors:
+    """Return floats ``[N, F]`` as columns, integers ``[N, L]`` as tokens, and a pandas DataFrame as columns.
+
+    Args:
+        values: an array, a tensor, or a DataFrame of numbers.
+        where: begins a message.
+        vocabulary: number of different tokens; 0: the highest one and 1. With it a DataFrame has tokens.
+
+    Raises:
+        UserError: values of another type or shape, missing values, or tokens outside of the vocabulary.
+    """
+    if is_frame(values):
+        return of_frame(values, where, vocabulary)
+    if not isinstance(values, torch.Tensor):
+        array = native(values, where)
+        if array.dtype.kind not in "iuf":
+            raise UserError(f"{where}: expected floats (columns) or integers (tokens), got {array.dtype}")
+        values = torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+    values = values.detach().cpu()
+    if values.ndim != 2 or 0 in values.shape:
+        raise UserError(f"{where}: expected [N, F] with N and F above 0, got {list(values.shape)}")
+    if values.dtype == torch.bool or values.is_complex():
+        raise UserError(f"{where}: expected floats (columns) or integers (tokens), got {values.dtype}")
+    if not values.is_floating_point():
+        return _tokens(values.long(), where, vocabulary)
+    if vocabulary:
+        raise UserError(f"key 'data.vocabulary': {where} has floats, and tokens are integers; leave it out")
+    return _columns(values.double(), where, ())
+
+
+def is_frame(values: Any) -> bool:
+    """Return True for a pandas DataFrame, without importing pandas."""
+    return hasattr(values, "columns") and hasattr(values, "dtypes") and hasattr(values, "to_numpy")
+
+
+def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vectors:
+    """Return the columns of a DataFrame as numbers, or as the tokens of a sequence.
+
+    Empty cells at the end of a row of tokens are padding.
+
+    Raises:
+        UserError: a column of another type than numbers, or a missing value.
+    """
+    names = tuple(map(str, frame.columns))
+    for name, dtype in zip(names, frame.dtypes, strict=True):
+        if dtype.kind not in "iufb":
+            raise UserError(
+                f"{where}: column {name!r} has {dtype} values; encode categories as numbers, as with"
+                " pandas.get_dummies, or remove the column"
+            )
+    values = torch.from_numpy(np.array(frame.to_numpy(dtype=np.float64, na_value=np.nan)))
+    if values.ndim != 2 or 0 in values.shape:
+        raise UserError(f"{where}: expected rows and columns of inputs, got {list(values.shape)}")
+    if not vocabulary:
+        return _columns(values, where, names)
+    empty = values.isnan()
+    if bool((empty[:, :-1] & ~empty[:, 1:]).any()):
+        raise UserError(f"{where}: a row has an empty cell before a token; padding stands at the end")
+    values = values.nan_to_num()
+    if bool((values != values.round()).any()):
+        raise UserError(f"{where}: expected integers as tokens, got other numbers; leave out data.vocabulary")
+    return _tokens(values.long(), where, vocabulary, names)
+
+
+def _columns(values: torch.Tensor, where: str, names: tuple[str, ...]) -> Vectors:
+    missing = (~values.isfinite()).nonzero()
+    if len(missing):
+        row, column = missing[0].tolist()
+        name = repr(names[column]) if names else str(column)
+        found = float(values[row, column])
+        raise UserError(
+            f"{where}: column {name} has {'no value' if found != found else found} in row {row + 1}, and"
+            f" {len(missing) - 1} more like it; fill the missing values, or remove these rows"
+        )
+    return Vectors(values, Inputs("columns", names), where)
+
+
+def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str, ...] = ()) -> Vectors:
+    low, high = int(values.min()), int(values.max())
+    most = vocabulary or MOST_TOKENS
+    if low < 0 or high >= most:
+        raise UserError(
+            f"{where}: tokens {low} to {high}; expected 0 to {most - 1}. Integers are tokens: give the"
+            " numbers of a table as floats"
+        )
+    return Vectors(values, Inputs("tokens", names, vocabulary or high + 1), where)
+
+
+def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
+    """Put the inputs of several parts one after the other; the largest vocabulary is that of all.
+
+    Raises:
+        UserError: parts of different kinds, lengths or columns.
+    """
+    first = parts[0]
+    for part in parts:
+        if part.inputs.kind != first.inputs.kind:
+            raise UserError(
+                f"{part.place} has {part.inputs.kind}, {first.place} has {first.inputs.kind}; expected one"
+                " kind"
+            )
+        check_same(part.place, part, first.place, first)
+    vocabulary = max(part.inputs.vocabulary for part in parts)
+    inputs = replace(first.inputs, vocabulary=vocabulary)
+    return Vectors(torch.cat([part.values for part in parts]), inputs, files=files)
+
+
+def check_same(who: str, part: Vectors, other: str, first: Vectors) -> None:
+    """Refuse inputs of another length, or columns of other names.
+
+    Raises:
+        UserError: they differ.
+    """
+    if part.inputs.names != first.inputs.names:
+        pairs = zip(part.inputs.names, first.inputs.names, strict=False)
+        name = next((f"{a!r} in place of {b!r}" for a, b in pairs if a != b), "another number of columns")
+        raise UserError(f"{who} has {name} of {other}; expected the same columns in the same order")
+    if part.values.shape[1] != first.values.shape[1]:
+        raise UserError(
+            f"{who} has {part.values.shape[1]} {part.inputs.kind} in a row, {other} {first.values.shape[1]};"
+            " expected the same number"
+        )

@@ -1,0 +1,20 @@
+"""``balanced_accuracy``: the accuracy where all classes count alike."""
+
+from __future__ import annotations
+
+import torch
+
+from .base import metric
+
+
+@metric("balanced_accuracy")
+def balanced_accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean over the classes of a client of the share of its inputs that are predicted correctly.
+
+    Source: Brodersen et al. 2010, "The Balanced Accuracy and Its Posterior Distribution".
+    """
+    classes = probs.shape[1]
+    right = (probs.argmax(1) == labels).double()
+    counts = labels.bincount(minlength=classes)
+    found = torch.zeros(classes, dtype=torch.float64, device=labels.device).index_add_(0, labels, right)
+    return (found[counts > 0] / counts[counts > 0]).mean()

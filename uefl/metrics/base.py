@@ -1,0 +1,55 @@
+"""The registry of metrics, and the check of the key ``run.metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from ..errors import UserError, nearest
+from ..registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+Metric = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor | float"]
+"""takes the probabilities ``[N, classes]`` float32 and the labels ``[N]`` int64 of one client's test split,
+and returns one finite number. The first line of its docstring describes it in reports."""
+
+METRICS: Registry[Metric] = Registry(__package__, "metric", "uefl.metrics")
+
+
+def metric(name: str) -> Callable[[Metric], Metric]:
+    """Register a metric under the name that ``run.metrics`` gives it."""
+
+    def register(function: Metric) -> Metric:
+        METRICS.add(name, function)
+        return function
+
+    return register
+
+
+def check(names: Iterable[str], taken: Collection[str]) -> None:
+    """Refuse names of metrics that do not exist, or that a run uses for something else.
+
+    Raises:
+        UserError: such a name, or one that occurs twice.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name not in METRICS:
+            listed = ", ".join(METRICS)
+            raise UserError(
+                f"key 'run.metrics': no metric {name!r}{nearest(name, METRICS)}; there are {listed}"
+            )
+        if name in taken or name in seen:
+            raise UserError(
+                f"key 'run.metrics': {name!r} is there already; leave it out, or rename your metric"
+            )
+        seen.add(name)
+
+
+def described(name: str) -> str:
+    """Return the description of a metric for a report."""
+    about = (METRICS[name].__doc__ or "").strip() if name in METRICS else ""
+    line = about.partition("\n")[0].rstrip(".")
+    return f"{line or 'a metric of another package'}; the mean over all test inputs"

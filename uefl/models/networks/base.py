@@ -1,0 +1,91 @@
+"""The interface of a network that a configuration names, and the registry of these networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from torch import nn
+
+from ...data.inputs import IMAGES, Inputs, Kind
+from ...errors import UserError, nearest
+from ...registry import Registry
+from ..heads import Head
+
+if TYPE_CHECKING:
+    from ...config import Model
+
+
+class Network:
+    """An encoder from inputs to features, and a head from features to logits.
+
+    A codebook may stand between the two. The head may be any module. Algorithms with a codebook or with
+    features of their own need the usual one, :class:`uefl.models.heads.Head`.
+
+    Args:
+        settings: the section ``[model]``.
+        shape: of one input, as :class:`uefl.data.inputs.Inputs` lists it.
+        inputs: their kind.
+    """
+
+    inputs: ClassVar[Kind] = "images"
+    """the kind of inputs that it takes"""
+    ignores: ClassVar[tuple[str, ...]] = ()
+    """keys of ``[model]`` without effect on it; a configuration that sets one is refused"""
+    pretrained: ClassVar[bool] = False
+    """whether the key ``pretrained`` may name weights for it"""
+
+    def __init__(self, settings: Model, shape: tuple[int, ...], inputs: Inputs = IMAGES) -> None:
+        self.settings, self.shape, self.of = settings, shape, inputs
+
+    def encoder(self) -> nn.Module:
+        """Make the module from normalized inputs ``[B, ...]`` to features ``[B, D, H', W']``."""
+        raise NotImplementedError(f"{type(self).__name__} has no method 'encoder'")
+
+    def head(self, dim: int, positions: int, classes: int) -> nn.Module:
+        """Make the module from features ``[B, H', W', D]`` to logits ``[B, classes]``.
+
+        Args:
+            dim: D, channels of the features.
+            positions: H' x W', or 1 with the key ``pooled``.
+            classes: number of classes.
+        """
+        keys = self.settings
+        return Head(positions * dim, keys.hidden, classes, keys.dropout, keys.logit_dropout)
+
+
+NETWORKS: Registry[type[Network]] = Registry(__package__, "network", "uefl.networks")
+
+AnyNetwork = TypeVar("AnyNetwork", bound=type[Network])
+
+
+def network(name: str) -> Callable[[AnyNetwork], AnyNetwork]:
+    """Register a network under the name that ``model.encoder`` gives it."""
+
+    def register(kind: AnyNetwork) -> AnyNetwork:
+        NETWORKS.add(name, kind)
+        return kind
+
+    return register
+
+
+def find(name: str) -> type[Network]:
+    """Return the network of a name.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in NETWORKS:
+        hint = nearest(name, NETWORKS)
+        raise UserError(f"key 'model.encoder': expected {listed(NETWORKS)} or 'given'; got {name!r}{hint}")
+    return NETWORKS[name]
+
+
+def with_usual_head() -> str:
+    """Return the names of the networks with the usual head, for messages."""
+    return listed(name for name in NETWORKS if NETWORKS[name].head is Network.head)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in quotation marks, with commas."""
+    return ", ".join(map(repr, names))

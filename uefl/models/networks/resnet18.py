@@ -1,0 +1,80 @@
+"""``resnet18``, and ``resnet18_nopool`` for small images."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .. import pretrained as weights
+from .base import Network, network
+
+
+@network("resnet18")
+class ResNet18(Network):
+    """ResNet-18 without its pooling and its classifier."""
+
+    ignores = ("width",)
+    pretrained = True
+
+    def encoder(self) -> nn.Module:
+        """Make the stem and the four stages."""
+        return resnet18(self.shape[0], self.settings.pretrained)
+
+
+@network("resnet18_nopool")
+class ResNet18NoPool(Network):
+    """FedUL's ResNet-18 for small images, with ResNet's own head."""
+
+    ignores = ("width", "hidden", "dropout", "logit_dropout", "pooled")
+    pretrained = True
+
+    def encoder(self) -> nn.Module:
+        """Make the stages, with dropouts between them."""
+        return resnet18_nopool(self.shape[0], self.settings.pretrained)
+
+    def head(self, dim: int, positions: int, classes: int) -> nn.Module:
+        """Make one linear layer on the mean over the positions."""
+        return PooledHead(dim, classes)
+
+
+class PooledHead(nn.Module):
+    """ResNet's head: the mean over positions, then linear."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(dim, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [B, H', W', D] -> logits [B, classes]."""
+        logits: torch.Tensor = self.out(tokens.mean((1, 2)))
+        return logits
+
+
+def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
+    """FedUL's ResNet-18 for small images: without the max-pool behind the stem, D = 512; 32x32 becomes
+    2x2."""
+    net = resnet18(in_channels, pretrained)
+    assert isinstance(net, nn.Sequential)
+    parts: list[nn.Module] = [part for part in net if not isinstance(part, nn.MaxPool2d)]
+    # stem, then a dropout behind it and behind every stage
+    with_dropout = [parts[0], parts[1], parts[2], nn.Dropout(0.0)]
+    for stage in parts[3:]:
+        with_dropout += [stage, nn.Dropout(0.0)]
+    return nn.Sequential(*with_dropout)
+
+
+def resnet18(in_channels: int, pretrained: bool | str) -> nn.Module:
+    """ResNet-18 up to the feature map before global pooling, D = 512; 224x224 becomes 7x7, 28x28 and 32x32
+    become 1x1."""
+    from torchvision.models import ResNet18_Weights
+    from torchvision.models import resnet18 as build
+
+    net = build(weights=None)
+    if pretrained:
+        weights.load(net, weights.file_of(pretrained, ResNet18_Weights.IMAGENET1K_V1))
+        net.conv1 = weights.for_channels(net.conv1, in_channels)
+    elif in_channels != 3:
+        net.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+    return nn.Sequential(
+        net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4
+    )

@@ -1,0 +1,74 @@
+"""Pretrained weights of torchvision's networks.
+
+``pretrained`` is True for the ImageNet weights in torchvision's cache, or a file of weights for the same
+network. Nothing is downloaded. A grey image is convolved with the sum over the three channels of the
+pretrained first layer, which equals the convolution of its three equal channels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+
+
+def file_of(pretrained: bool | str, weights: Any) -> Path:
+    """The file that the user named, or torchvision's own one."""
+    if isinstance(pretrained, str):
+        path = Path(pretrained)
+        if not path.is_file():
+            raise UserError(f"key 'model.pretrained': there is no file {pretrained}")
+        return path
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+    if not path.is_file():
+        raise UserError(
+            f"key 'model.pretrained': uefl downloads nothing; fetch {weights.url} to {path}, or name a file"
+            " of weights"
+        )
+    return path
+
+
+def load(net: nn.Module, path: Path) -> None:
+    """A file of torchvision's layout into ``net``; its classifier may be missing, or of other classes."""
+    try:
+        # torchvision's format; no object but tensors is built
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of what kind depends on the bytes of the file
+        raise UserError(
+            f"{path} holds no weights that torch.load(weights_only=True) reads: {str(error).splitlines()[0]}"
+        ) from None
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: expected a state dict, names with tensors; got {type(state).__name__}")
+    wanted = {
+        name: tensor
+        for name, tensor in net.state_dict().items()
+        if not name.startswith(("classifier.", "fc."))
+    }
+    for name, tensor in wanted.items():
+        found = state.get(name)
+        shape = list(found.shape) if isinstance(found, torch.Tensor) else "none"
+        if shape != list(tensor.shape):
+            raise UserError(
+                f"{path}: expected weights {name!r} of shape {list(tensor.shape)}, as torchvision's; got"
+                f" {shape}"
+            )
+    net.load_state_dict({name: state[name] for name in wanted}, strict=False)
+
+
+def for_channels(pretrained: nn.Module, in_channels: int) -> nn.Conv2d:
+    """A pretrained first layer for images of three channels, or of one."""
+    assert isinstance(pretrained, nn.Conv2d)
+    if in_channels == 3:
+        return pretrained
+    if in_channels != 1:
+        raise UserError(
+            "key 'model.pretrained': pretrained weights are for images of 3 channels or 1, not"
+            f" {in_channels}; set false"
+        )
+    pretrained.in_channels = 1
+    pretrained.weight = nn.Parameter(pretrained.weight.detach().sum(1, keepdim=True))
+    return pretrained
