@@ -14,7 +14,8 @@ OP, DEFINITION, ALGORITHM, SOURCE, PARTITION, NETWORK, METRIC = re.findall(
 RUN = """
 import logging, sys, uefl
 keys = {"training": {"rounds": [1], "local_epochs": 1, "batch_size": 8}}
-keys |= {"model": {"width": 2, "hidden": 4, "encoder": ENCODER}, "run": {"precision": "fp32", "metrics": METRICS}}
+keys |= {"model": {"width": 2, "hidden": 4, "encoder": ENCODER}}
+keys |= {"run": {"precision": "fp32", "metrics": METRICS}}
 run = uefl.train({"data": DATA, "arms": ARMS, **keys}, out=sys.argv[1])
 print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
 """

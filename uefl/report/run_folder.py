@@ -330,8 +330,8 @@ def _course(
     there from the start."""
     found = []
     for i, chunk in enumerate(rounds):
-        own = _mean([r for r in chunk if r["client"] == client], "accuracy")
-        others = _mean([r for r in chunk if r["client"] not in joins], "accuracy")
+        own = mean([r for r in chunk if r["client"] == client], "accuracy")
+        others = mean([r for r in chunk if r["client"] not in joins], "accuracy")
         if own is not None and others is not None:
             found.append((i, own, others))
     return found
