@@ -60,7 +60,7 @@ def test_only_these_means_are_weighted():
         line | {"round": 1, "client": name, "accuracy": value, "mine": value, "tested": count}
         for name, value, count in (("x", 0.0, 30), ("y", 1.0, 10))
     ]
-    found = summarize(lines, 0.0, {"a": ["mine"]}, ["mine"])["a"]
+    found = summarize(lines, 0.0, {"a": ["mine"]}, weighted=["mine"])["a"]
     assert (found["accuracy"], found["mine"]) == (0.5, 0.25)
 
 
