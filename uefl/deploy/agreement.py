@@ -208,6 +208,11 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
     Returns:
         Their names, and of each other silo by name why it does not go with them.
     """
+    why = {}
+    for name, (header, parts) in reports.items():
+        if cfg.data.normalize == "standard" and header["inputs"]["kind"] == "columns" and not parts:
+            why[name] = "its report has no moments of its columns, which data.normalize = 'standard' needs"
+    reports = {name: report for name, report in reports.items() if name not in why}
     groups: dict[Any, list[str]] = {}
     for name, (header, _) in reports.items():
         key: Any = tuple(header["shape"][1:]) if header["inputs"]["kind"] == "images" else _form(header)
@@ -215,7 +220,6 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
             key = (key, tuple(header["classes"]), bool(header["sizes"]["test"]))
         groups.setdefault(key, []).append(name)
     most = max(groups.values(), key=len, default=[])
-    why = {}
     for name in reports.keys() - set(most):
         pair = {one: reports[one][0] for one in (most[0], name)}
         try:

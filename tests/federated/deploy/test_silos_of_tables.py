@@ -1,0 +1,123 @@
+"""Silos with a table each: what they report, and what the server makes of it."""
+
+import json
+
+import pytest
+import torch
+
+from tests.federated.data.test_tables import KEYS, UEFL, frame, write
+from uefl import config
+from uefl.data import build
+from uefl.deploy.agreement import agree, fitting, refused
+from uefl.deploy.setting import Setting, greeting
+from uefl.deploy.silo import SiloProgram
+from uefl.deploy.sources import own
+from uefl.engines.codec import Packet
+from uefl.errors import UserError
+
+
+def settings(source="silos", **data):
+    return config.load(KEYS | {"data": {"source": str(source), **data}, "arms": {"uefl": UEFL}})
+
+
+def report(path, cfg):
+    """The report of a silo, as it arrives."""
+    header, parts = SiloProgram(own(path, None), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    assert header.get("error") is None
+    return json.loads(json.dumps(header)), parts
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "data", 3)
+
+
+@pytest.fixture
+def split(tmp_path):
+    """Tables with test rows: splits that are drawn depend on the clients that are drawn for together."""
+    (tmp_path / "split").mkdir()
+    for i in range(3):
+        table = frame(i, test=[False] * 30 + [True] * 10)
+        table.to_csv(tmp_path / "split" / f"silo-{i}.csv", index=False)
+    return tmp_path / "split"
+
+
+def reports(folder, cfg):
+    return {path.stem: report(path, cfg) for path in sorted(folder.iterdir(), reverse=True)}
+
+
+@pytest.mark.parametrize("normalize", ["standard", "raw"])
+def test_silos_and_one_process_agree_on_the_federation(split, normalize):
+    cfg = settings(normalize=normalize)
+    found = reports(split, cfg)
+    assert {refused(each) for each in found.values()} == {None}
+    assert all(bool(parts) == (normalize == "standard") for _, parts in found.values())
+    there = agree(found, cfg, "there:1")
+    here = build(settings(split, normalize=normalize).data, kind="labeled", seed=0)
+    for field in ("classes", "shape", "mean", "std", "inputs"):
+        assert getattr(there, field) == getattr(here, field), field
+    assert [silo.sizes for silo in there.silos] == [silo.sizes for silo in here.silos]
+
+
+def test_the_setting_of_a_run_travels_as_json(folder):
+    there = agree(reports(folder, settings()), settings(), "there:1")
+    setting = Setting.of(settings(), there, 0)
+    assert Setting.from_plain(json.loads(json.dumps(setting.plain()))) == setting
+    assert setting.context().inputs == there.inputs
+
+
+def test_a_silo_with_other_columns_is_left_out(folder):
+    frame(5, "abdce").to_csv(folder / "other.csv", index=False)
+    names, why = fitting(reports(folder, settings()), settings())
+    assert sorted(names) == ["silo-0", "silo-1", "silo-2"]
+    assert "same columns" in why["other"]
+
+
+def test_a_silo_without_moments_is_left_out(folder):
+    found = reports(folder, settings())
+    found["silo-1"][1].clear()
+    names, why = fitting(found, settings())
+    assert sorted(names) == ["silo-0", "silo-2"]
+    assert "moments" in why["silo-1"]
+
+
+def _moments(change):
+    def changed(header, parts):
+        change(parts["columns"]["moments"])
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _moments(lambda moments: moments[0].add_(1e6)),
+        _moments(lambda moments: moments[0, :1].add_(1)),
+        _moments(lambda moments: moments[1, 0].fill_(float("nan"))),
+        _moments(lambda moments: moments[1, 0].fill_(1e200)),
+        _moments(lambda moments: moments[2, 0].fill_(-1.0)),
+        _moments(lambda moments: moments[2, 0].fill_(float("inf"))),
+        lambda header, parts: parts["columns"].update(moments=torch.zeros(3, 4, dtype=torch.float64)),
+        lambda header, parts: parts["columns"].update(moments=torch.zeros(3, 5)),
+        lambda header, parts: header["inputs"].update(kind="sounds"),
+        lambda header, parts: header["inputs"].update(vocabulary=5),
+        lambda header, parts: header["inputs"].update(vocabulary=10**9, kind="tokens"),
+        lambda header, parts: header["inputs"].update(names=["a"]),
+        lambda header, parts: header["inputs"].update(names=["a\x1b[2J", *"bcde"]),
+        lambda header, parts: header.update(shape=[10**9]),
+        lambda header, parts: header.update(shape=[5, 1, 1]),
+        lambda header, parts: header.pop("inputs"),
+    ],
+)
+def test_what_no_silo_of_a_table_reports_is_a_line(folder, change):
+    header, parts = report(folder / "silo-0.csv", settings())
+    change(header, parts)
+    line = refused((header, parts))
+    assert line
+    assert line.isprintable()
+
+
+def test_a_damaged_table_is_found_when_the_silo_starts(tmp_path):
+    (tmp_path / "t.csv").write_text("")
+    with pytest.raises(UserError, match="cannot be read"):
+        own(tmp_path / "t.csv", None)
