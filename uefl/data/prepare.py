@@ -187,7 +187,7 @@ class PixelCounts:
 class Moments:
     """Count the rows of each client, with the mean and the sum of squared deviations of each column.
 
-    The result does not depend on the order of the clients.
+    The result does not depend on the order of the clients, nor on that of their rows.
 
     Args:
         columns: how many; 0: of tokens, which have no mean.
@@ -203,7 +203,8 @@ class Moments:
         """Count the rows ``[N, columns]`` float64 of one client."""
         if not self._columns or not self._standard:
             return
-        values = torch.cat(parts).double().cpu().numpy()
+        # sorted: rounding depends on the order of a sum
+        values = np.sort(torch.cat(parts).double().cpu().numpy(), axis=0)
         mean = values.sum(0) / max(len(values), 1)
         of_client = [np.full_like(mean, len(values)), mean, ((values - mean) ** 2).sum(0)]
         self.clients.append(torch.from_numpy(np.stack(of_client)))

@@ -120,10 +120,10 @@ def test_standardization_is_that_of_all_training_rows():
     assert np.allclose(fed.std, values.std(0), rtol=1e-12)
 
 
-def test_moments_do_not_depend_on_the_order_of_clients():
+def test_moments_do_not_depend_on_the_order_of_clients_or_rows():
     clients = [torch.from_numpy(columns(i, rows=7 + i)[0]) for i in range(9)]
     found = set()
-    for order in (clients, clients[::-1], clients[4:] + clients[:4]):
+    for order in (clients, clients[::-1], clients[4:] + clients[:4], [each.flip(0) for each in clients]):
         moments = Moments(5)
         for client in order:
             moments.add(client)
