@@ -17,7 +17,11 @@ from ..errors import UserError
 
 
 def file_of(pretrained: bool | str, weights: Any) -> Path:
-    """The file that the user named, or torchvision's own one."""
+    """Return the file that the user named, or the one in torchvision's cache.
+
+    Raises:
+        UserError: it is not there.
+    """
     if isinstance(pretrained, str):
         path = Path(pretrained)
         if not path.is_file():
@@ -33,7 +37,11 @@ def file_of(pretrained: bool | str, weights: Any) -> Path:
 
 
 def load(net: nn.Module, path: Path) -> None:
-    """A file of torchvision's layout into ``net``; its classifier may be missing, or of other classes."""
+    """Load a file of torchvision's layout into a network; its classifier may be missing, or of other classes.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a weight of the network.
+    """
     try:
         # torchvision's format; no object but tensors is built
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -60,7 +68,11 @@ def load(net: nn.Module, path: Path) -> None:
 
 
 def for_channels(pretrained: nn.Module, in_channels: int) -> nn.Conv2d:
-    """A pretrained first layer for images of three channels, or of one."""
+    """Return a pretrained first layer for images of three channels, or of one.
+
+    Raises:
+        UserError: images of another number of channels.
+    """
     assert isinstance(pretrained, nn.Conv2d)
     if in_channels == 3:
         return pretrained
