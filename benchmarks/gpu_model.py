@@ -67,7 +67,7 @@ class Machine:
             "L2": kernel.l2 / self.l2,
         } | pipes
         walls |= {"shared": kernel.shared / (SHARED * clocks), "in order": kernel.cycles / clocks}
-        return {wall: 1e6 * seconds for wall, seconds in walls.items()} | {"launch": LAUNCH}
+        return {wall: 1e6 * seconds for wall, seconds in walls.items()} | {"launch": LAUNCH * kernel.launched}
 
 
 MACHINES = (
@@ -146,11 +146,12 @@ def by_pipe(operations: list[str], times: float) -> Counts:
 def counted() -> dict[str, Counts]:
     """From the machine code of kernels on float32, for sm_90a, except the first pass of others."""
 
-    def loop(stem: str, kernel: str, instance: str, inside: str, code: str = "90a") -> list[str]:
-        return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], inside))
+    def loop(stem: str, kernel: str, instance: str, *inside: str, code: str = "90a") -> list[str]:
+        return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], *inside))
 
     def comparison(code: str) -> Counts:
-        search = loop("vq_assign", "search_mma", "fLNS1_4PassE0E", "HMMA", code)
+        # the first pass; the second notes candidates
+        search = loop("vq_assign", "search_mma", "f", "HMMA", "ATOMS", code=code)
         return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
 
     return {
@@ -175,6 +176,7 @@ class Kernel:
     l2: float = 0  # bytes that the multiprocessors ask of the second-level cache
     shared: float = 0  # bytes read from shared memory
     cycles: float = 0  # of all multiprocessors, of loops with in-order issue
+    launched: bool = True  # else a later part of the kernel before it
 
 
 def total(*parts: tuple[float, Counts]) -> Counts:
@@ -194,9 +196,9 @@ def open_share(k: int, itemsize: int, d: int) -> float:
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
 
 
-PACK, WGMMA, FIRST, SECOND = "pack_codebook", "search_wgmma", r"search_mma<\w+, .*0>", r"search_mma<\w+, .*1>"
+PACK, WGMMA, MMA, OPEN = "pack_codebook", "search_wgmma", "search_mma<", "open rows"
 PRODUCT = "gemm"  # torch's, in float32: the same number of multiply-adds
-SHOWN = {FIRST: "search_mma, first pass", SECOND: "search_mma, second pass", PRODUCT: "product of torch"}
+SHOWN = {PRODUCT: "product of torch"}
 
 
 def shown(kernel: str) -> str:
@@ -206,6 +208,7 @@ def shown(kernel: str) -> str:
 def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
     some = n * open_share(k, itemsize, d)
     counts = [(n * k, of[f"score, sm_{code}"]), (n * d, of["element"]), (n, of["row"])]
+    moved, flops = n * (d * itemsize + 8), 2.0 * n * d * k
     if code != "90a":
         counts.append((n * k * -(-d // 64), of[f"product, sm_{code}"]))
     chunks, codes, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
@@ -219,24 +222,16 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
         # codewords.
         shared = n / 64 * (halves + 64 * chunks * 128 * (codes / 128) * (chunks > 1)) + 2 * dense
         cycles = of_block * (codes / 128) * of["in order"]["round"]
-        first = Kernel(
-            WGMMA, n * (d * itemsize + 8), 2.0 * n * d * k, total(*counts), streamed + dense, shared, cycles
-        )
+        found = Kernel(WGMMA, moved, flops, total(*counts), streamed + dense, shared, cycles)
     else:
         # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same
         # codewords.
-        first = Kernel(
-            FIRST,
-            n * (d * itemsize + 8),
-            2.0 * n * d * k,
-            total(*counts),
-            n / 64 * halves + dense,
-            n / 64 * 4 * halves,
-        )
+        found = Kernel(MMA, moved, flops, total(*counts), n / 64 * halves + dense, n / 64 * 4 * halves)
     pack = Kernel(PACK, k * d * (itemsize + 10))
-    # candidates: two as a rule
+    # The second pass, which a block begins when it has ended the first. Candidates: two as a rule.
     again = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))
-    return [pack, first, Kernel(SECOND, some * (d * itemsize + 20), 2.0 * some * d * k, again)]
+    bytes_again = some * (d * itemsize + 20)
+    return [pack, found, Kernel(OPEN, bytes_again, 2.0 * some * d * k, again, launched=False)]
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:

@@ -116,8 +116,8 @@ def operations(lines: list[str]) -> list[str]:
     return [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in lines if not line.startswith(".L_")]
 
 
-def innermost_loop(lines: list[str], pattern: str) -> list[str]:
-    """The shortest loop with an instruction that the pattern finds."""
+def innermost_loop(lines: list[str], pattern: str, but: str = "$^") -> list[str]:
+    """The shortest loop with an instruction that the pattern finds, and with none that ``but`` finds."""
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
     loops = []
     for i, line in enumerate(lines):
@@ -126,6 +126,7 @@ def innermost_loop(lines: list[str], pattern: str) -> list[str]:
             target
             and (begin := labels[target[1]]) < i
             and any(re.search(pattern, inner) for inner in lines[begin:i])
+            and not any(re.search(but, inner) for inner in lines[begin:i])
         ):
             loops.append(lines[begin : i + 1])
     return min(loops, key=len)

@@ -468,7 +468,7 @@ def test_the_model_of_a_gpu_names_the_walls(tmp_path, capsys):
     assert float(call[1]) > 1
     assert "231.6" not in text["H200"], "measured elsewhere"
     assert "search_wgmma" not in text["A100"]
-    assert re.search(r"^    search_mma, first pass +[\d.]+  issue ", text["A100"], re.M)
+    assert re.search(r"^    search_mma +[\d.]+  issue ", text["A100"], re.M)
 
 
 def test_the_model_follows_the_shape():
@@ -485,7 +485,7 @@ def test_the_model_follows_the_shape():
     assert us("vq", "1000000x64x8192")[1].wall == "in order"
     assert us("vq_assign", "1000000x128x1024xfloat16")[1].wall == "tensor"
     assert us("vq_assign", "1048576x512x1024xfloat16")[1].wall == "L2"
-    assert {row.wall for row in us("vq_assign", "1000x64x256xfloat16")} == {"launch"}
+    assert [row.wall for row in us("vq_assign", "1000x64x256xfloat16")] == ["launch", "launch", "issue"]
     assert [row.wall for row in us("kmeans_step", "1048576x64x256")[3:]] == ["bytes", "bytes"]
     assert all(row.apart >= row.us for row in few)
     (other,) = (machine for machine in gpu_model.MACHINES if machine.name == "A100")

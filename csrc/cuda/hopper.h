@@ -44,14 +44,6 @@ __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   }
 }
 
-// Named barriers for a number of threads. Some threads only arrive and do not wait.
-__device__ inline void named_wait(int name, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int name, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 // Between what this thread wrote to shared memory and products that read it.
 __device__ inline void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -18,6 +18,14 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // 1024: the swizzle of wgmma's operands
 __device__ inline unsigned char* dynamic_memory() { return dynamic_shared; }
 
+// Named barriers for a number of threads. Some threads only arrive and do not wait.
+__device__ inline void named_wait(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
 // 16 bytes from global to shared memory, not waited for.
 __device__ inline void copy_async(void* target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source)

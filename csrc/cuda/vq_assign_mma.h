@@ -1,5 +1,5 @@
-// vq_assign with mma.sync (sm_80 and later), for x of any type and strides: a whole first pass, and on every
-// GPU the second one. The tests also run it on the CPU, instruction by instruction.
+// vq_assign with mma.sync (sm_80 and later), for x of any type and strides: a whole search, and on every GPU
+// its second pass. The tests also run it on the CPU, instruction by instruction.
 //
 // A block keeps 64 rows in shared memory as float16 and goes through the codebook in blocks of 128 codewords
 // x 64 elements, which stream through two buffers. Of the eight warps, each has 32 rows and 32 codewords of
@@ -7,8 +7,8 @@
 //
 //   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a
 //   limit: no codeword with a score above it can be the nearest
-//   second  takes the rows of that list, some per cent; the codewords within the limit, two or three as a
-//   rule, are candidates, and the
+//   second  takes the rows that the block has listed, some per cent; the codewords within the limit, two or
+//   three as a rule, are candidates, and the
 //           definition decides between them; rows with too many candidates are scored by the definition
 //           against all codewords
 #pragma once
@@ -19,21 +19,49 @@
 namespace uefl::cuda {
 namespace {
 
-enum class Pass { first, second };
-
 constexpr int kMmaRows = 64, kMmaColumns = kGroupColumns, kParts = kThreads / kMmaRows, kMostCandidates = 8;
+constexpr int kMmaLists = kMmaRows / kWarp;  // of a block: the warps that judge rows
+constexpr int kMmaBarrier = 5;               // named, of the kThreads threads that search with mma.sync
 
-// Bytes of dynamic shared memory, in addition to the arrays that the kernel declares.
-constexpr int64_t kMmaStaticBytes = 10 * 1024;
+// The state of a block for its rows.
+struct MmaRows {
+  float squares[kParts][kMmaRows], rests[kParts][kMmaRows];
+  float norm[kMmaRows], rest[kMmaRows];
+  // the first pass: of the warps that share rows
+  int bests[4][kMmaRows], seconds[4][kMmaRows], numbers[4][kMmaRows];
+  // the second
+  int64_t outputs[kMmaRows];
+  float limits[kMmaRows];
+  int rows, read;  // how many there are, and how far the lists of the block are read
+  int found[kMmaRows], candidates[kMmaRows][kMostCandidates];
+};
+
 UEFL_HOST_DEVICE inline int64_t mma_width(int64_t d) {
   return (d + kBlockElements - 1) / kBlockElements * kBlockElements;
 }
+// Bytes of dynamic shared memory, and of the array that the kernel declares itself.
+constexpr int64_t kMmaStaticBytes = 64;
 UEFL_HOST_DEVICE inline int64_t mma_bytes(int64_t d) {
-  return (mma_width(d) * kMmaRows + 2 * kBlockHalves) * 2;
+  return (mma_width(d) * kMmaRows + 2 * kBlockHalves) * 2 + static_cast<int64_t>(sizeof(MmaRows));
 }
 
+// Dynamic shared memory: 64 rows, two buffers of the codebook, and the state.
+struct MmaMemory {
+  uint16_t *rows, *buffers;  // rows: [width / 64] blocks of 64 rows
+  MmaRows& known;
+
+  __device__ explicit MmaMemory(int64_t d)
+      : rows(reinterpret_cast<uint16_t*>(dynamic_memory())),
+        buffers(rows + mma_width(d) * kMmaRows),
+        known(*reinterpret_cast<MmaRows*>(buffers + 2 * kBlockHalves)) {}
+};
+
+// The threads that search with mma.sync: all of a block of search_mma, 256 of those of search_wgmma.
+__device__ inline int mma_thread() { return static_cast<int>(threadIdx.x % kThreads); }
+__device__ inline void mma_meet() { named_wait(kMmaBarrier, kThreads); }
+
 __device__ inline void copy_block(const uint16_t* block, uint16_t* buffer) {
-  for (int i = threadIdx.x * 8; i < kBlockHalves; i += kThreads * 8) copy_async(buffer + i, block + i);
+  for (int i = mma_thread() * 8; i < kBlockHalves; i += kThreads * 8) copy_async(buffer + i, block + i);
   commit_copies();
 }
 
@@ -43,19 +71,6 @@ __device__ inline const uint16_t* corner(const uint16_t* block, int row, int j, 
   const int lane = threadIdx.x % kWarp, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
   return block + swizzled(row + lane % 8 + (of == 0 ? first : second), j + (of == 0 ? second : first));
 }
-
-// The state of a block for its rows.
-struct MmaRows {
-  float squares[kParts][kMmaRows], rests[kParts][kMmaRows];
-  float norm[kMmaRows], rest[kMmaRows];
-  // the first pass: of the warps that share rows
-  int bests[4][kMmaRows], seconds[4][kMmaRows], numbers[4][kMmaRows];
-  // the second
-  float limits[kMmaRows];
-  int found[kMmaRows], candidates[kMmaRows][kMostCandidates];
-};
-
-static_assert(sizeof(MmaRows) + kMmaRows / kWarp * sizeof(OpenRows::Rows) <= kMmaStaticBytes);
 
 // The scores of a thread for one row against its limit, which few of them are within.
 __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64_t first_code, int row,
@@ -73,187 +88,277 @@ __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64
   }
 }
 
+// Rows of a book as float16, with their lengths and what float16 lost; zero where there is no row.
+// output_of(i) is the output of row i, negative for none. They are read twice, the second time from the
+// cache.
+template <class T, class OutputOf>
+__device__ void load_rows(const T* x, const Shape& shape, const Packed& packed, int64_t book,
+                          const OutputOf& output_of, const MmaMemory& memory) {
+  MmaRows& known = memory.known;
+  // Neighbouring threads take what lies side by side.
+  const int thread = mma_thread(), row = shape.stride == 1 ? thread / kParts : thread % kMmaRows;
+  const int part = shape.stride == 1 ? thread % kParts : thread / kMmaRows;
+  const float* centre = packed.centre + book * shape.d;
+  const int64_t output = output_of(row);
+  const T* source = output >= 0 ? x + shape.begin(output) : nullptr;
+  float square = 0, rest = 0;
+  for (int j = part * 4; j < shape.d; j += kParts * 4)
+    square = squared(centred_four(source, shape, centre, j), square);
+  known.squares[part][row] = square;
+  mma_meet();
+  const auto sum_of = [&](const float (&parts)[kParts][kMmaRows]) {
+    float sum = 0;
+    for (int i = 0; i < kParts; ++i) sum += parts[i][row];
+    return sum;
+  };
+  const float norm = row_norm(sum_of(known.squares), shape.d, book_exponent(packed, book)),
+              up = scale_up(norm);
+  for (int j = part * 4; j < mma_width(shape.d); j += kParts * 4) {
+    uint2 halves;
+    halves_of(centred_four(source, shape, centre, j), up, halves.x, halves.y, rest);
+    uint16_t* block = memory.rows + j / kBlockElements * (kMmaRows * kBlockElements);
+    *reinterpret_cast<uint2*>(block + swizzled(row, j % kBlockElements)) = halves;
+  }
+  known.rests[part][row] = rest;
+  if (part == 0) known.norm[row] = norm;
+  mma_meet();
+  if (part == 0) known.rest[row] = row_rest(sum_of(known.rests), norm);
+}
+
+// One base for the 64 rows.
+__device__ inline Base base_of_rows(const Certificate& certificate, const MmaRows& known) {
+  float longest = 0;
+  for (int i = threadIdx.x % kWarp; i < kMmaRows; i += kWarp)
+    longest = fmaxf(longest, certificate.holds(known.norm[i]) ? known.norm[i] : 0);
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    longest = fmaxf(longest, __shfl_xor_sync(kAllLanes, longest, step));
+  return {certificate.half_square, certificate.radius, longest};
+}
+
+// The rows against all codewords of their book, whose first block is on its way to the first buffer.
+// use(scores, r, part) gets the scores of row 8 r + lane / 4 of the warp with the columns of a lane among 32
+// codewords; base is added to them.
+template <class Use>
+__device__ void score_rows(const Shape& shape, const Packed& packed, int64_t book, float base,
+                           const MmaMemory& memory, const Use& use) {
+  const int warp = mma_thread() / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int warp_row = warp / 4 * 32, warp_code = warp % 4 * 32, width = static_cast<int>(mma_width(shape.d));
+  const int chunks = width / kBlockElements,
+            code_blocks = static_cast<int>(shape.padded_k / kBlockCodes) * chunks;
+  const uint16_t* codes = packed.halves + book * shape.padded_k * width;
+  const int code_exponent = book_exponent(packed, book);
+  float down[4];  // row r of the thread: row 8 r + g of the warp
+  UEFL_UNROLL
+  for (int r = 0; r < 4; ++r) down[r] = scale_down(memory.known.norm[warp_row + 8 * r + g], code_exponent);
+  float dot[2][4][4] = {};  // two times 16 rows, four times 8 codewords
+  for (int number = 0; number < code_blocks; ++number) {
+    const int chunk = number % chunks, code_tile = number / chunks;
+    if (number + 1 < code_blocks) {
+      copy_block(codes + int64_t{number + 1} * kBlockHalves,
+                 memory.buffers + (number + 1) % 2 * kBlockHalves);
+      wait_copies<1>();
+    } else {
+      wait_copies<0>();
+    }
+    mma_meet();
+    const uint16_t* row_block = memory.rows + chunk * (kMmaRows * kBlockElements);
+    const uint16_t* code_block = memory.buffers + number % 2 * kBlockHalves;
+    UEFL_UNROLL
+    for (int j = 0; j < kBlockElements; j += 16) {
+      uint32_t left[2][4], right[2][4];
+      UEFL_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        load_matrices(left[i], corner(row_block, warp_row + 16 * i, j, 0));
+        load_matrices(right[i], corner(code_block, warp_code + 16 * i, j, 1));
+      }
+      UEFL_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        UEFL_UNROLL
+        for (int c = 0; c < 4; ++c)
+          multiply_add(dot[i][c], left[i], right[c / 2][c % 2 * 2], right[c / 2][c % 2 * 2 + 1]);
+      }
+    }
+    mma_meet();  // before the buffer is written again
+    if (chunk + 1 < chunks) continue;
+    const int part = code_tile * 4 + warp % 4;
+    const float* half_norm =
+        packed.half_norms + book * shape.padded_k + part * int64_t{4 * kMmaColumns} + 2 * t;
+    UEFL_UNROLL
+    for (int r = 0; r < 4; ++r) {
+      float scores[kMmaColumns];
+      UEFL_UNROLL
+      for (int i = 0; i < kMmaColumns; ++i) {
+        float& product = dot[r / 2][i / 2][r % 2 * 2 + i % 2];
+        scores[i] = fmaf(-product, down[r], half_norm[i / 2 * 8 + i % 2] + base);
+        product = 0;
+      }
+      use(scores, r, part);
+    }
+  }
+}
+
 // The rows of a block by the definition: four threads take the candidates of a row, then a warp each row that
 // has too many, or none.
 template <class T>
-__device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book, int rows,
-                       const int64_t* outputs, const MmaRows& known, int64_t* indices) {
+__device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book,
+                       const MmaRows& known, int64_t* indices) {
   const double* codes = packed.exact + book * shape.k * shape.d;
-  const int row = threadIdx.x / kParts, found = row < rows ? known.found[row] : 0;
+  const int thread = mma_thread(), row = thread / kParts, found = row < known.rows ? known.found[row] : 0;
   const bool listed = 0 < found && found <= kMostCandidates;
   Nearest nearer;
-  for (int i = threadIdx.x % kParts; i < found && listed; i += kParts) {
+  for (int i = thread % kParts; i < found && listed; i += kParts) {
     const int64_t code = known.candidates[row][i];
-    nearer.add(distance(x + shape.begin(outputs[row]), shape.stride, codes + code * shape.d, shape.d,
+    nearer.add(distance(x + shape.begin(known.outputs[row]), shape.stride, codes + code * shape.d, shape.d,
                         shape.euclidean),
                code);
   }
   nearer.merge<kParts>();
-  if (listed && threadIdx.x % kParts == 0) indices[outputs[row]] = nearer.index;
-  for (int other = threadIdx.x / kWarp; other < rows; other += kThreads / kWarp) {
+  if (listed && thread % kParts == 0) indices[known.outputs[row]] = nearer.index;
+  for (int other = thread / kWarp; other < known.rows; other += kThreads / kWarp) {
     if (0 < known.found[other] && known.found[other] <= kMostCandidates) continue;
-    const int64_t index = nearest(x + shape.begin(outputs[other]), shape, codes);
-    if (threadIdx.x % kWarp == 0) indices[outputs[other]] = index;
+    const int64_t index = nearest(x + shape.begin(known.outputs[other]), shape, codes);
+    if (threadIdx.x % kWarp == 0) indices[known.outputs[other]] = index;
   }
 }
 
-template <class T, Pass kPass>
+// The lists of open rows of a block, one after the other.
+struct OpenLists {
+  const int64_t* outputs;
+  const float* limits;
+  const int* counts;  // in shared memory
+  int lists;
+  int64_t room;  // of a list
+
+  __device__ OpenLists(const Packed& packed, const int* found, int number, int64_t rows)
+      : outputs(packed.listed + blockIdx.x * number * rows),
+        limits(packed.limits + blockIdx.x * number * rows),
+        counts(found),
+        lists(number),
+        room(rows) {}
+  // The place of an entry, negative beyond the last.
+  __device__ int64_t place(int entry) const {
+    for (int list = 0; list < lists; ++list) {
+      if (entry < counts[list]) return list * room + entry;
+      entry -= counts[list];
+    }
+    return -1;
+  }
+
+  // The next rows of a book, by one warp: 32 entries at a time as long as all of them have room.
+  __device__ void read(const Shape& shape, int64_t book, MmaRows& known) const {
+    const int lane = threadIdx.x % kWarp;
+    int rows = 0, first = known.read;
+    for (;; first += kWarp) {
+      const int64_t at = place(first + lane);
+      if (__all_sync(kAllLanes, at < 0)) break;
+      const int64_t output = at < 0 ? -1 : outputs[at];
+      const bool mine = at >= 0 && (shape.books == 1 || output % shape.books == book);
+      const unsigned votes = __ballot_sync(kAllLanes, mine);
+      if (rows + __popc(votes) > kMmaRows) break;
+      const int row = rows + __popc(votes & ((1u << lane) - 1));
+      if (mine) known.outputs[row] = output, known.limits[row] = limits[at];
+      rows += __popc(votes);
+    }
+    __syncwarp();
+    if (lane == 0) known.rows = rows, known.read = first;
+  }
+};
+
+// The second pass of a block, by kThreads threads, over the rows that it has listed.
+template <class T>
+__device__ void search_open(const T* x, const Shape& shape, const Packed& packed, const OpenLists& lists,
+                            int64_t* indices) {
+  const MmaMemory memory(shape.d);
+  MmaRows& known = memory.known;
+  const int thread = mma_thread(), warp_row = thread / kWarp / 4 * 32, g = thread % kWarp / 4;
+  for (int64_t book = 0; book < shape.books; ++book) {
+    if (thread == 0) known.read = 0;
+    while (true) {
+      mma_meet();
+      if (thread < kWarp) lists.read(shape, book, known);
+      mma_meet();
+      if (known.rows == 0) break;
+      if (thread < kMmaRows) known.found[thread] = 0;
+      copy_block(packed.halves + book * shape.padded_k * mma_width(shape.d), memory.buffers);
+      load_rows(
+          x, shape, packed, book, [&](int row) { return row < known.rows ? known.outputs[row] : -1; },
+          memory);
+      float limit[4];
+      UEFL_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        const int row = warp_row + 8 * r + g;
+        limit[r] = row < known.rows ? known.limits[row] : NAN;
+      }
+      score_rows(shape, packed, book, 0, memory, [&](const float (&scores)[kMmaColumns], int r, int part) {
+        note_candidates(scores, part * int64_t{4 * kMmaColumns} + 2 * (threadIdx.x % 4), warp_row + 8 * r + g,
+                        limit[r], known);
+      });
+      mma_meet();
+      decide(x, shape, packed, book, known, indices);
+    }
+  }
+}
+
+// Of the rows of a list of search_mma, room for those of all tiles that a block takes.
+UEFL_HOST_DEVICE inline int64_t mma_tiles(const Shape& shape) {
+  return (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books;
+}
+UEFL_HOST_DEVICE inline int64_t mma_room(const Shape& shape, unsigned blocks) {
+  return (mma_tiles(shape) + blocks - 1) / blocks * kWarp;
+}
+
+template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
                bool exact, int64_t* indices) {
-  __shared__ MmaRows known;
-  __shared__ OpenRows::Rows open_rows[kMmaRows / kWarp];
-  uint16_t* rows = reinterpret_cast<uint16_t*>(dynamic_memory());  // [width / 64] blocks of 64 rows
-  uint16_t* buffers = rows + mma_width(shape.d) * kMmaRows;
+  __shared__ int open[kMmaLists];
+  const MmaMemory memory(shape.d);
+  MmaRows& known = memory.known;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const int warp_row = warp / 4 * 32, warp_code = warp % 4 * 32, width = static_cast<int>(mma_width(shape.d));
-  // Neighbouring threads take what lies side by side.
-  const int row = shape.stride == 1 ? threadIdx.x / kParts : threadIdx.x % kMmaRows;
-  const int part = shape.stride == 1 ? threadIdx.x % kParts : threadIdx.x / kMmaRows;
-  const int64_t all = shape.outputs / shape.books, tiles = (all + kMmaRows - 1) / kMmaRows * shape.books;
-  const int chunks = width / kBlockElements,
-            code_blocks = static_cast<int>(shape.padded_k / kBlockCodes) * chunks;
-  OpenRows list{&open_rows[warp % 2]};  // of warps 0 and 1, which judge the rows
+  const int64_t all = shape.outputs / shape.books, room = mma_room(shape, gridDim.x);
+  OpenRows list(packed, blockIdx.x * kMmaLists + warp % kMmaLists, room);  // of warps 0 and 1, which judge
 
-  for (int64_t work = blockIdx.x; work < tiles; work += gridDim.x) {
+  for (int64_t work = blockIdx.x; work < mma_tiles(shape); work += gridDim.x) {
     const int64_t book = work % shape.books, first_row = work / shape.books * kMmaRows;
-    const int64_t count = kPass == Pass::second ? packed.counts[book] : all;
-    if (first_row >= count && shape.books == 1) break;
-    if (first_row >= count) continue;
-    const int64_t* listed = packed.listed + book * all + first_row;
-    const auto output_of = [&](int which) {
-      return kPass == Pass::second ? listed[which] : (first_row + which) * shape.books + book;
+    const auto output_of = [&](int row) {
+      return first_row + row < all ? (first_row + row) * shape.books + book : -1;
     };
-    const float* centre = packed.centre + book * shape.d;
-    const uint16_t* codes = packed.halves + book * shape.padded_k * width;
-    const int code_exponent = book_exponent(packed, book);
+    copy_block(packed.halves + book * shape.padded_k * mma_width(shape.d), memory.buffers);
+    load_rows(x, shape, packed, book, output_of, memory);
     const Certificate certificate(shape, packed, book);
-    copy_block(codes, buffers);
-
-    // Read twice, the second time from the cache.
-    const T* source = first_row + row < count ? x + shape.begin(output_of(row)) : nullptr;
-    float square = 0, rest = 0;
-    for (int j = part * 4; j < shape.d; j += kParts * 4)
-      square = squared(centred_four(source, shape, centre, j), square);
-    known.squares[part][row] = square;
-    __syncthreads();
-    const auto sum_of = [&](const float (&parts)[kParts][kMmaRows], int which) {
-      float sum = 0;
-      for (int i = 0; i < kParts; ++i) sum += parts[i][which];
-      return sum;
-    };
-    const float norm = row_norm(sum_of(known.squares, row), shape.d, code_exponent), up = scale_up(norm);
-    for (int j = part * 4; j < width; j += kParts * 4) {
-      uint2 halves;
-      halves_of(centred_four(source, shape, centre, j), up, halves.x, halves.y, rest);
-      uint16_t* block = rows + j / kBlockElements * (kMmaRows * kBlockElements);
-      *reinterpret_cast<uint2*>(block + swizzled(row, j % kBlockElements)) = halves;
-    }
-    known.rests[part][row] = rest;
-    if (part == 0) {
-      known.norm[row] = norm;
-      known.found[row] = 0;
-      known.limits[row] = kPass == Pass::second && source ? packed.limits[book * all + first_row + row] : NAN;
-    }
-    __syncthreads();
-    if (part == 0) known.rest[row] = row_rest(sum_of(known.rests, row), norm);
-    float longest = 0, down[4], limit[4];  // row r of the thread: row 8 r + g of the warp
-    for (int i = lane; i < kMmaRows; i += kWarp)
-      longest = fmaxf(longest, certificate.holds(known.norm[i]) ? known.norm[i] : 0);
-    for (int step = kWarp / 2; step > 0; step /= 2)
-      longest = fmaxf(longest, __shfl_xor_sync(kAllLanes, longest, step));
-    const Base base(certificate.half_square, certificate.radius, longest);
+    const Base base = base_of_rows(certificate, known);
+    PackedTopTwo top[4];
+    score_rows(shape, packed, book, base.base, memory,
+               [&](const float (&scores)[kMmaColumns], int r, int part) {
+                 int packed_scores[kMmaColumns];
+                 UEFL_UNROLL
+                 for (int i = 0; i < kMmaColumns; ++i) packed_scores[i] = pack(scores[i], i, packed.shift);
+                 top[r].add(two_least(packed_scores), part);
+               });
     UEFL_UNROLL
     for (int r = 0; r < 4; ++r) {
-      down[r] = scale_down(known.norm[warp_row + 8 * r + g], code_exponent),
-      limit[r] = known.limits[warp_row + 8 * r + g];
+      const TopTwo of_warp = merge_quad<kMmaColumns>(top[r]);
+      const int which = warp / 4 * 32 + 8 * r + g;
+      if (t != r) continue;
+      known.bests[warp % 4][which] = of_warp.best, known.seconds[warp % 4][which] = of_warp.second;
+      known.numbers[warp % 4][which] = of_warp.index;
     }
-
-    PackedTopTwo top[4];
-    float dot[2][4][4] = {};  // two times 16 rows, four times 8 codewords
-    for (int number = 0; number < code_blocks; ++number) {
-      const int chunk = number % chunks, code_tile = number / chunks;
-      if (number + 1 < code_blocks) {
-        copy_block(codes + int64_t{number + 1} * kBlockHalves, buffers + (number + 1) % 2 * kBlockHalves);
-        wait_copies<1>();
-      } else {
-        wait_copies<0>();
-      }
-      __syncthreads();
-      const uint16_t* row_block = rows + chunk * (kMmaRows * kBlockElements);
-      const uint16_t* code_block = buffers + number % 2 * kBlockHalves;
-      UEFL_UNROLL
-      for (int j = 0; j < kBlockElements; j += 16) {
-        uint32_t left[2][4], right[2][4];
-        UEFL_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          load_matrices(left[i], corner(row_block, warp_row + 16 * i, j, 0));
-          load_matrices(right[i], corner(code_block, warp_code + 16 * i, j, 1));
-        }
-        UEFL_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          UEFL_UNROLL
-          for (int c = 0; c < 4; ++c)
-            multiply_add(dot[i][c], left[i], right[c / 2][c % 2 * 2], right[c / 2][c % 2 * 2 + 1]);
-        }
-      }
-      __syncthreads();  // before the buffer is written again
-      if (chunk + 1 < chunks) continue;
-      const int part_of_codes = code_tile * 4 + warp % 4;  // 32 codewords
-      const int64_t first_code = part_of_codes * int64_t{4 * kMmaColumns} + 2 * t;
-      const float* half_norm = packed.half_norms + book * shape.padded_k + first_code;
-      UEFL_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        float scores[kMmaColumns];
-        UEFL_UNROLL
-        for (int i = 0; i < kMmaColumns; ++i) {
-          float& product = dot[r / 2][i / 2][r % 2 * 2 + i % 2];
-          const float half = half_norm[i / 2 * 8 + i % 2];
-          scores[i] = fmaf(-product, down[r], kPass == Pass::first ? half + base.base : half);
-          product = 0;
-        }
-        if constexpr (kPass == Pass::first) {
-          int packed_scores[kMmaColumns];
-          UEFL_UNROLL
-          for (int i = 0; i < kMmaColumns; ++i) packed_scores[i] = pack(scores[i], i, packed.shift);
-          top[r].add(two_least(packed_scores), part_of_codes);
-        } else {
-          note_candidates(scores, first_code, warp_row + 8 * r + g, limit[r], known);
-        }
-      }
-    }
-
-    if constexpr (kPass == Pass::second) {
-      __syncthreads();
-      const int64_t rows_here = count - first_row < kMmaRows ? count - first_row : kMmaRows;
-      decide(x, shape, packed, book, static_cast<int>(rows_here), listed, known, indices);
-    } else {
-      UEFL_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        const TopTwo of_warp = merge_quad<kMmaColumns>(top[r]);
-        const int which = warp_row + 8 * r + g;
-        if (t != r) continue;
-        known.bests[warp % 4][which] = of_warp.best, known.seconds[warp % 4][which] = of_warp.second;
-        known.numbers[warp % 4][which] = of_warp.index;
-      }
-      __syncthreads();
-      if (warp < kMmaRows / kWarp) {
-        const int which = warp * kWarp + lane;
-        TopTwo all_codes{INT_MAX, INT_MAX, 0};
-        for (int i = 0; i < 4; ++i)
-          all_codes.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
-        const bool there = first_row + which < count;
-        const Verdict verdict(known.norm[which], known.rest[which], certificate, base);
-        const bool certain = verdict.holds() && (!exact || verdict.apart(all_codes.best, all_codes.second));
-        if (there && certain) indices[output_of(which)] = all_codes.index;
-        list.push(there && !certain, output_of(which), verdict.limit(all_codes.best, base), packed, book,
-                  shape);
-        if (shape.books > 1) list.flush(packed, book, shape);
-      }
+    __syncthreads();
+    if (warp < kMmaLists) {
+      const int which = warp * kWarp + lane;
+      TopTwo found{INT_MAX, INT_MAX, 0};
+      for (int i = 0; i < 4; ++i)
+        found.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
+      const int64_t output = output_of(which);
+      const Verdict verdict(known.norm[which], known.rest[which], certificate, base);
+      const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
+      if (output >= 0 && certain) indices[output] = found.index;
+      list.push(output >= 0 && !certain, output, verdict.limit(found.best, base));
     }
     __syncthreads();
   }
-  if (shape.books == 1) list.flush(packed, 0, shape);
+  if (warp < kMmaLists && lane == 0) open[warp] = list.count;
+  search_open(x, shape, packed, OpenLists(packed, open, kMmaLists, room), indices);
 }
 
 }  // namespace

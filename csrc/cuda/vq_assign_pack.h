@@ -34,13 +34,12 @@ __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + col
 
 // A codeword with a NaN or an infinity is NaN throughout in exact, and no comparison lets it win.
 struct Packed {
-  double* exact;   // [books, k, d] codewords, of length one for cosine
-  double* bounds;  // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
-                   // and |y| of some rows
-  long long* counts;  // [books] rows on the list of the first pass
-  float* centre;      // [books, d] mu, 0 for cosine
-  double* longest;    // [books, padded_k / kPackCodes] the largest |b| of so many codewords
-  float* sampled;     // [books, kSampledRows] |y| of rows that are spread over x
+  double* exact;    // [books, k, d] codewords, of length one for cosine
+  double* bounds;   // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
+                    // and |y| of some rows
+  float* centre;    // [books, d] mu, 0 for cosine
+  double* longest;  // [books, padded_k / kPackCodes] the largest |b| of so many codewords
+  float* sampled;   // [books, kSampledRows] |y| of rows that are spread over x
   float* half_norms;  // [books, padded_k] |b|^2 / 2 (0 for cosine), kNever where there is no finite codeword
   float* starts;      // [books, padded_k / 128, kStarts] the same above the base of wgmma's scores; see
                       // start_place()
@@ -48,7 +47,7 @@ struct Packed {
                       // has a length in [2^14, 2^15), zero where there is no finite codeword; or, for the
                       // search in float32,
   float* codes;       // [books, d, padded_k] b, zero where there is no codeword
-  int64_t* listed;    // [books, outputs / books] outputs that the first pass left open, and
+  int64_t* listed;    // [open_rows()] outputs that a block leaves open after its first pass, and
   float* limits;      // the score that a candidate has at most; NaN: score all codewords by the definition
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
 };
@@ -229,7 +228,7 @@ __device__ void measure(const Code* codebook, const Row* rows, const Shape& shap
       make_centre(codebook + book * shape.k * shape.d, shape, packed.centre + book * shape.d);
     known = book;
     __syncthreads();
-    if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * book + 2] = 0, packed.counts[book] = 0;
+    if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * book + 2] = 0;
     if (tile < tiles) {
       const double length = block_largest(
           measure_codeword(codebook, shape, packed, book * shape.padded_k + tile * kPackCodes + warp));

@@ -251,52 +251,23 @@ struct Verdict {
   }
 };
 
-// The open rows of a warp on their way to the list of a book: written 32 at a time, so that few warps ever
-// wait for a number there.
+// The rows that a warp leaves open in its first pass. A warp has a list of its own, so that the order of the
+// rows is the same in every run.
 struct OpenRows {
-  static constexpr int kRoom = 2 * kWarp;
-  struct Rows {
-    int64_t outputs[kRoom];
-    float limits[kRoom];
-  };
-  Rows* rows;  // in shared memory
+  int64_t* outputs;
+  float* limits;
   int count = 0;
 
+  // The list number `list` of those that have room for this number of rows each.
+  __device__ OpenRows(const Packed& packed, int64_t list, int64_t room)
+      : outputs(packed.listed + list * room), limits(packed.limits + list * room) {}
+
   // All lanes of the warp call it.
-  __device__ void push(bool open, int64_t output, float limit, const Packed& packed, int64_t book,
-                       const Shape& shape) {
+  __device__ void push(bool open, int64_t output, float limit) {
     const unsigned votes = __ballot_sync(kAllLanes, open);
-    if (votes == 0) return;
-    const int lane = threadIdx.x % kWarp, place = count + __popc(votes & ((1u << lane) - 1));
-    if (open) rows->outputs[place] = output, rows->limits[place] = limit;
+    const int place = count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1));
+    if (open) outputs[place] = output, limits[place] = limit;
     count += __popc(votes);
-    __syncwarp();
-    if (count < kWarp) return;
-    write(kWarp, packed, book, shape);
-    count -= kWarp;
-    const int64_t left_output = rows->outputs[kWarp + lane];
-    const float left_limit = rows->limits[kWarp + lane];
-    __syncwarp();
-    rows->outputs[lane] = left_output, rows->limits[lane] = left_limit;
-    __syncwarp();
-  }
-
-  __device__ void flush(const Packed& packed, int64_t book, const Shape& shape) {
-    if (count > 0) write(count, packed, book, shape);
-    count = 0;
-  }
-
- private:
-  __device__ void write(int number, const Packed& packed, int64_t book, const Shape& shape) {
-    const int lane = threadIdx.x % kWarp;
-    unsigned long long first = 0;
-    if (lane == 0)
-      first = atomicAdd(reinterpret_cast<unsigned long long*>(packed.counts + book),
-                        static_cast<unsigned long long>(number));
-    first = __shfl_sync(kAllLanes, first, 0);
-    const int64_t at = book * (shape.outputs / shape.books) + static_cast<int64_t>(first) + lane;
-    if (lane < number) packed.listed[at] = rows->outputs[lane], packed.limits[at] = rows->limits[lane];
-    __syncwarp();
   }
 };
 

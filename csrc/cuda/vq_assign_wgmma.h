@@ -1,5 +1,5 @@
-// The first pass of vq_assign on sm_90a: one block on each multiprocessor for the whole pass. The tests also
-// run it on the CPU, barriers, copies and shared-memory layouts and all. The warps of a block have roles,
+// vq_assign on sm_90a: one block on each multiprocessor for the whole search. The tests also run it on the
+// CPU, barriers, copies and shared-memory layouts and all. The warps of a block have roles,
 // with rings of barriers between them:
 //
 //   prepare   four warps copy rows of x, 16 each, and make float16 tiles of them, as the products read them,
@@ -403,6 +403,7 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   // Lane 0 has the number of the warp: the compiler must know that it is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
   __shared__ CodeBlocks blocks;
+  __shared__ int open[kGroupWarps];              // rows on the lists of the finishing warps
   if (threadIdx.x == kGroups * kGroupThreads) {  // of the last warpgroup that multiplies
     memory.make_barriers(kGroups * kGroupWarps);
     barriers_are_there();
@@ -418,9 +419,14 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   } else if (role <= kGroups) {
     more_registers<Roles::kMultiply>();
     multiply<kGroups, kLong, kCross>(shape, packed, stages, memory, is_half(T{}), blocks);
+    // The memory is free once all have multiplied and the lists are complete.
+    if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
+    named_wait(kDoneBarrier, Roles::kDone);
+    search_open(x, shape, packed, OpenLists(packed, open, kGroupWarps, stages.room()), indices);
   } else {
     fewer_registers<Roles::kFinish>();
-    finish<T, kLong, kCross>(x, shape, packed, stages, memory, exact, indices);
+    finish<T, kLong, kCross>(x, shape, packed, stages, memory, exact, indices, open);
+    named_arrive(kDoneBarrier, Roles::kDone);
   }
 #else
   asm("trap;");  // the host launches this on sm_90 only

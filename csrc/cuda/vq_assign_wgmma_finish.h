@@ -3,8 +3,8 @@
 //
 // multiply() knows of each of the four lanes of a row the codeword of the least score (kCross), or the four
 // codewords that have it among them. The four are scored again. A row that is open between the least
-// codewords of two lanes, and nothing else, is settled here, by the definition; others go on the list of the
-// second pass.
+// codewords of two lanes, and nothing else, is settled here, by the definition; others go on a list. At the
+// end, some warps of the block take the rows of its lists through the second pass of vq_assign_mma.h.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -180,14 +180,14 @@ struct Judge {
 
 template <class T, bool kLong, bool kCross>
 __device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
-                       const Memory& memory, bool exact, int64_t* indices) {
+                       const Memory& memory, bool exact, int64_t* indices, int* open) {
   static_assert(kCross || !kLong, "groups of codewords are scored again from one chunk");
   constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp,
             row = warp * kWarpRows + row_of(lane);
   const int items = stages.items.number(blockIdx.x);
-  Unfinished& unfinished = memory.at<Unfinished>(stages.unfinished_at)[warp];
-  OpenRows list{&unfinished.open};
+  Pending* pending = memory.at<Pending>(stages.pending_at) + warp * kMostPending;
+  OpenRows list(packed, blockIdx.x * kGroupWarps + warp, stages.room());
   int waiting = 0;  // rows that are pending
   Ring tiles{stages.tiles};
   __shared__ Judge judges[kGroupWarps];  // in memory: registers are short
@@ -224,17 +224,15 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     if (mine && certain) indices[output] = found.index;
     const unsigned votes = __ballot_sync(kAllLanes, mine && few);
     if (mine && few)
-      unfinished.pending[waiting + __popc(votes & ((1u << lane) - 1))] = {output, known.best_code,
-                                                                          known.next_code};
+      pending[waiting + __popc(votes & ((1u << lane) - 1))] = {output, known.best_code, known.next_code};
     waiting += __popc(votes);
     __syncwarp();
     const bool last = number + 1 == items;
     while (waiting >= (last ? 1 : kWarp / kOf))
-      settle<T, kOf>(x, shape, packed, stages.origin, unfinished.pending, waiting, indices);
-    list.push(mine && !certain && !few, output, verdict.limit(found.best, judge.base), packed, item.book,
-              shape);
-    if (last || shape.books > 1) list.flush(packed, item.book, shape);
+      settle<T, kOf>(x, shape, packed, stages.origin, pending, waiting, indices);
+    list.push(mine && !certain && !few, output, verdict.limit(found.best, judge.base));
   }
+  if (lane == 0) open[warp] = list.count;
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/hopper.h"
-#include "cuda/vq_assign_scores.h"
+#include "cuda/vq_assign_mma.h"
 
 namespace uefl::cuda {
 namespace {
@@ -15,6 +15,8 @@ constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2,
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
+constexpr int kDoneBarrier = 4;  // named, after those of the turns
+
 // The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them:
 // their sum must not exceed the registers of the launch, or the multiplying warps wait forever.
 // A warp of its own for the copies does not fit: a quarter of a multiprocessor has 16384 registers, five
@@ -23,7 +25,9 @@ template <int kGroups>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
   static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
-  static constexpr int kPrepare = kGroups == 3 ? 56 : 88, kMultiply = kGroups == 3 ? 112 : 168, kFinish = 88;
+  static constexpr int kPrepare = kGroups == 3 ? 64 : 88, kMultiply = kGroups == 3 ? 112 : 168,
+                       kFinish = kGroups == 3 ? 80 : 88;
+  static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
   static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
 };
 
@@ -139,11 +143,7 @@ struct Pending {
   int first, next;
 };
 
-// The rows that are open, of a finishing warp.
-struct Unfinished {
-  OpenRows::Rows open;
-  Pending pending[2 * kWarpRows];  // fewer than are settled at once, plus the rows of one item
-};
+constexpr int kMostPending = 2 * kWarpRows;  // of a finishing warp: those settled at once, and of one item
 
 // The layout of shared memory. A kernel has it in constant memory, which saves registers for the pointers.
 struct Stages {
@@ -156,16 +156,19 @@ struct Stages {
   bool dense = false;     // rows lie side by side, without gaps, and are one chunk each
   int chunks = 0, row_bytes = 0,
       size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
-  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, unfinished_at = 0, barriers_at = 0;
+  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, barriers_at = 0;
 
+  // Of the list of open rows of a finishing warp.
+  UEFL_HOST_DEVICE int64_t room() const { return int64_t{items.number(0)} * kWarpRows; }
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codes + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
 constexpr int kWgmmaStaticBytes =
     1024;  // the arrays that the kernel declares itself, aligned for the ones after them
 
-// Place the stages in memory. Returns whether they fit.
-inline bool place(Stages& stages, int64_t limit) {
+// Place the stages in memory. In the end the second pass takes the place of all but the barriers. Returns
+// whether they fit.
+inline bool place(Stages& stages, int64_t d, int64_t limit) {
   int64_t size = 0;
   const auto take = [&](int64_t count, int64_t bytes) {
     const int64_t at = size;
@@ -177,7 +180,8 @@ inline bool place(Stages& stages, int64_t limit) {
   stages.slots_at = take(stages.tiles, sizeof(Slot));
   stages.raw_at = take(stages.raw * kGroupWarps, kWarpRows * stages.row_bytes);
   stages.starts_at = take(stages.codes, kStartBytes);
-  stages.unfinished_at = take(kGroupWarps, sizeof(Unfinished));
+  stages.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
+  size = std::max(size, mma_bytes(d));
   stages.barriers_at = take(stages.barriers(), sizeof(Barrier));
   stages.size = static_cast<int>(size);
   return size + kWgmmaStaticBytes <= limit;
@@ -201,18 +205,18 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   // blocks in flight.
   stages.tiles = groups, stages.raw = 1;
   stages.codes = static_cast<int>(std::min<int64_t>(blocks, 64));
-  stages.resident = stages.codes == blocks && place(stages, limit);
+  stages.resident = stages.codes == blocks && place(stages, shape.d, limit);
   for (const int codes : {4, 2}) {
     if (!stages.resident) stages.codes = codes;
-    if (place(stages, limit)) break;
+    if (place(stages, shape.d, limit)) break;
   }
-  if (!place(stages, limit)) return {};
+  if (!place(stages, shape.d, limit)) return {};
   // The rest of the memory goes to rows under way first, then to room between the roles, then to more blocks
   // of codewords.
   const auto more = [&](int& what, int most) {
     while (what < most) {
       ++what;
-      if (place(stages, limit)) continue;
+      if (place(stages, shape.d, limit)) continue;
       --what;
       break;
     }
@@ -223,7 +227,7 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last
   // warpgroup has had its own.
   stages.in_turn = stages.resident || stages.codes > stages.chunks;
-  place(stages, limit);
+  place(stages, shape.d, limit);
   return stages;
 }
 

@@ -30,12 +30,11 @@ static void the_number_of_blocks_changes_no_bit() {
       const bool same = same_bits(one.exact, five.exact) && same_bits(one.bounds, five.bounds) &&
                         same_bits(one.centre, five.centre) && same_bits(one.halves, five.halves) &&
                         same_bits(one.norms, five.norms) && same_bits(one.starts, five.starts) &&
-                        same_bits(one.codes, five.codes) && same_bits(one.counts, five.counts);
+                        same_bits(one.codes, five.codes);
       CHECK(same, "books %ld, d %ld, K %ld", static_cast<long>(books), static_cast<long>(d),
             static_cast<long>(k));
       CHECK(one.ones == std::vector<long long>(one.ones.size(), 0) && five.ones == one.ones,
             "what later kernels add to");
-      CHECK(five.counts == std::vector<long long>(books, 0), "the list of open rows");
     }
   }
 }

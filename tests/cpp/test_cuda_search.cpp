@@ -76,15 +76,13 @@ static void search(Codebook& codebook, const std::vector<T>& x, const cuda::Shap
                    const std::vector<int64_t>& expected, Path& path, int64_t limit) {
   const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
   if (stages.codes == 0) return;
-  codebook.forget_list();
+  codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room());
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
   emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
                     cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, stages,
                     true, indices.data());
-  for (const long long count : codebook.counts) path.open += count;
-  emulation::launch(2, cuda::kThreads, cuda::search_mma<T, cuda::Pass::second>, x.data(), shape,
-                    codebook.packed, true, indices.data());
+  path.open += static_cast<int64_t>(codebook.open().size());
   path.rows += shape.outputs;
   for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
 }

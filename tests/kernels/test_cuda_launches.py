@@ -37,12 +37,11 @@ def test_a_codebook_is_packed_by_one_launch():
     packing = body(source, "void launch_pack(")
     assert calls(packing, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
     assert "<<<" not in packing
-    # Which kernels there are besides: one for each first pass, the second pass with mma.sync, and what
-    # follows the search in float32.
+    # One for each search, and what follows the search in float32.
     launched = calls(source, r"(\w+)(?:<[^<>;]*>)?\s*<<<")
     assert sorted(launched) == ["kernel", "rescore", "search_float32", "search_mma"]
     passes = body(source, "Tensor assign(")
-    assert sorted(calls(passes, r"launch_\w+")) == ["launch_mma", "launch_mma", "launch_pack", "launch_wgmma"]
+    assert sorted(calls(passes, r"launch_\w+")) == ["launch_mma", "launch_pack", "launch_wgmma"]
 
 
 @pytest.mark.parametrize(

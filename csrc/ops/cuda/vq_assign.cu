@@ -32,8 +32,9 @@ unsigned blocks(int64_t threads) {
 
 enum class Search { float32, mma, wgmma };
 
-// Divides one allocation into the arrays of Packed, each at a multiple of 16 bytes.
-Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspace) {
+// Divides one allocation into the arrays of Packed, each at a multiple of 16 bytes. open: the rows for which
+// the lists of all blocks have room.
+Packed carve(const Shape& shape, Search search, int64_t open, const Tensor& x, Tensor& workspace) {
   const int64_t codewords = shape.books * shape.padded_k;
   int64_t bytes = 0;
   const auto place = [&](int64_t size) {
@@ -43,19 +44,16 @@ Packed carve(const Shape& shape, Search search, const Tensor& x, Tensor& workspa
   };
   const bool tensor = search != Search::float32;
   const int64_t operands = place(tensor ? codewords * mma_width(shape.d) * 2 : codewords * shape.d * 4);
-  const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8),
-                counts = place(shape.books * 8);
+  const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8);
   const int64_t centre = place(shape.books * shape.d * 4), norms = place(codewords * 4);
   const int64_t longest = place(codewords / kPackCodes * 8), sampled = place(shape.books * kSampledRows * 4);
   const int64_t starts = place(tensor ? codewords / kBlockCodes * kStartBytes : 0);
-  const int64_t listed = place(tensor ? shape.outputs * 8 : 0),
-                limits = place(tensor ? shape.outputs * 4 : 0);
+  const int64_t listed = place(open * 8), limits = place(open * 4);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
   Packed packed{};
   packed.exact = reinterpret_cast<double*>(first + exact),
   packed.bounds = reinterpret_cast<double*>(first + bounds);
-  packed.counts = reinterpret_cast<long long*>(first + counts),
   packed.centre = reinterpret_cast<float*>(first + centre);
   packed.half_norms = reinterpret_cast<float*>(first + norms),
   packed.halves = reinterpret_cast<uint16_t*>(first + operands);
@@ -100,14 +98,14 @@ unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
   return static_cast<unsigned>(std::min<int64_t>(tiles, each * current_device().multiprocessors));
 }
 
-template <Pass kPass, class T>
+unsigned mma_blocks(const Shape& shape) { return blocks_of_tiles(mma_tiles(shape), 4); }
+
+template <class T>
 void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices,
                 cudaStream_t stream) {
-  const int64_t tiles = (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books,
-                bytes = mma_bytes(shape.d);
-  allow_shared("vq_assign", search_mma<T, kPass>, bytes);
-  search_mma<T, kPass>
-      <<<blocks_of_tiles(tiles, 4), kThreads, bytes, stream>>>(x, shape, packed, exact, indices);
+  allow_shared("vq_assign", search_mma<T>, mma_bytes(shape.d));
+  search_mma<T>
+      <<<mma_blocks(shape), kThreads, mma_bytes(shape.d), stream>>>(x, shape, packed, exact, indices);
 }
 
 template <class T>
@@ -181,7 +179,10 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
 
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
-  const Packed packed = carve(shape, search, x, workspace);
+  const int64_t open = search == Search::wgmma ? stages.items.grid * kGroupWarps * stages.room()
+                       : mma ? mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape))
+                             : 0;
+  const Packed packed = carve(shape, search, open, x, workspace);
   with_type(dense.scalar_type(), [&](auto type) {
     using Code = decltype(type);
     const Code* codes = static_cast<const Code*>(dense.const_data_ptr());
@@ -208,8 +209,7 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
     if constexpr (!std::is_same_v<T, double>) {
       if (search == Search::wgmma) launch_wgmma(data, shape, packed, stages, exact, target, stream);
     }
-    if (search == Search::mma) launch_mma<Pass::first>(data, shape, packed, exact, target, stream);
-    launch_mma<Pass::second>(data, shape, packed, exact, target, stream);
+    if (search == Search::mma) launch_mma(data, shape, packed, exact, target, stream);
   });
   check_launch(op);
   return indices;

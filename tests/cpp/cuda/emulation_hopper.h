@@ -38,27 +38,6 @@ inline CountingBarrier& at(const void* barrier) {
   return found;
 }
 
-// A named barrier: a number of threads of this block; some of them do not wait.
-struct NamedBarrier {
-  unsigned block = 0;
-  int arrived = 0;
-  Waiting waiting = {};
-};
-inline std::array<NamedBarrier, 16> named_barriers;
-inline void named(int name, int threads, bool wait) {
-  NamedBarrier& found = named_barriers.at(name);
-  if (name == 0 || threads % 32 != 0) refuse("a named barrier that __syncthreads has, or one of half a warp");
-  if (found.block != blocks_run && found.arrived > 0)
-    refuse("threads of another block have arrived at a named barrier");
-  found.block = blocks_run;
-  if (++found.arrived == threads) {
-    found.arrived = 0;
-    wake(found.waiting);
-  } else if (wait) {
-    wait_in(found.waiting);
-  }
-}
-
 // 16 bytes at i of row r of an operand of matrix descriptor bits, K-major (PTX manual, "Matrix Descriptor
 // Format" and "Swizzling Modes").
 inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
@@ -133,8 +112,6 @@ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   }
 }
 
-inline void named_wait(int name, int threads) { emulation::named(name, threads, true); }
-inline void named_arrive(int name, int threads) { emulation::named(name, threads, false); }
 inline void written_for_products() {}
 
 inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {

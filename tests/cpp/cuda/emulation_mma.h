@@ -16,6 +16,27 @@ struct Copies {
 };
 inline std::array<Copies, 1024> copies;  // of each thread
 
+// A named barrier: a number of threads of this block; some of them do not wait.
+struct NamedBarrier {
+  unsigned block = 0;
+  int arrived = 0;
+  Waiting waiting = {};
+};
+inline std::array<NamedBarrier, 16> named_barriers;
+inline void named(int name, int threads, bool wait) {
+  NamedBarrier& found = named_barriers.at(name);
+  if (name == 0 || threads % 32 != 0) refuse("a named barrier that __syncthreads has, or one of half a warp");
+  if (found.block != blocks_run && found.arrived > 0)
+    refuse("threads of another block have arrived at a named barrier");
+  found.block = blocks_run;
+  if (++found.arrived == threads) {
+    found.arrived = 0;
+    wake(found.waiting);
+  } else if (wait) {
+    wait_in(found.waiting);
+  }
+}
+
 // The upper half of a float, to nearest even.
 struct Bfloat16 {
   uint16_t bits;
@@ -40,6 +61,9 @@ inline float widen(_Float16 value) { return static_cast<float>(value); }
 inline void narrow(double value, _Float16& out) { out = static_cast<_Float16>(static_cast<float>(value)); }
 inline float widen(emulation::Bfloat16 value) { return value; }
 inline void narrow(double value, emulation::Bfloat16& out) { out = emulation::Bfloat16(value); }
+
+inline void named_wait(int name, int threads) { emulation::named(name, threads, true); }
+inline void named_arrive(int name, int threads) { emulation::named(name, threads, false); }
 
 inline unsigned char* dynamic_memory() { return emulation::shared + 1024; }
 

@@ -14,7 +14,7 @@ struct Codebook {
   std::vector<__uint128_t> halves;  // aligned to 16 bytes
   std::vector<__uint128_t> norms, starts;
   std::vector<double> exact, bounds, longest;
-  std::vector<long long> counts, ones;  // ones: an array that the kernel zeroes
+  std::vector<long long> ones;  // an array that the kernel zeroes
   std::vector<float> centre, codes, limits, sampled;
   std::vector<int64_t> listed;
   uefl::cuda::Packed packed{};
@@ -27,22 +27,18 @@ struct Codebook {
         exact(shape.books * shape.k * shape.d, NAN),
         bounds(4 * shape.books, NAN),
         longest(shape.books * shape.padded_k / uefl::cuda::kPackCodes, NAN),
-        counts(shape.books, -1),
         ones(1000, 1),
         centre(shape.books * shape.d, NAN),
         codes(shape.books * shape.padded_k * shape.d, NAN),
-        limits(shape.outputs, NAN),
-        sampled(shape.books * uefl::cuda::kSampledRows, NAN),
-        listed(shape.outputs, -1) {
+        sampled(shape.books * uefl::cuda::kSampledRows, NAN) {
     namespace cuda = uefl::cuda;
     const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
     halves.resize(shape.books * shape.padded_k * width / 8);
-    packed.exact = exact.data(), packed.bounds = bounds.data(), packed.counts = counts.data(),
-    packed.centre = centre.data();
+    packed.exact = exact.data(), packed.bounds = bounds.data(), packed.centre = centre.data();
     packed.half_norms = reinterpret_cast<float*>(norms.data()),
     packed.halves = reinterpret_cast<uint16_t*>(halves.data());
     packed.starts = reinterpret_cast<float*>(starts.data());
-    packed.codes = codes.data(), packed.listed = listed.data(), packed.limits = limits.data();
+    packed.codes = codes.data();
     packed.longest = longest.data(), packed.sampled = sampled.data();
     for (const bool for_tensor_cores : {false, true}) {
       emulation::launch_cooperative(
@@ -52,9 +48,16 @@ struct Codebook {
   }
   Codebook(const Codebook&) = delete;  // packed points into it
 
-  void forget_list() {
-    std::fill(counts.begin(), counts.end(), 0);
-    std::fill(listed.begin(), listed.end(), -1);
+  // Empties the lists of open rows and gives them this room.
+  void make_lists(int64_t rows) {
+    listed.assign(rows, -1), limits.assign(rows, NAN);
+    packed.listed = listed.data(), packed.limits = limits.data();
+  }
+  // The outputs that a search has left open after its first pass.
+  std::vector<int64_t> open() const {
+    std::vector<int64_t> found = listed;
+    std::erase(found, -1);
+    return found;
   }
 };
 
