@@ -47,8 +47,8 @@ def cuda_built(op: str) -> bool:
 
 @pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def full_graph(request) -> functools.partial[Callable[..., Any]]:
-    """``torch.compile`` without a break. Inductor compiles C++ for seconds; of fast tests,
-    ``test_nn_compile.py`` alone has it."""
+    """``torch.compile`` without a break. Inductor compiles C++ for seconds, so one fast test has it,
+    in ``test_nn_compile.py``."""
     torch._dynamo.reset()
     return functools.partial(torch.compile, fullgraph=True, backend=request.param)
 

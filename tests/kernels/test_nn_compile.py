@@ -110,16 +110,19 @@ def test_kmeans_of_the_first_batch(full_graph):
     assert compiled._codebook.initted
 
 
+@pytest.mark.slow
 def test_a_checkpointed_region_recomputes_from_the_codewords_that_were_chosen():
     plain, compiled = layer(), Checkpointed(layer())
     same(plain, compiled.inner, torch.compile(compiled, fullgraph=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloned", [False, True])
 def test_a_codebook_of_the_user_that_is_updated_behind_the_op(cloned):
     same(Averaged(True), Averaged(cloned))
 
 
+@pytest.mark.slow
 def test_a_codebook_that_an_optimizer_moves():
     codes, gradients = normal(6, 8, seed=2), []
     for compiled in (False, True):
@@ -135,6 +138,7 @@ def test_a_codebook_that_an_optimizer_moves():
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "budget", [{"activation_memory_budget": 0.3}, {"aggressive_recomputation": True}], ids=str
 )
@@ -152,6 +156,7 @@ def test_no_budget_at_all_is_refused():
         steps(torch.compile(layer(), fullgraph=True), 1)
 
 
+@pytest.mark.slow
 def test_dynamic_shapes():
     torch._dynamo.reset()
     run = torch.compile(lambda x, codebook: vq(x, codebook).loss, fullgraph=True, dynamic=True)
