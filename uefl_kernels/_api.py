@@ -13,6 +13,7 @@ from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
 from .ops.kmeans_step import KMeansStep, KMeansUnits, kmeans_step
 from .ops.log_transition_probs import log_transition_probs, transition_double_softmax
 from .ops.mc_dropout_mlp import MCStats, mc_dropout_mlp
+from .ops.rvq import RVQOutput, rvq, rvq_with_sums
 from .ops.set_proportion_loss import set_proportion_loss
 from .ops.transition_nll import transition_nll
 from .ops.vq import VQOutput, vq, vq_with_sums
@@ -34,6 +35,7 @@ __all__ = [
     "KMeansStep",
     "KMeansUnits",
     "MCStats",
+    "RVQOutput",
     "ResidualKMeans",
     "VQOutput",
     "backend",
@@ -45,6 +47,8 @@ __all__ = [
     "log_transition_matrix",
     "log_transition_probs",
     "mc_dropout_mlp",
+    "rvq",
+    "rvq_with_sums",
     "set_proportion_loss",
     "transition_double_softmax",
     "transition_nll",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 from ._kmeans_checks import METRICS
 
@@ -55,8 +55,10 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
     """
     if torch.compiler.is_compiling():
         return
+    if forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None:
+        return  # outside of both
     given = [tensor for tensor in tensors if tensor is not None]
-    if any(unpack_dual(tensor).tangent is not None for tensor in given):
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
         raise RuntimeError(
             f"{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch"
         )
@@ -65,6 +67,13 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
             f"{op}: torch.func.grad and its relatives do not take this op; use torch.autograd.grad or"
             " backward()"
         )
+
+
+def check_weights(op: str, **weights: float) -> None:
+    """Raise ValueError for a weight of a loss that is no finite number."""
+    for name, weight in weights.items():
+        if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
+            raise ValueError(f"{op}: {name} must be a finite number, got {weight!r}")
 
 
 def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from . import _hold  # noqa: F401  defines the op
 from ._gather import flat_indices, gather
+from .ops import rvq as _rvq  # noqa: F401
 from .ops import vq as _vq  # noqa: F401  defines the op
 from .ops import vq_assign as _vq_assign  # noqa: F401
+from .ops.rvq import composed
 
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
@@ -54,6 +56,13 @@ def vq(
     return codes.to(x.dtype).reshape(x.shape), indices, loss.to(dtype), counts.view(codebook.shape[:-1]), sums
 
 
+def rvq(
+    x: torch.Tensor, codebooks: Sequence[torch.Tensor], *options: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return quantized, indices, losses, counts and sums of all stages, without gradients."""
+    return composed.compose(lambda given: vq(*given), composed.Arguments(x, codebooks, *options))
+
+
 def hold(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy."""
     return tensor.clone()
@@ -88,5 +97,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         torch.onnx.export(program, dynamo=True).save("layer.onnx")
     """
     ops = torch.ops.uefl
-    own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.hold.default: hold}
+    own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.rvq.default: rvq, ops.hold.default: hold}
     return {**torch.export.default_decompositions(), **own}

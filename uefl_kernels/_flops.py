@@ -24,6 +24,11 @@ def _search(x: torch.Tensor, codebook: torch.Tensor, *_: Any, out_val: Any) -> i
     return 2 * x.numel() * codebook.shape[-2]
 
 
+def _residual_search(x: torch.Tensor, codebooks: Sequence[torch.Tensor], *_: Any, out_val: Any) -> int:
+    """A search in each stage."""
+    return sum(_search(x, codebook, out_val=None) for codebook in codebooks)
+
+
 def _kmeans(
     x: torch.Tensor,
     weights: Any,
@@ -73,6 +78,7 @@ def _transition_backward(_grad: Any, *arguments: Any, out_val: Any) -> int:
 
 _FORMULAS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("vq", "vq_assign", "vq_forward", "kmeans_step"), _search),
+    "rvq": _residual_search,
     "kmeans": _kmeans,
     "linear": _linear,
     "mc_dropout_mlp": _mlp,

@@ -67,6 +67,7 @@ _TYPES: dict[Any, str] = {
     float: "float",
     Sequence[int]: "int[]",
     Sequence[float]: "float[]",
+    Sequence[torch.Tensor]: "Tensor[]",
 }
 Arguments = type[tuple[Any, ...]]
 

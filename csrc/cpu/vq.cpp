@@ -51,6 +51,7 @@ int64_t Vq::first_row(int64_t block) const { return std::min(rows_, block * bloc
 void Vq::run(int64_t lo, int64_t hi) {
   std::vector<int64_t> counts(largest_.size()), largest(largest_.size());
   const int64_t segments = x_.dim / codebook_.d, row_bytes = x_.dim * element_size(x_.dtype);
+  char* const quantized = static_cast<char*>(output_.quantized);
   RowBuffer buffer(x_);
   Search::Scratch scratch(search_);
   for (int64_t block = lo; block < hi; ++block) {
@@ -65,7 +66,7 @@ void Vq::run(int64_t lo, int64_t hi) {
                                        .indices = indices,
                                        .codes = static_cast<const char*>(codes_),
                                        .exact = search_.codes(),
-                                       .quantized = static_cast<char*>(output_.quantized) + first * row_bytes,
+                                       .quantized = quantized ? quantized + first * row_bytes : nullptr,
                                        .counts = counts.data(),
                                        .largest = largest.data()});
   }

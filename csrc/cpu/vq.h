@@ -17,7 +17,7 @@
 namespace uefl::cpu {
 
 struct VqOutput {
-  void* quantized;   // [N, S * d] in the dtype of x
+  void* quantized;   // [N, S * d] in the dtype of x, or null
   int64_t* indices;  // [N, S]
   int64_t* counts;   // [books, k] of the codebook, zeroed by the caller
   double* sums;      // [books, k, d], or null

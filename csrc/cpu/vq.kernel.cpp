@@ -79,7 +79,7 @@ double replace_typed(const VqRun& run) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t position = n * segments + s, code = run.indices[position] + s * run.codebook_step;
       const T* x = reinterpret_cast<const T*>(element(run.x.rows, run.x.first + n, s * run.d));
-      __builtin_memcpy(run.quantized + position * bytes, run.codes + code * bytes, bytes);
+      if (run.quantized) __builtin_memcpy(run.quantized + position * bytes, run.codes + code * bytes, bytes);
       ++run.counts[code];
       error += compare_row(x, run.exact + code * run.d, run.d, run.largest[code]);
     }

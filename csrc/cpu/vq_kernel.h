@@ -18,7 +18,7 @@ struct VqRun {
   const int64_t* indices;  // [N, S]
   const char* codes;       // [.., k, d] in the dtype of x
   const double* exact;     // the same, in float64
-  char* quantized;         // [N, S * d] in the dtype of x
+  char* quantized;         // [N, S * d] in the dtype of x, or null
   int64_t* counts;         // [.., k]
   int64_t* largest;        // [.., k] |x| in float64, as bits
 };

@@ -6,74 +6,21 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "cpu/vq_assign.h"
 #include "cpu/vq_backward.h"
 #include "ops/check_backward.h"
-#include "ops/check_search.h"
-#include "ops/dtype.h"
+#include "ops/search_input.h"
 
 namespace uefl {
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-// For a codebook, which may be small.
-void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) {
-  torch::stable::parallel_for(0, count, 16, work);
-}
-
-// Blocks of rows. An error, which only a search of few rows throws here, does not pass through torch's
-// threads.
-template <class Work>
-void for_blocks(bool few, int64_t blocks, const Work& work) {
-  few ? work(0, blocks) : torch::stable::parallel_for(0, blocks, 1, work);
-}
-
-// The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
-cpu::StridedRows rows_of(Tensor& tensor) {
-  cpu::StridedRows rows;
-  const auto view = [&] {
-    return cpu::view_rows(tensor.const_data_ptr(), dtype_of(tensor), tensor.sizes().data(),
-                          tensor.strides().data(), tensor.dim(), rows);
-  };
-  if (!view()) {
-    tensor = torch::stable::contiguous(tensor);
-    view();
-  }
-  return rows;
-}
-
-// x and the codebook for the kernels; owns the tensors.
-struct SearchInput {
-  SearchInput(const std::string& op, const Tensor& x_given, const Tensor& codebook_given,
-              const std::string& metric_name)
-      : sizes(check_search(op, x_given, codebook_given, metric_name)),
-        metric(metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine),
-        x(x_given),
-        codebook(torch::stable::contiguous(codebook_given)),
-        codes{codebook.const_data_ptr(), dtype_of(codebook), sizes.books, sizes.k, sizes.d},
-        rows(rows_of(x)) {}
-
-  Tensor new_indices() const {
-    std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-    shape.back() = sizes.segments;
-    return torch::stable::new_empty(x, shape, ScalarType::Long);
-  }
-
-  SearchSizes sizes;
-  cpu::Metric metric;
-  Tensor x, codebook;
-  cpu::Codebook codes;
-  cpu::StridedRows rows;
-};
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
   const SearchInput input("vq_assign", x, codebook, metric);

@@ -14,6 +14,7 @@ from uefl_kernels import (
     kmeans_step,
     log_transition_probs,
     mc_dropout_mlp,
+    rvq,
     set_proportion_loss,
     transition_double_softmax,
     transition_nll,
@@ -33,6 +34,7 @@ OFFSETS, SHARES = torch.tensor([0, 3, 6]), torch.full((2, 8), 1 / 8)
 HEAD = MCDropout(torch.nn.Sequential(torch.nn.Linear(8, 3)), insert=0.1)
 DIFFERENTIABLE = {  # by the op that speaks for it
     "vq": lambda x: vq(x, CODES).loss,
+    "rvq": lambda x: rvq(x, CODES.expand(2, 4, 8)).losses.sum(),
     "mc_dropout_mlp": lambda x: mc_dropout_mlp(x, WEIGHTS, p=0.3, seed=1, input_dropout=True).entropy.sum(),
     "transition_nll": lambda x: transition_nll(x, TARGETS, MATRIX).sum(),
     "log_transition_probs": lambda x: log_transition_probs(x, MATRIX).exp().sum(),
@@ -41,7 +43,7 @@ DIFFERENTIABLE = {  # by the op that speaks for it
 }
 LAYERS = {
     "VectorQuantize": ("vq", lambda x: VectorQuantize(8, 4)(x)[2]),
-    "ResidualVQ": ("vq", lambda x: ResidualVQ(dim=8, codebook_size=4, num_quantizers=2)(x)[2].sum()),
+    "ResidualVQ": ("rvq", lambda x: ResidualVQ(dim=8, codebook_size=4, num_quantizers=2)(x)[2].sum()),
     "SimVQ": ("vq", lambda x: SimVQ(8, 4)(x)[2]),
     "MCDropout": ("mc_dropout_mlp", lambda x: HEAD(x, seed=1).entropy.sum()),
 }

@@ -25,6 +25,10 @@ def counted(run):
 CASES = {
     "vq": (lambda: uefl_kernels.vq(normal(4, 50, 8), normal(16, 8)), 2 * 200 * 8 * 16),
     "vq of segments": (lambda: uefl_kernels.vq(normal(4, 50, 8), normal(2, 16, 4)), 2 * 400 * 4 * 16),
+    "rvq": (
+        lambda: uefl_kernels.rvq(normal(4, 50, 8), [normal(16, 8), normal(5, 8)]),
+        2 * 200 * 8 * (16 + 5),
+    ),
     "vq_assign": (lambda: uefl_kernels.vq_assign(normal(200, 8), normal(16, 8)), 2 * 200 * 8 * 16),
     "kmeans_step": (lambda: uefl_kernels.kmeans_step(normal(200, 8), normal(16, 8)), 2 * 200 * 8 * 16),
     "kmeans": (lambda: uefl_kernels.kmeans(normal(200, 8), 5, max_iter=3, n_init=1), 2 * 200 * 8 * 5 * 4),

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from uefl_kernels.nn import ResidualVQ
 
@@ -177,3 +178,99 @@ def test_implicit_codewords_of_as_many_positions_as_codewords():
     x = normal(1, 6, 8)
     for one, several in zip(rvq(x)[:2], rvq(x.expand(2, 6, 8))[:2], strict=True):
         assert torch.equal(one[0], several[0])
+
+
+class InTurn(ResidualVQ):
+    """Run the quantizers one by one."""
+
+    def _stages(self, *_):
+        return None
+
+
+def run(rvq, x):
+    """Return all that a step leaves."""
+    torch.manual_seed(1)
+    x = x.clone().requires_grad_()
+    quantized, indices, losses = rvq(x)
+    scalar = quantized.float().square().sum() + losses.sum()
+    if scalar.requires_grad:
+        scalar.backward()
+    gradients = [held.grad for held in (x, *rvq.parameters()) if held.grad is not None]
+    counted = [quantizer.counts for quantizer in rvq.layers]
+    return [quantized, indices, losses, *gradients, *rvq.state_dict().values(), *counted]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rotation_trick": False, "commitment_weight": 0.5},
+        {"commitment_weight": 0.0},
+        {"learnable_codebook": True},
+        {"learnable_codebook": True, "ema_update": False, "codebook_dim": 4},
+        {"threshold_ema_dead_code": 2},
+        {"kmeans_init": True, "threshold_ema_dead_code": 1},
+        {"codebook_size": (5, 9, 7), "num_quantizers": None},
+        {"shared_codebook": True},
+        {"quantize_dropout": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [4, 300])
+def test_one_op_has_the_bits_of_one_quantizer_after_the_other(options, n):
+    rvq = layer(**options)
+    other = InTurn(**{"dim": 8, "num_quantizers": 3, "codebook_size": 12} | options)
+    other.load_state_dict(rvq.state_dict())
+    for training in (True, True, False):
+        x = normal(2, n, 8, seed=training)
+        for got, want in zip(run(rvq.train(training), x), run(other.train(training), x), strict=True):
+            assert torch.equal(got, want)
+
+
+def ops_of(rvq, x):
+    """Return the names of the ops of a call."""
+    with Names() as mode:
+        rvq(x)
+    return mode.names
+
+
+class Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "uefl":
+            self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_call_is_one_op():
+    rvq, x = layer(), normal(2, 5, 8)
+    assert ops_of(rvq, x) == ["rvq"]
+    assert ops_of(rvq.eval(), x) == ["rvq"]
+    assert ops_of(layer(shared_codebook=True).eval(), x) == ["rvq"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_cosine_sim": True},
+        {"shared_codebook": True},
+        {"affine_param": True},
+        {"quant_grad_frac": 0.5},
+        {"stochastic_sample_codes": True},
+        {"implicit_neural_codebook": True},
+        {"kmeans_init": True},
+    ],
+    ids=str,
+)
+def test_options_that_need_the_quantizers_one_by_one(options):
+    assert "rvq" not in ops_of(layer(**options), normal(2, 20, 8))
+
+
+def test_a_hook_of_a_quantizer_runs():
+    rvq, seen = layer(), []
+    rvq.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    rvq(normal(2, 5, 8))
+    assert seen == [1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from uefl_kernels import backend, kmeans_step, vq, vq_assign, vq_with_sums
+from uefl_kernels import backend, kmeans_step, rvq_with_sums, vq, vq_assign, vq_with_sums
 
 from . import ahead
 from .search_cases import CASES, FLOATS, codebook_with
@@ -385,3 +385,17 @@ def test_the_definition_is_not_contracted(compiled):
     assert [
         row for row in compiled if row["kernel"] in ("_rescore", "_pack", "_squares") and row["fused_doubles"]
     ] == []
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 6), (2, 2, 12, 3)])
+def test_stages_of_a_residual_quantizer(shape):
+    x, codebooks = torch.randn(50, 6), torch.randn(shape)
+    found = []
+    for name in ("reference", "triton"):
+        with backend(name):
+            found.append(rvq_with_sums(x, codebooks))
+    (want, want_sums), (got, sums) = found
+    assert torch.equal(got.indices, want.indices)
+    assert torch.equal(got.quantized, want.quantized)
+    assert all(map(torch.equal, (*got.counts, *sums), (*want.counts, *want_sums)))
+    torch.testing.assert_close(got.losses, want.losses)

@@ -19,6 +19,7 @@ from . import _distributed
 from ._codebook import Coder
 from ._losses import masked_mean
 from ._shared import Layout, as_indices, counts, directional, fixed, no_autocast, refuse_together
+from ._stages import Stages
 from .vector_quantize import VectorQuantize
 
 # total, indices, losses, input of each
@@ -453,14 +454,31 @@ class ResidualVQ(Stack):
             options["n_q"] = n_q.to(x.device)
         if searching and beam_size is not None:
             total, all_indices, losses, inputs = self._beam_search(start, kept, beam_size, options)
+        elif (stages := self._stages(start, kept, options)) is not None:
+            (total, all_indices, losses), inputs = stages.quantize(start), []
         else:
             total, all_indices, losses, inputs = self._in_turn(start, kept, options)
         if self.training and self._shared:
             self._update_shared(inputs)
-        all_indices = self._padded(all_indices)
-        losses = nn.functional.pad(losses, (0, self._num_quantizers - kept))
+        if kept < self._num_quantizers:
+            all_indices = self._padded(all_indices)
+            losses = nn.functional.pad(losses, (0, self._num_quantizers - kept))
         result = (self._output(x, start, total, mask), all_indices, losses)
         return (*result, self.get_codes_from_indices(all_indices)) if return_all_codes else result
+
+    def _stages(self, start: torch.Tensor, kept: int, options: dict[str, Any]) -> Stages | None:
+        """Return the quantizers that are kept where one op runs them all; None where an option needs them one
+        by one."""
+        if (
+            options["mask"] is not None
+            or "n_q" in options
+            or self._implicit
+            or self.quant_grad_frac > 0
+            or (self.training and self._shared)
+        ):
+            return None
+        stages = Stages(self._quantizers[:kept], options["freeze_codebook"])
+        return stages if stages.fit(start) else None
 
     def _in_turn(self, start: torch.Tensor, kept: int, options: dict[str, Any]) -> Passed:
         """Quantize the residual by each quantizer that is kept."""

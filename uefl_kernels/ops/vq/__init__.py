@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_reverse_mode, check_search, packed
+from ..._checks import check_reverse_mode, check_search, check_weights, packed
 from ..._dtypes import result_dtype
 from ..._hold import hold
 from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
@@ -106,7 +106,16 @@ def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.T
             "vq: with_sums=False leaves out what the codebook's gradient needs; call it with True, or"
             " uefl_kernels.vq"
         )
-    scale = grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))
+    return grad_codebook(
+        codebook, counts, sums, grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))
+    )
+
+
+def grad_codebook(
+    codebook: torch.Tensor, counts: torch.Tensor, sums: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of the squared error of the rows of a codebook, times ``scale``, a float64
+    scalar."""
     gradient: torch.Tensor = (counts.unsqueeze(-1) * codebook.double() - sums) * scale
     return gradient.to(codebook.dtype)
 
@@ -224,9 +233,7 @@ def _call(
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_reverse_mode("vq", x, codebook)
-    for name, weight in (("codebook_weight", codebook_weight), ("commitment_weight", commitment_weight)):
-        if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
-            raise ValueError(f"vq: {name} must be a finite number, got {weight!r}")
+    check_weights("vq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
     if (
         torch.compiler.is_compiling()
         and torch.is_grad_enabled()

@@ -1,0 +1,38 @@
+// rvq on the CPU: vq of every stage on what the stages before have left (vq.h), with the same bits as one vq
+// after the other.
+//
+// The residual has the dtype of x and is rounded to it after each stage, as the sum of the codewords is.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "cpu/strided_rows.h"
+#include "cpu/threads.h"
+#include "cpu/vq_assign.h"
+
+namespace uefl::cpu {
+
+struct RvqStage {
+  Codebook codebook;
+  const void* codes;  // the codebook in the dtype of x
+  int64_t* indices;   // [N, S]
+  int64_t* counts;    // [books, k], zeroed by the caller
+  double* sums;       // [books, k, d], or null
+};
+
+struct RvqRun {
+  StridedRows x;
+  std::vector<RvqStage> stages;
+  Metric metric;
+  bool exact, few;  // few: Search::few() of all stages
+  void* residual;   // [N, D] in the dtype of x: room for the residuals, one after the other
+  void* total;      // the same for the sum of the codewords, zeroed by the caller
+};
+
+// Writes indices, counts, sums and total. Returns the sum of (x - q)^2 of each stage. `codes` divides the
+// codewords of a codebook among threads, `blocks` blocks of rows.
+std::vector<double> rvq(const RvqRun& run, const Parallel& codes, const Parallel& blocks);
+
+}  // namespace uefl::cpu

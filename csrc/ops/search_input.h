@@ -1,0 +1,68 @@
+// What the ops with a search on the CPU share: their input, and the division of work among torch's threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cpu/vq_assign.h"
+#include "ops/check_search.h"
+#include "ops/dtype.h"
+
+namespace uefl {
+
+// For a codebook, which may be small.
+inline void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+  torch::stable::parallel_for(0, count, 16, work);
+}
+
+// Blocks of rows. An error, which only a search of few rows throws here, does not pass through torch's
+// threads.
+template <class Work>
+void for_blocks(bool few, int64_t blocks, const Work& work) {
+  few ? work(0, blocks) : torch::stable::parallel_for(0, blocks, 1, work);
+}
+
+// The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
+inline cpu::StridedRows rows_of(torch::stable::Tensor& tensor) {
+  cpu::StridedRows rows;
+  const auto view = [&] {
+    return cpu::view_rows(tensor.const_data_ptr(), dtype_of(tensor), tensor.sizes().data(),
+                          tensor.strides().data(), tensor.dim(), rows);
+  };
+  if (!view()) {
+    tensor = torch::stable::contiguous(tensor);
+    view();
+  }
+  return rows;
+}
+
+// x and the codebook for the kernels; owns the tensors.
+struct SearchInput {
+  SearchInput(const std::string& op, const torch::stable::Tensor& x_given,
+              const torch::stable::Tensor& codebook_given, const std::string& metric_name)
+      : sizes(check_search(op, x_given, codebook_given, metric_name)),
+        metric(metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine),
+        x(x_given),
+        codebook(torch::stable::contiguous(codebook_given)),
+        codes{codebook.const_data_ptr(), dtype_of(codebook), sizes.books, sizes.k, sizes.d},
+        rows(rows_of(x)) {}
+
+  torch::stable::Tensor new_indices() const {
+    std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+    shape.back() = sizes.segments;
+    return torch::stable::new_empty(x, shape, torch::headeronly::ScalarType::Long);
+  }
+
+  SearchSizes sizes;
+  cpu::Metric metric;
+  torch::stable::Tensor x, codebook;
+  cpu::Codebook codes;
+  cpu::StridedRows rows;
+};
+
+}  // namespace uefl

@@ -1,0 +1,144 @@
+"""Quantizers of a ``ResidualVQ`` that can run as one ``rvq``, and how they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+import torch
+from torch import nn
+
+from .._hold import hold
+from ..ops.rvq import RVQOutput, composed, run
+from ._codebook import Codebook
+from .vector_quantize import VectorQuantize
+
+_ALIKE = attrgetter("training", "rotation_trick", "commitment_weight", "freeze_codebook")
+_LAYER = {  # options as ``vq`` has them
+    "channel_last": True,
+    "accept_image_fmap": False,
+    "accept_3d_fmap": False,
+    "directional_reparam": False,
+    "sync_update_v": 0,
+    "in_place_codebook_optimizer": None,
+}
+_IN_TRAINING = {  # where no other codewords or losses are asked for
+    "stochastic_sample_codes": False,
+    "straight_through": False,
+    "commitment_use_cross_entropy_loss": False,
+    "codebook_diversity_loss_weight": 0,
+    "_orthogonal_reg_weight": 0,
+}
+_CODEBOOK = {"_use_cosine_sim": False, "_affine_param": False, "vq_bridge": None}
+_of_layer, _in_training, _of_codebook = (attrgetter(*held) for held in (_LAYER, _IN_TRAINING, _CODEBOOK))
+_PLAIN_LAYER, _PLAIN_TRAINING, _PLAIN_CODEBOOK = (
+    tuple(held.values()) for held in (_LAYER, _IN_TRAINING, _CODEBOOK)
+)
+
+
+class Stages:
+    """Quantizers in a row that run as one ``rvq``, with the bits of one after the other."""
+
+    def __init__(self, layers: Sequence[VectorQuantize], frozen: bool | None) -> None:
+        self.first, self.layers = layers[0], layers
+        self.books: list[Codebook] = [layer._codebook for layer in layers]
+        self.training = self.first.training
+        self.frozen = self.first.freeze_codebook if frozen is None else frozen
+        self.updated = self.training and not self.frozen and any(book.tracks() for book in self.books)
+
+    def fit(self, start: torch.Tensor) -> bool:
+        """Return True if one op gives what the quantizers give one by one for this input."""
+        alike = _ALIKE(self.first)
+        for layer, book in zip(self.layers, self.books, strict=True):
+            if _ALIKE(layer) != alike or not _plain(layer, book):
+                return False
+        if self.updated and (_may_run_again() or not all(book.tracks() for book in self.books)):
+            return False
+        # other gradients of quantized than those of the op
+        return (
+            not torch.is_grad_enabled()
+            or self._routed(start)
+            or not any(book.embed.requires_grad for book in self.books)
+        )
+
+    def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``; update the codewords."""
+        learning = self.first._learning(self.frozen)
+        codes = [hold(book.embed) if self.updated else book.embed for book in self.books]
+        if not learning and torch.is_grad_enabled():
+            codes = [code.detach() for code in codes]
+        out, sums = run(
+            composed.Arguments(
+                start,
+                codes,
+                metric="l2",
+                exact=True,
+                with_sums=self.updated or (learning and torch.is_grad_enabled()),
+                codebook_weight=float(learning),
+                commitment_weight=1.0,
+                rotation=self.first.rotation_trick,
+            )
+        )
+        with torch.no_grad():
+            torch._foreach_copy_([book.counts for book in self.books], list(out.counts))
+        if self.updated:
+            self._update(start.detach(), [code.detach() for code in codes], out, sums)
+        total = out.quantized if self._routed(start) else out.quantized.detach()
+        return total, out.indices.squeeze(-2), self._weighted(out.losses, learning)
+
+    def _routed(self, start: torch.Tensor) -> bool:
+        """Return True if the gradient of the codewords goes to the input."""
+        return self.training and start.requires_grad and self.first.route_gradients_to_input
+
+    def _update(
+        self, start: torch.Tensor, codes: list[torch.Tensor], out: RVQOutput, sums: Sequence[torch.Tensor]
+    ) -> None:
+        """Move the codewords by the averages; residuals are for the revival of dead codewords."""
+        rows = [start] * len(codes)
+        if any(book.threshold_ema_dead_code > 0 for book in self.books):
+            rows = list(composed.residuals(start, codes, out.indices))
+        for book, counted, summed, given in zip(self.books, out.counts, sums, rows, strict=True):
+            book.update(counted, summed, given, None)
+
+    def _weighted(self, losses: torch.Tensor, learning: bool) -> torch.Tensor:
+        """Return the losses as the layers weigh them; without a commitment loss zero, or NaN for NaN."""
+        weight = self.first.commitment_weight
+        if not self.training or weight == 0:
+            losses = losses.detach()
+            return torch.where(losses.isnan(), losses, 0.0)
+        return (losses - losses.detach() / 2 if learning else losses) * weight
+
+
+def _plain(layer: VectorQuantize, book: Codebook) -> bool:
+    """Return True if this quantizer does what ``vq`` does, and nothing besides the moving averages."""
+    return (
+        type(layer) is VectorQuantize
+        and type(book) is Codebook
+        and _of_layer(layer) == _PLAIN_LAYER
+        and _of_codebook(book) == _PLAIN_CODEBOOK
+        and (not layer.training or _in_training(layer) == _PLAIN_TRAINING)
+        and not _hooked(layer)
+        and not _hooked(book)
+        and book.embed_avg.dtype not in (torch.float16, torch.bfloat16)  # which the codebook would restore
+        and not book.waiting
+    )
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _may_run_again() -> bool:
+    """Return True in a region that a backward pass may run again, and in its second run."""
+    if torch.compiler.is_compiling():  # there a checkpointed region saves the codewords itself
+        return False
+    return (
+        not torch.is_grad_enabled()  # as in a reentrant checkpoint
+        or torch._C._current_graph_task_id() != -1
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    )

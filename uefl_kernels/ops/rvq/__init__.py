@@ -1,0 +1,309 @@
+"""``rvq``: residual vector quantization, all stages in one op, with closed-form gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._checks import check_reverse_mode, check_search, check_weights, packed
+from ..._dtypes import result_dtype
+from ..._hold import hold
+from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
+from ..vq import ESTIMATORS, grad_codebook
+from . import composed
+
+
+class RVQOutput(NamedTuple):
+    """Result of ``rvq``."""
+
+    quantized: torch.Tensor
+    """``[..., D]``, the dtype of x: the sum of the codewords of all stages; its gradient passes to x."""
+    indices: torch.Tensor
+    """``[..., Q]`` int64, or ``[..., S, Q]`` for S > 1 segments or codebooks ``[S, K, d]``: which
+    codewords."""
+    losses: torch.Tensor
+    """``[Q]``, float32 (float64 for float64 x): the loss of ``vq`` of each stage."""
+    counts: tuple[torch.Tensor, ...]
+    """for each stage ``[K]`` or ``[S, K]`` int64: how many segments took each codeword."""
+
+
+def _fake(given: composed.Arguments) -> composed.Result:
+    x, codebooks = given.x, given.codebooks
+    d, stages = codebooks[0].shape[-1], len(codebooks)
+    codes = sum(codebook.shape[:-1].numel() for codebook in codebooks)
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        x.new_empty(*x.shape[:-1], x.shape[-1] // d, stages, dtype=torch.int64),
+        x.new_empty(stages, dtype=result_dtype(x)),
+        x.new_empty(codes, dtype=torch.int64),
+        x.new_empty(codes if given.with_sums else 0, d, dtype=torch.float64),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    given = composed.Arguments(*inputs)
+    ctx.with_sums, ctx.rotation = given.with_sums, given.rotation
+    ctx.codebook_weight, ctx.commitment_weight = given.codebook_weight, given.commitment_weight
+    _, indices, _, counts, sums = output
+    ctx.mark_non_differentiable(indices, counts, sums)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(given.x, indices, counts, sums, *given.codebooks)
+
+
+def _backward(
+    vq_backward: Callable[..., torch.Tensor],
+    ctx: Any,
+    grad_quantized: torch.Tensor | None,
+    _i: Any,
+    grad_losses: torch.Tensor | None,
+    _c: Any,
+    _s: Any,
+) -> tuple[Any, ...]:
+    x, indices, counts, sums, *codebooks = ctx.saved_tensors
+    needs_x, needs_codebooks = ctx.needs_input_grad[:2]
+    made_of = (x, *codebooks, grad_quantized, grad_losses)
+    grad_x, grad_codebooks = None, [None] * len(codebooks)
+    with torch.no_grad():
+        if needs_x:
+            grad_x = _grad_x(vq_backward, ctx, x, codebooks, indices, grad_quantized, grad_losses)
+        if any(needs_codebooks):
+            grad_codebooks = _grad_codebooks(ctx, x, codebooks, counts, sums, grad_losses, needs_codebooks)
+    if grad_x is not None:
+        grad_x = once_differentiable("rvq", grad_x, *made_of)
+    grad_codebooks = [
+        None if gradient is None else once_differentiable("rvq", gradient, *made_of)
+        for gradient in grad_codebooks
+    ]
+    return grad_x, grad_codebooks, *[None] * (len(composed.Arguments._fields) - 2)
+
+
+def _grad_x(
+    vq_backward: Callable[..., torch.Tensor],
+    ctx: Any,
+    x: torch.Tensor,
+    codebooks: Sequence[torch.Tensor],
+    indices: torch.Tensor,
+    grad_quantized: torch.Tensor | None,
+    grad_losses: torch.Tensor | None,
+) -> torch.Tensor:
+    """The sum of the gradients of ``vq`` of all stages, the last one first as autograd adds them."""
+    weight = 0.0 if grad_losses is None else ctx.commitment_weight
+    if weight == 0 and grad_quantized is None:
+        return torch.zeros_like(x)
+    if weight == 0 and grad_quantized is not None and not ctx.rotation:
+        parts = [grad_quantized] * len(codebooks)
+    else:
+        losses = x.new_zeros(len(codebooks), dtype=result_dtype(x)) if grad_losses is None else grad_losses
+        pull = losses * (2 * weight / max(1, x.numel()))
+        stages = zip(composed.residuals(x, codebooks, indices), codebooks, strict=True)
+        parts = [
+            vq_backward(residual, codebook, indices[..., i], grad_quantized, pull[i], ctx.rotation)
+            for i, (residual, codebook) in enumerate(stages)
+        ]
+    total = parts.pop()
+    while parts:
+        total = parts.pop() + total
+    return total
+
+
+def _grad_codebooks(
+    ctx: Any,
+    x: torch.Tensor,
+    codebooks: Sequence[torch.Tensor],
+    counts: torch.Tensor,
+    sums: torch.Tensor,
+    grad_losses: torch.Tensor | None,
+    needed: Sequence[bool],
+) -> list[Any]:
+    """The gradient of ``vq`` for each codebook that needs one."""
+    if grad_losses is None or ctx.codebook_weight == 0:
+        return [
+            torch.zeros_like(codebook) if wanted else None
+            for codebook, wanted in zip(codebooks, needed, strict=True)
+        ]
+    if not ctx.with_sums:
+        raise RuntimeError(
+            "rvq: with_sums=False leaves out what the gradient of the codebooks needs; call it with True, or"
+            " uefl_kernels.rvq"
+        )
+    factor = 2 * ctx.codebook_weight / max(1, x.numel())
+    parts = zip(codebooks, _split(counts, codebooks), _split(sums, codebooks), grad_losses, strict=True)
+    return [
+        grad_codebook(codebook, counted, summed, grad_loss.double() * factor) if wanted else None
+        for wanted, (codebook, counted, summed, grad_loss) in zip(needed, parts, strict=True)
+    ]
+
+
+def _split(flat: torch.Tensor, codebooks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Cut counts or sums of all stages into those of each one, in the shape of its codebook."""
+    first = codebooks[0].shape
+    if all(codebook.shape == first for codebook in codebooks):
+        return list(flat.view(len(codebooks), *first[:-1], *flat.shape[1:]).unbind())
+    parts = flat.split_with_sizes([codebook.shape[:-1].numel() for codebook in codebooks])
+    return [
+        part.view(*codebook.shape[:-1], *flat.shape[1:])
+        for part, codebook in zip(parts, codebooks, strict=True)
+    ]
+
+
+define(
+    __name__,
+    "rvq",
+    composed.Arguments,
+    ["quantized", "indices", "losses", "counts", "sums"],
+    fake=_fake,
+    fallback=composed.fallback,
+)
+define_composed("rvq", composed.around, kernel="vq_forward")
+define_autograd("rvq", _backward, _setup, gradient="vq_backward")
+
+
+def rvq(
+    x: torch.Tensor,
+    codebooks: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    metric: str = "l2",
+    precision: str = "exact",
+    codebook_weight: float = 1.0,
+    commitment_weight: float = 0.25,
+    estimator: str = "straight_through",
+) -> RVQOutput:
+    """Quantize x by Q codebooks in turn, each one what the codewords before it have left; all in one call.
+
+    Args:
+        x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d
+            contiguous segments.
+        codebooks: ``[Q, K, d]``, or ``[Q, S, K, d]`` with codebooks of its own for each segment; or a
+            sequence of Q codebooks ``[K, d]`` or ``[S, K, d]``, whose K may differ.
+        metric: ``"l2"`` or ``"cosine"``; it decides only which codeword is nearest.
+        precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
+        codebook_weight, commitment_weight, estimator: as for :func:`vq`, of every stage.
+
+    Returns:
+        :class:`RVQOutput` ``(quantized, indices, losses, counts)``, with the bits of one :func:`vq` after the
+        other. The residual and the sum of the codewords are rounded to the dtype of x after each stage. No
+        gradient passes from a stage to the one before it through the residual, so x gets the gradient of
+        quantized Q times, as in vector-quantize-pytorch: the gradient of every stage's codewords passes to x
+        as the estimator says.
+
+    Derivatives are first order, in reverse mode, as those of :func:`vq`.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`vq`; ValueError if there is no codebook, or if
+            codewords of two stages have different lengths or segments.
+
+    Source: Zeghidour et al. 2021, "SoundStream", algorithm 1.
+
+    Equivalent to (``[Q, K, d]`` with d = D)::
+
+        residual, quantized, indices, losses = x, torch.zeros_like(x), [], []
+        for codebook in codebooks:
+            out = vq(residual, codebook)
+            residual, quantized = residual - out.quantized.detach(), quantized + out.quantized
+            indices.append(out.indices[..., 0])
+            losses.append(out.loss)
+        indices, losses = torch.stack(indices, -1), torch.stack(losses)
+    """
+    return _call(x, codebooks, metric, precision, None, codebook_weight, commitment_weight, estimator)[0]
+
+
+def rvq_with_sums(
+    x: torch.Tensor,
+    codebooks: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    metric: str = "l2",
+    precision: str = "exact",
+    codebook_weight: float = 1.0,
+    commitment_weight: float = 0.25,
+    estimator: str = "straight_through",
+) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
+    """Compute :func:`rvq`, and for each stage the sum of the segments of each codeword.
+
+    Returns:
+        the output, and for each stage the sums of :func:`vq_with_sums` in the shape of its codebook, float64.
+        No gradient.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`rvq`.
+
+    Source: van den Oord et al. 2017, appendix A.1 (codewords as moving averages of these sums).
+
+    Equivalent to: :func:`rvq` with :func:`vq_with_sums` in the place of :func:`vq`.
+    """
+    return _call(x, codebooks, metric, precision, True, codebook_weight, commitment_weight, estimator)
+
+
+def _call(
+    x: torch.Tensor,
+    codebooks: torch.Tensor | Sequence[torch.Tensor],
+    metric: str,
+    precision: str,
+    with_sums: bool | None,
+    codebook_weight: float,
+    commitment_weight: float,
+    estimator: str,
+) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
+    stages = _checked(x, codebooks, metric, precision)
+    if with_sums is None:  # then only for the gradient of the codebooks
+        with_sums = codebook_weight != 0 and _differentiable(*stages)
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"rvq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
+    check_weights("rvq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
+    out, sums = run(
+        composed.Arguments(
+            x,
+            [packed("rvq", "codebooks", codebook) for codebook in stages],
+            metric,
+            precision == "exact",
+            with_sums,
+            float(codebook_weight),
+            float(commitment_weight),
+            estimator == "rotation",
+        )
+    )
+    if stages[0].dim() == 2 and stages[0].shape[1] == x.shape[-1]:
+        out = out._replace(indices=out.indices.squeeze(-2))
+    return out, sums
+
+
+def run(given: composed.Arguments) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
+    """Call the op with arguments that are valid; indices are ``[..., S, Q]``."""
+    check_reverse_mode("rvq", given.x, *given.codebooks)
+    if torch.compiler.is_compiling() and _differentiable(given.x, *given.codebooks):
+        # the caller may update them in place before the backward pass; eager autograd refuses that
+        given = given._replace(codebooks=[hold(codebook) for codebook in given.codebooks])
+    quantized, indices, losses, counts, sums = resolve("rvq", given.x)(*given)
+    out = RVQOutput(quantized, indices, losses, tuple(_split(counts, given.codebooks)))
+    return out, tuple(_split(sums, given.codebooks)) if given.with_sums else ()
+
+
+def _differentiable(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _checked(
+    x: torch.Tensor, codebooks: torch.Tensor | Sequence[torch.Tensor], metric: str, precision: str
+) -> list[torch.Tensor]:
+    """Return the codebooks as a list; raise TypeError or ValueError where arguments do not fit."""
+    if isinstance(codebooks, torch.Tensor):
+        if codebooks.dim() not in (3, 4):
+            raise ValueError(
+                "rvq: codebooks must have shape [Q, K, d] or [Q, S, K, d], or be a sequence of codebooks, got"
+                f" {list(codebooks.shape)}"
+            )
+        stages = list(codebooks.unbind())
+    else:
+        stages = list(codebooks)
+    if not stages:
+        raise ValueError("rvq: codebooks is empty, expected at least one")
+    first = stages[0]
+    for place, codebook in enumerate(stages):
+        check_search("rvq", x, codebook, metric, precision)
+        if codebook.dim() != first.dim() or codebook.shape[-1] != first.shape[-1]:
+            raise ValueError(
+                f"rvq: codebook {place} has shape {list(codebook.shape)} and the first {list(first.shape)};"
+                " make their codewords equally long and their segments as many"
+            )
+    return stages
