@@ -20,6 +20,23 @@ double largest_of(const std::vector<double>& values) {
   return finite ? *std::max_element(values.begin(), values.end()) : std::numeric_limits<double>::infinity();
 }
 
+// Writes values in float64. Returns false where one is NaN or above kLargest.
+template <class T>
+bool widen_all(const T* values, int64_t count, double* out) {
+  double wrong[4] = {};
+  const auto four = [&](int64_t start, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      const double value = static_cast<double>(widen(values[start + i]));
+      out[start + i] = value;
+      wrong[i] += std::abs(value) <= kLargest ? 0.0 : 1.0;
+    }
+  };
+  const int64_t whole = count / 4 * 4;
+  for (int64_t j = 0; j < whole; j += 4) four(j, 4);
+  four(whole, count - whole);
+  return (wrong[0] + wrong[1]) + (wrong[2] + wrong[3]) == 0;
+}
+
 float largest_size(const float* values, int64_t count) {
   float largest[4] = {};
   const auto four = [&](int64_t start, int64_t n) {
@@ -57,11 +74,7 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
   parallel(codebook.books * k_, [&](int64_t lo, int64_t hi) {
     with_type(codebook.dtype, [&]<class T>(const T*) {
       const T* const data = static_cast<const T*>(codebook.data);
-      double* const codes = codes_.get();
-      int64_t wrong = 0;
-      for (int64_t i = lo * d_, end = hi * d_; i < end; ++i) codes[i] = static_cast<double>(widen(data[i]));
-      for (int64_t i = lo * d_, end = hi * d_; i < end; ++i) wrong += std::abs(codes[i]) <= kLargest ? 0 : 1;
-      if (wrong != 0) valid = false;
+      if (!widen_all(data + lo * d_, (hi - lo) * d_, codes_.get() + lo * d_)) valid = false;
     });
     for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codes_[k * d_], d_, &units_[k * d_]);
   });

@@ -10,7 +10,8 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kFew = 48;             // rows (docs/design/search-cpu.md)
+// Rows, at most (docs/design/search-cpu.md); of short codewords, which cost little to pack.
+constexpr int64_t kFew = 48, kFewShort = 16, kShort = 32;
 constexpr int64_t kOneThread = 1 << 20;  // products that a second thread does not speed up
 
 // The codewords whose score is not above the limit: NaN leaves none out.
@@ -29,7 +30,8 @@ void find(const float* scores, int64_t padded, int64_t count, float limit, std::
 
 bool Search::few(const StridedRows& x, const Codebook& codebook) {
   const int64_t rows = x.outer * x.inner * (x.dim / codebook.d);
-  return rows > 0 && rows <= kFew && codebook.d <= kLongest && x.dtype != Dtype::f64 &&
+  const int64_t most = codebook.d < kShort ? kFewShort : kFew;
+  return rows > 0 && rows <= most && codebook.d <= kLongest && x.dtype != Dtype::f64 &&
          codebook.dtype != Dtype::f64 && !on_every_shape();
 }
 

@@ -222,7 +222,7 @@ def test_one_op_has_the_bits_of_one_quantizer_after_the_other(options, n):
     other = InTurn(**{"dim": 8, "num_quantizers": 3, "codebook_size": 12} | options)
     other.load_state_dict(rvq.state_dict())
     for training in (True, True, False):
-        x = normal(2, n, 8, seed=training)
+        x = normal(2, n, 8, seed=int(training))
         for got, want in zip(run(rvq.train(training), x), run(other.train(training), x), strict=True):
             assert torch.equal(got, want)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,28 +12,6 @@ from .._hold import hold
 from ..ops.rvq import RVQOutput, composed, run
 from ._codebook import Codebook
 from .vector_quantize import VectorQuantize
-
-_ALIKE = attrgetter("training", "rotation_trick", "commitment_weight", "freeze_codebook")
-_LAYER = {  # options as ``vq`` has them
-    "channel_last": True,
-    "accept_image_fmap": False,
-    "accept_3d_fmap": False,
-    "directional_reparam": False,
-    "sync_update_v": 0,
-    "in_place_codebook_optimizer": None,
-}
-_IN_TRAINING = {  # where no other codewords or losses are asked for
-    "stochastic_sample_codes": False,
-    "straight_through": False,
-    "commitment_use_cross_entropy_loss": False,
-    "codebook_diversity_loss_weight": 0,
-    "_orthogonal_reg_weight": 0,
-}
-_CODEBOOK = {"_use_cosine_sim": False, "_affine_param": False, "vq_bridge": None}
-_of_layer, _in_training, _of_codebook = (attrgetter(*held) for held in (_LAYER, _IN_TRAINING, _CODEBOOK))
-_PLAIN_LAYER, _PLAIN_TRAINING, _PLAIN_CODEBOOK = (
-    tuple(held.values()) for held in (_LAYER, _IN_TRAINING, _CODEBOOK)
-)
 
 
 class Stages:
@@ -48,9 +26,9 @@ class Stages:
 
     def fit(self, start: torch.Tensor) -> bool:
         """Return True if one op gives what the quantizers give one by one for this input."""
-        alike = _ALIKE(self.first)
+        alike = _options(self.first)
         for layer, book in zip(self.layers, self.books, strict=True):
-            if _ALIKE(layer) != alike or not _plain(layer, book):
+            if _options(layer) != alike or not _plain(layer, book):
                 return False
         if self.updated and (_may_run_again() or not all(book.tracks() for book in self.books)):
             return False
@@ -109,18 +87,43 @@ class Stages:
         return (losses - losses.detach() / 2 if learning else losses) * weight
 
 
+def _options(layer: VectorQuantize) -> tuple[Any, ...]:
+    """Return the options that the op has once for all stages."""
+    return layer.training, layer.rotation_trick, layer.commitment_weight, layer.freeze_codebook
+
+
 def _plain(layer: VectorQuantize, book: Codebook) -> bool:
     """Return True if this quantizer does what ``vq`` does, and nothing besides the moving averages."""
     return (
         type(layer) is VectorQuantize
         and type(book) is Codebook
-        and _of_layer(layer) == _PLAIN_LAYER
-        and _of_codebook(book) == _PLAIN_CODEBOOK
-        and (not layer.training or _in_training(layer) == _PLAIN_TRAINING)
-        and not _hooked(layer)
-        and not _hooked(book)
+        and layer.channel_last
+        and not (
+            layer.accept_image_fmap
+            or layer.accept_3d_fmap
+            or layer.directional_reparam
+            or layer.sync_update_v
+            or book._use_cosine_sim
+            or book._affine_param
+            or _hooked(layer)
+            or _hooked(book)
+            or (layer.training and _measured(layer))
+        )
+        and layer.in_place_codebook_optimizer is None
+        and book.vq_bridge is None
         and book.embed_avg.dtype not in (torch.float16, torch.bfloat16)  # which the codebook would restore
         and not book.waiting
+    )
+
+
+def _measured(layer: VectorQuantize) -> bool:
+    """Return True if training asks for other codewords than the nearest, or for other losses."""
+    return bool(
+        layer.stochastic_sample_codes
+        or layer.straight_through
+        or layer.commitment_use_cross_entropy_loss
+        or layer.codebook_diversity_loss_weight
+        or layer.orthogonal_reg_weight
     )
 
 
