@@ -1,4 +1,4 @@
-"""Calls with at most 48 rows (16 of short codewords), which on the CPU are compared with the codebook as it lies."""
+"""Calls with at most 48 rows (16 of short codewords), which the CPU compares with the codebook as it lies."""
 
 import itertools
 

@@ -13,6 +13,7 @@ import torch
 
 from ..._gather import gather
 from ..vq import composed as vq
+from ..vq.forward import composed as forward
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -37,7 +38,7 @@ def fallback(given: Arguments) -> Result:
     return compose(vq.fallback, given)
 
 
-def around(vq_forward: Callable[..., vq.forward.Result], given: Arguments) -> Result:
+def around(vq_forward: Callable[..., forward.Result], given: Arguments) -> Result:
     """Compute ``rvq`` around the ``vq_forward`` of a backend."""
     return compose(partial(vq.around, vq_forward), given)
 
