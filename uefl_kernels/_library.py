@@ -161,6 +161,14 @@ def define_autograd(
         )
 
 
+def define_vmap(name: str, rule: Callable[..., Any]) -> None:
+    """Attach ``rule(op, info, in_dims, *arguments)`` of ``torch.func.vmap``, for an op that takes a list of
+    tensors: torch makes none for it."""
+    for namespace, library in _libraries.items():
+        attached = functools.partial(rule, _overloads[namespace, name])
+        torch.library.register_vmap(f"{namespace}::{name}", attached, lib=library)
+
+
 class _Once(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: str, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:

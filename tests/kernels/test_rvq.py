@@ -204,6 +204,12 @@ def test_function_transforms():
     x, codebooks = normal(3, 6, 4), normal(2, 3, 2, seed=1)
     with pytest.raises(RuntimeError, match=r"torch\.func\.grad and its relatives do not take this op"):
         torch.func.grad(lambda a: rvq(a, codebooks).losses.sum())(x)
+    losses = torch.func.vmap(lambda a, c: rvq(a, [c, codebooks[1]]).losses, in_dims=(0, None))(
+        x, codebooks[0]
+    )
+    assert torch.equal(losses, torch.stack([rvq(a, codebooks).losses for a in x]))
+    stacked = torch.func.vmap(lambda c: rvq(x, [c, c]).quantized)(codebooks)
+    assert torch.equal(stacked, torch.stack([rvq(x, [c, c]).quantized for c in codebooks]))
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -10,7 +10,7 @@ import torch
 from ..._checks import check_reverse_mode, check_search, check_weights, packed
 from ..._dtypes import result_dtype
 from ..._hold import hold
-from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
+from ..._library import define, define_autograd, define_composed, define_vmap, once_differentiable, resolve
 from ..vq import ESTIMATORS, grad_codebook
 from . import composed
 
@@ -148,6 +148,28 @@ def _split(flat: torch.Tensor, codebooks: Sequence[torch.Tensor]) -> list[torch.
     ]
 
 
+def _vmap(
+    op: Callable[..., composed.Result], info: Any, in_dims: tuple[Any, ...], *arguments: Any
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Call the op once for each element of the batch."""
+
+    def taken(tensor: torch.Tensor, dim: int | None, i: int) -> torch.Tensor:
+        return tensor if dim is None else tensor.select(dim, i)
+
+    x, codebooks, *options = arguments
+    of_x, of_codebooks = in_dims[:2]
+    found = [
+        op(
+            taken(x, of_x, i),
+            [taken(codebook, dim, i) for codebook, dim in zip(codebooks, of_codebooks, strict=True)],
+            *options,
+        )
+        for i in range(info.batch_size)
+    ]
+    results = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    return results, (0,) * len(results)
+
+
 define(
     __name__,
     "rvq",
@@ -158,6 +180,7 @@ define(
 )
 define_composed("rvq", composed.around, kernel="vq_forward")
 define_autograd("rvq", _backward, _setup, gradient="vq_backward")
+define_vmap("rvq", _vmap)
 
 
 def rvq(
@@ -188,7 +211,7 @@ def rvq(
         quantized Q times, as in vector-quantize-pytorch: the gradient of every stage's codewords passes to x
         as the estimator says.
 
-    Derivatives are first order, in reverse mode, as those of :func:`vq`.
+    Derivatives and transforms are those of :func:`vq`.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`vq`; ValueError if there is no codebook, or if
