@@ -57,8 +57,7 @@ class Stages:
                 rotation=self.first.rotation_trick,
             )
         )
-        with torch.no_grad():
-            torch._foreach_copy_([book.counts for book in self.books], list(out.counts))
+        torch._foreach_copy_([book.counts for book in self.books], list(out.counts))
         if self.updated:
             self._update(start.detach(), [code.detach() for code in codes], out, sums)
         total = out.quantized if self._routed(start) else out.quantized.detach()
