@@ -1,7 +1,7 @@
-// rvq on the CPU: vq of every stage on what the stages before have left (vq.h), with the same bits as one vq
-// after the other.
+// Residual vector quantization on the CPU. Each stage runs vq.h on the residual of the stages before it, and
+// gives the same bits as a call of vq.
 //
-// The residual has the dtype of x and is rounded to it after each stage, as the sum of the codewords is.
+// The residual and the sum of the codewords have the dtype of x. Both are rounded to it after each stage.
 #pragma once
 
 #include <cstdint>

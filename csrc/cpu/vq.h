@@ -25,8 +25,7 @@ struct VqOutput {
 
 class Vq {
  public:
-  // codes: the codebook in the dtype of x, from which `quantized` is gathered. All pointers must outlive the
-  // object.
+  // codes: the codebook in the dtype of x, the source of `quantized`. All pointers must outlive the object.
   Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x,
      const VqOutput& output);
 

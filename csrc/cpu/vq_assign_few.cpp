@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kFew = 48, kFewShort = 16, kShort = 32;
 constexpr int64_t kOneThread = 1 << 20;  // products that a second thread does not speed up
 
-// The codewords whose score is not above the limit: NaN leaves none out.
+// Finds the codewords with a score of at most the limit. A score or a limit of NaN leaves none out.
 void find(const float* scores, int64_t padded, int64_t count, float limit, std::vector<int64_t>& found) {
   found.clear();
   for (int64_t k = 0; k < padded; k += kStep) {

@@ -23,8 +23,8 @@ struct VqAssignFewKernel {
   int64_t (*pitch)(int64_t d);
   // Writes the scores of codewords [lo, hi) with all rows: |x - c|^2, of a relative error below
   // (d + 8) 2^-23; or for cosine -<x, c> / |c|, of an error below (d + 8) 2^-23 |x|, and NaN where |c|^2
-  // leaves [2^-100, 2^100]; NaN also for what is not finite. What underflows comes on top: d 2^-120, for
-  // cosine d 2^-70.
+  // leaves [2^-100, 2^100]. Infinity and NaN give NaN. Underflow adds an error of d 2^-120, for cosine d
+  // 2^-70.
   void (*score)(const FewRun& run, int64_t lo, int64_t hi);
 };
 

@@ -1,4 +1,4 @@
-// What the ops with a search on the CPU share: their input, and the division of work among torch's threads.
+// The input of the ops that search on the CPU, and the division of work among torch's threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
