@@ -60,12 +60,14 @@ class Deployment:
             UserError: clients that do not come, or do not go together.
         """
         federation, self._grid, self._members, self.silos = self._join(cfg, data_root, known)
-        self._setting = Setting.of(self._told(cfg), federation, self._threads())
+        self._cfg, self._federation = self._told(cfg), federation
         return federation
 
     def engine(self, arm: str, started: Callable[[str], None]) -> FlowerEngine:
         """The clients in one arm."""
-        return FlowerEngine(self._grid, self._members, task(self._setting, arm), started)
+        # not before the run has chosen its threads
+        setting = Setting.of(self._cfg, self._federation, self._threads())
+        return FlowerEngine(self._grid, self._members, task(setting, arm), started)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class Setting:
     clients: tuple[str, ...]
     """names of the training clients, sorted"""
     threads: int
-    """CPU threads, 0: as the silo's torch finds best"""
+    """CPU threads, 0: as the silo chooses for the network"""
     inputs: Inputs = IMAGES
 
     @classmethod

@@ -34,6 +34,7 @@ from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
 from ..errors import UserError
 from ..seeds import make_repeatable
 from ..server.checks import printable
+from ..threads import threads_for
 from .floor import Floor, Spent, TooLittle
 from .kept import Absent, Kept, States
 from .setting import Setting, understood, version
@@ -249,6 +250,8 @@ class SiloProgram:
         workspace = Workspace(
             find(arm.algorithm)(arm.parameters).bound(context), cfg.data, federation, self._device
         )
+        if not setting.threads:
+            torch.set_num_threads(threads_for(workspace.net, workspace.example, cfg.training.batch_size))
         if self._floor is not None:
             self._floor.check_run(cfg.run)
             self._floor.check_arm(cfg, name, workspace)

@@ -114,12 +114,14 @@ class Workers:
                 )
                 raise RunError(f"a worker takes no part: {why}")
         self._names = [silo.name for silo in (*federation.silos, *federation.unseen)]
-        self._setting = Setting.of(cfg, federation, torch.get_num_threads())
+        self._cfg, self._federation = cfg, federation
 
     def engine(self, arm: str, started: Callable[[str], None]) -> DistributedEngine:
         """The clients in one arm."""
         assert self._crew is not None
-        return DistributedEngine(self._crew, self._names, task(self._setting, arm), started)
+        # not before the run has chosen its threads
+        setting = Setting.of(self._cfg, self._federation, torch.get_num_threads())
+        return DistributedEngine(self._crew, self._names, task(setting, arm), started)
 
     def _start(self, data_root: Path | None) -> Crew:
         note_crowd(self._count, self._device, self._notice)
