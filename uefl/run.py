@@ -253,7 +253,7 @@ def _prepare(
             given.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos) - len(cfg.run.joins))
-        check_joins(cfg, name, workspace.algorithm)
+        check_joins(name, workspace.algorithm)
         privacy.check(cfg, name, workspace)
         if (
             deployment is not None

@@ -9,7 +9,6 @@ from types import MappingProxyType
 import torch
 
 from ..algorithms.base import Algorithm
-from ..config import Config
 from ..errors import UserError, nearest
 from ..seeds import derive
 
@@ -47,20 +46,19 @@ class Participants:
         return tuple(clients[i] for i in sorted(chosen))
 
 
-def check_joins(config: Config, arm: str, algorithm: Algorithm) -> None:
+def check_joins(arm: str, algorithm: Algorithm) -> None:
     """Refuse clients that cannot join later.
 
     Raises:
         UserError: no client of this name, no client in the first round, a round after the last, or an
             algorithm that asks all clients.
     """
-    joins, clients = config.run.joins, algorithm.context.clients
+    joins, clients = algorithm.context.run.joins, algorithm.context.clients
     if not joins:
         return
     if algorithm.asks_all:
         raise UserError(
-            f"key 'run.joins': arm {arm!r} ({config.arms[arm].algorithm}) asks every client before it trains;"
-            " leave the arm out, or the key"
+            f"key 'run.joins': arm {arm!r} asks every client before it trains; leave the arm out, or the key"
         )
     if unknown := sorted(joins.keys() - set(clients)):
         raise UserError(f"key 'run.joins': there is no client {unknown[0]!r}{nearest(unknown[0], clients)}")
