@@ -140,6 +140,31 @@ def test_each_quantizer_projects_on_its_own(options):
     assert not rvq.has_projections
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cosine_search": True},
+        LEARNED | {"codebook_loss_weight": 3.0, "freeze_codebook": False},
+        {"codebook_dim": 3, "project_each": True},
+    ],
+    ids=str,
+)
+def test_a_residual_quantizer_is_its_quantizers_one_by_one(options, training):
+    torch.manual_seed(0)
+    rvq = ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, **{"freeze_codebook": True} | options)
+    x = normal(2, 30, 8).requires_grad_()
+    quantized, indices, losses = rvq.train(training)(x)
+    residual, found = x, []
+    for quantizer in rvq.layers:
+        codes, chosen, loss = quantizer(residual)
+        residual = residual - codes.detach()
+        found.append((chosen, loss))
+    torch.testing.assert_close(quantized, x - residual)
+    assert torch.equal(indices, torch.stack([chosen for chosen, _ in found], -1))
+    torch.testing.assert_close(losses, torch.stack([loss for _, loss in found]))
+
+
 @pytest.mark.parametrize("name", ["shared_codebook", "diveq", "implicit_neural_codebook"])
 def test_what_projections_of_each_exclude(name):
     with pytest.raises(ValueError, match="project_each"):

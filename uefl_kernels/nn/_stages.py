@@ -96,6 +96,7 @@ def _plain(layer: VectorQuantize, book: Codebook) -> bool:
     return (
         type(layer) is VectorQuantize
         and type(book) is Codebook
+        and not (layer.has_projections or layer.cosine_search or layer.codebook_loss_weight is not None)
         and layer.channel_last
         and not (
             layer.accept_image_fmap
