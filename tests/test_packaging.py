@@ -150,6 +150,7 @@ LONG_FUNCTIONS = {
     "uefl_kernels/ops/vq_assign/triton.py::_search",
     "uefl_kernels/ops/vq_assign/triton.py::assign",
     "uefl_kernels/ops/vq_backward/triton.py::_backward",
+    "uefl_kernels/nn/hierarchical_vq.py::__init__",
     "uefl_kernels/nn/lfq.py::__init__",
 }
 

@@ -125,7 +125,9 @@ def test_the_names_of_the_frame_are_all_that_a_plain_run_records():
     for algorithm in ("fedavg", "fedbn"):
         cfg = settings(algorithm, personalised=True)
         found |= {key for record in finish(arm(cfg, federation(unseen=1))[0]) for key in record}
-    assert found | {"left_out", "epsilon"} == RESERVED | {"train_accuracy"}  # which the loss of FedAvg notes
+    assert found | {"left_out", "epsilon", "tested"} == RESERVED | {
+        "train_accuracy"
+    }  # which the loss of FedAvg notes
 
 
 def test_it_is_in_the_file_and_in_the_report(tmp_path):

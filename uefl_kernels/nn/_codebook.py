@@ -87,8 +87,7 @@ class Codebook(Float32Module):
         self.affine_param_codebook_decay = affine_param_codebook_decay
         self.sync_affine_param = sync_affine_param
         self._use_cosine_sim, self._cosine_search = use_cosine_sim, cosine_search
-        self._affine_param = affine_param
-        self.vq_bridge = vq_bridge
+        self._affine_param, self.vq_bridge = affine_param, vq_bridge
         # A default dtype of bfloat16 would stop the averages.
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         embed = torch.zeros(num_codebooks, codebook_size, dim, dtype=dtype)

@@ -172,7 +172,7 @@ def test_first_classes_leave_the_others_out():
             {"source": "minst"},
             (
                 r"'minst' is none of .*digits, emnist_letters, .*\(did you mean 'mnist'\?\), and no folder or"
-                r" .npz of that name is there"
+                r" file of that name is there"
             ),
         ),
         ({"source": " "}, "key 'source': is empty"),

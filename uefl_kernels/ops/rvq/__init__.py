@@ -245,7 +245,7 @@ def rvq_with_sums(
     """Compute :func:`rvq`, and for each stage the sum of the segments of each codeword.
 
     Returns:
-        the output, and for each stage the sums of :func:`vq_with_sums` in the shape of its codebook, float64.
+        the output, and for each stage the sums of :func:`vq_with_sums`, ``[K, d]`` or ``[S, K, d]``, float64.
         No gradient.
 
     Raises:
