@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import pkgutil
-from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar, cast
 
-from .errors import UserError
+from .errors import UserError, nearest
 
 Entry = TypeVar("Entry")
+Registered = TypeVar("Registered")
+"""the entry of a decorator, which keeps its own type"""
 
 
 class Registry(Generic[Entry]):
@@ -41,6 +42,15 @@ class Registry(Generic[Entry]):
             raise ValueError(f"the {self._what} {name!r} is registered already; choose another name")
         self._entries[name] = entry
 
+    def decorator(self, name: str) -> Callable[[Registered], Registered]:
+        """Return a decorator that registers a class or a function, and changes nothing of it."""
+
+        def register(entry: Registered) -> Registered:
+            self.add(name, cast(Entry, entry))
+            return entry
+
+        return register
+
     def __contains__(self, name: str) -> bool:
         """Return True if an entry has this name."""
         return name in self._all()
@@ -57,9 +67,9 @@ class Registry(Generic[Entry]):
         """
         entries = self._all()
         if name not in entries:
-            close = difflib.get_close_matches(name, entries, 1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"{name!r} is no {self._what}{hint}; there are {', '.join(self)}")
+            raise ValueError(
+                f"{name!r} is no {self._what}{nearest(name, entries)}; there are {', '.join(self)}"
+            )
         return entries[name]
 
     def known_elsewhere(self, name: str) -> bool:

@@ -537,13 +537,7 @@ class _Run:
             self.observer.notice(f"note: no uncertain images of arm {arm!r}: {error}")
 
     def _summary(self) -> dict[str, Any]:
-        arms = report.summarize(
-            self.metrics.lines(),
-            self.cfg.run.target_accuracy,
-            report.own_columns(self.cfg),
-            self.cfg.run.joins,
-            self.cfg.run.metrics,
-        )
+        arms = report.outcomes(self.metrics.lines(), self.cfg)
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
             if self._deployment is None:  # else other processes do the work

@@ -15,7 +15,7 @@ constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2,
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-constexpr int kDoneBarrier = 4;  // named, after those of the turns
+constexpr int kDoneBarrier = 4;  // a named barrier; the turns use the ones before it
 
 // The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them:
 // their sum must not exceed the registers of the launch, or the multiplying warps wait forever.

@@ -136,7 +136,7 @@ class Federation:
     here: bool = True
     """whether the images of the clients can be read in this process"""
     inputs: Inputs = IMAGES
-    """what the ``images`` of its splits are"""
+    """the kind of the inputs in ``images`` of a split"""
 
     def describe(self) -> str:
         """Return one line: clients, images, shape of an image, images of the server, classes."""

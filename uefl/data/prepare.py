@@ -210,7 +210,7 @@ class Moments:
         self.clients.append(torch.from_numpy(np.stack(of_client)))
 
     def report(self) -> Parts:
-        """Return what the silo of one client reports; nothing where columns are not standardized."""
+        """Return the report of the silo of one client; it is empty where columns are not standardized."""
         return {"columns": {"moments": self.clients[0]}} if self.clients else {}
 
     def join(self, report: Parts) -> None:

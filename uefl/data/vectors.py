@@ -145,7 +145,7 @@ def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str,
 
 
 def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
-    """Put the inputs of several parts one after the other; the largest vocabulary is that of all.
+    """Concatenate the inputs of several parts. The result has the largest vocabulary.
 
     Raises:
         UserError: parts of different kinds, lengths or columns.

@@ -20,12 +20,7 @@ METRICS: Registry[Metric] = Registry(__package__, "metric", "uefl.metrics")
 
 def metric(name: str) -> Callable[[Metric], Metric]:
     """Register a metric under the name that ``run.metrics`` gives it."""
-
-    def register(function: Metric) -> Metric:
-        METRICS.add(name, function)
-        return function
-
-    return register
+    return METRICS.decorator(name)
 
 
 def check(names: Iterable[str], taken: Collection[str]) -> None:

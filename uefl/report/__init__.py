@@ -11,7 +11,7 @@ from .compare import (
     spread_table,
 )
 from .events import EventWriter, open_event_writer
-from .run_folder import RunFolder, own_columns, parted, read_run, summarize
+from .run_folder import RunFolder, outcomes, own_columns, parted, read_run, summarize
 from .samples import write as write_samples
 from .samples import write_uncertain
 from .tables import Table, arm_table, client_table, left_out_table, protocol_table, tables
@@ -36,6 +36,7 @@ __all__ = [
     "left_out_table",
     "means",
     "open_event_writer",
+    "outcomes",
     "own_columns",
     "paired_table",
     "parted",

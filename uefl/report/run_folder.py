@@ -194,17 +194,7 @@ def read_run(path: Path) -> RunFolder:
             else f"continue with `uefl train --resume {path}`"
         )
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; {advice}")
-    arms = (
-        _read_summary(path / "summary.json")
-        if finished
-        else summarize(
-            [*left_out, *records],
-            config.run.target_accuracy,
-            own_columns(config),
-            config.run.joins,
-            config.run.metrics,
-        )
-    )
+    arms = _read_summary(path / "summary.json") if finished else outcomes([*left_out, *records], config)
     return RunFolder(
         path,
         config,
@@ -229,6 +219,12 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
     """Return for each arm the metrics that its algorithm and the run add, each with a description."""
     of_run = {name: described(name) for name in config.run.metrics}
     return {name: find(arm.algorithm).columns | of_run for name, arm in config.arms.items()}
+
+
+def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
+    """Return the outcome of every arm of a run from the lines of its metrics.jsonl; see :func:`summarize`."""
+    run = config.run
+    return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics)
 
 
 def summarize(

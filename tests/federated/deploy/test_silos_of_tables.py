@@ -1,4 +1,4 @@
-"""Silos with a table each: what they report, and what the server makes of it."""
+"""Check the reports of silos with tables, and the federation that the server makes of them."""
 
 import json
 

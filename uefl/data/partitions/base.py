@@ -139,12 +139,7 @@ AnyScheme = TypeVar("AnyScheme", bound=type[Scheme])
 
 def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
     """Register a scheme under the name that ``[data.partition] scheme = ...`` gives it."""
-
-    def register(scheme: AnyScheme) -> AnyScheme:
-        PARTITIONS.add(name, scheme)
-        return scheme
-
-    return register
+    return PARTITIONS.decorator(name)
 
 
 def from_table(value: Any) -> Any:

@@ -21,12 +21,7 @@ SOURCES: Registry[Reader] = Registry(__package__, "data set", "uefl.sources")
 
 def source(name: str) -> Callable[[Reader], Reader]:
     """Register the reader of a data set under the name that ``[data] source = ...`` gives it."""
-
-    def register(reader: Reader) -> Reader:
-        SOURCES.add(name, reader)
-        return reader
-
-    return register
+    return SOURCES.decorator(name)
 
 
 def need_root(root: Path | None, what: str, advice: str) -> Path:

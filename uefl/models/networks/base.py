@@ -29,7 +29,7 @@ class Network:
     """
 
     inputs: ClassVar[Kind] = "images"
-    """the kind of inputs that it takes"""
+    """the kind of its inputs"""
     ignores: ClassVar[tuple[str, ...]] = ()
     """keys of ``[model]`` without effect on it; a configuration that sets one is refused"""
     pretrained: ClassVar[bool] = False
@@ -61,12 +61,7 @@ AnyNetwork = TypeVar("AnyNetwork", bound=type[Network])
 
 def network(name: str) -> Callable[[AnyNetwork], AnyNetwork]:
     """Register a network under the name that ``model.encoder`` gives it."""
-
-    def register(kind: AnyNetwork) -> AnyNetwork:
-        NETWORKS.add(name, kind)
-        return kind
-
-    return register
+    return NETWORKS.decorator(name)
 
 
 def find(name: str) -> type[Network]:

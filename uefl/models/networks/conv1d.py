@@ -36,7 +36,7 @@ def conv1d(vocabulary: int, width: int) -> nn.Sequential:
 
 
 class Embedding(nn.Module):
-    """Look up the vector of each token; that of padding (token 0) is zero.
+    """Look up the vector of each token. Padding (token 0) has a vector of zeros.
 
     Args:
         vocabulary: number of tokens.

@@ -211,7 +211,7 @@ def rvq(
         quantized Q times, as in vector-quantize-pytorch: the gradient of every stage's codewords passes to x
         as the estimator says.
 
-    Derivatives and transforms are those of :func:`vq`.
+    The op has the derivatives and transforms of :func:`vq`.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`vq`; ValueError if there is no codebook, or if
