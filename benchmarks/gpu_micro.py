@@ -5,7 +5,7 @@ M1  Do products and comparisons hinder each other? Rate of each by itself, and o
 M2  Do warpgroups multiply and compare at the same time? Share of comparisons during products of another one.
 M3 Unknown rates of instructions: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
 M4  Does a load of 16 bytes from four addresses a warp take one pass or four? It decides the start of sums.
-M5  Additions to shared memory: neighbours, a codeword at random, one cell, exchanges.
+M5  Additions to shared memory: neighbors, a codeword at random, one cell, exchanges.
 M6  The rate of the second-level cache when all read one codebook, with one to six copies in flight.
 M7  mma.sync by itself and together with products of warpgroups.
 M8 The precision of small terms next to a large one on the tensor cores: how many bits, of how many terms at
@@ -148,7 +148,7 @@ def loads(driver: AnyDriver, path: Path) -> Found:
 def additions(driver: AnyDriver, path: Path) -> Found:
     """M5."""
     for pattern, name in enumerate(
-        ("neighbours", "a codeword at random", "one cell", "exchange of neighbours")
+        ("neighbors", "a codeword at random", "one cell", "exchange of neighbors")
     ):
         for warps in (1, 16):
             clocks = driver.zeros(BLOCKS, warps)

@@ -136,8 +136,8 @@ def transition(b: int, k: int, m: int) -> tuple[torch.Tensor, ...]:
     return 3 * normal(b, k), normal(m, k).log_softmax(1), torch.arange(b) % m
 
 
-def without_units(x: torch.Tensor, centres: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(kmeans_step(x, centres, weights=weights[0] if weights else None)[:-1])
+def without_units(x: torch.Tensor, centers: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(kmeans_step(x, centers, weights=weights[0] if weights else None)[:-1])
 
 
 def _searches() -> dict[str, Check]:

@@ -23,8 +23,8 @@ from . import results
 from .registry import ours
 
 Row = dict[str, str]
-# Okabe and Ito: told apart by the colour-blind, and in grey
-COLOURS = {"amx": "#0072B2", "avx512vnni": "#CC79A7", "avx512": "#E69F00", "": "#0072B2"}
+# Okabe and Ito: told apart by the color-blind, and in gray
+COLORS = {"amx": "#0072B2", "avx512vnni": "#CC79A7", "avx512": "#E69F00", "": "#0072B2"}
 MARKERS = {"amx": "o", "avx512": "s", "avx512vnni": "D", "": "o"}
 BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # numbers stand before the lines
 PEER, LINE = "#7F7F7F", "#404040"
@@ -35,8 +35,8 @@ def number(row: Row, column: str) -> float:
     return float(row[column])
 
 
-def colour(row: Row) -> str:
-    return COLOURS.get(row["variant"], "#009E73")
+def color(row: Row) -> str:
+    return COLORS.get(row["variant"], "#009E73")
 
 
 def label(row: Row) -> str:
@@ -141,7 +141,7 @@ def _column(axes: Axes, x: float, found: list[Row]) -> None:
     for row, height in zip(rows, heights, strict=True):
         if ours(row["provider"]):
             axes.plot(
-                x, height, MARKERS.get(row["variant"], "^"), color=colour(row), zorder=3, label=label(row)
+                x, height, MARKERS.get(row["variant"], "^"), color=color(row), zorder=3, label=label(row)
             )
         else:
             axes.plot(x, height, "D", color="white", markeredgecolor=PEER, zorder=2, label="the fastest peer")
@@ -211,7 +211,7 @@ def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
                         ratio - 1,
                         left=1,
                         height=thickness * 0.92,
-                        color=colour(row),
+                        color=color(row),
                         label=f"ours, {row['variant'] or row['machine']}",
                     )
                     panel.annotate(

@@ -70,7 +70,7 @@ class PublishedBlock(nn.Module):
 
 
 class PublishedNet(nn.Module):
-    """The paper's network: three stages, a quantiser that makes the whole table of distances, two linear
+    """The paper's network: three stages, a quantizer that makes the whole table of distances, two linear
     layers, dropout on the logits."""
 
     def __init__(

@@ -207,6 +207,6 @@ PYBIND11_MODULE(_host, m) {
   m.def("kmeans", &kmeans, py::arg("x"), py::arg("k"), py::arg("weights"), py::arg("init"), py::arg("method"),
         py::arg("spherical"), py::arg("n_init"), py::arg("max_iter"), py::arg("tol"), py::arg("seed"),
         py::arg("threads") = py::none(),
-        "What uefl_kernels.numpy.kmeans calls, which checks the arguments -> (centres, labels, inertia, "
+        "What uefl_kernels.numpy.kmeans calls, which checks the arguments -> (centers, labels, inertia, "
         "iterations).");
 }

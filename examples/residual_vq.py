@@ -1,4 +1,4 @@
-"""A residual quantiser of image patches: every further index brings it closer, and any number of them
+"""A residual quantizer of image patches: every further index brings it closer, and any number of them
 decodes.
 
 python examples/residual_vq.py

@@ -23,7 +23,7 @@ spec.loader.exec_module(module)
 import torch
 x, codebook = torch.randn(50, 8), torch.randn(7, 8)
 assert torch.equal(module.vq_assign(x, codebook)[:, 0], torch.cdist(x.double(), codebook.double()).argmin(1))
-print(module.COMPILED, module.vq(x, codebook).quantized.shape == x.shape, len(module.kmeans(x, 3).centres))
+print(module.COMPILED, module.vq(x, codebook).quantized.shape == x.shape, len(module.kmeans(x, 3).centers))
 """
 
 

@@ -84,3 +84,36 @@ def wide(text: str) -> list[str]:
 def test_markdown_has_at_most_100_columns(name):
     lines = wide((ROOT / name).read_text(encoding="utf-8"))
     assert len(lines) <= WIDE.get(name, 0), "\n".join(lines)
+
+
+# stems as American English spells them otherwise; a name of another library is none of ours
+BRITISH = re.compile(
+    r"centre|centring|colour|grey(?!orrgb)|neighbour|behaviour|labell|quantis|normalis|initialis|"
+    r"centralis|personalis|synchronis|generalis|minimis|maximis|optimis|linearis|organis|recognis|"
+    r"summaris|specialis(?!t)|serialis|randomis|regularis|(?<!p)realis(?!t)|artefact|modell|travell",
+    re.IGNORECASE,
+)
+SPELLED = (".py", ".md", ".toml", ".cpp", ".h", ".cu", ".cff", ".yml", ".in")
+LIGHT_GREY = re.compile("lightgrey")  # as Matplotlib spells it
+
+
+def test_words_and_names_are_spelled_as_in_american_english():
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for folder in (
+            "uefl",
+            "uefl_kernels",
+            "csrc",
+            "tests",
+            "benchmarks",
+            "examples",
+            "docs",
+            "tools",
+            "reproduction",
+            ".",
+        )
+        for path in (ROOT.glob("*") if folder == "." else (ROOT / folder).rglob("*"))
+        if path.suffix in SPELLED and path != Path(__file__)
+        for match in BRITISH.finditer(LIGHT_GREY.sub("", f"{path.name} {path.read_text(encoding='utf-8')}"))
+    ]
+    assert found == []

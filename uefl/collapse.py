@@ -93,7 +93,7 @@ def spread(
     """
     means, features = total.means, features.double()
     own = means[torch.searchsorted(total.present, labels)]
-    away = (features - own) @ torch.linalg.pinv(_centred(total))
+    away = (features - own) @ torch.linalg.pinv(_centered(total))
     logits = torch.nn.functional.linear(features, weight.double(), None if bias is None else bias.double())
     nearest = total.present[torch.cdist(features, means).argmin(1)]
     return torch.stack([away.square().sum(), (logits.argmax(1) != nearest).sum().double()])
@@ -101,7 +101,7 @@ def spread(
 
 def geometry(total: ClassSums, weight: torch.Tensor) -> torch.Tensor:
     """NC2a of the class means and of the rows of ``weight [C, D]``, NC2b, and NC3, ``[4]`` float64."""
-    means, weight = _centred(total), weight.double()[total.present]
+    means, weight = _centered(total), weight.double()[total.present]
     classes = len(means)
     unit = torch.nn.functional.normalize(means, dim=1)
     pairs = ~torch.eye(classes, dtype=torch.bool, device=means.device)
@@ -117,7 +117,7 @@ def geometry(total: ClassSums, weight: torch.Tensor) -> torch.Tensor:
     return torch.stack([_variation(means), _variation(weight), angles, dual])
 
 
-def _centred(total: ClassSums) -> torch.Tensor:
+def _centered(total: ClassSums) -> torch.Tensor:
     means = total.means
     if len(means) < 2:
         raise ValueError(f"neural collapse: expected images of two classes or more, got {len(means)}")

@@ -28,7 +28,7 @@ class Shares:
     """name of the file; the name of the arm follows"""
     title: str
     counts: Mapping[str, Sequence[float]]
-    """by client; where the lists differ in length, the picture is grey behind the end of a shorter one"""
+    """by client; where the lists differ in length, the picture is gray behind the end of a shorter one"""
     label: str
     """of the horizontal axis"""
     caption: str

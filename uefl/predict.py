@@ -74,7 +74,7 @@ class Predictor:
         found = pixels.notes(self.images.kinds, self.count)
         found += [f"{resized} of {self.count} images are resized to {width}x{height}"] if resized else []
         found += (
-            ["color images become grey, as the model takes them"]
+            ["color images become gray, as the model takes them"]
             if self.images.channels > self._model.shape[0]
             else []
         )

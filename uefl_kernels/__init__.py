@@ -1,4 +1,4 @@
-"""Exact, fused kernels for vector quantisation and k-means as PyTorch ops, on CPU and GPU.
+"""Exact, fused kernels for vector quantization and k-means as PyTorch ops, on CPU and GPU.
 
 Torch is imported at the first use of a name that needs it, so that ``uefl_kernels.numpy`` works without.
 """

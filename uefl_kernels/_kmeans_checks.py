@@ -91,11 +91,11 @@ def check_method(op: str, init: object) -> None:
     """Raise TypeError or ValueError for a seeding that does not exist."""
     if not isinstance(init, str):
         raise TypeError(
-            f"{op}: init must be one of {INITS} or the centres themselves, [k, d], got {type(init).__name__}"
+            f"{op}: init must be one of {INITS} or the centers themselves, [k, d], got {type(init).__name__}"
         )
     if init not in INITS:
         raise ValueError(
-            f"{op}: init {init!r} is not known, expected one of {INITS} or the centres themselves, [k, d]"
+            f"{op}: init {init!r} is not known, expected one of {INITS} or the centers themselves, [k, d]"
         )
 
 

@@ -20,12 +20,12 @@ __all__ = ["KMeansResult", "kmeans", "vq_assign"]
 class KMeansResult(NamedTuple):
     """Result of :func:`kmeans`."""
 
-    centres: npt.NDArray[Any]
+    centers: npt.NDArray[Any]
     """``[k, d]``, the dtype of x."""
     labels: npt.NDArray[np.int64]
-    """``[N]``: the nearest of the centres returned."""
+    """``[N]``: the nearest of the centers returned."""
     inertia: float
-    """Weighted sum of the squared distances of the rows to their centres."""
+    """Weighted sum of the squared distances of the rows to their centers."""
     iterations: int
     """The number of times that the centers were moved."""
 
@@ -96,23 +96,23 @@ def kmeans(
             refused.
         k, n_init, max_iter, tol, seed, metric: as there.
         weights: ``[N]``, not negative and not all zero.
-        init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centres ``[k, d]``.
+        init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centers ``[k, d]``.
         threads: at most so many; default: all. The result does not depend on it.
 
     Returns:
-        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``.
+        :class:`KMeansResult` ``(centers, labels, inertia, iterations)``.
 
     Raises:
         TypeError, ValueError: arrays or numbers that do not fit.
-        RuntimeError: x, weights or given centres are not valid.
+        RuntimeError: x, weights or given centers are not valid.
 
     Source: as :func:`uefl_kernels.kmeans`.
 
-    Equivalent to (given centres, no empty cluster)::
+    Equivalent to (given centers, no empty cluster)::
 
         for _ in range(max_iter):
-            labels = ((x[:, None] - centres.astype(float)) ** 2).sum(-1).argmin(1)
-            centres = np.stack([x[labels == i].mean(0, dtype=float) for i in range(k)]).astype(x.dtype)
+            labels = ((x[:, None] - centers.astype(float)) ** 2).sum(-1).argmin(1)
+            centers = np.stack([x[labels == i].mean(0, dtype=float) for i in range(k)]).astype(x.dtype)
     """
     x = _floats("kmeans", "x", x)
     weights = None if weights is None else _numbers("kmeans", "weights", weights)
@@ -124,16 +124,16 @@ def kmeans(
     k, max_iter, seed = check_request("kmeans", n, d, k, n_init, max_iter, tol, seed, metric)
     if weights is not None:
         check_shape("kmeans", "weights", weights.shape, [n])
-    method, centres = (init, None) if isinstance(init, str) else (None, init)
-    if centres is None:
+    method, centers = (init, None) if isinstance(init, str) else (None, init)
+    if centers is None:
         check_method("kmeans", method)
     else:
-        check_shape("kmeans", "init", centres.shape, [k, d])
+        check_shape("kmeans", "init", centers.shape, [k, d])
         with np.errstate(over="ignore"):  # infinite then, which is refused
-            centres = centres.astype(x.dtype)
+            centers = centers.astype(x.dtype)
     runs = starts(n_init, method)
     numbers = runs, max_iter, float(tol), seed, threads
-    return KMeansResult(*_host.kmeans(x, k, weights, centres, method or "", metric == "cosine", *numbers))
+    return KMeansResult(*_host.kmeans(x, k, weights, centers, method or "", metric == "cosine", *numbers))
 
 
 def _threads(op: str, threads: int | None) -> int | None:

@@ -42,10 +42,10 @@ def gaussian(case: Clusters, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     return x.to(device), x[first].to(device)
 
 
-def inertia(x: torch.Tensor, centres: torch.Tensor) -> float:
+def inertia(x: torch.Tensor, centers: torch.Tensor) -> float:
     rows = x.split(1 << 14)
     return sum(
-        float((block.double() - centres[vq_assign(block, centres)[:, 0]].double()).square().sum())
+        float((block.double() - centers[vq_assign(block, centers)[:, 0]].double()).square().sum())
         for block in rows
     )
 
@@ -55,26 +55,26 @@ def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     percent."""
     x, k = inputs
     mean = sum(float(kmeans(x, k, seed=seed).inertia) for seed in range(5)) / 5
-    return lambda centres: inertia(x, centres) / mean - 1
+    return lambda centers: inertia(x, centers) / mean - 1
 
 
 def against_float64(inputs: Inputs, iterations: int = ITERATIONS) -> Callable[[torch.Tensor], float]:
     """Return the relative difference to the inertia of plain float64 iterations."""
-    x, centres = inputs[0], inputs[1].double()
+    x, centers = inputs[0], inputs[1].double()
     for _ in range(iterations):
-        sums, counts = torch.zeros_like(centres), centres.new_zeros(len(centres))
+        sums, counts = torch.zeros_like(centers), centers.new_zeros(len(centers))
         for block in x.double().split(1 << 12):
-            labels = torch.cdist(block, centres).argmin(1)
+            labels = torch.cdist(block, centers).argmin(1)
             sums.index_add_(0, labels, block)
             counts.index_add_(0, labels, torch.ones_like(block[:, 0]))
-        centres = torch.where(counts[:, None] > 0, sums / counts[:, None], centres)
-    truth = inertia(x, centres)
+        centers = torch.where(counts[:, None] > 0, sums / counts[:, None], centers)
+    truth = inertia(x, centers)
     return lambda found: abs(inertia(x, found) / truth - 1)
 
 
 def fit(inputs: Inputs) -> Call:
     x, k = inputs
-    return lambda: kmeans(x, k).centres
+    return lambda: kmeans(x, k).centers
 
 
 def fit_scikit_learn(inputs: Inputs) -> Call:
@@ -89,16 +89,16 @@ def fit_scikit_learn(inputs: Inputs) -> Call:
 
 def lloyd(inputs: Inputs) -> Call:
     """Return labels and inertia for the last centers, which takes one search more than the peers do."""
-    x, centres = inputs
-    return lambda: kmeans(x, len(centres), init=centres, max_iter=ITERATIONS, tol=0.0).centres
+    x, centers = inputs
+    return lambda: kmeans(x, len(centers), init=centers, max_iter=ITERATIONS, tol=0.0).centers
 
 
 def lloyd_scikit_learn(inputs: Inputs) -> Call:
     from sklearn.cluster import KMeans
 
-    x, centres = inputs
+    x, centers = inputs
     needs("cpu", x)
-    rows, start = x.numpy(), centres.numpy()
+    rows, start = x.numpy(), centers.numpy()
     model = KMeans(len(start), init=start, n_init=1, max_iter=ITERATIONS, tol=0)
     return lambda: torch.from_numpy(model.fit(rows).cluster_centers_)
 
@@ -107,10 +107,10 @@ def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
     """Train on all rows (the default draws 256 per centroid) without a check of their values."""
     import faiss
 
-    x, centres = inputs
+    x, centers = inputs
     needs("cpu", x)
     faiss.omp_set_num_threads(torch.get_num_threads())
-    rows, start = x.numpy(), centres.numpy()
+    rows, start = x.numpy(), centers.numpy()
 
     def call() -> torch.Tensor:
         points = {"min_points_per_centroid": 1, "max_points_per_centroid": len(rows)}
@@ -130,9 +130,9 @@ def lloyd_fastkmeans(inputs: Inputs) -> Call:
     """
     from fastkmeans import FastKMeans
 
-    x, centres = inputs
+    x, centers = inputs
     needs("cpu", x)
-    rows, k = x.numpy(), len(centres)
+    rows, k = x.numpy(), len(centers)
     model = FastKMeans(
         rows.shape[1],
         k,
@@ -157,10 +157,10 @@ def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
     """
     from flash_kmeans import batch_kmeans_Euclid
 
-    x, centres = inputs
+    x, centers = inputs
     needs("cuda", x)
-    settings = {"max_iters": iterations, "tol": 0.0, "init_centroids": centres[None]}
-    return lambda: batch_kmeans_Euclid(x[None], len(centres), **settings)[1][0]
+    settings = {"max_iters": iterations, "tol": 0.0, "init_centroids": centers[None]}
+    return lambda: batch_kmeans_Euclid(x[None], len(centers), **settings)[1][0]
 
 
 def lloyd_superkmeans(inputs: Inputs) -> Call:
@@ -170,7 +170,7 @@ def lloyd_superkmeans(inputs: Inputs) -> Call:
     """
     from superkmeans import SuperKMeans
 
-    x, centres = inputs
+    x, centers = inputs
     needs("cpu", x)
     rows = x.numpy()
     settings = {
@@ -183,7 +183,7 @@ def lloyd_superkmeans(inputs: Inputs) -> Call:
 
     def call() -> torch.Tensor:
         return torch.from_numpy(
-            SuperKMeans(*centres.shape, n_threads=torch.get_num_threads(), **settings).train(rows)
+            SuperKMeans(*centers.shape, n_threads=torch.get_num_threads(), **settings).train(rows)
         )
 
     return call
@@ -194,28 +194,28 @@ def step(inputs: Inputs) -> Call:
 
     The step returns the inertia, which the peers leave out.
     """
-    x, centres = inputs
-    units = kmeans_step(x, centres).units
-    return lambda: kmeans_step(x, centres, units=units).centres
+    x, centers = inputs
+    units = kmeans_step(x, centers).units
+    return lambda: kmeans_step(x, centers, units=units).centers
 
 
 def step_eager(inputs: Inputs) -> Call:
     """Run the fastest search of torch that we know (``addmm`` as in ``vq_assign``), then ``index_add_``."""
-    x, centres = inputs
-    k = len(centres)
+    x, centers = inputs
+    k = len(centers)
     blocks = x.split(max(256, (1 << 20) // k)) if x.device.type == "cpu" else x.split(1 << 18)
 
     def call() -> torch.Tensor:
         half_norms, sums, counts = (
-            centres.square().sum(1) / 2,
-            torch.zeros_like(centres),
-            centres.new_zeros(k),
+            centers.square().sum(1) / 2,
+            torch.zeros_like(centers),
+            centers.new_zeros(k),
         )
         for block in blocks:
-            labels = torch.addmm(half_norms, block, centres.T, alpha=-1).min(1).indices
+            labels = torch.addmm(half_norms, block, centers.T, alpha=-1).min(1).indices
             sums.index_add_(0, labels, block)
             counts += torch.bincount(labels, minlength=k)
-        return torch.where(counts[:, None] > 0, sums / counts[:, None], centres)
+        return torch.where(counts[:, None] > 0, sums / counts[:, None], centers)
 
     return call
 

@@ -24,7 +24,7 @@ ESTIMATORS = ("rotation", "straight_through")
 
 @dataclass(frozen=True)
 class Step(Case):
-    """A batch of sequences of D elements each, and K codewords for each quantiser; the estimator is both
+    """A batch of sequences of D elements each, and K codewords for each quantizer; the estimator is both
     layers' default or not."""
 
     batch: int

@@ -193,8 +193,8 @@ STREAM(f2fp) STREAM(viaddmnmx) STREAM(prmt) STREAM(hmma)
     clocks[blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32] = now() - begin + (all == 1);
 }
 
-// M5. Additions to shared memory: 0: 32 neighbours, 1: a row of 64 cells of a codeword that is drawn for each
-// warp, 2: one cell, 3: exchanges of 32 neighbours.
+// M5. Additions to shared memory: 0: 32 neighbors, 1: a row of 64 cells of a codeword that is drawn for each
+// warp, 2: one cell, 3: exchanges of 32 neighbors.
 extern "C" __global__ void additions(long long* clocks, int pattern, int codewords) {
   uint32_t* cells = reinterpret_cast<uint32_t*>(dynamic_memory());
   for (int i = threadIdx.x; i < codewords * 64; i += blockDim.x) cells[i] = 0;

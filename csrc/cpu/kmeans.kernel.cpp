@@ -45,7 +45,7 @@ bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* hi
 
 // Left to the compiler: its own narrowing to 16 bits is faster.
 template <class T>
-void quantise_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* values, int64_t* sums,
+void quantize_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* values, int64_t* sums,
                     int64_t* squares) {
   for (int64_t j = 0; j < d; ++j) {
     const double value =
@@ -113,10 +113,10 @@ bool range(const Dense& x, int64_t lo, int64_t hi, double* low, double* high) {
   return x.wide ? range_typed<double>(x, lo, hi, low, high) : range_typed<float>(x, lo, hi, low, high);
 }
 
-void quantise(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums,
+void quantize(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums,
               int64_t* squares) {
-  if (x.wide) return quantise_typed(typed_row<double>(x, row), x.d, rounding, values, sums, squares);
-  quantise_typed(typed_row<float>(x, row), x.d, rounding, values, sums, squares);
+  if (x.wide) return quantize_typed(typed_row<double>(x, row), x.d, rounding, values, sums, squares);
+  quantize_typed(typed_row<float>(x, row), x.d, rounding, values, sums, squares);
 }
 
 void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
@@ -305,7 +305,7 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
 
 }  // namespace
 
-const KMeansKernel UEFL_VARIANT(kmeans){range,  quantise, move,     distance, distances,
+const KMeansKernel UEFL_VARIANT(kmeans){range,  quantize, move,     distance, distances,
                                         center, products, possible, improve,  squares};
 
 }  // namespace uefl::cpu

@@ -24,7 +24,7 @@ struct KMeansKernel {
   // Lowers low and raises high, [d]; false when an element is not finite.
   bool (*range)(const Dense& x, int64_t lo, int64_t hi, double* low, double* high);
   // One row as 15-bit integers. Adds them and their squares to the column sums.
-  void (*quantise)(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums,
+  void (*quantize)(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums,
                    int64_t* squares);
   // Adds a row of this weight to its new cluster and subtracts it from its old one, which may be null.
   void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to,

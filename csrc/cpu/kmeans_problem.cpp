@@ -102,7 +102,7 @@ void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
     std::vector<int16_t> values(d);
     std::vector<int64_t> sum(d), square(d);
     for (int64_t i = 0; i < count; ++i)
-      kernel_.quantise(dense_, i * n / count, rounding, values.data(), sum.data(), square.data());
+      kernel_.quantize(dense_, i * n / count, rounding, values.data(), sum.data(), square.data());
     for (int64_t j = 0; j < d; ++j)
       values[j] = static_cast<int16_t>(std::clamp<int64_t>(sum[j] / count, -kMostShift, kMostShift));
     seeder_ = std::make_unique<Seeder>(n, d, bits, weights_, std::move(values), parallel_);
@@ -111,14 +111,14 @@ void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
   std::mutex merge;
   for_rows([&](int64_t lo, int64_t hi) {
     std::vector<int64_t> sum(d), square(d);
-    const auto quantise = [&](int64_t i, int16_t* values) {
-      kernel_.quantise(dense_, i, rounding, values, sum.data(), square.data());
+    const auto quantize = [&](int64_t i, int16_t* values) {
+      kernel_.quantize(dense_, i, rounding, values, sum.data(), square.data());
     };
     if (keep) {
-      seeder_->store(lo, hi, quantise);
+      seeder_->store(lo, hi, quantize);
     } else {
       std::vector<int16_t> values(d);
-      for (int64_t i = lo; i < hi; ++i) quantise(i, values.data());
+      for (int64_t i = lo; i < hi; ++i) quantize(i, values.data());
     }
     const std::lock_guard<std::mutex> lock(merge);
     for (int64_t j = 0; j < d; ++j) sums[j] += sum[j], squares[j] += square[j];

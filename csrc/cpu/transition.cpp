@@ -92,7 +92,7 @@ Transition::Transition(const char* op, const StridedRows& logits, const int64_t*
   // A matrix with more sets than rows in the batch costs only the rows that are used.
   const std::vector<bool> used = targets ? require_targets() : std::vector<bool>(log.g * log.m, true);
   for (int64_t set = 0; !targets && set < log.g * log.m; ++set) require_logarithms(set);
-  if (logits.dtype != Dtype::f64) linearise(used);
+  if (logits.dtype != Dtype::f64) linearize(used);
 }
 
 void Transition::require_groups() const {
@@ -135,7 +135,7 @@ void Transition::require_logarithms(int64_t set) const {
   });
 }
 
-void Transition::linearise(const std::vector<bool>& used) {
+void Transition::linearize(const std::vector<bool>& used) {
   const int64_t k = log_.k;
   matrix_.resize(log_.g * log_.m * padded_k_);
   marginal_.resize(log_.g * padded_k_);

@@ -47,7 +47,7 @@ class Transition {
   void require_groups() const;
   std::vector<bool> require_targets() const;
   void require_logarithms(int64_t set) const;
-  void linearise(const std::vector<bool>& used);
+  void linearize(const std::vector<bool>& used);
   template <class Kernel, class Define>
   void each_row(int64_t lo, int64_t hi, TransitionRun run, const Kernel& kernel, const Define& define) const;
 

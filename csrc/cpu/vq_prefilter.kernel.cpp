@@ -36,7 +36,7 @@ int64_t block_bytes(int64_t d) { return words(d) * kCodes * 4; }
 
 // kDepth elements in units, as pairs in kLanes words. The order of the elements does not matter as long as
 // rows and codewords agree. Adds the squared rounding errors.
-UEFL_INLINE Ints quantise(const float* values, float unit, float per_unit, Floats& rest) {
+UEFL_INLINE Ints quantize(const float* values, float unit, float per_unit, Floats& rest) {
   Ints integers[2];
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
@@ -59,7 +59,7 @@ double pack(const float* code, int64_t d, float unit, int64_t lane, void* block)
     } else {
       for (int64_t j = start; j < d; ++j) values[j - start] = code[j];
     }
-    const Ints pairs = quantise(values, unit, 1 / unit, rest);
+    const Ints pairs = quantize(values, unit, 1 / unit, rest);
 #pragma GCC unroll 16
     for (int w = 0; w < kLanes; ++w) target[w * kCodes] = pairs[w];
     target += kLanes * kCodes;
@@ -98,7 +98,7 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
     const float per_unit = 1 / units[r];
     int32_t* target = packed + r / kRows * group_words(d) + r % kRows * kChunk;
     for (int64_t w = 0; w < depth; w += kLanes) {
-      store(quantise(row + 2 * w, units[r], per_unit, rest),
+      store(quantize(row + 2 * w, units[r], per_unit, rest),
             target + w / kChunk * kChunk * kRows + w % kChunk);
     }
     size[r] = {square, square_bound(sum_across(rest), d)};

@@ -11,10 +11,10 @@ namespace {
 
 constexpr int kSquareLanes = 8;
 
-// |x - centre|^2 of each row, times its weight: eight lanes to a row, a partial sum each, combined by halves.
-template <class T, class Centre>
+// |x - center|^2 of each row, times its weight: eight lanes to a row, a partial sum each, combined by halves.
+template <class T, class Center>
 __global__ void __launch_bounds__(kThreads)
-    row_squares(const T* x, Shape shape, const Centre* centres, const int64_t* labels, const double* weights,
+    row_squares(const T* x, Shape shape, const Center* centers, const int64_t* labels, const double* weights,
                 double* squares) {
   const int64_t groups = int64_t{gridDim.x} * blockDim.x / kSquareLanes,
                 own = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kSquareLanes;
@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(kThreads)
     double total = 0;
     if (there) {
       const T* value = x + row * shape.inner_stride;
-      const Centre* centre = centres + labels[row] * shape.d;
+      const Center* center = centers + labels[row] * shape.d;
       UEFL_UNROLL
       for (int64_t j = lane; j < shape.d; j += kSquareLanes) {
         const double difference =
-            __dsub_rn(static_cast<double>(widen(value[j * shape.stride])), static_cast<double>(centre[j]));
+            __dsub_rn(static_cast<double>(widen(value[j * shape.stride])), static_cast<double>(center[j]));
         total = __dadd_rn(total, __dmul_rn(difference, difference));
       }
     }

@@ -112,7 +112,7 @@ __global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row
 }
 
 // Sixteen ones for each half of a word that is not below the threshold, both at once: the lower 15 bits by a
-// subtraction that borrows from no neighbour, the upper bits by the majority of the word's, that outcome and
+// subtraction that borrows from no neighbor, the upper bits by the majority of the word's, that outcome and
 // what the threshold's is not; then they fill their halves.
 __device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
   const uint32_t not_below = (word | 0x80008000u) - threshold.low;

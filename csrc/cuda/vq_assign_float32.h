@@ -37,17 +37,17 @@ struct FloatTopTwo {
   }
 };
 
-// Elements [start, start + kElements) of the tile's rows, less the centre, transposed. Neighbouring threads
+// Elements [start, start + kElements) of the tile's rows, less the center, transposed. Neighboring threads
 // take what lies side by side.
 template <class T>
-__device__ void load_rows(const T* x, const Shape& shape, const int64_t* begin, const float* centre,
+__device__ void load_rows(const T* x, const Shape& shape, const int64_t* begin, const float* center,
                           int64_t start, float (*tile)[kRows + 4]) {
   for (int i = threadIdx.x; i < kRows * kElements; i += kThreads) {
     const int row = shape.stride == 1 ? i / kElements : i % kRows,
               j = shape.stride == 1 ? i % kElements : i / kRows;
     const bool inside = begin[row] >= 0 && start + j < shape.d;
     tile[j][row] =
-        inside ? static_cast<float>(widen(x[begin[row] + (start + j) * shape.stride]) - centre[start + j])
+        inside ? static_cast<float>(widen(x[begin[row] + (start + j) * shape.stride]) - center[start + j])
                : 0;
   }
 }
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int64_t book = tile % shape.books, first_row = tile / shape.books * kRows,
                   count = shape.outputs / shape.books;
-    const float* centre = packed.centre + book * shape.d;
+    const float* center = packed.center + book * shape.d;
     if (thread < kRows) {
       const int64_t m = first_row + thread;
       begin[thread] = m < count ? shape.begin(m * shape.books + book) : -1;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
       float dot[kThreadRows][kThreadCodes] = {};
       for (int64_t start = 0; start < shape.d; start += kElements) {
         __syncthreads();
-        load_rows(x, shape, begin, centre, start, rows);
+        load_rows(x, shape, begin, center, start, rows);
         const int j = thread / 16;
         const float4* source = reinterpret_cast<const float4*>(
             packed.codes + (book * shape.d + start + j) * shape.padded_k + first + column);

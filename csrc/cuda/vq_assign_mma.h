@@ -95,15 +95,15 @@ template <class T, class OutputOf>
 __device__ void load_rows(const T* x, const Shape& shape, const Packed& packed, int64_t book,
                           const OutputOf& output_of, const MmaMemory& memory) {
   MmaRows& known = memory.known;
-  // Neighbouring threads take what lies side by side.
+  // Neighboring threads take what lies side by side.
   const int thread = mma_thread(), row = shape.stride == 1 ? thread / kParts : thread % kMmaRows;
   const int part = shape.stride == 1 ? thread % kParts : thread / kMmaRows;
-  const float* centre = packed.centre + book * shape.d;
+  const float* center = packed.center + book * shape.d;
   const int64_t output = output_of(row);
   const T* source = output >= 0 ? x + shape.begin(output) : nullptr;
   float square = 0, rest = 0;
   for (int j = part * 4; j < shape.d; j += kParts * 4)
-    square = squared(centred_four(source, shape, centre, j), square);
+    square = squared(centered_four(source, shape, center, j), square);
   known.squares[part][row] = square;
   mma_meet();
   const auto sum_of = [&](const float (&parts)[kParts][kMmaRows]) {
@@ -115,7 +115,7 @@ __device__ void load_rows(const T* x, const Shape& shape, const Packed& packed, 
               up = scale_up(norm);
   for (int j = part * 4; j < mma_width(shape.d); j += kParts * 4) {
     uint2 halves;
-    halves_of(centred_four(source, shape, centre, j), up, halves.x, halves.y, rest);
+    halves_of(centered_four(source, shape, center, j), up, halves.x, halves.y, rest);
     uint16_t* block = memory.rows + j / kBlockElements * (kMmaRows * kBlockElements);
     *reinterpret_cast<uint2*>(block + swizzled(row, j % kBlockElements)) = halves;
   }

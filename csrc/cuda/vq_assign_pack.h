@@ -2,7 +2,7 @@
 // codewords, its second half writes them in the units that the longest codeword asks for; a barrier of the
 // grid is between them.
 //
-// Notation as in common/certificate.h: mu is the centre, b = c - mu a codeword less the centre.
+// Notation as in common/certificate.h: mu is the center, b = c - mu a codeword less the center.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Packed {
   double* exact;    // [books, k, d] codewords, of length one for cosine
   double* bounds;   // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
                     // and |y| of some rows
-  float* centre;    // [books, d] mu, 0 for cosine
+  float* center;    // [books, d] mu, 0 for cosine
   double* longest;  // [books, padded_k / kPackCodes] the largest |b| of so many codewords
   float* sampled;   // [books, kSampledRows] |y| of rows that are spread over x
   float* half_norms;  // [books, padded_k] |b|^2 / 2 (0 for cosine), kNever where there is no finite codeword
@@ -71,12 +71,12 @@ __device__ inline int book_exponent(const Packed& packed, int64_t book) {
 constexpr int kPackCodes = kThreads / kWarp, kPackBlocks = 2;  // kPackBlocks: to a multiprocessor, at most
 constexpr int kSampledRows = 1024;
 
-// The centre: the mean of up to 64 codewords, spread over the book, in the columns where it is large compared
-// with their deviation. Any centre is right. A large common offset would cost precision; a small mean is not
+// The center: the mean of up to 64 codewords, spread over the book, in the columns where it is large compared
+// with their deviation. Any center is right. A large common offset would cost precision; a small mean is not
 // subtracted, since 16-bit rows less a center need more than the 11 bits of a float16. Every block computes
 // the same numbers, so that no block waits for another.
 template <class T>
-__device__ void make_centre(const T* codewords, const Shape& shape, float* centre) {
+__device__ void make_center(const T* codewords, const Shape& shape, float* center) {
   constexpr int kColumns = 8, kParts = kWarp / kColumns,
                 kEach = 16;  // of a warp: columns, lanes of a column, codewords of a lane
   const int lane = threadIdx.x % kWarp;
@@ -103,7 +103,7 @@ __device__ void make_centre(const T* codewords, const Shape& shape, float* centr
     }
     const float mean = sum / count;
     const bool large = mean * mean * 4 > square / count - mean * mean && fabsf(mean) < 0x1p120f;
-    if (lane < kColumns && j < shape.d) centre[j] = large ? mean : 0;
+    if (lane < kColumns && j < shape.d) center[j] = large ? mean : 0;
   }
 }
 
@@ -150,8 +150,8 @@ __device__ double measure_codeword(const T* codebook, const Shape& shape, const 
     double value = static_cast<double>(widen(source[j]));
     if (!shape.euclidean) value = length > 0 ? __ddiv_rn(value, length) : 0;
     target[j] = finite ? value : nan("");
-    const double centred = value - packed.centre[book * shape.d + j];
-    square += centred * centred;
+    const double centered = value - packed.center[book * shape.d + j];
+    square += centered * centered;
   }
   square = warp_sum(square);
   if (lane == 0)
@@ -159,12 +159,12 @@ __device__ double measure_codeword(const T* codebook, const Shape& shape, const 
   return finite ? sqrt(square) : 0;
 }
 
-// The length of a row less the centre, by a warp.
+// The length of a row less the center, by a warp.
 template <class T>
-__device__ float measure_row(const T* row, const Shape& shape, const float* centre) {
+__device__ float measure_row(const T* row, const Shape& shape, const float* center) {
   float square = 0;
   for (int64_t j = threadIdx.x % kWarp; j < shape.d; j += kWarp) {
-    const float y = static_cast<float>(widen(row[j * shape.stride]) - centre[j]);
+    const float y = static_cast<float>(widen(row[j * shape.stride]) - center[j]);
     square = fmaf(y, y, square);
   }
   return sqrtf(warp_sum(square));
@@ -179,7 +179,7 @@ __device__ inline float reach_of(const double* bounds) {
 
 // The numbers base + score: base = 1.5 * 2^e with |score| < 2^(e - 1) for all rows up to a length.
 struct Base {
-  float base, unit;  // unit: the distance of neighbours
+  float base, unit;  // unit: the distance of neighbors
 
   Base() = default;
   __device__ Base(float half_square, float radius, float longest) {
@@ -213,7 +213,7 @@ __device__ inline Base base_of(const Packed& packed, int64_t book) {
   return base_of(packed.bounds + 4 * book);
 }
 
-// The first half, a block: the centre, then codewords, and where rows is not null the lengths of some rows;
+// The first half, a block: the center, then codewords, and where rows is not null the lengths of some rows;
 // and zeroes what later kernels add to.
 template <class Code, class Row>
 __device__ void measure(const Code* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
@@ -225,7 +225,7 @@ __device__ void measure(const Code* codebook, const Row* rows, const Shape& shap
   for (int64_t item = blockIdx.x; item < shape.books * (tiles + samples); item += gridDim.x) {
     const int64_t book = item / (tiles + samples), tile = item % (tiles + samples);
     if (book != known)
-      make_centre(codebook + book * shape.k * shape.d, shape, packed.centre + book * shape.d);
+      make_center(codebook + book * shape.k * shape.d, shape, packed.center + book * shape.d);
     known = book;
     __syncthreads();
     if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * book + 2] = 0;
@@ -236,7 +236,7 @@ __device__ void measure(const Code* codebook, const Row* rows, const Shape& shap
     } else {
       const int64_t sample = (tile - tiles) * kPackCodes + warp, m = sample * apart;
       const float length = m < all ? measure_row(rows + shape.begin(m * shape.books + book), shape,
-                                                 packed.centre + book * shape.d)
+                                                 packed.center + book * shape.d)
                                    : 0;
       if (lane == 0) packed.sampled[book * kSampledRows + sample] = length;
     }
@@ -274,7 +274,7 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
   uint16_t* blocks = packed.halves + code / kBlockCodes * chunks * kBlockHalves;
   double rest = 0;
   for (int64_t j = lane; j < chunks * kBlockElements; j += kWarp) {
-    const double value = finite && j < shape.d ? (exact[j] - packed.centre[book * shape.d + j]) * up : 0;
+    const double value = finite && j < shape.d ? (exact[j] - packed.center[book * shape.d + j]) * up : 0;
     const uint16_t bits = to_half(static_cast<float>(value));
     blocks[j / kBlockElements * kBlockHalves +
            swizzled(static_cast<int>(k % kBlockCodes), static_cast<int>(j % kBlockElements))] = bits;
@@ -285,12 +285,12 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
   return sqrt(warp_sum(rest));
 }
 
-// The same for the search in float32: transposed, so that neighbouring threads take what lies side by side.
+// The same for the search in float32: transposed, so that neighboring threads take what lies side by side.
 __device__ inline void write_float32(const Shape& shape, const Packed& packed, int64_t code) {
   const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
   const double* exact = packed.exact + (book * shape.k + k) * shape.d;
   for (int64_t j = threadIdx.x % kWarp; j < shape.d; j += kWarp) {
-    const double value = k < shape.k ? exact[j] - packed.centre[book * shape.d + j] : 0;
+    const double value = k < shape.k ? exact[j] - packed.center[book * shape.d + j] : 0;
     packed.codes[(book * shape.d + j) * shape.padded_k + k] = static_cast<float>(value);
   }
 }

@@ -21,7 +21,7 @@
 namespace uefl::cuda {
 namespace {
 
-// Four neighbours.
+// Four neighbors.
 template <class T>
 struct Four {
   T of[4];
@@ -45,25 +45,25 @@ __device__ inline Four<T> load_four(const T* from) {
 }
 
 template <class T>
-__device__ inline Four<float> less_centre(const Four<T>& x, const Four<float>& centre) {
+__device__ inline Four<float> less_center(const Four<T>& x, const Four<float>& center) {
   Four<float> y;
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) y.of[i] = static_cast<float>(widen(x.of[i]) - centre.of[i]);
+  for (int i = 0; i < 4; ++i) y.of[i] = static_cast<float>(widen(x.of[i]) - center.of[i]);
   return y;
 }
 
 // y = x - mu of a row that begins at x (nowhere: null), elements j to j + 3, j a multiple of four; zero
 // beyond the row.
 template <class T>
-__device__ inline Four<float> centred_four(const T* x, const Shape& shape, const float* centre, int64_t j) {
+__device__ inline Four<float> centered_four(const T* x, const Shape& shape, const float* center, int64_t j) {
   if (x == nullptr || j >= shape.d) return {};
   if (shape.stride == 1 && shape.d % 4 == 0 && reinterpret_cast<uintptr_t>(x) % sizeof(Four<T>) == 0) {
-    return less_centre(load_four(x + j), load_four(centre + j));
+    return less_center(load_four(x + j), load_four(center + j));
   }
   Four<float> y{};
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i) {
-    if (j + i < shape.d) y.of[i] = static_cast<float>(widen(x[(j + i) * shape.stride]) - centre[j + i]);
+    if (j + i < shape.d) y.of[i] = static_cast<float>(widen(x[(j + i) * shape.stride]) - center[j + i]);
   }
   return y;
 }
@@ -104,22 +104,22 @@ __device__ inline float row_rest(float square, float norm) {
 }
 
 // The power of two that takes all rows of a book to lengths below 2^15, for wgmma. float16 rows that are not
-// centred stay as they are.
+// centered stay as they are.
 struct RowScale {
   float up, down;  // for rows; for their products with the packed codewords
   float least;     // length that a row counts with
   float back;      // 1 / up
-  bool centred;    // the centre is not zero
+  bool centered;    // the center is not zero
 
   RowScale() = default;
   // All lanes of a warp make one.
-  __device__ RowScale(const Shape& shape, const Packed& packed, int64_t book, bool halves) : centred(false) {
+  __device__ RowScale(const Shape& shape, const Packed& packed, int64_t book, bool halves) : centered(false) {
     for (int64_t j = threadIdx.x % kWarp; j - threadIdx.x % kWarp < shape.d; j += kWarp) {
-      centred = centred || __any_sync(kAllLanes, j < shape.d && packed.centre[book * shape.d + j] != 0);
+      centered = centered || __any_sync(kAllLanes, j < shape.d && packed.center[book * shape.d + j] != 0);
     }
     const int code_exponent = book_exponent(packed, book),
               row_exponent = exponent_of(longest_row(packed, book), -126, 60);
-    const int shift = halves && !centred ? 0 : 14 - row_exponent;
+    const int shift = halves && !centered ? 0 : 14 - row_exponent;
     up = power(shift), back = power(-shift), down = power(code_exponent - 14 - shift),
     least = least_norm(code_exponent);
   }

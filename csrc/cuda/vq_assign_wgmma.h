@@ -69,7 +69,7 @@ __device__ inline int piece_order(int row) { return (row << 1 & 7) ^ (row & 4 ? 
 
 // One chunk of 16 rows into a tile; adds up the squares of the elements and of what float16 lost, scaled.
 template <class T>
-__device__ void convert(const unsigned char* raw, unsigned char* tile, int left, const float* centre,
+__device__ void convert(const unsigned char* raw, unsigned char* tile, int left, const float* center,
                         float up, float& square, float& rest) {
   const int row = threadIdx.x % kWarpRows, half = threadIdx.x / kWarpRows % 2;
   UEFL_UNROLL_BY(2)
@@ -79,13 +79,13 @@ __device__ void convert(const unsigned char* raw, unsigned char* tile, int left,
     float values[8];
     uint4 halves{};
     load_eight(from, left - piece * 8, values);
-    if (is_half(T{}) && centre == nullptr) {
+    if (is_half(T{}) && center == nullptr) {
       if (piece * 8 < left) halves = *reinterpret_cast<const uint4*>(from);
     } else {
       UEFL_UNROLL
       for (int e = 0; e < 8; e += 4) {
         const Four<float> middle =
-            centre != nullptr && piece * 8 + e < left ? load_four(centre + piece * 8 + e) : Four<float>{};
+            center != nullptr && piece * 8 + e < left ? load_four(center + piece * 8 + e) : Four<float>{};
         Four<float> four{values[e] - middle.of[0], values[e + 1] - middle.of[1], values[e + 2] - middle.of[2],
                          values[e + 3] - middle.of[3]};
         halves_of(four, up, e == 0 ? halves.x : halves.z, e == 0 ? halves.y : halves.w, rest);
@@ -144,7 +144,7 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
   RawRows<T> rows{x, {stages.raw}};
   Ring raw{stages.raw}, tiles{stages.tiles};
   RowScale scale{};
-  const float* centre = nullptr;
+  const float* center = nullptr;
   float square = 0, rest = 0;
   int chunk = 0, ahead = stages.raw;  // copies run this many chunks ahead
   for (int item = 0; item < items; rows.copy_next(shape, stages, memory, items)) {
@@ -155,14 +155,14 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
     if (chunk == 0 && (item == 0 || shape.books > 1)) {
       const int64_t book = stages.items.at(blockIdx.x, item).book;
       scale = RowScale(shape, packed, book, is_half(T{}));
-      centre = scale.centred ? packed.centre + book * shape.d : nullptr;
+      center = scale.centered ? packed.center + book * shape.d : nullptr;
     }
     barrier_wait(memory.raw_full(warp * stages.raw + raw.place), raw.parity);
     barrier_wait(memory.tile_free(tiles.place, chunk), tiles.parity ^ 1);
     const int first = chunk * kBlockElements;
     convert<T>(memory.raw(warp * stages.raw + raw.place) + lane % kWarpRows * stages.row_bytes,
                memory.tile(tiles.place, chunk) + warp * (kWarpRows * kBlockElements * 2), d - first,
-               centre == nullptr ? nullptr : centre + first, scale.up, square, rest);
+               center == nullptr ? nullptr : center + first, scale.up, square, rest);
     const bool last_chunk = chunk + 1 == stages.chunks;
     if (last_chunk) {
       square += __shfl_xor_sync(kAllLanes, square, kWarpRows),

@@ -100,7 +100,7 @@ __device__ inline TopTwo score_again(const unsigned char* tile, const Memory& me
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   best_code =
       __shfl_sync(kAllLanes, best_code, lane & ~1);  // equal scores: two lanes may have chosen differently
-  // A lane takes eight neighbours of 32 elements, of rows and of codewords alike, for two products.
+  // A lane takes eight neighbors of 32 elements, of rows and of codewords alike, for two products.
   const auto pieces = [&](const void* row, int number, int half) {
     return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(row) +
                                            ((4 * half + t) ^ number % 8) * 16);

@@ -91,7 +91,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
   require(!weights_given || has_shape(*weights_given, {rows}, ScalarType::Double),
           "weights must be float64 of shape [sum of sizes]");
   require(!init_given || has_shape(*init_given, {centers_count, d}, out),
-          "init must have shape [sum of clusters, d] and the dtype of the centres");
+          "init must have shape [sum of clusters, d] and the dtype of the centers");
 
   const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x_given;
   const Tensor init = init_given ? torch::stable::contiguous(*init_given) : x_given;
@@ -159,7 +159,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   expect(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
   const int64_t n = x.size(0), d = x.size(1), k = centers_given.dim() == 2 ? centers_given.size(0) : 0;
   expect(k > 0 && has_shape(centers_given, {k, d}, center_dtype(x)),
-         "centres must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all "
+         "centers must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all "
          "else");
   expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double),
          "weights must be float64 of shape [N]");
@@ -187,7 +187,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
     const double value = dtype_of(centers) == cpu::Dtype::f64
                              ? doubles(centers)[i]
                              : static_cast<const float*>(centers.const_data_ptr())[i];
-    expect(std::abs(value) <= cpu::kLargest, "centres must be finite, and at most 2^480 (3e144)");
+    expect(std::abs(value) <= cpu::kLargest, "centers must be finite, and at most 2^480 (3e144)");
   }
   const cpu::Search search({centers.const_data_ptr(), dtype_of(centers), 1, k, d}, cpu::Metric::l2, true,
                            "kmeans_step", in_parallel);

@@ -28,7 +28,7 @@ static void the_number_of_blocks_changes_no_bit() {
                  codewords = normal<float>(books * k * d, random, 3);
       const Codebook one(codewords, shape, x.data(), 1), five(codewords, shape, x.data(), 5);
       const bool same = same_bits(one.exact, five.exact) && same_bits(one.bounds, five.bounds) &&
-                        same_bits(one.centre, five.centre) && same_bits(one.halves, five.halves) &&
+                        same_bits(one.center, five.center) && same_bits(one.halves, five.halves) &&
                         same_bits(one.norms, five.norms) && same_bits(one.starts, five.starts) &&
                         same_bits(one.codes, five.codes);
       CHECK(same, "books %ld, d %ld, K %ld", static_cast<long>(books), static_cast<long>(d),
@@ -55,7 +55,7 @@ static void bounds_hold() {
       double square = 0;
       for (int64_t j = 0; j < d; ++j) {
         const double b = static_cast<double>(codewords[(book * k + code) * d + j]) -
-                         static_cast<double>(found.centre[book * d + j]);
+                         static_cast<double>(found.center[book * d + j]);
         square += b * b;
       }
       const float half = reinterpret_cast<const float*>(found.norms.data())[book * shape.padded_k + code];
@@ -78,19 +78,19 @@ static void bounds_hold() {
 }
 
 // An offset is removed where it is large compared with the deviation, and kept where it is chance.
-static void the_centre_is_that_of_columns_with_an_offset() {
+static void the_center_is_that_of_columns_with_an_offset() {
   std::mt19937 random(22);
   const int64_t d = 80, k = 500;
   auto codewords = normal<float>(k * d, random);
   for (int64_t code = 0; code < k; ++code) codewords[code * d + 11] += 100, codewords[code * d + 79] -= 5;
   const Codebook found(codewords, shape_of(1, 1, d, k, true), codewords.data());
   for (int64_t j = 0; j < d; ++j) {
-    const float centre = found.centre[j], offset = j == 11 ? 100 : j == 79 ? -5 : 0;
-    CHECK(offset == 0 ? centre == 0 : std::fabs(centre - offset) < 1, "column %ld: %g", static_cast<long>(j),
-          static_cast<double>(centre));
+    const float center = found.center[j], offset = j == 11 ? 100 : j == 79 ? -5 : 0;
+    CHECK(offset == 0 ? center == 0 : std::fabs(center - offset) < 1, "column %ld: %g", static_cast<long>(j),
+          static_cast<double>(center));
   }
   const Codebook cosine(codewords, shape_of(1, 1, d, k, false), codewords.data());
-  CHECK(cosine.centre == std::vector<float>(d, 0), "cosine has none");
+  CHECK(cosine.center == std::vector<float>(d, 0), "cosine has none");
 }
 
 static void it_is_one_launch() {
@@ -120,6 +120,6 @@ void run() {
   the_scales_of_the_shortest_rows_are_normal_numbers();
   the_number_of_blocks_changes_no_bit();
   bounds_hold();
-  the_centre_is_that_of_columns_with_an_offset();
+  the_center_is_that_of_columns_with_an_offset();
   it_is_one_launch();
 }

@@ -318,7 +318,7 @@ static void inertia() {
   std::mt19937 random(5);
   for (const int64_t n : {1, 2, 5, 150}) {
     const int64_t d = 19, k = 3;
-    const auto x = normal<float>(n * d, random), centres = normal<float>(k * d, random);
+    const auto x = normal<float>(n * d, random), centers = normal<float>(k * d, random);
     const auto weights = normal<double>(n, random, 9);
     std::vector<int64_t> labels(n);
     for (int64_t i = 0; i < n; ++i) labels[i] = i % k;
@@ -326,7 +326,7 @@ static void inertia() {
     for (int64_t i = 0; i < n; ++i) {
       double part[8] = {};
       for (int64_t j = 0; j < d; ++j) {
-        const double difference = static_cast<double>(x[i * d + j]) - centres[labels[i] * d + j];
+        const double difference = static_cast<double>(x[i * d + j]) - centers[labels[i] * d + j];
         part[j % 8] += difference * difference;
       }
       for (int64_t half = 4; half > 0; half /= 2) {
@@ -335,7 +335,7 @@ static void inertia() {
       expected[i] = weights[i] * part[0];
     }
     const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
-    emulation::launch(2, 64, cuda::row_squares<float, float>, x.data(), shape, centres.data(), labels.data(),
+    emulation::launch(2, 64, cuda::row_squares<float, float>, x.data(), shape, centers.data(), labels.data(),
                       weights.data(), squares.data());
     CHECK(same(squares, expected), "squares of %ld rows", static_cast<long>(n));
   }

@@ -10,7 +10,7 @@ from tests.files import write_idx
 from uefl.algorithms import base
 from uefl.report.plots import write_plots
 
-from .data.test_sources_colour import npz_pool, pacs_archive
+from .data.test_sources_color import npz_pool, pacs_archive
 from .whole_run import Watcher, start
 
 

@@ -223,11 +223,11 @@ def not_finite():
         ({"model": nn.Flatten()}, "model: it has no parameters to train"),
         ({"model": nn.Linear(64, 3).double()}, r"model: 'weight' is torch.float64; expected float32"),
         ({"model": not_finite()}, "model: 'weight' holds numbers that are not finite"),
-        ({"model": Wordless}, r"model: it cannot take normalised inputs \[2, 1, 8, 8\]: ValueError"),
+        ({"model": Wordless}, r"model: it cannot take normalized inputs \[2, 1, 8, 8\]: ValueError"),
         ({"model": nn.LazyLinear(3)}, r"model: 'weight' has no shape yet"),
         (
             {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))},
-            r"model: it cannot take normalised inputs \[2, 1, 8, 8\]",
+            r"model: it cannot take normalized inputs \[2, 1, 8, 8\]",
         ),
         (
             {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},

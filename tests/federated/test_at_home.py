@@ -218,6 +218,6 @@ def test_what_travels_is_what_is_reported(tmp_path):
     messages = len(engines[0].said)
     state = sum(t.numel() * t.element_size() for t in one.members[0].private.start.values())
     assert state > 10_000
-    for travelled, said in zip((engines[0].sent, engines[0].received), reported, strict=True):
-        assert said <= travelled < said + 6000 * messages
+    for traveled, said in zip((engines[0].sent, engines[0].received), reported, strict=True):
+        assert said <= traveled < said + 6000 * messages
     assert state > 6000

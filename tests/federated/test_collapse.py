@@ -60,8 +60,8 @@ def test_nc1_is_the_trace_of_its_definition():
     features, labels = around(frame(5), 0.3)
     means = torch.stack([features[labels == k].mean(0) for k in range(5)])
     away = features - means[labels]
-    centred = means - means.mean(0)
-    within, between = away.T @ away / len(away), centred.T @ centred / 5
+    centered = means - means.mean(0)
+    within, between = away.T @ away / len(away), centered.T @ centered / 5
     expected = torch.trace(within @ torch.linalg.pinv(between, rtol=1e-9)) / 5
     assert neural_collapse(features, labels, frame(5)).nc1 == pytest.approx(float(expected))
 

@@ -313,7 +313,7 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("data=runs/x", "key 'data' is a section; set one of its keys, as in data.source=runs/x"),
         ("training=3", "key 'training' is a section; set one of its keys, as in training.lr=VALUE"),
         ("arms.a/b.algorithm=uefl", "key 'arms': 'a/b' names files of the run; expected up to 40 letters"),
-        ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are centralised, "),
+        ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are centralized, "),
         (
             "arms.x.algorithm=fedul",
             (
@@ -326,7 +326,7 @@ def test_later_overrides_and_keywords_win_and_none_is_passed_over():
         ("rounds=[]", "key 'training.rounds': expected at least 1 item; got []"),
         ("source=", "key 'data.source': expected at least 1 character; got ''"),
         ("arms.uefl.personal=last", "key 'arms.uefl.personal': expected true or false; got 'last'"),
-        ("personalised=yes", "key 'run.personalised': expected true or false; got 'yes'"),
+        ("personalized=yes", "key 'run.personalized': expected true or false; got 'yes'"),
         ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' is missing; give it a value"),
         (
             "data.partition=natural",

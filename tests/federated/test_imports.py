@@ -91,7 +91,7 @@ def test_engines_and_algorithms_know_little():
             ), name
 
 
-LEANT_ON = {
+LEANED_ON = {
     "uefl.algorithms.base": "what an algorithm is; every algorithm begins with it",
     "uefl.client.work": "what the client half of every algorithm is given",
     "uefl.data.federation": "what a client has: types without a function that reads anything",
@@ -102,9 +102,9 @@ LEANT_ON = {
 """the only modules that an eighth of the package or more may import, and why"""
 
 
-def test_few_files_are_leant_on_and_but_for_base_they_lean_on_nothing_else():
+def test_few_files_are_leaned_on_and_but_for_base_they_lean_on_nothing_else():
     graph = imports()
     leaning = Counter(target for targets in graph.values() for target in targets)
-    assert {name for name, count in leaning.items() if count >= len(graph) / 8} <= set(LEANT_ON)
-    for name in LEANT_ON.keys() - {"uefl.algorithms.base"}:
-        assert graph[name] <= set(LEANT_ON), name
+    assert {name for name, count in leaning.items() if count >= len(graph) / 8} <= set(LEANED_ON)
+    for name in LEANED_ON.keys() - {"uefl.algorithms.base"}:
+        assert graph[name] <= set(LEANED_ON), name

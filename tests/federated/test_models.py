@@ -156,13 +156,13 @@ def imagenet(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["resnet18", pytest.param("vgg16_bn", marks=pytest.mark.slow)])
-def test_pretrained_encoders_see_grey_as_three_channels(encoder, imagenet):
-    grey = torch.randn(2, 1, 32, 32)
+def test_pretrained_encoders_see_gray_as_three_channels(encoder, imagenet):
+    gray = torch.randn(2, 1, 32, 32)
     one, three = (
         Net(Model(encoder=encoder, pretrained=str(imagenet[encoder])), (c, 32, 32), 10).double().eval()
         for c in (1, 3)
     )
-    torch.testing.assert_close(one.tokens(grey.double()), three.tokens(grey.double().expand(-1, 3, -1, -1)))
+    torch.testing.assert_close(one.tokens(gray.double()), three.tokens(gray.double().expand(-1, 3, -1, -1)))
     first = next(tensor for name, tensor in torch.load(imagenet[encoder]).items() if name.endswith("weight"))
     assert torch.equal(next(three.encoder.parameters()).float(), first)
 
@@ -207,7 +207,7 @@ def test_a_file_of_other_weights_is_refused(imagenet, tmp_path):
         Net(Model(encoder="resnet18", pretrained=str(imagenet["resnet18"])), (2, 32, 32), 10)
 
 
-def test_resnet18_takes_grey_images():
+def test_resnet18_takes_gray_images():
     net = Net(Model(encoder="resnet18"), (1, 28, 28), 10).eval()
     assert net.tokens(torch.zeros(1, 1, 28, 28)).shape == (1, 1, 1, 512)
 
@@ -336,11 +336,11 @@ def test_fedul_networks_have_their_published_sizes():
     )
 
 
-def test_a_grey_image_is_three_equal_channels_at_the_cost_of_one():
+def test_a_gray_image_is_three_equal_channels_at_the_cost_of_one():
     net = fedul_net((1, 28, 28), width=4).double().train()
-    grey = torch.randn(5, 1, 28, 28, dtype=torch.float64)
+    gray = torch.randn(5, 1, 28, 28, dtype=torch.float64)
     results = []
-    for x in (grey, grey.expand(-1, 3, -1, -1)):
+    for x in (gray, gray.expand(-1, 3, -1, -1)):
         net.zero_grad()
         logits = net(x)
         logits.square().sum().backward()

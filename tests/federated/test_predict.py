@@ -139,7 +139,7 @@ def test_training_apart_leaves_no_model_for_another_site(models):
 
 @pytest.fixture
 def files(tmp_path):
-    """The images as files: grey, in color, 16 bits, of another size."""
+    """The images as files: gray, in color, 16 bits, of another size."""
     folder = tmp_path / "images"
     (folder / "more").mkdir(parents=True)
     for i, image in enumerate(IMAGES.numpy()[:4, 0]):
@@ -163,11 +163,11 @@ def test_files_are_read_as_the_model_takes_them(models, files):
         model.predict([files / "absent.png"])
 
 
-def test_color_becomes_grey_as_pillow_makes_it():
+def test_color_becomes_gray_as_pillow_makes_it():
     color = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     expected = np.array(Image.fromarray(color).convert("L"))
     assert torch.equal(
-        pixels.grey(torch.from_numpy(color).movedim(2, 0)[None])[0, 0], torch.from_numpy(expected)
+        pixels.gray(torch.from_numpy(color).movedim(2, 0)[None])[0, 0], torch.from_numpy(expected)
     )
 
 
@@ -198,7 +198,7 @@ def test_predict_writes_csv(models, files, tmp_path):
     )
     assert "note: 1 of 7 images are resized to 8x8" in result.output
     assert "note: 1 of 7 images have 16 bits per value" in result.output
-    assert "color images become grey" in result.output
+    assert "color images become gray" in result.output
     again = cli("predict", path, files, "--csv", "-", "--device", "cpu")
     assert again.stdout == (tmp_path / "out.csv").read_text()
     named = cli("predict", path, files, "--client", "silo-1", "--csv", "-", "--device", "cpu")

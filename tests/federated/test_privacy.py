@@ -27,7 +27,7 @@ from uefl.progress import PlainProgress
 
 opacus = pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
 
-PRIVATE = {"privacy": "central", "norm_layer": "group", "normalize": "centred"}
+PRIVATE = {"privacy": "central", "norm_layer": "group", "normalize": "centered"}
 LITTLE = {"clip_norm": 1e-3}
 """so little noise that the smallest of runs does not diverge"""
 SECRET = b"secret" * 5
@@ -343,7 +343,7 @@ def test_batch_norm_is_refused():
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"normalize": "standard"}, r"key 'data\.normalize': with privacy = 'central' expected 'centred'"),
+        ({"normalize": "standard"}, r"key 'data\.normalize': with privacy = 'central' expected 'centered'"),
         ({"uncertainty": "ensemble", "members": 2}, r"key 'run\.privacy': expected 'none' with an ensemble"),
         ({"aggregation": "median"}, r"key 'run\.aggregation'.*noise is for a sum"),
         ({"privacy": "local", "max_update_norm": 3.0}, r"key 'run\.max_update_norm'"),

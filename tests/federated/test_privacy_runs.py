@@ -30,7 +30,7 @@ def begin(out, observer=None):
         "noise_multiplier=2.0",
         "clip_norm=0.01",
         "norm_layer=group",
-        "normalize=centred",
+        "normalize=centered",
     ]
     cfg = config.load("demo", [*keys, *own])
     return run.train(

@@ -134,10 +134,10 @@ def test_clients_that_are_not_trained_on_are_measured_and_decide_nothing(name):
 
 def test_a_participant_s_own_model_is_measured_after_its_training():
     plain, own = (
-        finish(arm(settings("uefl", personalised=on, dropout=0.0, rounds=[3]))[0]) for on in (False, True)
+        finish(arm(settings("uefl", personalized=on, dropout=0.0, rounds=[3]))[0]) for on in (False, True)
     )
-    assert [{k: v for k, v in r.items() if not k.startswith("personalised_")} for r in own] == plain
-    assert all(0 <= r["personalised_accuracy"] <= 1 for r in own)
+    assert [{k: v for k, v in r.items() if not k.startswith("personalized_")} for r in own] == plain
+    assert all(0 <= r["personalized_accuracy"] <= 1 for r in own)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # adam is the default of all other tests
@@ -194,16 +194,16 @@ def test_the_summary_of_a_run():
     assert "far" in arm["clients"]
     assert summarize(records, 0.95)["fedavg"]["rounds_to_target"] is None
     assert "rounds_to_target" not in summarize(records)["fedavg"]
-    own = summarize(lines([[0.5, 0.7]], personalised_accuracy=0.75, global_accuracy=0.4))["fedavg"]
-    assert (own["personalised_accuracy"], own["global_accuracy"]) == (pytest.approx(0.75), pytest.approx(0.4))
+    own = summarize(lines([[0.5, 0.7]], personalized_accuracy=0.75, global_accuracy=0.4))["fedavg"]
+    assert (own["personalized_accuracy"], own["global_accuracy"]) == (pytest.approx(0.75), pytest.approx(0.4))
 
 
 def test_the_table_shows_what_was_measured(tmp_path):
-    records = lines([[0.1, 0.3], [0.9, 0.7]], personalised_accuracy=0.75)
+    records = lines([[0.1, 0.3], [0.9, 0.7]], personalized_accuracy=0.75)
     run_folder.write(tmp_path, records, target_accuracy=0.95, rounds=[2])
     table = protocol_table(read_run(tmp_path))
     row = dict(zip(table.header, table.rows[0], strict=True))
-    assert (row["best"], row["worst 10 %"], row["personalised"]) == ("0.800 @ 2", "0.700", "0.750")
+    assert (row["best"], row["worst 10 %"], row["personalized"]) == ("0.800 @ 2", "0.700", "0.750")
     assert "global" not in row
     assert isinstance(read_run(tmp_path).config, Config)
 

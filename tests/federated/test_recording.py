@@ -60,7 +60,7 @@ def test_a_replay_has_the_same_bits(name):
         (m.state for m in taped[2].members), (m.state for m in plain[2].members), strict=True
     ):
         assert all(torch.equal(tensor, other.tensors[key]) for key, tensor in state.tensors.items())
-    tape, turns = taped[3], 2 * (1 if name == "centralised" else 3)
+    tape, turns = taped[3], 2 * (1 if name == "centralized" else 3)
     assert tape.recorded == turns
     assert tape.replayed >= turns * (2 * 6 - 2)
 
@@ -144,7 +144,7 @@ def test_it_holds_for_a_network_of_which_a_part_is_not_trained():
 
 def test_it_holds_where_all_images_are_pooled():
     """The server's own training is a turn like any other."""
-    plain, taped = both("centralised")
+    plain, taped = both("centralized")
     assert taped[0] == plain[0]
     assert torch.equal(taped[1], plain[1])
     assert taped[3].recorded == 1

@@ -148,7 +148,7 @@ def test_a_folder_of_runs_is_no_run_but_holds_some(tmp_path):
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_the_legend_of_the_colours_is_not_cut_off(tmp_path, clients):
+def test_the_legend_of_the_colors_is_not_cut_off(tmp_path, clients):
     run = read_run(run_folder.write(tmp_path, run_folder.records(clients=clients)))
     figure = plots._draw_shares(run, "uefl", run.findings["uefl"].shares)
     figure.draw_without_rendering()
@@ -248,7 +248,7 @@ def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_arms_that_agree_are_all_seen(tmp_path, count):
-    """In a picture of equal curves every colour has its share of the pixels; arms that differ have whole
+    """In a picture of equal curves every color has its share of the pixels; arms that differ have whole
     lines."""
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
     lines = run_folder.records(arms)

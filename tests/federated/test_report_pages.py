@@ -164,7 +164,7 @@ def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
-def test_samples_of_unlabeled_sets_and_of_colours_are_shown(tmp_path):
+def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
     save_file(
         {"0.images": torch.zeros(4, 3, 9, 5, dtype=torch.uint8)},
         run_folder.write(tmp_path) / "samples.safetensors",

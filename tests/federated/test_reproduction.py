@@ -110,9 +110,9 @@ TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
         },
     },
     "table6": {
-        "scratch-upright": {"centralised": {"accuracy": 0.3852}, "fedavg": {"accuracy": 0.2447}},
+        "scratch-upright": {"centralized": {"accuracy": 0.3852}, "fedavg": {"accuracy": 0.2447}},
         "scratch-turned": {"fedavg": {"accuracy": 0.0852}, "uefl": {"accuracy": 0.1062}},
-        "pretrained-upright": {"centralised": {"accuracy": 0.6604}, "fedavg": {"accuracy": 0.6496}},
+        "pretrained-upright": {"centralized": {"accuracy": 0.6604}, "fedavg": {"accuracy": 0.6496}},
         "pretrained-turned": {"fedavg": {"accuracy": 0.5005}, "uefl": {"accuracy": 0.5619}},
     },
     "table7": {
@@ -348,7 +348,7 @@ def test_tables_6_7_and_10_share_the_federation_of_five_clients() -> None:
     together = ten["cifar100-together"]
     assert (together.data.clients, together.data.train_per_client) == (1, 50000)
     for case, cfg in six.items():
-        assert {arm.algorithm for arm in cfg.arms.values()} == {"centralised", "fedavg", "uefl"}
+        assert {arm.algorithm for arm in cfg.arms.values()} == {"centralized", "fedavg", "uefl"}
         assert cfg.model.pretrained is case.startswith("pretrained")
         angles = [-30, -15, 0, 15, 30] if case.endswith("turned") else []
         assert [angle for angle in cfg.data.partition.angles if angle] == [angle for angle in angles if angle]
@@ -412,7 +412,7 @@ def test_tables_4_and_12_have_the_data_of_the_paper() -> None:
 
 
 def test_the_bridge_changes_one_thing_at_a_time_for_all_arms() -> None:
-    """From the published code's behaviour to the defaults of uefl; both data sets take the same steps."""
+    """From the published code's behavior to the defaults of uefl; both data sets take the same steps."""
     configs = suite.load("bridge").configs("cpu")
     changed: dict[str, list[set[str]]] = {}
     for (one, before), (two, after) in itertools.pairwise(configs.items()):
@@ -467,7 +467,7 @@ def test_the_papers_figures_have_suites(scale: suite.Scale) -> None:
     assert weights == [case.x for case in sweep.cases.values()] == [0, 0.25, 0.5, 0.75, 1]
     assert sweep.front == ("train_loss", "nll")
     (first,) = suite.load("figure1").configs(scale).values()
-    assert first.run.personalised
+    assert first.run.personalized
     for name, cfg in suite.load("late").configs(scale).items():
         assert len(cfg.run.joins) == {"known": 1, "new": 3}[name]
         assert set(cfg.run.joins.values()) == {cfg.training.rounds[0] + 1}

@@ -173,7 +173,7 @@ def test_which_algorithms_take_nothing_but_means():
         fields = kind.Parameters.model_fields
         return kind(**{k: v for k, v in CODEBOOK.items() if k in fields} | keys).plain_means
 
-    for name in ("fedcr", "fediir", "fedbr", "uefl-published", "centralised", "uefl"):
+    for name in ("fedcr", "fediir", "fedbr", "uefl-published", "centralized", "uefl"):
         assert not plain(name), name
     for name in ("fedavg", "fedprox", "fedbn", "fedper", "scaffold", "fedul", "vhl"):
         assert plain(name), name

@@ -85,7 +85,7 @@ def test_seeds_matter():
 ENSEMBLE = {"uncertainty": "ensemble", "members": 2, "precision": "bf16"}
 STATES = {name: (name, {}) for name in registry()} | {
     "fedavg-wide": ("fedavg-wide", {"more_parameters": 50}),
-    "local": ("local", {"personalised": True}),
+    "local": ("local", {"personalized": True}),
     "tpt": ("tpt", {"threshold": 0.5, "rounds": [1], "max_iterations": 4}),
     "uefl-published": ("uefl-published", {"max_iterations": 2}),
     "fedsr, ensemble": ("fedsr", {"class_gaussians": "shared", **ENSEMBLE}),
@@ -310,12 +310,12 @@ def test_a_client_cannot_say_which_line_its_metrics_are(name):
 
 
 def test_what_a_client_calls_its_tensors_is_shown_in_one_short_line():
-    def colourful(reply):
+    def colorful(reply):
         if reply.client == "silo-1":
             reply.tensors["\x1b[31m\n" + "x" * 1000] = torch.zeros(1)
         return reply
 
-    algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, colourful))
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, colorful))
     algorithm.turn()
     (line,) = algorithm.rejected
     assert line["left_out"].startswith("it sends ?[31m?xxx")

@@ -175,7 +175,7 @@ def test_too_few_feature_vectors_are_found_before_anything_is_written(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_imagenet_normalisation_of_grey_images(tmp_path):
+def test_imagenet_normalization_of_gray_images(tmp_path):
     with pytest.raises(UserError, match="images of 3 channels, these have 1"):
         start(tmp_path / "run", "normalize=imagenet")
     assert not (tmp_path / "run").exists()

@@ -46,7 +46,7 @@ def test_repr_is_a_line(model):
     assert repr(model) == "SavedModel(1 x Net with parts of silo-0, silo-1, silo-2: [1, 8, 8] -> 3 classes)"
 
 
-def test_arrays_tensors_and_grey_images_predict_alike(model):
+def test_arrays_tensors_and_gray_images_predict_alike(model):
     probs = model.predict(IMAGES, "silo-0")
     assert (probs.shape, probs.dtype) == ((12, 3), torch.float32)
     torch.testing.assert_close(probs.sum(1), torch.ones(12))
@@ -86,7 +86,7 @@ def test_any_number_of_images(model, monkeypatch):
         ),
         ([[0, 1]], "images: expected a tensor, a NumPy array or a list of paths, got list"),
     ],
-    ids=["0-255", "normalised", "int64", "size", "channels", "one-image", "channels-last", "list"],
+    ids=["0-255", "normalized", "int64", "size", "channels", "one-image", "channels-last", "list"],
 )
 def test_images_that_would_give_a_wrong_answer_are_refused(model, images, message):
     with pytest.raises(UserError, match=message):

@@ -243,7 +243,7 @@ def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
             TINY + "[cases.more]\nmodel.widht = 3",
             "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)",
         ),
-        (TINY + "[cases.more]\ncolour = 3", "unknown key 'colour'"),
+        (TINY + "[cases.more]\ncolor = 3", "unknown key 'color'"),
         ("= 3", "is not valid TOML"),
         ("", "key 'bad.against' is missing; give it a value"),
         (

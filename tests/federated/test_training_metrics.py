@@ -71,7 +71,7 @@ def test_the_training_accuracy_is_that_of_the_steps():
     assert {"vq_loss"} & records[0].keys() == set()
 
 
-def test_the_loss_of_the_quantiser_is_recorded():
+def test_the_loss_of_the_quantizer_is_recorded():
     """With a tiny step it is the value of the sent model, in training mode."""
     one, room, _ = arm(settings("uefl", optimizer="sgd", lr=1e-12, batch_size=48, rounds=[1]))
     codebook = one.members[0].state.tensors["block.0"].clone()
@@ -123,7 +123,7 @@ def test_a_name_of_the_frame_is_refused(name):
 def test_the_names_of_the_frame_are_all_that_a_plain_run_records():
     found = set()
     for algorithm in ("fedavg", "fedbn"):
-        cfg = settings(algorithm, personalised=True)
+        cfg = settings(algorithm, personalized=True)
         found |= {key for record in finish(arm(cfg, federation(unseen=1))[0]) for key in record}
     assert found | {"left_out", "epsilon", "tested"} == RESERVED | {
         "train_accuracy"

@@ -10,7 +10,7 @@ import torch
 from uefl.config import Config
 from uefl.data.federation import Federation, ServerData, SetData, Silo
 from uefl.data.partitions.unlabeled import client_sets
-from uefl.data.priors import draw_priors, realised
+from uefl.data.priors import draw_priors, realized
 
 from . import tiny
 from .tiny import split
@@ -33,7 +33,7 @@ def federation(clients: int = 2, images: int = 60, sets: int = 4, noise: float =
         rng, mine = np.random.default_rng(c), split(images, 10 * c, noise)
         labels = mine.labels.numpy()
         chosen, ids = client_sets(labels, draw_priors(rng, sets, 3), rng)
-        table = torch.from_numpy(realised(labels[chosen], ids, sets, 3))
+        table = torch.from_numpy(realized(labels[chosen], ids, sets, 3))
         test = split(24, 10 * c + 1, noise)
         data = SetData(mine.images[chosen], torch.from_numpy(ids), table, mine.labels[chosen], None, test)
         silos.append(Silo.of(f"client-{c}", data))

@@ -296,12 +296,12 @@ def test_small_what_follows_the_search_has_the_bits_of_the_reference(layout, dty
 @pytest.mark.parametrize("weighted", [False, True])
 def test_small_step_of_k_means_has_the_bits_of_the_reference(weighted):
     x, weights = torch.randn(3000, 40) + 5, torch.rand(3000) if weighted else None
-    centres = torch.randn(60, 40) + 5
-    centres[4] = centres[2]
+    centers = torch.randn(60, 40) + 5
+    centers[4] = centers[2]
     with backend("reference"):
-        expected = kmeans_step(x, centres, weights=weights)
+        expected = kmeans_step(x, centers, weights=weights)
     found = kmeans_step(
-        x.to("cuda"), centres.to("cuda"), weights=None if weights is None else weights.to("cuda")
+        x.to("cuda"), centers.to("cuda"), weights=None if weights is None else weights.to("cuda")
     )
     for one, other in zip(found[:-1], expected[:-1], strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0)

@@ -50,8 +50,8 @@ LAYERS = {
 ALL = {name: (name, call) for name, call in DIFFERENTIABLE.items()} | LAYERS
 CONSTANT = {
     "vq_assign": lambda x: vq_assign(x, CODES),
-    "kmeans": lambda x: kmeans(x, 2).centres,
-    "kmeans_step": lambda x: kmeans_step(x, CODES).centres,
+    "kmeans": lambda x: kmeans(x, 2).centers,
+    "kmeans_step": lambda x: kmeans_step(x, CODES).centers,
 }
 X = normal(6, 8)
 

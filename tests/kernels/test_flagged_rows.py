@@ -74,19 +74,19 @@ def in_float16(values, lengths):
     return (values * scale).half().double() / scale
 
 
-def centre_of(codebook):
-    """make_centre(): the mean of up to 64 codewords, in the columns where it is large compared with their
+def center_of(codebook):
+    """make_center(): the mean of up to 64 codewords, in the columns where it is large compared with their
     deviation."""
     some = codebook[:: -(-len(codebook) // 64)]
     mean = some.mean(0)
     return torch.where(mean.square() * 4 > some.var(0, correction=0), mean, 0.0).float().double()
 
 
-def open_rows(x, codebook, terms_of, search="wgmma", centred=True):
+def open_rows(x, codebook, terms_of, search="wgmma", centered=True):
     """Which rows stay open, and how many codewords each of those has within the limit of its candidates; see
     is_certain()."""
     codebook, d = codebook.double(), x.shape[1]
-    mean = centre_of(codebook) if centred else torch.zeros(d, dtype=torch.float64)
+    mean = center_of(codebook) if centered else torch.zeros(d, dtype=torch.float64)
     y, b = (x.double() - mean).float().double(), codebook - mean
     half_square, radius = b.square().sum(1).max().item() / 2, b.norm(dim=1).max()
     rest_radius = (b - in_float16(b, radius)).norm(dim=1).max().item()
@@ -149,7 +149,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def features(images):
-    """Of the digits at half the size, by a small convolutional network that has learnt to tell them apart:
+    """Of the digits at half the size, by a small convolutional network that has learned to tell them apart:
     [4000, 64], not below zero."""
     torch.manual_seed(0)
     pictures, labels = F.avg_pool2d(images[0], 2), images[1]
@@ -169,22 +169,22 @@ def features(images):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("k", [64, 256])
-def test_few_rows_of_learnt_features_stay_open(fp16_error, features, dtype, k):
-    """Searched for the centres of k-means, as a layer does once it is trained."""
-    centres = kmeans(features, k, max_iter=5, seed=0).centres
-    assert share_of(*open_rows(features.to(dtype), centres.to(dtype), fp16_error)) <= 0.02
+def test_few_rows_of_learned_features_stay_open(fp16_error, features, dtype, k):
+    """Searched for the centers of k-means, as a layer does once it is trained."""
+    centers = kmeans(features, k, max_iter=5, seed=0).centers
+    assert share_of(*open_rows(features.to(dtype), centers.to(dtype), fp16_error)) <= 0.02
 
 
 def test_few_patches_of_images_stay_open(fp16_error, images):
     patches = F.unfold(images[0], 7, stride=7).transpose(1, 2).reshape(-1, 49)
-    assert share_of(*open_rows(patches, kmeans(patches, 256, max_iter=5, seed=0).centres, fp16_error)) <= 0.02
+    assert share_of(*open_rows(patches, kmeans(patches, 256, max_iter=5, seed=0).centers, fp16_error)) <= 0.02
 
 
 def test_a_common_offset_must_be_taken_away(fp16_error, features):
-    """Why rows and codewords are centred: the certificate knows lengths only."""
+    """Why rows and codewords are centered: the certificate knows lengths only."""
     x, codebook = normal(5000, 64, offset=3), normal(256, 64, seed=1, offset=3)
     for rows, codes in ((x, codebook), (features, features[::20])):
-        raw, _ = open_rows(rows, codes, fp16_error, centred=False)
-        centred, _ = open_rows(rows, codes, fp16_error)
-        assert raw.double().mean() > 2 * centred.double().mean()
-        assert centred.double().mean() < 0.05
+        raw, _ = open_rows(rows, codes, fp16_error, centered=False)
+        centered, _ = open_rows(rows, codes, fp16_error)
+        assert raw.double().mean() > 2 * centered.double().mean()
+        assert centered.double().mean() < 0.05

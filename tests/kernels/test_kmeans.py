@@ -20,11 +20,11 @@ compiled = pytest.mark.skipif(not COMPILED, reason="the compiled kernels are abs
 INITS = ("k-means++", "k-means||", "random")
 
 
-def blobs(n, d, centres, seed=0, dtype=torch.float32):
+def blobs(n, d, centers, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
-    means = torch.randn(centres, d, generator=generator) * 5
+    means = torch.randn(centers, d, generator=generator) * 5
     return (
-        means[torch.randint(centres, (n,), generator=generator)] + torch.randn(n, d, generator=generator)
+        means[torch.randint(centers, (n,), generator=generator)] + torch.randn(n, d, generator=generator)
     ).to(dtype)
 
 
@@ -66,7 +66,7 @@ def test_more_trials_than_fit_in_a_group():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_long_rows_in_groups_that_bounds_tell_apart(dtype, step):
     x = blobs(4200, 70, 12, dtype=dtype)
-    # many rows are as far from one centre as from another
+    # many rows are as far from one center as from another
     x = x if step is None else (x / step).round() * step
     weights = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
     for mass in (None, weights):
@@ -108,7 +108,7 @@ def test_equals_the_reference_on_anything(
 
 @pytest.mark.every_variant
 @compiled
-def test_given_centres_and_strides():
+def test_given_centers_and_strides():
     x = blobs(200, 12, 7)
     for init in (normal(9, 12, seed=1), normal(9, 12, seed=1, dtype=torch.float64)):
         assert_as_reference(x, 9, init=init)
@@ -120,25 +120,25 @@ def test_given_centres_and_strides():
 
 
 def test_lloyd_is_lloyd():
-    """Against the textbook: labels by all distances, centres by means."""
-    x, centres = blobs(400, 5, 8, dtype=torch.float64), normal(8, 5, seed=3, dtype=torch.float64)
-    found = kmeans(x, 8, init=centres, tol=0.0)
+    """Against the textbook: labels by all distances, centers by means."""
+    x, centers = blobs(400, 5, 8, dtype=torch.float64), normal(8, 5, seed=3, dtype=torch.float64)
+    found = kmeans(x, 8, init=centers, tol=0.0)
     for _ in range(int(found.iterations)):
-        labels = torch.cdist(x, centres).argmin(1)
-        centres = torch.stack([x[labels == i].mean(0) for i in range(8)])
-    torch.testing.assert_close(found.centres, centres, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.inertia, (x - found.centres[found.labels]).square().sum())
-    assert torch.equal(found.labels, vq_assign(x, found.centres)[:, 0])
-    assert torch.equal(kmeans(x, 8, init=found.centres, tol=0.0).centres, found.centres)
+        labels = torch.cdist(x, centers).argmin(1)
+        centers = torch.stack([x[labels == i].mean(0) for i in range(8)])
+    torch.testing.assert_close(found.centers, centers, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.inertia, (x - found.centers[found.labels]).square().sum())
+    assert torch.equal(found.labels, vq_assign(x, found.centers)[:, 0])
+    assert torch.equal(kmeans(x, 8, init=found.centers, tol=0.0).centers, found.centers)
 
 
 @pytest.mark.parametrize("max_iter", [1, 2, 300])
 @pytest.mark.parametrize("tol", [0.0, 1e-2])
-def test_labels_and_inertia_belong_to_the_centres(tol, max_iter):
+def test_labels_and_inertia_belong_to_the_centers(tol, max_iter):
     x = blobs(500, 6, 30, seed=1)
     found = kmeans(x, 12, tol=tol, max_iter=max_iter)
-    assert torch.equal(found.labels, vq_assign(x, found.centres)[:, 0])
-    expected = (x.double() - found.centres[found.labels].double()).square().sum()
+    assert torch.equal(found.labels, vq_assign(x, found.centers)[:, 0])
+    expected = (x.double() - found.centers[found.labels].double()).square().sum()
     torch.testing.assert_close(found.inertia, expected, rtol=1e-13, atol=0)
     assert int(found.iterations) <= max_iter
 
@@ -150,7 +150,7 @@ def test_weights_are_repetitions():
         kmeans(x, 5, init=init, weights=times.float(), tol=0.0),
         kmeans(x.repeat_interleave(times, 0), 5, init=init, tol=0.0),
     )
-    torch.testing.assert_close(weighted.centres, repeated.centres)
+    torch.testing.assert_close(weighted.centers, repeated.centers)
     torch.testing.assert_close(weighted.inertia, repeated.inertia)
 
 
@@ -159,16 +159,16 @@ def test_rows_without_weight_are_not_drawn(init):
     x = torch.cat([torch.zeros(30, 2) + 100, blobs(40, 2, 4)])
     weights = torch.cat([torch.zeros(30), torch.ones(40)])
     for seed in range(5):
-        assert (kmeans(x, 4, weights=weights, init=init, seed=seed).centres < 99).all()
+        assert (kmeans(x, 4, weights=weights, init=init, seed=seed).centers < 99).all()
 
 
 def test_empty_clusters_take_the_farthest_rows():
     x = torch.tensor([[0.0], [1.0], [2.0], [50.0], [100.0]])
     found = kmeans(x, 3, init=torch.tensor([[1.0], [1e4], [2e4]]))
-    assert sorted(found.centres[:, 0].tolist()) == [1, 50, 100]
+    assert sorted(found.centers[:, 0].tolist()) == [1, 50, 100]
     assert float(found.inertia) == 2
     one = kmeans(x, 3, init=torch.tensor([[1.0], [1e4], [2e4]]), max_iter=1)
-    assert one.centres[1:, 0].tolist() == [100, 50]  # the first empty cluster takes the farthest row
+    assert one.centers[1:, 0].tolist() == [100, 50]  # the first empty cluster takes the farthest row
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -176,7 +176,7 @@ def test_fewer_different_rows_than_clusters(init):
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).repeat(10, 1)
     found = kmeans(x, 6, init=init)
     assert float(found.inertia) == 0
-    assert torch.isfinite(found.centres).all()
+    assert torch.isfinite(found.centers).all()
 
 
 def test_random_rows_are_different():
@@ -193,11 +193,11 @@ def test_random_rows_are_different():
 def test_metric_cosine():
     x = blobs(300, 8, 5) * torch.rand(300, 1).add(0.1)
     found, scaled = kmeans(x, 5, metric="cosine"), kmeans(x * 4, 5, metric="cosine")
-    torch.testing.assert_close(found.centres.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(found.centers.norm(dim=1), torch.ones(5))
     assert torch.equal(found.labels, scaled.labels)
-    assert (vq_assign(x, found.centres, metric="cosine")[:, 0] == found.labels).float().mean() > 0.99
+    assert (vq_assign(x, found.centers, metric="cosine")[:, 0] == found.labels).float().mean() > 0.99
     zero = kmeans(torch.cat([x, torch.zeros(3, 8)]), 5, metric="cosine")
-    assert torch.isfinite(zero.centres).all()
+    assert torch.isfinite(zero.centers).all()
 
 
 @pytest.mark.every_variant
@@ -276,7 +276,7 @@ def test_values_far_from_zero_and_far_apart():
     x = blobs(300, 4, 6, dtype=torch.float64)
     near, far = kmeans(x, 6, seed=2), kmeans(x + 1e9, 6, seed=2)
     assert torch.equal(near.labels, far.labels)
-    torch.testing.assert_close(far.centres - 1e9, near.centres, atol=1e-6, rtol=0)
+    torch.testing.assert_close(far.centers - 1e9, near.centers, atol=1e-6, rtol=0)
     outlier = kmeans(torch.cat([x, torch.full((1, 4), 1e4, dtype=torch.float64)]), 7, seed=2)
     assert float(outlier.inertia) < 1.2 * float(near.inertia)
 
@@ -293,7 +293,7 @@ def test_the_largest_values(metric):
         far.inertia * 2.0 ** (-960 if metric == "l2" else 0), near.inertia, rtol=1e-12, atol=0
     )
     light, heavy = (kmeans(x, 4, weights=weights * 2.0**power) for power in (0, 1000))
-    assert torch.equal(light.centres, heavy.centres)
+    assert torch.equal(light.centers, heavy.centers)
     assert torch.equal(light.inertia * 2.0**1000, heavy.inertia)
 
 
@@ -360,12 +360,12 @@ REFUSED = {
     "init": (
         lambda: kmeans(X, 2, init="++"),
         ValueError,
-        r"^kmeans: init '\+\+' is not known, expected one of .* or the centres",
+        r"^kmeans: init '\+\+' is not known, expected one of .* or the centers",
     ),
     "init an array": (
         lambda: kmeans(X, 2, init=X[:2].numpy()),
         TypeError,
-        r"^kmeans: init must be one of .* or the centres .*got ndarray",
+        r"^kmeans: init must be one of .* or the centers .*got ndarray",
     ),
     "init of another shape": (
         lambda: kmeans(X, 2, init=X[:3]),
@@ -448,7 +448,7 @@ REFUSED = {
         TypeError,
         r"weights\[0\] must be a torch.Tensor",
     ),
-    "batch with centres": (
+    "batch with centers": (
         lambda: kmeans_batched([X], 2, init=[X]),
         ValueError,
         r"^kmeans_batched: init\[0\] must have shape \[2, 3\]",
@@ -508,7 +508,7 @@ def test_values_that_are_refused(name):
 
 
 def test_gradients_stop():
-    assert not kmeans(X.clone().requires_grad_(), 2).centres.requires_grad
+    assert not kmeans(X.clone().requires_grad_(), 2).centers.requires_grad
 
 
 def test_opcheck():
@@ -531,15 +531,15 @@ def test_opcheck():
 
 def test_compile_fullgraph(full_graph):
     x = normal(50, 4)
-    step = full_graph(lambda rows: kmeans(rows * 2, 3).centres + 1)
-    assert torch.equal(step(x), kmeans(x * 2, 3).centres + 1)
+    step = full_graph(lambda rows: kmeans(rows * 2, 3).centers + 1)
+    assert torch.equal(step(x), kmeans(x * 2, 3).centers + 1)
 
 
 def test_autocast():
     x = normal(50, 4)
     with torch.autocast("cpu", torch.bfloat16):
         assert_same(kmeans(x, 3), kmeans(x.clone(), 3))
-        assert kmeans(x.bfloat16(), 3).centres.dtype == torch.float32
+        assert kmeans(x.bfloat16(), 3).centers.dtype == torch.float32
 
 
 @pytest.mark.slow
@@ -551,9 +551,9 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
     monkeypatch.setattr(composed, "_require_valid", lambda *_: None)
     monkeypatch.setattr(composed, "square_root", torch.sqrt)
 
-    def step(x, centres, weights, *units_and_inertia):
+    def step(x, centers, weights, *units_and_inertia):
         labels = x[:, 0].long()  # an answer of the right shape: a search has no value to ask for
-        return steps.after(steps.Arguments(x, centres, weights, *units_and_inertia), labels)
+        return steps.after(steps.Arguments(x, centers, weights, *units_and_inertia), labels)
 
     with FakeTensorMode():
         x, weights, init = torch.empty(50, 4), torch.empty(50, dtype=torch.float64), torch.empty(6, 4)
@@ -562,10 +562,10 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
             arguments = composed.Arguments(
                 x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4
             )
-            centres, labels, inertia, iterations = composed.batch(
+            centers, labels, inertia, iterations = composed.batch(
                 composed.Parts(step, composed.Grid, composed.advance), arguments
             )
-            assert [tuple(t.shape) for t in (centres, labels, inertia, iterations)] == [
+            assert [tuple(t.shape) for t in (centers, labels, inertia, iterations)] == [
                 (6, 4),
                 (50,),
                 (2,),

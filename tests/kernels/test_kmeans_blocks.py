@@ -1,4 +1,4 @@
-"""Fits of rows that are read in blocks, or by several processes: the bits of a fit in memory; and centres
+"""Fits of rows that are read in blocks, or by several processes: the bits of a fit in memory; and centers
 moved by later rows."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def test_arrays_in_arrays_out(dtype):
     expected = kmeans(torch.from_numpy(x), 4, seed=3)
     assert type(model.cluster_centers_) is np.ndarray
     assert model.cluster_centers_.dtype == dtype
-    assert np.array_equal(model.cluster_centers_, expected.centres.numpy())
+    assert np.array_equal(model.cluster_centers_, expected.centers.numpy())
     assert np.array_equal(model.labels_, expected.labels.numpy())
     assert (model.inertia_, model.n_iter_) == (float(expected.inertia), int(expected.iterations))
     assert np.array_equal(model.predict(x), model.labels_)
@@ -93,7 +93,7 @@ def test_metric_cosine_predicts_what_it_fitted():
         assert model.score(x) == pytest.approx(-model.inertia_)
 
 
-def test_sample_weight_moves_the_centres():
+def test_sample_weight_moves_the_centers():
     model = KMeans(1).fit(np.array([[0.0], [1.0]]), sample_weight=[3.0, 1.0])
     assert model.cluster_centers_.item() == 0.25
     assert model.score(np.array([[0.0], [1.0]]), sample_weight=np.array([3.0, 1.0])) == -(
@@ -101,7 +101,7 @@ def test_sample_weight_moves_the_centres():
     )
 
 
-def test_centres_of_integers():
+def test_centers_of_integers():
     start = np.arange(10).reshape(2, 5)
     expected = KMeans(2, init=start.astype(np.float32)).fit(DATA)
     for init in (start, torch.from_numpy(start), start.tolist()):
@@ -117,16 +117,16 @@ def test_transform_does_not_overflow():
 
 
 def test_random_state():
-    def centres(state):
+    def centers(state):
         return KMeans(6, random_state=state).fit(DATA).cluster_centers_
 
-    assert np.array_equal(centres(np.random.RandomState(1)), centres(np.random.RandomState(1)))
-    assert np.array_equal(centres(np.random.default_rng(1)), centres(np.random.default_rng(1)))
+    assert np.array_equal(centers(np.random.RandomState(1)), centers(np.random.RandomState(1)))
+    assert np.array_equal(centers(np.random.default_rng(1)), centers(np.random.default_rng(1)))
     torch.manual_seed(5)
-    first = centres(None)
-    second = centres(None)
+    first = centers(None)
+    second = centers(None)
     torch.manual_seed(5)
-    assert np.array_equal(centres(None), first)
+    assert np.array_equal(centers(None), first)
     assert not np.array_equal(first, second)
 
 
@@ -184,7 +184,7 @@ def test_verbose_prints_the_inertia_and_changes_no_bit(options, capsys):
         assert len(found) == model.n_iter_
         assert found == sorted(found, reverse=True)
         assert min(found) >= model.inertia_
-        first = kmeans(torch.from_numpy(DATA), 6, seed=3, metric=model.metric, max_iter=1).centres
+        first = kmeans(torch.from_numpy(DATA), 6, seed=3, metric=model.metric, max_iter=1).centers
         assert found[0] > -KMeans(6, init=first, max_iter=1, metric=model.metric).fit(DATA).score(DATA)
     ended = "Converged at iteration" in printed
     assert ended == (model.n_iter_ < model.max_iter)
@@ -431,7 +431,7 @@ import numpy as np
 from uefl_kernels import numpy
 from uefl_kernels.numpy import kmeans, vq_assign
 x = np.random.default_rng(0).standard_normal((50, 3))
-assert np.array_equal(kmeans(x, 4).labels, vq_assign(x, kmeans(x, 4).centres)[:, 0])
+assert np.array_equal(kmeans(x, 4).labels, vq_assign(x, kmeans(x, 4).centers)[:, 0])
 assert "torch" not in sys.modules and "sklearn" not in sys.modules
 """
 
@@ -481,7 +481,7 @@ def test_numpy_takes_either_byte_order(dtype):
     native = x.astype(x.dtype.newbyteorder("="))
     found = front.kmeans(x, 3, init=x[:3], weights=weights.astype(">f8"))
     expected = front.kmeans(native, 3, init=native[:3], weights=weights)
-    assert found.centres.dtype == native.dtype
+    assert found.centers.dtype == native.dtype
     for one, other in zip(found, expected, strict=True):
         assert np.array_equal(one, other)
     assert np.array_equal(front.vq_assign(x, x[:7]), front.vq_assign(native, native[:7]))

@@ -81,21 +81,21 @@ def test_balanced_codes_of_every_level():
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 5), (7, 3), (40, 9), (200, 8), (200, 300)])
 @pytest.mark.parametrize("kind", ["normal", "integers", "one cluster"])
 def test_a_balanced_assignment_is_stable(kind, n, k):
-    rows, centres = normal(n, 3), normal(k, 3, seed=1)
+    rows, centers = normal(n, 3), normal(k, 3, seed=1)
     if kind == "integers":
-        rows, centres = rows.round(), centres.round()
+        rows, centers = rows.round(), centers.round()
     if kind == "one cluster":
-        centres[1:] += 100
-    labels = balanced_labels(rows, centres)
+        centers[1:] += 100
+    labels = balanced_labels(rows, centers)
     room = -(-n // k)
     assert torch.bincount(labels, minlength=k).max() <= room
-    distances = torch.cdist(rows.double(), centres.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(rows.double(), centers.double(), compute_mode="donot_use_mm_for_euclid_dist")
     for row in range(n):
-        for centre in (distances[row] < distances[row, labels[row]]).nonzero()[:, 0]:
-            holds = labels == centre
-            assert holds.sum() == room, "a nearer centre has room"
-            assert (distances[holds, centre] <= distances[row, centre]).all(), (
-                "a nearer centre holds a row that is farther from it"
+        for center in (distances[row] < distances[row, labels[row]]).nonzero()[:, 0]:
+            holds = labels == center
+            assert holds.sum() == room, "a nearer center has room"
+            assert (distances[holds, center] <= distances[row, center]).all(), (
+                "a nearer center holds a row that is farther from it"
             )
 
 

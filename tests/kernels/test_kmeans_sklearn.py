@@ -125,7 +125,7 @@ def test_fewer_different_rows_than_clusters_is_a_warning():
         KMeans(3, random_state=0).fit(DATA)
 
 
-def test_more_starts_than_one_from_given_centres_are_a_warning():
+def test_more_starts_than_one_from_given_centers_are_a_warning():
     with pytest.warns(RuntimeWarning, match="performing only one init in KMeans instead of n_init=4"):
         KMeans(2, init=DATA[:2], n_init=4).fit(DATA)
     with warnings.catch_warnings():
@@ -147,7 +147,7 @@ def test_columns_of_pandas_own_types():
         KMeans(2).fit(DATA, sample_weight=pd.Series([pd.NA] + [1.0] * 59, dtype="Float64"))
 
 
-def test_centres_in_a_file_that_is_only_read(tmp_path):
+def test_centers_in_a_file_that_is_only_read(tmp_path):
     model = KMeans(2, random_state=0).fit(DATA)
     joblib.dump(model, tmp_path / "model")
     loaded = joblib.load(tmp_path / "model", mmap_mode="r")

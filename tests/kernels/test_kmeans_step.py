@@ -28,33 +28,33 @@ def assert_same(found, expected):
         assert torch.equal(a, b), name
 
 
-def assert_as_reference(x, centres, **options):
+def assert_as_reference(x, centers, **options):
     with backend("reference"):
-        expected = kmeans_step(x, centres, **options)
-    assert_same(kmeans_step(x, centres, **options), expected)
+        expected = kmeans_step(x, centers, **options)
+    assert_same(kmeans_step(x, centers, **options), expected)
     return expected
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_is_a_lloyd_step(weighted):
-    x, centres = (
+    x, centers = (
         normal(500, 7, offset=3.0, dtype=torch.float64),
         normal(9, 7, seed=1, offset=3.0, dtype=torch.float64),
     )
     weights = torch.rand(500).double() * 5 if weighted else None
-    found = kmeans_step(x, centres, weights=weights)
+    found = kmeans_step(x, centers, weights=weights)
     mass = torch.ones(500).double() if weights is None else weights
-    labels = torch.cdist(x, centres).argmin(1)
+    labels = torch.cdist(x, centers).argmin(1)
     masses = torch.zeros(9).double().index_add_(0, labels, mass)
     sums = torch.zeros(9, 7).double().index_add_(0, labels, mass[:, None] * x)
     assert torch.equal(found.labels, labels)
     torch.testing.assert_close(found.masses, masses, rtol=1e-12, atol=0)
     torch.testing.assert_close(found.sums, sums, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
-        found.inertia, (mass * (x - centres[labels]).square().sum(1)).sum(), rtol=1e-13, atol=0
+        found.inertia, (mass * (x - centers[labels]).square().sum(1)).sum(), rtol=1e-13, atol=0
     )
     torch.testing.assert_close(
-        found.centres, torch.where(masses[:, None] > 0, sums / masses[:, None], centres)
+        found.centers, torch.where(masses[:, None] > 0, sums / masses[:, None], centers)
     )
     if weights is None:
         assert torch.equal(found.masses, labels.bincount(minlength=9).double())
@@ -65,12 +65,12 @@ def test_is_a_lloyd_step(weighted):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_the_reference(dtype):
     for n, d, k in ((0, 3, 2), (1, 1, 1), (37, 3, 50), (300, 17, 12), (700, 70, 33)):
-        x, centres = normal(n, d, seed=n, dtype=dtype), normal(k, d, seed=k, dtype=dtype)
+        x, centers = normal(n, d, seed=n, dtype=dtype), normal(k, d, seed=k, dtype=dtype)
         for weights in (None, torch.rand(n, generator=torch.Generator().manual_seed(n)) + 2.0**-40):
-            first = assert_as_reference(x, centres, weights=weights)
-            assert_same(kmeans_step(x, centres, weights=weights, units=first.units), first)
+            first = assert_as_reference(x, centers, weights=weights)
+            assert_same(kmeans_step(x, centers, weights=weights, units=first.units), first)
         for view in (x.T.contiguous().T, torch.stack([x, x], 1)[:, 0], torch.stack([x, x], 2)[:, :, 1]):
-            assert_same(kmeans_step(view, centres), kmeans_step(x, centres))
+            assert_same(kmeans_step(view, centers), kmeans_step(x, centers))
 
 
 @pytest.mark.every_variant
@@ -99,18 +99,18 @@ def test_steps_are_kmeans():
     fit = kmeans(x, 5, init=x[:5], tol=0.0)
     step = kmeans_step(x, x[:5])
     for _ in range(int(fit.iterations) - 1):
-        step = kmeans_step(x, step.centres, units=step.units)
-    assert torch.equal(step.centres, fit.centres)
-    last = kmeans_step(x, step.centres, units=step.units)
+        step = kmeans_step(x, step.centers, units=step.units)
+    assert torch.equal(step.centers, fit.centers)
+    last = kmeans_step(x, step.centers, units=step.units)
     assert torch.equal(last.labels, fit.labels)
     assert torch.equal(last.inertia, fit.inertia)
 
 
 def test_a_part_of_the_rows_in_the_units_of_all():
-    x, centres, weights = normal(300, 4), normal(6, 4, seed=1), torch.rand(300)
-    whole = kmeans_step(x, centres, weights=weights)
+    x, centers, weights = normal(300, 4), normal(6, 4, seed=1), torch.rand(300)
+    whole = kmeans_step(x, centers, weights=weights)
     parts = [
-        kmeans_step(x[i : i + 100], centres, weights=weights[i : i + 100], units=whole.units)
+        kmeans_step(x[i : i + 100], centers, weights=weights[i : i + 100], units=whole.units)
         for i in (0, 100, 200)
     ]
     assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
@@ -118,13 +118,13 @@ def test_a_part_of_the_rows_in_the_units_of_all():
     torch.testing.assert_close(sum(part.sums for part in parts), whole.sums, rtol=1e-14, atol=1e-14)
 
 
-def test_an_empty_cluster_keeps_its_centre():
+def test_an_empty_cluster_keeps_its_center():
     x = normal(20, 3)
     found = kmeans_step(x, torch.cat([x[:1], torch.full((1, 3), 1e4)]), weights=torch.ones(20).double())
-    assert torch.equal(found.centres[1], torch.full((3,), 1e4))
+    assert torch.equal(found.centers[1], torch.full((3,), 1e4))
     assert found.masses.tolist() == [20, 0]
     none = kmeans_step(x[:0], x[:2])
-    assert torch.equal(none.centres, x[:2])
+    assert torch.equal(none.centers, x[:2])
     assert float(none.inertia) == 0
     assert none.labels.shape == (0,)
 
@@ -132,13 +132,13 @@ def test_an_empty_cluster_keeps_its_centre():
 @pytest.mark.every_variant
 @compiled
 def test_number_of_threads_does_not_matter():
-    x, centres, weights = normal(5000, 9), normal(20, 9, seed=1), torch.rand(5000)
+    x, centers, weights = normal(5000, 9), normal(20, 9, seed=1), torch.rand(5000)
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2, 4) * 7:
             torch.set_num_threads(threads)
-            results.append(kmeans_step(x, centres, weights=weights))
+            results.append(kmeans_step(x, centers, weights=weights))
     finally:
         torch.set_num_threads(before)
     for result in results[1:]:
@@ -154,12 +154,12 @@ def test_triton_equals_the_reference(monkeypatch, dtype):
     """Interpreted: a kernel, or the composition around the search."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for n, d, k in ((0, 3, 2), (90, 17, 7)):
-        x, centres, weights = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), torch.rand(n)
+        x, centers, weights = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), torch.rand(n)
         for mass in (None, weights):
-            expected = kmeans_step(x, centres, weights=mass)
+            expected = kmeans_step(x, centers, weights=mass)
             with backend("triton"):
-                assert_same(kmeans_step(x, centres, weights=mass), expected)
-                assert_same(kmeans_step(x.T.contiguous().T, centres, weights=mass), expected)
+                assert_same(kmeans_step(x, centers, weights=mass), expected)
+                assert_same(kmeans_step(x.T.contiguous().T, centers, weights=mass), expected)
 
 
 X, C, W = torch.randn(6, 3), torch.randn(2, 3), torch.ones(6)
@@ -170,10 +170,10 @@ REFUSED = {
         TypeError,
         r"^kmeans_step: x must be a torch.Tensor, got list",
     ),
-    "centres not a tensor": (
+    "centers not a tensor": (
         lambda: kmeans_step(X, [[1.0]]),
         TypeError,
-        r"^kmeans_step: centres must be a torch.Tensor, got list",
+        r"^kmeans_step: centers must be a torch.Tensor, got list",
     ),
     "x of integers": (
         lambda: kmeans_step(X.long(), C),
@@ -188,7 +188,7 @@ REFUSED = {
     "device": (
         lambda: kmeans_step(X, C.to("meta")),
         ValueError,
-        r"^kmeans_step: x is on cpu and centres on meta; move one of them",
+        r"^kmeans_step: x is on cpu and centers on meta; move one of them",
     ),
     "x of one dimension": (
         lambda: kmeans_step(X[0], C),
@@ -200,15 +200,15 @@ REFUSED = {
         ValueError,
         r"^kmeans_step: x must have shape \[N, d\] with .* \[6, 0\]",
     ),
-    "no centres": (
+    "no centers": (
         lambda: kmeans_step(X, C[:0]),
         ValueError,
-        r"^kmeans_step: centres must have shape \[k, 3\] with .* got \[0, 3\]",
+        r"^kmeans_step: centers must have shape \[k, 3\] with .* got \[0, 3\]",
     ),
     "other columns": (
         lambda: kmeans_step(X, C[:, :2]),
         ValueError,
-        r"^kmeans_step: centres must have shape \[k, 3\] .* got \[2, 2\]",
+        r"^kmeans_step: centers must have shape \[k, 3\] .* got \[2, 2\]",
     ),
     "weights": (
         lambda: kmeans_step(X, C, weights=W[:5]),
@@ -245,7 +245,7 @@ def test_values_that_are_refused(name):
             ):
                 kmeans_step(x, C)
             with pytest.raises(
-                RuntimeError, match=r"kmeans_step: centres must be finite, and at most 2\^480 \(3e144\)"
+                RuntimeError, match=r"kmeans_step: centers must be finite, and at most 2\^480 \(3e144\)"
             ):
                 kmeans_step(X, x[4:])
         with pytest.raises(
@@ -292,7 +292,7 @@ def test_direct_calls_are_checked():
     for arguments, message in (
         (
             (X, C.double(), None, middle, scale, mass_scale),
-            r"kmeans_step: centres must have shape \[k, d\] and the dtype of the result",
+            r"kmeans_step: centers must have shape \[k, d\] and the dtype of the result",
         ),
         ((X, C, W, middle, scale, mass_scale), r"kmeans_step: weights must be float64 of shape \[N\]"),
         (
@@ -314,13 +314,13 @@ def test_gradients_stop():
 
 
 def test_opcheck():
-    x, centres, weights = normal(19, 3), normal(4, 3, seed=1), torch.rand(19).double()
+    x, centers, weights = normal(19, 3), normal(4, 3, seed=1), torch.rand(19).double()
     for mass in (None, weights):
         torch.library.opcheck(torch.ops.uefl.kmeans_units.default, (x, mass))
         units = torch.ops.uefl.kmeans_units(x, mass)[:3]
         for with_inertia in (False, True):
             torch.library.opcheck(
-                torch.ops.uefl.kmeans_step.default, (x, centres, mass, *units, with_inertia)
+                torch.ops.uefl.kmeans_step.default, (x, centers, mass, *units, with_inertia)
             )
 
 
@@ -330,12 +330,12 @@ def test_compile_fullgraph(full_graph):
         lambda x, c: kmeans_step(x * 2, c, weights=x[:, 0].abs()), dynamic=True, backend=counting
     )
     for n in (50, 60, 70):
-        x, centres = normal(n, 4), normal(5, 4, seed=1)
-        assert_same(step(x, centres), kmeans_step(x * 2, centres, weights=x[:, 0].abs()))
+        x, centers = normal(n, 4), normal(5, 4, seed=1)
+        assert_same(step(x, centers), kmeans_step(x * 2, centers, weights=x[:, 0].abs()))
     assert counting.frame_count == 1, "a new N compiles again"
 
 
 def test_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert_same(kmeans_step(X, C), kmeans_step(X.clone(), C))
-        assert kmeans_step(X.bfloat16(), C).centres.dtype == torch.float32
+        assert kmeans_step(X.bfloat16(), C).centers.dtype == torch.float32

@@ -28,15 +28,15 @@ def _interpreted(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-def after(module, x, centres, weights, spherical, ended=False, limit=0.0):
+def after(module, x, centers, weights, spherical, ended=False, limit=0.0):
     """The state after one iteration."""
     data = composed.Data(x, weights, composed.Grid)
-    state = composed.State(centres.clone(), torch.tensor(ended), torch.tensor(3))
+    state = composed.State(centers.clone(), torch.tensor(ended), torch.tensor(3))
     module.advance(
         data,
         state,
         torch.tensor(limit, dtype=torch.float64),
-        data.step(torch.ops.uefl_reference.kmeans_step, centres, False),
+        data.step(torch.ops.uefl_reference.kmeans_step, centers, False),
         spherical,
     )
     return state
@@ -57,38 +57,38 @@ def test_advance_equals_the_reference(dtype, spherical):
     """Also where clusters are empty, more of them than there are rows to take, and rows weigh nothing."""
     for n, d, k, far in ((1, 1, 1, 0), (70, 9, 5, 2), (3, 2, 6, 5)):
         x = normal(n, d, seed=n).to(dtype)
-        centres = normal(k, d, seed=k, dtype=result_dtype(x))
-        centres[len(centres) - far :] += 1000 + torch.arange(far)[:, None]  # empty
-        rows = composed.unit_rows(x.to(centres.dtype)) if spherical else x
-        assert_same_advance(rows, centres, None, spherical)
+        centers = normal(k, d, seed=k, dtype=result_dtype(x))
+        centers[len(centers) - far :] += 1000 + torch.arange(far)[:, None]  # empty
+        rows = composed.unit_rows(x.to(centers.dtype)) if spherical else x
+        assert_same_advance(rows, centers, None, spherical)
         assert_same_advance(
-            rows.T.contiguous().T, centres, (torch.arange(n) % 3).double() + (n == 1), spherical, limit=1e9
+            rows.T.contiguous().T, centers, (torch.arange(n) % 3).double() + (n == 1), spherical, limit=1e9
         )
 
 
 def test_an_iteration_after_the_end_changes_nothing():
-    x, centres = normal(50, 3), torch.cat([normal(2, 3, seed=1), torch.full((1, 3), 1e4)])
-    state = assert_same_advance(x, centres, None, False, ended=True)
-    assert torch.equal(state.centres, centres)
+    x, centers = normal(50, 3), torch.cat([normal(2, 3, seed=1), torch.full((1, 3), 1e4)])
+    state = assert_same_advance(x, centers, None, False, ended=True)
+    assert torch.equal(state.centers, centers)
     assert int(state.iterations) == 3
-    assert bool(assert_same_advance(x, centres, None, False, limit=1e9).ended)
-    assert not bool(assert_same_advance(x, centres, None, False).ended)
-    assert bool(assert_same_advance(x, centres, None, False, limit=float("nan")).ended)
+    assert bool(assert_same_advance(x, centers, None, False, limit=1e9).ended)
+    assert not bool(assert_same_advance(x, centers, None, False).ended)
+    assert bool(assert_same_advance(x, centers, None, False, limit=float("nan")).ended)
 
 
 def test_moves_are_added_up_in_one_order(monkeypatch):
     """Of many clusters by torch, of few by a kernel."""
-    x, centres = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
+    x, centers = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
     data = composed.Data(x, None, composed.Grid)
     moved = composed.update(
-        data, centres, *data.step(torch.ops.uefl_reference.kmeans_step, centres, False)[:3], False
+        data, centers, *data.step(torch.ops.uefl_reference.kmeans_step, centers, False)[:3], False
     )
-    shift = float(steps.tree_sum(steps.square_norms(moved - centres)))
+    shift = float(steps.tree_sum(steps.square_norms(moved - centers)))
     below = float(torch.tensor(shift, dtype=torch.float64).nextafter(torch.tensor(0.0, dtype=torch.float64)))
     for tree in (4096, 32):
         monkeypatch.setattr(triton, "_TREE", tree)
-        assert bool(assert_same_advance(x, centres, None, False, limit=shift).ended)
-        assert not bool(assert_same_advance(x, centres, None, False, limit=below).ended)
+        assert bool(assert_same_advance(x, centers, None, False, limit=shift).ended)
+        assert not bool(assert_same_advance(x, centers, None, False, limit=below).ended)
 
 
 @pytest.mark.parametrize("method", ["k-means++", "k-means||", "random"])
@@ -148,7 +148,7 @@ DOUBLES = {"units", "weights", "middle", "scale", "mass_scale", "moves", "limit"
 WHOLE = {"labels", "sums", "masses", "keys", "taken", "iterations", "nearest", "left", "left_sums", "drawn",
          "potentials", "chosen", "owner"}
 report = []
-for name, x, centres, spherical in (
+for name, x, centers, spherical in (
     ("_far", "*fp32", "*fp32", False), ("_far", "*fp64", "*fp64", False), ("_fill", None, None, False),
     ("_move", "*bf16", "*fp32", False), ("_move", "*fp32", "*fp32", True), ("_settle", None, None, False),
     ("_draw", None, None, False), ("_compare", None, None, False),
@@ -160,7 +160,7 @@ for name, x, centres, spherical in (
                  "KEYS": kernels._KEYS, "SIZE": kernels._TREE, "BLOCK": seeding._BLOCK,
                  "ELEMENTS": seeding._ELEMENTS,
                  "SUMS": seeding._ROWS if name == "_take" else seeding._SUMS, "CANDIDATES": 8}
-    types = {"x": x, "centres": centres, "values": "*i16", "ended": "*i1", "k": "i32", "count": "*i64",
+    types = {"x": x, "centers": centers, "values": "*i16", "ended": "*i1", "k": "i32", "count": "*i64",
              **{n: "*fp64" for n in DOUBLES},
              **{n: "*i64" for n in WHOLE}}
     if hasattr(seeding, name):

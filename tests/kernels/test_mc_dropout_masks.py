@@ -69,18 +69,18 @@ def test_masks_drop_the_right_share_independently(p):
     deviation = math.sqrt(p * (1 - p))
     n = drop.numel()
     assert abs(float(drop.mean()) - composed.threshold(p) / 65536) < 4 * deviation / math.sqrt(n)
-    centred = (drop - p) / deviation
-    for dim in range(3):  # neighbours in pass, row and column, and a neighbouring stream
-        correlation = (centred * centred.roll(1, dim)).mean()
+    centered = (drop - p) / deviation
+    for dim in range(3):  # neighbors in pass, row and column, and a neighboring stream
+        correlation = (centered * centered.roll(1, dim)).mean()
         assert abs(float(correlation)) < 4.5 / math.sqrt(n)
     other = torch.ops.uefl.dropout_mask(torch.tensor(3), rows, columns, 0, 1, p, False)
-    assert abs(float((centred[0] * ((1 - other.double()) - p) / deviation).mean())) < 4.5 / math.sqrt(
+    assert abs(float((centered[0] * ((1 - other.double()) - p) / deviation).mean())) < 4.5 / math.sqrt(
         rows * columns
     )
     # the shares of each pass, row and column spread like independent draws
     for dim in ((1, 2), (0, 2), (0, 1)):
         count = n / drop.shape[({0, 1, 2} - set(dim)).pop()]
-        spread = (centred.mean(dim) * math.sqrt(count)).square().mean()
+        spread = (centered.mean(dim) * math.sqrt(count)).square().mean()
         assert 0.2 < float(spread) < 2.6
 
 

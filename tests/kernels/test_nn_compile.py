@@ -76,7 +76,7 @@ def test_first_steps_of_a_layer_have_the_gradients_of_plain_pytorch():
     same(layer(codebook_size=16), layer(codebook_size=16))
 
 
-def test_residual_quantisers(full_graph):
+def test_residual_quantizers(full_graph):
     torch.manual_seed(0)
     rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=6, threshold_ema_dead_code=1, rotation_trick=True)
     same(rvq, compiled := copy.deepcopy(rvq), full_graph(compiled))

@@ -175,7 +175,7 @@ def give_rows(rank):
 def give_nan(rank):
     """By one process: all others raise an error, too, and none waits."""
     vq = layer(kmeans_init=True)
-    with pytest.raises(RuntimeError, match="the batch for k-means initialisation holds NaN or infinity"):
+    with pytest.raises(RuntimeError, match="the batch for k-means initialization holds NaN or infinity"):
         vq(torch.full((30, 8), float("nan") if rank == 0 else 1.0))
     return vq.state_dict()
 
@@ -308,7 +308,7 @@ def test_kmeans_init_refuses_what_is_not_finite_in_one_process(states):
     assert not state_of(states, "nan")["_codebook.initted"]
 
 
-def test_residual_quantisers_leave_out_the_same(states):
+def test_residual_quantizers_leave_out_the_same(states):
     assert len(set(state_of(states, "residual")["kept"].tolist())) > 1
 
 

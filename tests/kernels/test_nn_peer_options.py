@@ -100,7 +100,7 @@ OPTIONS = {
     },
 }
 # The peer's gumbel noise is drawn for the padding, too, and its codewords' optimizer sees the input before it
-# is normalised.
+# is normalized.
 MASKED = (
     "drawn",
     "straight through",

@@ -18,7 +18,7 @@ def layer(seed=0, **options):
     return ResidualVQ(**({"dim": 8, "num_quantizers": 3, "codebook_size": 12} | options))
 
 
-def test_each_quantiser_takes_what_is_left():
+def test_each_quantizer_takes_what_is_left():
     rvq, x = layer().eval(), normal(2, 30, 8)
     quantized, indices, losses, codes = rvq(x, return_all_codes=True)
     rest = x
@@ -39,7 +39,7 @@ def test_training_shrinks_the_error():
     assert rests[2] < rests[1] < rests[0]
 
 
-def test_gradients_reach_the_input_of_every_quantiser():
+def test_gradients_reach_the_input_of_every_quantizer():
     rvq, x, weight = (
         layer(rotation_trick=False, commitment_weight=0.5),
         normal(40, 8).requires_grad_(),
@@ -75,7 +75,7 @@ def test_sizes_of_their_own():
     assert rvq(normal(40, 8))[1].amax(0).tolist() <= [11, 4]
 
 
-def test_dropout_of_quantisers():
+def test_dropout_of_quantizers():
     rvq, x = (
         layer(
             quantize_dropout=True,

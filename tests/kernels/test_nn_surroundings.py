@@ -89,7 +89,7 @@ def test_saved_without_pickled_code(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_averaged_models_decode_as_they_quantise(name):
+def test_averaged_models_decode_as_they_quantize(name):
     model = trained(name)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=False)
     average.update_parameters(model)

@@ -204,8 +204,8 @@ def test_usage_and_perplexity():
 
 
 def test_kmeans_init():
-    centres = torch.eye(8)[:4] * 10
-    x = centres.repeat(50, 1) + 0.1 * normal(200, 8)
+    centers = torch.eye(8)[:4] * 10
+    x = centers.repeat(50, 1) + 0.1 * normal(200, 8)
     vq = layer(codebook_size=4, kmeans_init=True, freeze_codebook=True).eval()
     best = min(
         (
@@ -247,7 +247,7 @@ def test_kmeans_init_refuses_what_is_not_finite(make, bad):
     x[1, 4, 2] = bad
     with pytest.raises(
         RuntimeError,
-        match=r"^VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or",
+        match=r"^VectorQuantize: the batch for k-means initialization holds NaN or infinity; remove or",
     ):
         run(x)
     assert torch.equal(torch.get_rng_state(), drawn)

@@ -168,7 +168,7 @@ def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
         assert count(loop, r"LDSM\.16\.M88\.4") == count(loop, "LDSM") == 16, name
         assert count(loop, r"LDGSTS.*\.128") == count(loop, "LDGSTS") > 0, name
         assert count(loop, "STL|LDL") == 0, name
-        # In either pass a row of float32 is read twice, 16 bytes at a time, as is the centre.
+        # In either pass a row of float32 is read twice, 16 bytes at a time, as is the center.
         assert count(sass.operations(lines), r"LDG\.E\.128$") == (8 if name.startswith("f") else 4), name
         after = loop[max(i for i, operation in enumerate(loop) if operation.startswith("HMMA")) + 1 :]
         assert count(after, "FFMA$") == 32, name

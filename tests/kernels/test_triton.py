@@ -252,12 +252,12 @@ def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, va
 )
 def test_a_step_of_k_means_has_the_bits_of_the_reference(dtype, weighted):
     x = (torch.randn(150, 13) + 5).to(dtype).T.contiguous().T
-    centres, weights = (torch.randn(9, 13) + 5).to(dtype), torch.rand(150) if weighted else None
-    centres[4] = centres[2]
+    centers, weights = (torch.randn(9, 13) + 5).to(dtype), torch.rand(150) if weighted else None
+    centers[4] = centers[2]
     results = []
     for name in ("reference", "triton"):
         with backend(name):
-            step = kmeans_step(x, centres, weights=weights)
+            step = kmeans_step(x, centers, weights=weights)
         results.append([*step[:-1], *step.units])
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
@@ -277,7 +277,7 @@ PRODUCTS = r"wgmma.mma_async[.\\w]*|mma.sync[.\\w]*|tcgen05.mma[.\\w:]*"
 TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64", "indices": "*i64",
          "listed": "*i64", "exact": "*fp64", "codebook": "*fp32", "k": "i32", "errors": "*fp64",
          "counts": "*i64", "codewords": "*fp32", "largest": "*i64", "scales": "*fp64", "fixed": "*i64",
-         "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centres": "*fp32",
+         "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centers": "*fp32",
          "labels": "*i64", "squares": "*fp64", "middle": "*fp64", "weights": "*fp64", "mass_scale": "*fp64"}
 # What is wanted of an epilogue: nothing, all of vq, all of a step of k-means.
 VQ = ("counts", "codes", "codewords", "quantized", "sums", "scales", "largest")
@@ -298,7 +298,7 @@ for name, dtype, d, architectures, wanted in (
     ("_finish_open", "*fp32", 64, (80, 90), VQ),
     ("_search_listed", "*fp32", 64, (80, 90, 100), ()),
     ("_rescore", "*fp32", 64, (80, 90, 100), ()),
-    ("_centre", None, 64, (90,), ()),
+    ("_center", None, 64, (90,), ()),
     ("_pack", None, 64, (80, 90, 100), ()),
     ("_add", "*fp32", 64, (80, 90), ()),
     ("_squares", "*fp32", 64, (80, 90), ()),

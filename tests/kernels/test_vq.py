@@ -333,7 +333,7 @@ def test_number_of_threads_does_not_change_a_bit():
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_uninitialised_memory_does_not_leak():
+def test_uninitialized_memory_does_not_leak():
     """With deterministic algorithms torch fills new memory with NaN and the largest integer: all of it must
     be overwritten."""
     x, codebook = normal(50, 12), normal(7, 4, seed=1)

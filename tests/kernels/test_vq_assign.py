@@ -179,7 +179,7 @@ def test_strided_codebook():
 
 @pytest.mark.parametrize(
     ("op", "name"),
-    [(vq_assign, "codebook"), (vq, "codebook"), (kmeans_step, "centres")],
+    [(vq_assign, "codebook"), (vq, "codebook"), (kmeans_step, "centers")],
     ids=["vq_assign", "vq", "kmeans_step"],
 )
 def test_a_codebook_that_no_memory_holds_is_named_in_one_line(op, name, capfd):

@@ -1,4 +1,4 @@
-"""The published UEFL code's behaviour, for comparison: what its server does, in its order, mistakes included.
+"""The published UEFL code's behavior, for comparison: what its server does, in its order, mistakes included.
 
 Differences from the corrected algorithm (``uefl/server.py``):
 
@@ -15,7 +15,7 @@ Differences from the corrected algorithm (``uefl/server.py``):
 * the entropy is measured with dropout off, in identical passes;
 * iterations have no cap (``max_iterations = 0``).
 
-Raw pixels, dropout on the logits, the rotation centre, the test split as holdout and the hyper-parameters are
+Raw pixels, dropout on the logits, the rotation center, the test split as holdout and the hyper-parameters are
 the preset's. Left out, because it changes no result: the evaluation of every local epoch.
 """
 

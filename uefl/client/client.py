@@ -5,7 +5,7 @@ Options of a message, in the order of execution:
 =================  ==========================================================================================
 ``evaluate``       measure the model as sent: metrics of the test split, entropy of the holdout split
 ``train``          ``before_round`` of the algorithm, the training loop, and the expected update
-``personalised``   with ``train``: measure the model after training
+``personalized``   with ``train``: measure the model after training
 ``ask``            instead of ``train``: the algorithm's ``answer``; the value distinguishes the asks of a run
 ``newcomer``       the client has never trained: measure it with the ``reference`` state, train from its own
 =================  ==========================================================================================
@@ -253,11 +253,11 @@ class Client:
             update = Privacy(run, self._key).hidden(update, work.message.tensors, self.name, work.round)
         work.metrics = {name: float(value) for name, value in (work.noted() | work.metrics).items()}
         result |= recorded(work.metrics, "work.metrics")
-        if work.message.options.get("personalised") and isinstance(work.test, Split):
-            self._seed(work, "personalised")
+        if work.message.options.get("personalized") and isinstance(work.test, Split):
+            self._seed(work, "personalized")
             prediction = evaluation.predict(algorithm, work, work.test.images)
-            result["personalised_accuracy"] = float(metrics.accuracy(prediction.probs, work.test.labels))
-            result["personalised_entropy"] = float(prediction.entropy.mean())
+            result["personalized_accuracy"] = float(metrics.accuracy(prediction.probs, work.test.labels))
+            result["personalized_entropy"] = float(prediction.entropy.mean())
         return update, kept, result
 
     def _global(self, work: Work) -> Prediction:

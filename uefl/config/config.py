@@ -265,7 +265,7 @@ def _check_private(config: Config) -> None:
         )
     if config.data.normalize == "standard":
         raise UserError(
-            f"key 'data.normalize': with privacy = {run.privacy!r} expected 'centred', 'imagenet' or 'raw':"
+            f"key 'data.normalize': with privacy = {run.privacy!r} expected 'centered', 'imagenet' or 'raw':"
             " 'standard' is the mean and the deviation of all clients' images, which no noise hides"
         )
     if run.privacy == "central":

@@ -163,7 +163,7 @@ class RunSection(Section):
             "the model that is saved: of the `last` round, or the best on the server's `validation` images"
         ),
     )
-    personalised: bool = Field(
+    personalized: bool = Field(
         False, description="also measure every participant's own model after its training of the round"
     )
     private_mean: bool = Field(
@@ -199,7 +199,7 @@ class Model(Section):
         False,
         description=(
             "ImageNet weights, from torchvision's cache, or from the file of this name; nothing is"
-            " downloaded; grey images are as three equal channels"
+            " downloaded; gray images are as three equal channels"
         ),
     )
     pooled: bool = Field(

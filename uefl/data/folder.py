@@ -58,7 +58,7 @@ def subfolders(folder: Path, layout: str) -> list[Path]:
     return folders
 
 
-def labelled(folder: Path, layout: str) -> list[tuple[Path, str]]:
+def labeled(folder: Path, layout: str) -> list[tuple[Path, str]]:
     """Return every file of a folder of folders, with the name of its folder.
 
     Raises:

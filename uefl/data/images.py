@@ -68,7 +68,7 @@ class ImageList:
     """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
 
     def fitted(self, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
-        """Images as a model of the shape (C, H, W) takes them, ``[n, C, H, W]`` uint8: resized, grey as RGB,
+        """Images as a model of the shape (C, H, W) takes them, ``[n, C, H, W]`` uint8: resized, gray as RGB,
         color as its luma."""
         channels, *size = shape
         fitted, damaged = [torch.zeros(0, *shape, dtype=torch.uint8)], DamagedImages()
@@ -77,7 +77,7 @@ class ImageList:
                 image = self.read(rows[i : i + 1], 0)
                 image = image if list(image.shape[2:]) == size else resize(image, (size[0], size[1]))
                 fitted.append(
-                    pixels.grey(image) if channels < image.shape[1] else image.expand(-1, channels, -1, -1)
+                    pixels.gray(image) if channels < image.shape[1] else image.expand(-1, channels, -1, -1)
                 )
         damaged.check()
         return torch.cat(fitted)
@@ -223,7 +223,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
     for i, file in enumerate(files):
         with damaged.noted(place, file), file.open() as opened, _opened(opened) as image:
             shapes[i] = pixels.upright_size(image)
-            color |= not pixels.is_grey(image)
+            color |= not pixels.is_gray(image)
             kinds.update(pixels.kinds_of(image))
     if damaged.found:  # all damaged files are named at once
         for file in files:

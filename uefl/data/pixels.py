@@ -1,6 +1,6 @@
 """One set of rules for the pixels of an image, whether it comes as a file, as an array or as a PIL image.
 
-All images become uint8 ``[C, H, W]`` with C = 1 (grey) or 3 (RGB). Whatever changes values on the way has a
+All images become uint8 ``[C, H, W]`` with C = 1 (gray) or 3 (RGB). Whatever changes values on the way has a
 kind, and a run notes each kind with the number of its images.
 """
 
@@ -21,11 +21,11 @@ TRANSPARENT = "have transparency, which is put on white"
 TURNED = "are turned upright, as their EXIF orientation says"
 DEEP = "have 16 bits per value, of which the upper 8 are taken (65535 becomes 255)"
 FLOATS = "are floats in [0, 1], rounded to 8 bits"
-CONVERTED = "are neither grey nor RGB (such as CMYK), and are converted to RGB"
+CONVERTED = "are neither gray nor RGB (such as CMYK), and are converted to RGB"
 FRAMES = "have several frames or pages, of which the first is taken"
 HUGE = "have more than 89 million pixels"
 
-_GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+_GRAY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 _RGB = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA")
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -39,9 +39,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def is_grey(image: Image.Image) -> bool:
+def is_gray(image: Image.Image) -> bool:
     """Return True if an image that Pillow has opened has no colors; its pixels need not be decoded."""
-    return image.mode in _GREY
+    return image.mode in _GRAY
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def kinds_of(image: Image.Image) -> list[str]:
         TRANSPARENT: image.mode in _WITH_ALPHA or "transparency" in image.info,
         TURNED: _orientation(image) > 1,
         DEEP: image.mode.startswith("I") or (isinstance(raw, str) and ";16" in raw),
-        CONVERTED: image.mode not in _GREY and image.mode not in _RGB,
+        CONVERTED: image.mode not in _GRAY and image.mode not in _RGB,
         FRAMES: getattr(image, "n_frames", 1) > 1,
         HUGE: image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62),
     }
@@ -85,7 +85,7 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
     with _quiet():
         kinds_of(image)
         image = ImageOps.exif_transpose(image)
-        grey = is_grey(image)
+        gray = is_gray(image)
         if image.mode.startswith("I"):
             values = np.array(image).astype(np.int64)
             if values.size and not 0 <= values.min() <= values.max() < 2**16:
@@ -96,12 +96,12 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
         if image.mode in _WITH_ALPHA or "transparency" in image.info:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        array = np.array(image.convert("L" if grey else "RGB"))
+        array = np.array(image.convert("L" if gray else "RGB"))
     return torch.from_numpy(array)[None] if array.ndim == 2 else torch.from_numpy(array).movedim(2, 0)
 
 
-def grey(images: torch.Tensor) -> torch.Tensor:
-    """RGB images ``[N, 3, H, W]`` uint8 as grey ones ``[N, 1, H, W]``, by ITU-R 601 luma, to the bit as
+def gray(images: torch.Tensor) -> torch.Tensor:
+    """RGB images ``[N, 3, H, W]`` uint8 as gray ones ``[N, 1, H, W]``, by ITU-R 601 luma, to the bit as
     Pillow does."""
     red, green, blue = images.to(torch.int64).unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]

@@ -90,8 +90,8 @@ class Preparation:
 
     @classmethod
     def of(cls, sources: Sequence[ImageList], image_size: int) -> Preparation:
-        """Return the preparation for images of several sources; they become colour images if one of them is
-        in colour.
+        """Return the preparation for images of several sources; they become color images if one of them is
+        in color.
 
         Raises:
             UserError: the images differ in size and are not resized.
@@ -180,7 +180,7 @@ class PixelCounts:
         values = torch.arange(256, dtype=torch.float64) / 255
         mean = share @ values
         variance = (share * (values - mean[:, None]) ** 2).sum(1)
-        std = variance.sqrt().clamp_min(1 / 255)  # one grey level: a constant channel is divided by it
+        std = variance.sqrt().clamp_min(1 / 255)  # one gray level: a constant channel is divided by it
         return tuple(mean.tolist()), tuple(std.tolist())
 
 

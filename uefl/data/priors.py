@@ -28,7 +28,7 @@ _CONDITION = 1e3
 
 def draw_priors(rng: np.random.Generator, sets: int, classes: int) -> Matrix:
     """Draw random priors with class m mod K dominant in set m: weights U(0.1, 1), the dominant one ten times
-    that; rows normalised."""
+    that; rows normalized."""
     weights = rng.uniform(0.1, 1.0, (sets, classes))
     weights[np.arange(sets), np.arange(sets) % classes] *= 10
     return normalized(weights)
@@ -65,7 +65,7 @@ def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
     return whole
 
 
-def realised(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
+def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
     """The class shares of ``count`` sets, from the true label and the set of every image; an empty set gives
     a row of zeros."""
     table = np.zeros((count, classes))
@@ -75,7 +75,7 @@ def realised(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: 
 
 
 def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
-    """Every entry times a factor from U(1 - amount, 1 + amount), rows normalised again: priors that are known
+    """Every entry times a factor from U(1 - amount, 1 + amount), rows normalized again: priors that are known
     only roughly."""
     return normalized(priors * rng.uniform(1 - amount, 1 + amount, priors.shape))
 
@@ -213,7 +213,7 @@ def check_priors(
     off = np.abs(total - 1)
     at = int(off.argmax())
     notes = (
-        [f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalised"]
+        [f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalized"]
         if off[at] > 1e-7
         else []
     )

@@ -1,4 +1,4 @@
-"""Geometric changes to images as bytes: rotation about the centre, resizing to a square, random changes for
+"""Geometric changes to images as bytes: rotation about the center, resizing to a square, random changes for
 training.
 
 torchvision is imported where it is called: its import takes longer than the import of torch, and not every
@@ -16,7 +16,7 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
     Args:
         images: ``[N, C, H, W]`` uint8, on any device.
         degrees: positive turns counter-clockwise. Multiples of 360 give the images back as they are.
-        legacy_center: turn about pixel (W/2, H/2), as the published code does, instead of the image centre
+        legacy_center: turn about pixel (W/2, H/2), as the published code does, instead of the image center
             ((W-1)/2, (H-1)/2).
 
     Returns:
@@ -56,7 +56,7 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
 
     Args:
         images: ``[B, C, H, W]`` uint8.
-        how: ``none``; ``rotate``: by U(-20, 20) degrees about the centre, nearest pixel, black outside;
+        how: ``none``; ``rotate``: by U(-20, 20) degrees about the center, nearest pixel, black outside;
             ``flip``: left-right, every second one on average.
 
     Returns:
@@ -71,7 +71,7 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
-    """Rotate image b by ``degrees[b]`` counter-clockwise about its centre, nearest pixel, black outside;
+    """Rotate image b by ``degrees[b]`` counter-clockwise about its center, nearest pixel, black outside;
     uint8 ``[B, C, H, W]``."""
     height, width = images.shape[-2:]
     cos, sin = (f(torch.deg2rad(degrees))[:, None, None] for f in (torch.cos, torch.sin))

@@ -82,7 +82,7 @@ class Data(BaseModel):
         le=1024,
         description="resize every image to this square; 0 keeps images, which must then be of one size",
     )
-    normalize: Literal["standard", "imagenet", "centred", "raw"] = Field(
+    normalize: Literal["standard", "imagenet", "centered", "raw"] = Field(
         default="standard",
         description=(
             "mean and deviation of the images that are trained on, those of ImageNet, from -1 to 1, or none"
@@ -107,7 +107,7 @@ class Data(BaseModel):
     priors: Literal["given", "estimated"] = Field(
         default="given",
         description=(
-            "class shares of each set: the realised ones, or estimated from its images and the labeled ones"
+            "class shares of each set: the realized ones, or estimated from its images and the labeled ones"
             " of the server"
         ),
         json_schema_extra=_OF_SETS,

@@ -101,10 +101,10 @@ def deal(table: DataSet, scheme: Scheme, data: Data, seed: int) -> Material:
     clients = []
     for share in dealt.clients:
         labels = table.labels[share.rows]
-        realised = priors.realised(labels, share.sets, len(share.weights), len(table.classes))
+        realized = priors.realized(labels, share.sets, len(share.weights), len(table.classes))
         clients.append(
             ClientSets(
-                share.name, table.images, share.rows, share.sets, realised, labels, weights=share.weights
+                share.name, table.images, share.rows, share.sets, realized, labels, weights=share.weights
             )
         )
     source = {"name": table.name, "path": table.images.place, "images": dict(table.parts)}

@@ -234,7 +234,7 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     """Return the federation of these silos. Their images cannot be read here.
 
     Classes of labeled images are the union over all silos, sorted by name; those of sets are the same
-    everywhere. Images are in colour where those of one silo, or of the server, are. Mean and deviation are
+    everywhere. Images are in color where those of one silo, or of the server, are. Mean and deviation are
     exact over all training images, from the counts of the 256 gray levels. The server's own images, for arms
     that learn from sets, are read here.
 

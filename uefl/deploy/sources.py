@@ -119,7 +119,7 @@ class OwnFolder:
         place = torch.tensor([classes.index(name) for name in federation.classes])
 
         def fitted(split: Split) -> Split:
-            return Split(_in_colour(split.images, channels), place[split.labels])
+            return Split(_in_color(split.images, channels), place[split.labels])
 
         test = fitted(found.test)
         return LabeledData(
@@ -195,18 +195,18 @@ class OwnSets:
         assert isinstance(found, SetData)
         return replace(
             found,
-            images=_in_colour(found.images, channels),
+            images=_in_color(found.images, channels),
             priors=torch.from_numpy(priors.smoothed(found.priors.numpy(), cfg.data.prior_smoothing)),
             test=(
                 None
                 if found.test is None
-                else Split(_in_colour(found.test.images, channels), found.test.labels)
+                else Split(_in_color(found.test.images, channels), found.test.labels)
             ),
         )
 
 
-def _in_colour(images: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return the images in the given number of channels; grey ones may become colour images. Columns and
+def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
+    """Return the images in the given number of channels; gray ones may become color images. Columns and
     tokens stay as they are."""
     if images.dim() != 4:
         return images

@@ -47,10 +47,10 @@ def _checked(net: nn.Module) -> nn.Module:
 
 
 class GivenNet(TokenNet):
-    """A network with the parts that a quantiser stands between.
+    """A network with the parts that a quantizer stands between.
 
     Args:
-        net: with a method ``tokens`` from images ``[B, C, H, W]``, normalised, to ``[B, T, D]`` (or more axes
+        net: with a method ``tokens`` from images ``[B, C, H, W]``, normalized, to ``[B, T, D]`` (or more axes
             between B and D), and a module ``head`` from tensors of that shape to logits ``[B, classes]``; its
             own ``forward`` is not used.
         shape: of one input, such as (C, H, W).
@@ -83,7 +83,7 @@ class GivenNet(TokenNet):
         return head
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens [B, ..., D]."""
+        """images [B, C, H, W], normalized -> tokens [B, ..., D]."""
         tokens: torch.Tensor = self.net.tokens(images)  # type: ignore[operator]
         return tokens
 
@@ -95,7 +95,7 @@ class GivenNet(TokenNet):
             tokens = self.eval().tokens(probe)
         except (RuntimeError, ValueError, TypeError) as error:
             raise UserError(
-                f"model: 'tokens' cannot take normalised inputs {list(probe.shape)}: {_first_line(error)}"
+                f"model: 'tokens' cannot take normalized inputs {list(probe.shape)}: {_first_line(error)}"
             ) from None
         self.train(training)
         if not isinstance(tokens, torch.Tensor):
@@ -123,7 +123,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
         )
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(
-            f"model: it cannot take normalised inputs {list(shape)}: {_first_line(error)}"
+            f"model: it cannot take normalized inputs {list(shape)}: {_first_line(error)}"
         ) from None
     finally:
         net.train(training)

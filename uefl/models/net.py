@@ -31,7 +31,7 @@ def with_group_norm(net: nn.Module) -> None:
 
 
 class TokenNet(nn.Module):
-    """A network in two parts, which a quantiser may stand between.
+    """A network in two parts, which a quantizer may stand between.
 
     Attributes:
         head: from tokens to logits ``[B, classes]``.
@@ -44,11 +44,11 @@ class TokenNet(nn.Module):
     positions: int
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens [B, ..., D]."""
+        """images [B, C, H, W], normalized -> tokens [B, ..., D]."""
         raise NotImplementedError
 
     def classify(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens, quantised or not -> logits [B, classes]."""
+        """Tokens, quantized or not -> logits [B, classes]."""
         logits: torch.Tensor = self.head(tokens)
         return logits
 
@@ -96,7 +96,7 @@ class Net(TokenNet):
             with_group_norm(self)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalised -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in
+        """images [B, C, H, W], normalized -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in
         channels-last memory."""
         return as_tokens(self.encoder(images), self.pooled)
 

@@ -17,7 +17,7 @@ def normalization(
     ``[F]`` float64. Of tokens: two empty tensors.
 
     Args:
-        how: ``standard``, ``imagenet``, ``centred`` or ``raw``.
+        how: ``standard``, ``imagenet``, ``centered`` or ``raw``.
         mean, std: per channel or per column.
         inputs: their kind.
 
@@ -25,7 +25,7 @@ def normalization(
         UserError: a way that is for images, or for images of three channels, alone.
     """
     if inputs.kind != "images":
-        if how in ("imagenet", "centred"):
+        if how in ("imagenet", "centered"):
             raise UserError(
                 f"key 'data.normalize': {how!r} is for images, and the data are {inputs.kind}; use 'standard'"
                 " or 'raw'"
@@ -35,7 +35,7 @@ def normalization(
     channels = len(mean)
     if how == "raw":
         shift, scale = torch.zeros(channels), torch.ones(channels)
-    elif how == "centred":
+    elif how == "centered":
         shift, scale = torch.full((channels,), 127.5), torch.full((channels,), 127.5)
     elif how == "imagenet":
         if channels != 3:

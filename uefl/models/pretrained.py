@@ -1,7 +1,7 @@
 """Pretrained weights of torchvision's networks.
 
 ``pretrained`` is True for the ImageNet weights in torchvision's cache, or a file of weights for the same
-network. Nothing is downloaded. A grey image is convolved with the sum over the three channels of the
+network. Nothing is downloaded. A gray image is convolved with the sum over the three channels of the
 pretrained first layer, which equals the convolution of its three equal channels.
 """
 

@@ -129,7 +129,7 @@ class SavedModel:
         Args:
             images: ``[B, C, H, W]`` uint8, pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits
                 as :func:`uefl.train` rounds them. Their size is the one that the model was trained on, as
-                :func:`uefl.data.rotate.resize` makes it where the run did; grey ones may be ``[B, H, W]``. A
+                :func:`uefl.data.rotate.resize` makes it where the run did; gray ones may be ``[B, H, W]``. A
                 tensor or a NumPy array; or a list of paths of image files, see :meth:`read`. Of a model of
                 columns: floats ``[B, F]`` or a DataFrame; of tokens: integers ``[B, L]``.
             client: the client with the parts to predict with. None: of a site that was not trained on. Then
@@ -421,7 +421,7 @@ def save(
         path: of the file.
         cfg: of the run.
         arm: the arm of the model.
-        federation: for classes, image shape and normalisation.
+        federation: for classes, image shape and normalization.
         networks: of each member, its weights and the tensors of each client, read one client at a time; names
             of an ensemble's begin with the number of the member.
     """

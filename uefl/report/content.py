@@ -38,7 +38,7 @@ _NO_TEST_LEGEND = (
 
 _PROTOCOL_LEGEND = (
     "Best: the highest mean accuracy and its round; worst 10 %: the mean over the worst tenth of the clients"
-    " at the last round; global: without the private layers of clients; personalised: after the local"
+    " at the last round; global: without the private layers of clients; personalized: after the local"
     " training of the client; to target: first round with the accuracy `run.target_accuracy`; MB: tensors"
     " that the server sent and received, for training and measurement, in all rounds."
 )

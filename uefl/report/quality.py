@@ -26,7 +26,7 @@ def draw(run: RunFolder) -> Iterator[Drawing]:
     if bins:
         caption = (
             "Bars: percentage of correct predictions in each bin of confidence; dots: mean of the bin; dashed"
-            " line: perfect calibration. A bar below the line is overconfident. Grey: share of the images."
+            " line: perfect calibration. A bar below the line is overconfident. Gray: share of the images."
             " ECE is over the images of all clients; the table has the mean over the clients."
         )
         picture = Picture("reliability.png", "Reliability of the confidence", caption)

@@ -244,7 +244,7 @@ def summarize(
     - ``best``: the round with the highest mean accuracy. ``selected``: the round that is best on the
       server's validation images.
     - ``worst_tenth``: mean accuracy of the worst tenth of the clients.
-    - ``global_accuracy``, ``personalised_accuracy``, ``personalised_entropy``, ``epsilon``: if measured.
+    - ``global_accuracy``, ``personalized_accuracy``, ``personalized_entropy``, ``epsilon``: if measured.
     - ``unseen_accuracy``: mean over the unseen clients.
     - ``bytes_sent``, ``bytes_received``: by the server over the run, unseen clients included.
     - ``rounds_to_target``: first round with the accuracy ``target``, null if there is none.
@@ -282,7 +282,7 @@ def summarize(
             "worst_tenth": _worst([r["accuracy"] for r in last if r["accuracy"] is not None]),
             **{
                 key: value
-                for key in ("global_accuracy", "personalised_accuracy", "personalised_entropy", "epsilon")
+                for key in ("global_accuracy", "personalized_accuracy", "personalized_entropy", "epsilon")
                 if (value := mean(last, key)) is not None
             },
             **({"unseen_accuracy": mean(unseen, "accuracy")} if unseen else {}),

@@ -142,7 +142,7 @@ def protocol_table(run: RunFolder) -> Table:
         "best": lambda arm: _at_round(arm.get("best")),
         "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
         "global": lambda arm: number(arm.get("global_accuracy")),
-        "personalised": lambda arm: number(arm.get("personalised_accuracy")),
+        "personalized": lambda arm: number(arm.get("personalized_accuracy")),
         "unseen": lambda arm: number(arm.get("unseen_accuracy")),
         "to target": _reached,
         "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if "bytes_sent" in arm else "-",

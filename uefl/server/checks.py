@@ -19,13 +19,13 @@ _OUTLIER = 100  # times the others' largest elements
 _LARGEST = 3.4028234663852886e38  # of float32: sums of numbers up to this stay finite
 _ROUNDING = 1e-3
 _MOST = dict.fromkeys(
-    ("accuracy", "ece", "holdout_accuracy", "global_accuracy", "personalised_accuracy", "train_accuracy"), 1.0
+    ("accuracy", "ece", "holdout_accuracy", "global_accuracy", "personalized_accuracy", "train_accuracy"), 1.0
 ) | {
     "brier": 2.0,
     "nll": math.inf,
     "holdout_nll": math.inf,
     "entropy": math.inf,
-    "personalised_entropy": math.inf,
+    "personalized_entropy": math.inf,
     "entropy_deterministic": math.inf,
 }
 _MOST |= {

@@ -85,8 +85,8 @@ class ServerModel:
             message = self.algorithm.broadcast(self.state, client, replace(turn, train=train))
         message.options |= self.address(client) | {"evaluate": measure, "train": train}
         message.options["last"] = not turn.train
-        if train and self.algorithm.context.run.personalised:
-            message.options["personalised"] = True
+        if train and self.algorithm.context.run.personalized:
+            message.options["personalized"] = True
         message.private = self.private_state(client, reference)
         if reference and client in self._known:
             message.reference = self._fresh(client) | reference

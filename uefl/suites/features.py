@@ -56,7 +56,7 @@ def panels(
     which all clients have.
 
     If each segment has a codebook of its own, one panel shows all of them. Codewords that
-    quantise what others leave of a feature (``residual``) are no features but ways from one: they begin at
+    quantize what others leave of a feature (``residual``) are no features but ways from one: they begin at
     the mean.
     """
     every = np.concatenate([tokens.reshape(-1, books[name].shape[-1]) for name, tokens in found.items()])

@@ -18,14 +18,14 @@ def printing(step: composed.Step) -> composed.Advance:
     def advance(
         data: composed.Data, state: composed.State, limit: torch.Tensor, found: steps.Step, spherical: bool
     ) -> None:
-        iteration, before = int(state.iterations), state.centres.clone()
+        iteration, before = int(state.iterations), state.centers.clone()
         if iteration == 0:
             print("Initialization complete")
         inertia = data.step(step, before, True)[3] * data.weight_unit
         print(f"Iteration {iteration}, inertia {float(inertia)}.")
         composed.advance(data, state, limit, found, spherical)
         if bool(state.ended):
-            shift = float((state.centres.double() - before.double()).square().sum())
+            shift = float((state.centers.double() - before.double()).square().sum())
             why = (
                 f"center shift {shift} within tolerance {float(limit)}" if shift > 0 else "strict convergence"
             )

@@ -19,7 +19,7 @@ from ..ops.kmeans.composed import Fit, Request, unit_rows
 from ..ops.kmeans.sparse import SparseRows, kmeans_of_sparse
 from ..ops.kmeans_labels import kmeans_distances, kmeans_labels, kmeans_labels_and_squares
 from ..ops.kmeans_step import kmeans_step
-from ..ops.kmeans_step.composed import least_power_of_two, mass_bits, require_valid_centres, tree_sum
+from ..ops.kmeans_step.composed import least_power_of_two, mass_bits, require_valid_centers, tree_sum
 from ._base import ClusteringEstimator, ConvergenceWarning, constraints
 from ._data import Back, blocks_of, column_names, numbers, rows_of, seed_of, source_of, to_numpy
 from ._rows import TakesRows
@@ -54,7 +54,7 @@ class KMeans(TakesRows, ClusteringEstimator):
     Attributes (after ``fit``):
         cluster_centers_: ``[n_clusters, n_features]``, float32 for float32 and half-precision data, float64
             for all else.
-        labels_: ``[n_samples]`` int64, the nearest of these centres.
+        labels_: ``[n_samples]`` int64, the nearest of these centers.
         inertia_: weighted sum of the squared distances to them.
         n_iter_: iterations of the start that was kept.
         counts_: ``[n_clusters]`` float64, the weights of the rows of each cluster, added up; without weights,
@@ -137,7 +137,7 @@ class KMeans(TakesRows, ClusteringEstimator):
                     (self._cluster_sparse(sparse, weights, asked) for asked in requests),
                     key=lambda fit: float(fit.inertia),
                 )
-                self._keep(fit, _counts(fit.labels, weights, len(fit.centres)), to_numpy)
+                self._keep(fit, _counts(fit.labels, weights, len(fit.centers)), to_numpy)
                 return self
             found_in = [
                 self._cluster_blocks(source.blocks(), weights, asked)
@@ -149,7 +149,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         weights = self._weights(sample_weight, len(x), x.device)
         fits = [self._cluster(x, weights, asked) for asked in self._requests(x.shape[0], x.shape[1], X)]
         found = min(fits, key=lambda found: float(found.inertia))
-        self._keep(found, _counts(found.labels, weights, len(found.centres)), back)
+        self._keep(found, _counts(found.labels, weights, len(found.centers)), back)
         return self
 
     def fit_blocks(self, blocks: Any, *, sample_weight: Any = None, group: Any = None) -> KMeans:
@@ -160,7 +160,7 @@ class KMeans(TakesRows, ClusteringEstimator):
             blocks: arrays or tensors ``[n_i, n_features]`` of one dtype, read again for every pass: a list,
                 another iterable that can be read again, or a function that returns an iterator.
                 ``"k-means||"``
-                takes fewer passes than ``"k-means++"``, which takes two for each centre.
+                takes fewer passes than ``"k-means++"``, which takes two for each center.
             sample_weight: ``[n_samples]``, of the rows of all blocks.
             group: a group of ``torch.distributed`` with a backend for the CPU (gloo), each process with
                 blocks of its own; their rows count in the order of the ranks. ``labels_`` belong to the rows
@@ -182,7 +182,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         read = blocks_of("KMeans", blocks)
         weights = None if sample_weight is None else self._weights(sample_weight, None)
         found, counts = self._cluster_blocks(read, weights, lambda n, d: self._requests(n, d)[0], group)
-        self._check_columns(None, found.centres.shape[1], fitting=True)
+        self._check_columns(None, found.centers.shape[1], fitting=True)
         self._keep(found, counts, to_numpy)
         return self
 
@@ -201,21 +201,21 @@ class KMeans(TakesRows, ClusteringEstimator):
             return self.fit(X, sample_weight=sample_weight)
         self._check_parameters()
         x, back = self._rows(X, fitting=False)
-        centres, before = (
+        centers, before = (
             rows_of("KMeans", value)[0].to(x.device)
             for value in (self.cluster_centers_, self.counts_[:, None])
         )
-        rows = self._prepared(x).to(centres.dtype)
+        rows = self._prepared(x).to(centers.dtype)
         weights = self._weights(sample_weight, len(x), x.device)
         with in_words_of("KMeans"):
-            found = kmeans_step(rows, centres, weights=weights)
+            found = kmeans_step(rows, centers, weights=weights)
             counts = before + found.masses[:, None]
             means = torch.where(
-                counts > 0, (centres.double() * before + found.sums) / counts, centres.double()
+                counts > 0, (centers.double() * before + found.sums) / counts, centers.double()
             )
-            centres = (unit_rows(means) if self.metric == "cosine" else means).to(centres.dtype)
-            found = kmeans_step(rows, centres, weights=weights, units=found.units)
-        self.cluster_centers_, self.counts_ = back(centres), back(counts[:, 0])
+            centers = (unit_rows(means) if self.metric == "cosine" else means).to(centers.dtype)
+            found = kmeans_step(rows, centers, weights=weights, units=found.units)
+        self.cluster_centers_, self.counts_ = back(centers), back(counts[:, 0])
         self.labels_, self.inertia_ = back(found.labels), float(found.inertia)
         self.n_iter_ += 1
         return self
@@ -232,9 +232,9 @@ class KMeans(TakesRows, ClusteringEstimator):
         """Return the nearest center of each row, ``[n_samples]`` int64."""
         if hasattr(X, "tocsr"):
             return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[0]))
-        blocks, centres, back = self._fitted(X)
+        blocks, centers, back = self._fitted(X)
         with in_words_of("KMeans"):
-            return back(_joined([kmeans_labels(block, centres) for block in blocks]))
+            return back(_joined([kmeans_labels(block, centers) for block in blocks]))
 
     def transform(self, X: Any) -> Any:
         """Return the distance of each row to each center, ``[n_samples, n_clusters]``."""
@@ -246,10 +246,10 @@ class KMeans(TakesRows, ClusteringEstimator):
             weights = self._weights(sample_weight, X.shape[0])
             squares = self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[1])
             return -float(tree_sum(squares if weights is None else squares * weights))
-        blocks, centres, _ = self._fitted(X)
-        weights = self._weights(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X), centres.device)
+        blocks, centers, _ = self._fitted(X)
+        weights = self._weights(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X), centers.device)
         with in_words_of("KMeans"):
-            squares = _joined([kmeans_labels_and_squares(block, centres)[1] for block in blocks])
+            squares = _joined([kmeans_labels_and_squares(block, centers)[1] for block in blocks])
         return -float(tree_sum(squares if weights is None else squares * weights))
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -338,7 +338,7 @@ class KMeans(TakesRows, ClusteringEstimator):
             wanted = asked(n, d) if callable(asked) else asked
             if wanted.given is None:
                 return wanted
-            require_valid_centres("kmeans", "init", wanted.given)
+            require_valid_centers("kmeans", "init", wanted.given)
             assert blocks.like is not None
             return wanted._replace(given=wanted.given.to(result_dtype(blocks.like)))
 
@@ -364,14 +364,14 @@ class KMeans(TakesRows, ClusteringEstimator):
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: Request) -> Fit:
         with in_words_of("KMeans"):
             if asked.given is not None:
-                require_valid_centres("kmeans", "init", asked.given)
+                require_valid_centers("kmeans", "init", asked.given)
                 asked = asked._replace(given=asked.given.cpu().to(rows.dtype))
             advance = printing if self.verbose else None
             return kmeans_of_sparse(rows, weights, asked, self.metric == "cosine", advance)
 
     def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back) -> None:
         """Set the attributes that a fit leaves."""
-        self.cluster_centers_ = back(found.centres)
+        self.cluster_centers_ = back(found.centers)
         self.labels_ = back(found.labels)
         self.counts_ = back(counts)
         self.inertia_ = float(found.inertia)
@@ -388,9 +388,9 @@ class KMeans(TakesRows, ClusteringEstimator):
     def _transform(self, X: Any) -> Any:
         if hasattr(X, "tocsr"):
             return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.distances(centers)))
-        blocks, centres, back = self._fitted(X)
+        blocks, centers, back = self._fitted(X)
         with in_words_of("KMeans"):
-            return back(_joined([kmeans_distances(block, centres) for block in blocks]))
+            return back(_joined([kmeans_distances(block, centers) for block in blocks]))
 
     def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
         """Return the rows in blocks as in the fit, the centers in their dtype, and a function that converts
@@ -403,10 +403,10 @@ class KMeans(TakesRows, ClusteringEstimator):
         else:
             self._check_columns(column_names(X), source.d, fitting=False)
             like, blocks, back = source.select(slice(0, 1)), iter(source), to_numpy
-        centres = rows_of("KMeans", self.cluster_centers_)[0].to(
+        centers = rows_of("KMeans", self.cluster_centers_)[0].to(
             like.device, torch.float64 if like.dtype == torch.float64 else torch.float32
         )
-        return (self._prepared(block) for block in blocks), centres, back
+        return (self._prepared(block) for block in blocks), centers, back
 
     def _prepared(self, x: torch.Tensor) -> torch.Tensor:
         """Return rows as they are compared; rows that are not finite stay so."""

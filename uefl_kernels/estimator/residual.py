@@ -76,7 +76,7 @@ class ResidualKMeans(TakesRows, Estimator):
             ``init`` is a name here.
         balanced: whether in ``fit`` no code of a level is given to more than ceil(n_samples / n_clusters)
             rows, and later levels work on what that leaves. The assignment is stable: no row is nearer to a
-            centre that holds a row farther from it.
+            center that holds a row farther from it.
 
     Attributes (after ``fit``):
         codebooks_: ``[n_levels, n_clusters, n_features]``, float32 for float32 and half-precision data,
@@ -136,7 +136,7 @@ class ResidualKMeans(TakesRows, Estimator):
         self._validate_params()
         if not isinstance(self.init, str):
             raise TypeError(
-                "ResidualKMeans: init must be the name of a seeding; centres of one level are none of the"
+                "ResidualKMeans: init must be the name of a seeding; centers of one level are none of the"
                 " next"
             )
         if not isinstance(self.n_levels, (int, np.integer)) or self.n_levels < 1:
@@ -160,12 +160,12 @@ class ResidualKMeans(TakesRows, Estimator):
                 random_state=seed,
             )
             level.fit(rest, sample_weight=weights)
-            centres = level.cluster_centers_
-            labels = balanced_labels(rest, centres) if self.balanced else level.labels_
-            rest = rest - centres[labels]
+            centers = level.cluster_centers_
+            labels = balanced_labels(rest, centers) if self.balanced else level.labels_
+            rest = rest - centers[labels]
             squares = rest.double().square().sum(1)
             left.append(float((squares if weights is None else squares * weights).sum()))
-            books.append(centres)
+            books.append(centers)
             codes.append(labels)
         self.codebooks_, self.codes_ = back(torch.stack(books)), back(torch.stack(codes, 1))
         self.inertia_ = np.array(left)
@@ -182,14 +182,14 @@ class ResidualKMeans(TakesRows, Estimator):
         x, back = self._rows(X, fitting=False)
         rest, codes = _wide(x), []
         with in_words_of("ResidualKMeans"):
-            for centres in self._books(rest):
-                labels = kmeans_labels(rest, centres)
-                rest = rest - centres[labels]
+            for centers in self._books(rest):
+                labels = kmeans_labels(rest, centers)
+                rest = rest - centers[labels]
                 codes.append(labels)
         return back(torch.stack(codes, 1))
 
     def decode(self, codes: Any) -> Any:
-        """The sum of the centres of codes ``[n_samples, n_levels]``: rows ``[n_samples, n_features]``, of the
+        """The sum of the centers of codes ``[n_samples, n_levels]``: rows ``[n_samples, n_features]``, of the
         kind of ``codebooks_``."""
         self._check_fitted()
         books = rows_like(self.codebooks_)
@@ -219,20 +219,20 @@ def rows_like(codebooks: Any) -> torch.Tensor:
     return rows_of("ResidualKMeans", codebooks.reshape(-1, d))[0].reshape(levels, clusters, d)
 
 
-def balanced_labels(rows: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """Labels [n] that give no centre more than ceil(n / k) of the rows [n, d]: rows ask, centres keep the
+def balanced_labels(rows: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
+    """Labels [n] that give no center more than ceil(n / k) of the rows [n, d]: rows ask, centers keep the
     nearest, the first of equals.
 
-    A row asks the nearest centre that would keep it, until all are kept. A full center only keeps nearer
+    A row asks the nearest center that would keep it, until all are kept. A full center only keeps nearer
     rows, so a center that refused a row refuses it again.
     """
-    n, k = len(rows), len(centres)
+    n, k = len(rows), len(centers)
     room = -(-n // k)
-    wide = centres.double()
+    wide = centers.double()
     labels = torch.full((n,), -1, device=rows.device)
-    # distance to the centre of each row
+    # distance to the center of each row
     kept = torch.full((n,), torch.inf, dtype=torch.float64, device=rows.device)
-    # distance and number of the last row that a centre keeps
+    # distance and number of the last row that a center keeps
     worst = torch.full((k,), torch.inf, dtype=torch.float64, device=rows.device)
     last = torch.full((k,), n, device=rows.device)
     free = torch.arange(n, device=rows.device)
@@ -245,7 +245,7 @@ def balanced_labels(rows: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
         asked[labels[free]] = True
         row = asked[labels].nonzero()[:, 0]
         row = row[kept[row].argsort(stable=True)]
-        row = row[labels[row].argsort(stable=True)]  # by centre, distance, number
+        row = row[labels[row].argsort(stable=True)]  # by center, distance, number
         label = labels[row]
         counts = torch.bincount(label, minlength=k)
         rank = torch.arange(len(row), device=rows.device) - (counts.cumsum(0) - counts)[label]

@@ -26,7 +26,7 @@ from ._shared import Float32Module, absent, by_book, fixed, no_autocast, no_torc
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _BROKEN = (
-    "VectorQuantize: the batch for k-means initialisation holds NaN or infinity; remove or replace those"
+    "VectorQuantize: the batch for k-means initialization holds NaN or infinity; remove or replace those"
     " rows, or mask them"
 )
 _OF_BATCH = ("batch_mean", "batch_variance")

@@ -271,7 +271,7 @@ class MCDropout(nn.Module):
         shape, with the dropouts off.
 
         The second half of the trial holds other numbers, in another order: rows that see each other's mean
-        would not notice a copy, and behind a normalisation not a scaled one.
+        would not notice a copy, and behind a normalization not a scaled one.
         """
         shapes = tuple(value.shape for value in boundary)
         if shapes not in self._tried:

@@ -22,12 +22,12 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // squares [N] is workspace.
-template <class T, class Centre>
-void launch_inertia(const T* x, const Shape& shape, const Centre* centres, const int64_t* labels,
+template <class T, class Center>
+void launch_inertia(const T* x, const Shape& shape, const Center* centers, const int64_t* labels,
                     const double* weights, double* squares, double* inertia, cudaStream_t stream) {
   const auto blocks = [](int64_t count, int64_t of_block) { return (count + of_block - 1) / of_block; };
   const int64_t grid = std::min<int64_t>(blocks(shape.outputs, kThreads / kSquareLanes), 1 << 16);
-  row_squares<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(x, shape, centres, labels, weights,
+  row_squares<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(x, shape, centers, labels, weights,
                                                                     squares);
   int64_t n = shape.outputs, size = 1;
   while (size < n) size *= 2;
@@ -40,7 +40,7 @@ void launch_inertia(const T* x, const Shape& shape, const Centre* centres, const
   check_launch("kmeans_step");
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centres_given,
+std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centers_given,
                                                        std::optional<Tensor> weights_given,
                                                        const Tensor& middle, const Tensor& scale,
                                                        const Tensor& mass_scale, bool with_inertia) {
@@ -51,12 +51,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
     return tensor.is_cuda() && tensor.get_device_index() == x.get_device_index() &&
            tensor.scalar_type() == ScalarType::Double && tensor.numel() == numel && tensor.is_contiguous();
   };
-  require(x.dim() == 2 && centres_given.dim() == 2 && x.size(1) == centres_given.size(1),
-          "x must be [N, d] and centres [k, d]");
+  require(x.dim() == 2 && centers_given.dim() == 2 && x.size(1) == centers_given.size(1),
+          "x must be [N, d] and centers [k, d]");
   const ScalarType type = x.scalar_type();
   require(
-      centres_given.scalar_type() == (type == ScalarType::Double ? ScalarType::Double : ScalarType::Float),
-      "centres must be float32, or float64 beside float64");
+      centers_given.scalar_type() == (type == ScalarType::Double ? ScalarType::Double : ScalarType::Float),
+      "centers must be float32, or float64 beside float64");
   require(is(middle, x.size(1)) && is(scale, x.size(1)) && is(mass_scale, 1),
           "units must be float64, contiguous, on the device of x");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
@@ -65,16 +65,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
     weights = torch::stable::contiguous(*weights_given);
     require(is(*weights, x.size(0)), "weights must be float64 [N], on the device of x");
   }
-  const Tensor centres = torch::stable::contiguous(centres_given);
+  const Tensor centers = torch::stable::contiguous(centers_given);
   const cudaStream_t stream = current_stream(x);
-  Tensor sums = torch::stable::new_empty(x, centres.sizes(), ScalarType::Long);
-  Tensor masses = torch::stable::new_empty(x, {centres.size(0)}, ScalarType::Long);
+  Tensor sums = torch::stable::new_empty(x, centers.sizes(), ScalarType::Long);
+  Tensor masses = torch::stable::new_empty(x, {centers.size(0)}, ScalarType::Long);
   Tensor inertia = torch::stable::new_empty(x, {}, ScalarType::Double);
   const Spans cleared = spans_of({&sums, &masses, &inertia});
   const Tensor labels =
-      torch::stable::reshape(assign("kmeans_step", x, centres, "l2", true, cleared), {x.size(0)});
+      torch::stable::reshape(assign("kmeans_step", x, centers, "l2", true, cleared), {x.size(0)});
   Tensor rows = x;
-  const Shape shape = shape_of(rows, {1, centres.size(0), x.size(1), 1});
+  const Shape shape = shape_of(rows, {1, centers.size(0), x.size(1), 1});
   if (shape.outputs == 0) return {labels, sums, masses, inertia};
 
   const auto doubles = [](const Tensor& tensor) {
@@ -84,9 +84,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   const double* mass = weights ? doubles(*weights) : nullptr;
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    using Centre = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    using Center = std::conditional_t<std::is_same_v<T, double>, double, float>;
     const T* data = static_cast<const T*>(rows.const_data_ptr());
-    RowSums<T, Centre> wanted{};
+    RowSums<T, Center> wanted{};
     wanted.indices = chosen, wanted.weights = mass;
     wanted.counts = static_cast<long long*>(masses.mutable_data_ptr()),
     wanted.sums = static_cast<long long*>(sums.mutable_data_ptr());
@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
     launch_row_sums<false>("kmeans_step", data, shape, wanted, [](int64_t) { return nullptr; }, stream);
     if (!with_inertia) return;
     Tensor squares = torch::stable::new_empty(x, {shape.outputs}, ScalarType::Double);
-    launch_inertia(data, shape, static_cast<const Centre*>(centres.const_data_ptr()), chosen, mass,
+    launch_inertia(data, shape, static_cast<const Center*>(centers.const_data_ptr()), chosen, mass,
                    static_cast<double*>(squares.mutable_data_ptr()),
                    static_cast<double*>(inertia.mutable_data_ptr()), stream);
   });

@@ -45,7 +45,7 @@ Packed carve(const Shape& shape, Search search, int64_t open, const Tensor& x, T
   const bool tensor = search != Search::float32;
   const int64_t operands = place(tensor ? codewords * mma_width(shape.d) * 2 : codewords * shape.d * 4);
   const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8);
-  const int64_t centre = place(shape.books * shape.d * 4), norms = place(codewords * 4);
+  const int64_t center = place(shape.books * shape.d * 4), norms = place(codewords * 4);
   const int64_t longest = place(codewords / kPackCodes * 8), sampled = place(shape.books * kSampledRows * 4);
   const int64_t starts = place(tensor ? codewords / kBlockCodes * kStartBytes : 0);
   const int64_t listed = place(open * 8), limits = place(open * 4);
@@ -54,7 +54,7 @@ Packed carve(const Shape& shape, Search search, int64_t open, const Tensor& x, T
   Packed packed{};
   packed.exact = reinterpret_cast<double*>(first + exact),
   packed.bounds = reinterpret_cast<double*>(first + bounds);
-  packed.centre = reinterpret_cast<float*>(first + centre);
+  packed.center = reinterpret_cast<float*>(first + center);
   packed.half_norms = reinterpret_cast<float*>(first + norms),
   packed.halves = reinterpret_cast<uint16_t*>(first + operands);
   packed.codes = reinterpret_cast<float*>(first + operands),

@@ -15,7 +15,7 @@ struct Codebook {
   std::vector<__uint128_t> norms, starts;
   std::vector<double> exact, bounds, longest;
   std::vector<long long> ones;  // an array that the kernel zeroes
-  std::vector<float> centre, codes, limits, sampled;
+  std::vector<float> center, codes, limits, sampled;
   std::vector<int64_t> listed;
   uefl::cuda::Packed packed{};
 
@@ -28,13 +28,13 @@ struct Codebook {
         bounds(4 * shape.books, NAN),
         longest(shape.books * shape.padded_k / uefl::cuda::kPackCodes, NAN),
         ones(1000, 1),
-        centre(shape.books * shape.d, NAN),
+        center(shape.books * shape.d, NAN),
         codes(shape.books * shape.padded_k * shape.d, NAN),
         sampled(shape.books * uefl::cuda::kSampledRows, NAN) {
     namespace cuda = uefl::cuda;
     const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
     halves.resize(shape.books * shape.padded_k * width / 8);
-    packed.exact = exact.data(), packed.bounds = bounds.data(), packed.centre = centre.data();
+    packed.exact = exact.data(), packed.bounds = bounds.data(), packed.center = center.data();
     packed.half_norms = reinterpret_cast<float*>(norms.data()),
     packed.halves = reinterpret_cast<uint16_t*>(halves.data());
     packed.starts = reinterpret_cast<float*>(starts.data());

@@ -96,11 +96,11 @@ def test_unseen_clients_and_the_global_model_take_the_mean_of_the_layers():
         )
 
 
-def test_global_and_personalised_accuracy_stand_side_by_side_and_a_resumed_run_has_the_same():
-    cfg = settings("fedbn", personalised=True)
+def test_global_and_personalized_accuracy_stand_side_by_side_and_a_resumed_run_has_the_same():
+    cfg = settings("fedbn", personalized=True)
     records = finish(arm(cfg)[0])
     assert all(
-        0 <= r[key] <= 1 for r in records for key in ("accuracy", "global_accuracy", "personalised_accuracy")
+        0 <= r[key] <= 1 for r in records for key in ("accuracy", "global_accuracy", "personalized_accuracy")
     )
     assert again(cfg) == records
 

@@ -97,7 +97,7 @@ def test_golden_vectors():
 
 
 def test_full_rank_priors_can_be_inverted():
-    """p = normalise(D_pi Pi^+ D_pibar^-1 g): what makes the surrogate task determine the classifier."""
+    """p = normalize(D_pi Pi^+ D_pibar^-1 g): what makes the surrogate task determine the classifier."""
     pi, shares = (
         torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64),
         torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64),
@@ -139,7 +139,7 @@ def test_sets_that_are_the_classes_give_logit_adjusted_cross_entropy():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARMS)
-def test_every_arm_learns_what_can_be_learnt(name):
+def test_every_arm_learns_what_can_be_learned(name):
     # one per set, or of a tenth of the images
     few_steps = name in ("fedllp", "fedllp-vat", "fedavg-labeled-10")
     rounds = 4 if name == "fedllp-vat" else 8  # its step costs three steps of the others
@@ -217,14 +217,14 @@ def test_the_first_average_is_the_same_in_all_three():
     assert outcomes["fedul"]["aggregate_accuracy"] == outcomes["fedul"]["validation_accuracy"]
 
 
-def test_f_prime_goes_its_own_way_unless_it_is_synchronised():
-    own, synchronised = arm(configured("fedul-m2"))[0], arm(configured("fedul-m2", resync=True))[0]
-    for algorithm in (own, synchronised):
+def test_f_prime_goes_its_own_way_unless_it_is_synchronized():
+    own, synchronized = arm(configured("fedul-m2"))[0], arm(configured("fedul-m2", resync=True))[0]
+    for algorithm in (own, synchronized):
         algorithm.turn()
         algorithm.turn()
     assert float(state(own).tensors["expert.moment.step"]) == 4  # 30 images in batches of 16, two rounds
-    assert torch.equal(state(synchronised).tensors["expert.values"], values(synchronised))
-    assert "expert.moment.step" not in state(synchronised).tensors
+    assert torch.equal(state(synchronized).tensors["expert.values"], values(synchronized))
+    assert "expert.moment.step" not in state(synchronized).tensors
     assert not torch.equal(state(own).tensors["expert.values"], values(own))
     alone = arm(configured("supervised"))[0]
     alone.turn()
@@ -268,7 +268,7 @@ def test_recalibrated_statistics_are_those_of_the_labeled_images():
     torch.testing.assert_close(norm.running_var, var, atol=1e-5, rtol=1e-4)
 
 
-def test_synchronised_f_prime_starts_from_the_recalibrated_model():
+def test_synchronized_f_prime_starts_from_the_recalibrated_model():
     algorithm = trained("fedul-m2", recalibrate=True, resync=True, rounds=[2])[0]
     assert torch.equal(state(algorithm).tensors["expert.buffers"], buffers(algorithm))
 

@@ -29,15 +29,15 @@ def features(work, images):
     return gelu(net.head.fc1(net.tokens(images).flatten(1)))
 
 
-def test_quantised_features_have_two_distances_to_codewords_behind_the_cross_entropy():
+def test_quantized_features_have_two_distances_to_codewords_behind_the_cross_entropy():
     """mean (q - sg z)^2 + 0.25 mean (sg q - z)^2, means over all numbers."""
     work, batch, _ = turn("uefl", commitment=0.25)
     found = loss(work, batch)
     tokens, codebook = work.net.tokens(batch.images), work.trained["codebook"]
     segments = tokens.reshape(-1, codebook.shape[1])
-    quantised = codebook[torch.cdist(segments.double(), codebook.double()).argmin(1)]
-    logits = work.net.classify(quantised.reshape(tokens.shape))
-    distance = (quantised - segments).square().sum() / segments.numel()
+    quantized = codebook[torch.cdist(segments.double(), codebook.double()).argmin(1)]
+    logits = work.net.classify(quantized.reshape(tokens.shape))
+    distance = (quantized - segments).square().sum() / segments.numel()
     torch.testing.assert_close(found, cross_entropy(logits, batch.labels) + 1.25 * distance)
 
 

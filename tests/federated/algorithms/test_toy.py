@@ -264,7 +264,7 @@ def test_the_frame_does_not_speak_of_an_algorithm():
     root = Path(base.__file__).parents[1]
     names = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")} - {
         "local",
-        "centralised",
+        "centralized",
         "supervised",
     }
     pattern = re.compile(rf"\b({'|'.join(sorted(names, key=len, reverse=True))})\b", re.IGNORECASE)

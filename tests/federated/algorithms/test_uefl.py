@@ -261,7 +261,7 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
 
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5}], ids=["adam", "sgd"])
-def test_without_quantiser_it_is_fedavg_bit_for_bit(keys):
+def test_without_quantizer_it_is_fedavg_bit_for_bit(keys):
     """The codebook is made after the last round, only for the last measurement."""
     own = arm(settings(extend="none", rounds=[3], codebook_after=3, **keys))[0]
     average = arm(settings("fedavg", rounds=[3], **keys))[0]
@@ -284,7 +284,7 @@ def test_without_quantiser_it_is_fedavg_bit_for_bit(keys):
         assert torch.equal(state(own).tensors[name], state(average).tensors[name])
 
 
-def test_kmeans_initialisation_trains_the_first_round_without_quantiser():
+def test_kmeans_initialization_trains_the_first_round_without_quantizer():
     asked = []
 
     class Spy(Meddler):

@@ -7,13 +7,13 @@ from uefl.errors import RunError
 
 def test_separated_clusters_are_found_with_their_sizes():
     generator = torch.Generator().manual_seed(0)
-    centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    centers = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
     rows = torch.cat(
-        [c + 0.1 * torch.randn(n, 2, generator=generator) for c, n in zip(centres, (20, 30, 50), strict=True)]
+        [c + 0.1 * torch.randn(n, 2, generator=generator) for c, n in zip(centers, (20, 30, 50), strict=True)]
     )
     centroids, mass = kmeans(rows, 3, seed=0)
-    order = torch.cdist(centres, centroids).argmin(1)
-    torch.testing.assert_close(centroids[order], centres, atol=0.1, rtol=0)
+    order = torch.cdist(centers, centroids).argmin(1)
+    torch.testing.assert_close(centroids[order], centers, atol=0.1, rtol=0)
     assert mass[order].tolist() == [20, 30, 50]
 
 

@@ -81,11 +81,11 @@ def test_codewords_learn_where_features_are():
         before = visible(algorithm, "silo-0").clone()
         turns(algorithm, 4)
         tokens = features(room, algorithm, "silo-0")
-        start, end = (quantisation_error(tokens, book) for book in (before, visible(algorithm, "silo-0")))
+        start, end = (quantization_error(tokens, book) for book in (before, visible(algorithm, "silo-0")))
         assert end < 0.5 * start
 
 
-def test_an_extension_lowers_the_quantisation_error():
+def test_an_extension_lowers_the_quantization_error():
     for keys in ({}, {"extension": "residual"}, {"segment_codebooks": True}, {"ema_decay": 0.9}):
         algorithm, room, _ = arm(settings(extend="all", rounds=[2, 1], lr=1e-6, **keys))
         turns(algorithm, 4)
@@ -108,7 +108,7 @@ def features(room, algorithm, client):
         return room.net.tokens(room.normalize(data.train.images))
 
 
-def quantisation_error(tokens, book):
+def quantization_error(tokens, book):
     return float((tokens - Quantizer()(tokens, book).values).square().mean())
 
 
@@ -247,13 +247,13 @@ def test_the_use_of_shared_codewords_stands_before_that_of_extensions_for_every_
 
 def test_new_codewords_per_segment_are_k_means_of_that_segment():
     rows = torch.stack([torch.arange(6.0)[:, None], 100 + torch.arange(6.0)[:, None]])
-    centres, mass = kmeans(rows, 2, 0)
-    assert centres.shape == (2, 2, 1)
+    centers, mass = kmeans(rows, 2, 0)
+    assert centers.shape == (2, 2, 1)
     assert mass.sum(1).tolist() == [6.0, 6.0]
-    assert float(centres[0].max()) < 6 < 100 <= float(centres[1].min())
+    assert float(centers[0].max()) < 6 < 100 <= float(centers[1].min())
 
 
-def test_residual_stages_quantise_what_is_left_and_the_gradient_passes_once():
+def test_residual_stages_quantize_what_is_left_and_the_gradient_passes_once():
     book = torch.tensor([[0.0], [10.0], [1.0], [-1.0]])
     tokens = torch.tensor([[[[8.8]]]], requires_grad=True)
     out = Quantizer(commitment=0.0, stage=2)(tokens, book)
@@ -267,7 +267,7 @@ def test_residual_stages_quantise_what_is_left_and_the_gradient_passes_once():
 # --- making -----------------------------------------------------------------------------------------------
 
 
-def test_the_first_rounds_are_without_quantiser_and_the_codebook_is_then_made_of_all_clients_features():
+def test_the_first_rounds_are_without_quantizer_and_the_codebook_is_then_made_of_all_clients_features():
     asked = []
     algorithm, _, _ = arm(
         settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=lambda e: Spy(e, asked)

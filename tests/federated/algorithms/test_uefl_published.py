@@ -1,4 +1,4 @@
-"""The published code's behaviour, mistake by mistake."""
+"""The published code's behavior, mistake by mistake."""
 
 from dataclasses import replace
 

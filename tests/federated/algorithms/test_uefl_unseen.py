@@ -32,7 +32,7 @@ def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
         assert records[-2]["codewords"] == 8
 
 
-def test_the_best_codebook_is_that_of_the_least_quantisation_error():
+def test_the_best_codebook_is_that_of_the_least_quantization_error():
     tokens = torch.tensor([[[[1.0]]], [[[3.0]]]])
     torch.manual_seed(0)
     net = torch.nn.Module()

@@ -84,10 +84,10 @@ def test_without_a_test_part_one_is_taken_out():
     )
 
 
-def test_grey_images_and_images_of_different_sizes():
-    grey = {name: tuple((x[:, 0], y) for x, y in split) for name, split in parts().items()}
-    assert from_arrays(grey).shape == (1, 6, 5)
-    mixed = {"north": grey["north"], "south": parts()["south"]}
+def test_gray_images_and_images_of_different_sizes():
+    gray = {name: tuple((x[:, 0], y) for x, y in split) for name, split in parts().items()}
+    assert from_arrays(gray).shape == (1, 6, 5)
+    mixed = {"north": gray["north"], "south": parts()["south"]}
     federation = from_arrays(mixed)
     assert federation.shape == (3, 6, 5)
     wide = {"north": parts()["north"], "south": tuple((x[..., :4], y) for x, y in parts()["south"])}

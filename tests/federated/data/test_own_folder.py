@@ -60,15 +60,15 @@ def test_train_and_test_may_be_classes(make_images, tmp_path):
     assert read(tmp_path / "silos").classes == ("test", "train")
 
 
-def test_grey_images_join_color_ones_as_rgb(make_images, tmp_path):
+def test_gray_images_join_color_ones_as_rgb(make_images, tmp_path):
     make_images("silos/a/cat", mode="L")
     make_images("silos/a/dog", mode="L")
     make_images("silos/b/cat", mode="L")
     make_images("silos/b/dog", mode="RGB")
     own = read(tmp_path / "silos")
-    grey = splits(own, "a")[0].images
-    assert grey.shape == (10, 3, 6, 8)
-    assert torch.equal(grey[:, 0], grey[:, 2])
+    gray = splits(own, "a")[0].images
+    assert gray.shape == (10, 3, 6, 8)
+    assert torch.equal(gray[:, 0], gray[:, 2])
     np.testing.assert_array_equal(
         splits(own, "b")[0].images[5].numpy(),
         np.array(Image.open(tmp_path / "silos/b/dog/0.png")).transpose(2, 0, 1),

@@ -385,7 +385,7 @@ def test_what_is_not_read_is_noted(tmp_path):
     )
 
 
-def test_parts_that_are_misspelt_are_noted(tmp_path):
+def test_parts_that_are_misspelled_are_noted(tmp_path):
     root = write(tmp_path, npz=False)
     (root / "test").rename(root / "Test")
     (root / "validation").rename(root / "val")

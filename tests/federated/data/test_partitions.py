@@ -221,7 +221,7 @@ def test_dirichlet_is_turned_and_may_have_clients_of_one_class():
     federation = labeled(partition=scheme, train_per_client=100, test_per_client=50)
     entries = federation.manifest["silos"]
     assert [entry.get("angle", 0.0) for entry in entries.values()] == [0.0, 15.0, 30.0]
-    # realised, for the reader
+    # realized, for the reader
     counts = np.array([entry["train"]["images_of_class"] for entry in entries.values()])
     labels = [silo.train.labels.bincount(minlength=10).tolist() for silo in load(federation)]
     assert counts.tolist() == labels

@@ -15,7 +15,7 @@ from .common import labeled, load
 
 RNG = np.random.default_rng(0)
 COLOR = RNG.integers(0, 256, (8, 6, 3), dtype=np.uint8)
-GREY = RNG.integers(0, 256, (8, 6), dtype=np.uint8)
+GRAY = RNG.integers(0, 256, (8, 6), dtype=np.uint8)
 DEEP = RNG.integers(0, 2**16, (8, 6), dtype=np.uint16)
 ALPHA = np.where(np.arange(6) < 3, 0, 255).astype(np.uint8) * np.ones((8, 1), np.uint8)
 
@@ -45,15 +45,15 @@ def transparent_palette():
 # name: an image, or an image and how to save it; the suffix; the pixels [H, W(, 3)] that are right; the kind
 # that is noted
 CASES = {
-    "grey": (Image.fromarray(GREY), "png", GREY, None),
+    "gray": (Image.fromarray(GRAY), "png", GRAY, None),
     "color": (Image.fromarray(COLOR), "png", COLOR, None),
-    "bits": (Image.fromarray(GREY > 127), "png", np.where(GREY > 127, 255, 0), None),
+    "bits": (Image.fromarray(GRAY > 127), "png", np.where(GRAY > 127, 255, 0), None),
     "palette": (palette(), "png", np.array(palette().convert("RGB")), None),
     "RGBA": (Image.fromarray(np.dstack([COLOR, ALPHA])), "png", on_white(COLOR, ALPHA), "transparency"),
     "LA": (
-        Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(ALPHA)]),
+        Image.merge("LA", [Image.fromarray(GRAY), Image.fromarray(ALPHA)]),
         "png",
-        on_white(GREY[..., None], ALPHA)[..., 0],
+        on_white(GRAY[..., None], ALPHA)[..., 0],
         "transparency",
     ),
     "palette-tRNS": (
@@ -65,12 +65,12 @@ CASES = {
     "16-bit": (Image.fromarray(DEEP), "png", DEEP >> 8, "16 bits"),
     "16-bit-tiff": (Image.fromarray(DEEP), "tiff", DEEP >> 8, "16 bits"),
     "16-bit-pgm": (Image.fromarray(DEEP), "pgm", DEEP >> 8, "16 bits"),
-    "CMYK": (Image.fromarray(COLOR).convert("CMYK"), "tiff", COLOR, "neither grey nor RGB"),
+    "CMYK": (Image.fromarray(COLOR).convert("CMYK"), "tiff", COLOR, "neither gray nor RGB"),
     "upside-down": (rotated(Image.fromarray(COLOR), 3), "png", COLOR[::-1, ::-1], "EXIF"),
     "mirrored": (rotated(Image.fromarray(COLOR), 2), "png", COLOR[:, ::-1], "EXIF"),
     "on-its-side": (rotated(Image.fromarray(COLOR.swapaxes(0, 1)), 5), "png", COLOR, "EXIF"),
     "pages": (
-        (Image.fromarray(COLOR), {"save_all": True, "append_images": [Image.fromarray(GREY)]}),
+        (Image.fromarray(COLOR), {"save_all": True, "append_images": [Image.fromarray(GRAY)]}),
         "tiff",
         COLOR,
         "several frames",

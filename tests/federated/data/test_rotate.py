@@ -37,7 +37,7 @@ def by_definition(image, degrees, center):
 
 
 @pytest.mark.parametrize("degrees", [0, 360, -720])
-@pytest.mark.parametrize("legacy", [False, True], ids=["centre", "legacy"])
+@pytest.mark.parametrize("legacy", [False, True], ids=["center", "legacy"])
 def test_no_turn_is_the_identity(degrees, legacy):
     images = random_images(3, 1, 7, 9)
     assert torch.equal(rotate(images, degrees, legacy_center=legacy), images)
@@ -51,7 +51,7 @@ def test_quarter_turns_are_exact_and_counter_clockwise(turns, size):
 
 
 @pytest.mark.parametrize("degrees", [-50, 120, 7.5])
-@pytest.mark.parametrize("legacy", [False, True], ids=["centre", "legacy"])
+@pytest.mark.parametrize("legacy", [False, True], ids=["center", "legacy"])
 @pytest.mark.parametrize("shape", [(9, 9), (8, 11)], ids=["square", "wide"])
 def test_agrees_with_bilinear_sampling_by_definition(degrees, legacy, shape):
     height, width = shape
@@ -71,7 +71,7 @@ def test_images_are_turned_one_by_one():
 
 
 @pytest.mark.cuda
-def test_gpu_agrees_to_one_grey_level():
+def test_gpu_agrees_to_one_gray_level():
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     images = random_images(20, 3, 28, 28)

@@ -40,7 +40,7 @@ def test_a_table_goes_there_and_back():
         ({"holdout": float("nan")}, "finite number|greater than 0"),
         ({"source": ""}, "at least 1 character"),
         ({"sauce": "mnist"}, "Extra inputs are not permitted"),
-        ({"normalize": "standart"}, "'standard', 'imagenet', 'centred' or 'raw'"),
+        ({"normalize": "standart"}, "'standard', 'imagenet', 'centered' or 'raw'"),
         (
             {"partition": {"scheme": "rotation"}},
             r"'rotation' is no partition \(did you mean 'rotations'\?\); there are classes, dirichlet",

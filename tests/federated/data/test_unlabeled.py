@@ -132,7 +132,7 @@ def test_the_parts_of_the_pool_do_not_overlap():
     assert "200 labeled, 100 validation images" in fed.describe()
 
 
-def test_published_overlap_and_column_normalisation():
+def test_published_overlap_and_column_normalization():
     labels = np.arange(7200) % 10
     rng = np.random.default_rng(0)
     theta = p.draw_priors(rng, 10, 10)
@@ -141,7 +141,7 @@ def test_published_overlap_and_column_normalisation():
     for m in range(10):
         assert len(np.unique(positions[sets == m])) == (sets == m).sum()  # within a set none is twice
     assert np.abs(np.bincount(sets) - 720).max() <= 10
-    np.testing.assert_allclose(p.realised(labels[positions], sets, 10, 10), theta, atol=0.01)
+    np.testing.assert_allclose(p.realized(labels[positions], sets, 10, 10), theta, atol=0.01)
     drawn = [build(overlap=True, legacy_column_norm=True, sets=m).silos[0].sizes.train for m in (10, 20)]
     assert drawn[1] < 0.6 * drawn[0]  # the published bug: more sets, less data
     whole = [build(overlap=True, sets=m).silos[0].sizes.train for m in (10, 20)]
@@ -308,10 +308,10 @@ def test_priors_that_are_refused(table, sizes, message):
         p.check_priors("north", table, np.array(sizes), 3)
 
 
-def test_rows_that_are_slightly_off_are_normalised_and_said():
+def test_rows_that_are_slightly_off_are_normalized_and_said():
     table, notes = p.check_priors("north", changed(1, 0, 0.10005), SIZES, 3)
     np.testing.assert_allclose(table.sum(1), 1, rtol=1e-15)
-    assert notes == ["client 'north', set 1: priors sum to 1.00005; rows were normalised"]
+    assert notes == ["client 'north', set 1: priors sum to 1.00005; rows were normalized"]
     assert p.check_priors("north", GOOD, SIZES, 3)[1] == []
 
 
@@ -366,24 +366,24 @@ def test_full_rank_is_needed_of_one_client_alone():
     assert u.of_all([u.Reach.of(*one) for one in pair], ("a", "b", "c")) == doubt
 
 
-def test_strict_leaves_rows_that_were_normalised(monkeypatch):
-    exact = p.realised
-    monkeypatch.setattr(p, "realised", lambda *args: exact(*args) * 1.00005)
-    assert "rows were normalised" in build(strict=True).notes[0]
+def test_strict_leaves_rows_that_were_normalized(monkeypatch):
+    exact = p.realized
+    monkeypatch.setattr(p, "realized", lambda *args: exact(*args) * 1.00005)
+    assert "rows were normalized" in build(strict=True).notes[0]
 
 
 @pytest.mark.parametrize("blur", [{}, {"prior_noise": 0.1}, {"prior_smoothing": 0.1}])
 def test_a_class_that_nobody_has(monkeypatch, blur):
-    exact = p.realised
-    monkeypatch.setattr(p, "realised", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
+    exact = p.realized
+    monkeypatch.setattr(p, "realized", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
     with pytest.raises(InvalidPriors, match="class '4' is in no set of any client"):
         build(**blur)
 
 
 def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
-    exact, calls = p.realised, iter(range(100))
+    exact, calls = p.realized, iter(range(100))
     monkeypatch.setattr(
-        p, "realised", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0)))
+        p, "realized", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0)))
     )
     assert "client 'client-0' has no image of class 4" in build(prior_smoothing=0.1).notes
 

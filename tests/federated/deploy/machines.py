@@ -133,7 +133,7 @@ def may_make_namespaces() -> bool:
 
 
 def images(
-    folder: Path, classes: dict[str, int], *, size: int = 8, colour: bool = False, seed: int = 0
+    folder: Path, classes: dict[str, int], *, size: int = 8, color: bool = False, seed: int = 0
 ) -> None:
     """``folder/{train,test}/CLASS/*.png``, the classes told apart by the place of a bright bar; 12 to train
     and 4 to test."""
@@ -142,6 +142,6 @@ def images(
         for name, place in classes.items():
             (folder / part / name).mkdir(parents=True)
             for i in range(count):
-                pixels = rng.integers(0, 60, (size, size, 3) if colour else (size, size), dtype=np.uint8)
+                pixels = rng.integers(0, 60, (size, size, 3) if color else (size, size), dtype=np.uint8)
                 pixels[:, 2 * place : 2 * place + 2] = 220
                 Image.fromarray(pixels).save(folder / part / name / f"{i}.png")

@@ -21,7 +21,7 @@ from uefl.errors import UserError
 @pytest.fixture
 def folder(tmp_path):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
-    images(tmp_path / "b", {"dog": 1, "emu": 2}, colour=True, seed=1)
+    images(tmp_path / "b", {"dog": 1, "emu": 2}, color=True, seed=1)
     return tmp_path
 
 

@@ -21,7 +21,7 @@ from uefl.engines.codec import Packet, packed_message, reply_of
 from uefl.errors import UserError
 from uefl.privacy import Privacy, clip_factor, spent_by
 
-LOCAL = {"privacy": "local", "noise_multiplier": 2.0, "norm_layer": "group", "normalize": "centred"}
+LOCAL = {"privacy": "local", "noise_multiplier": 2.0, "norm_layer": "group", "normalize": "centered"}
 
 
 def settings(algorithm="fedavg", **keys):
@@ -102,7 +102,7 @@ def test_a_run_that_gives_less_is_refused_at_the_greeting_and_at_work(path, keys
 @pytest.mark.parametrize(
     ("algorithm", "keys", "options"),
     [
-        ("uefl", {}, {}),  # k-means centres of its features
+        ("uefl", {}, {}),  # k-means centers of its features
         ("fedper", {}, {}),  # a mean of layers that stay
         ("fedavg", {"norm_layer": "batch"}, {}),  # running statistics
         ("fedavg", {}, {"ask": "0/0/1"}),  # the answer has no noise

@@ -104,12 +104,12 @@ def test_what_is_missing_is_a_line(report):
         report.header[key] = value
 
 
-@pytest.mark.parametrize("how", ["one grey level", "everywhere", "one channel", "overflow"])
+@pytest.mark.parametrize("how", ["one gray level", "everywhere", "one channel", "overflow"])
 def test_a_histogram_of_other_images_is_refused(report, how):
-    """The attack on the normalisation of all silos: a histogram of more images than there are."""
+    """The attack on the normalization of all silos: a histogram of more images than there are."""
     counts = report.parts["pixels"]["counts"]
     match how:
-        case "one grey level":
+        case "one gray level":
             counts[0, 255] += 2**50
         case "everywhere":
             counts += 2**56

@@ -75,7 +75,7 @@ def machines(tmp_path_factory, page):
     with Machines(folder, SILOS, page.variables) as machines:
         (folder / "server" / "mine.toml").write_text(CONFIG)
         images(folder / "ulm" / "images", {"cat": 0, "dog": 1})
-        images(folder / "bonn" / "images", {"dog": 1, "emu": 2}, colour=True, seed=1)
+        images(folder / "bonn" / "images", {"dog": 1, "emu": 2}, color=True, seed=1)
         yield machines
 
 

@@ -32,7 +32,7 @@ def blend(state: State, share: float) -> None:
         state.tensors[name] = torch.lerp(state.tensors[name], state.tensors[f"expert.{name}"], share)
 
 
-def synchronise(state: State) -> None:
+def synchronize(state: State) -> None:
     """Restart f' from the model, with a new optimizer."""
     for name in [name for name in state.tensors if name.startswith("expert.moment.")]:
         del state.tensors[name]

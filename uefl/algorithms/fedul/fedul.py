@@ -134,7 +134,7 @@ class FedUL(OnSets):
                     {name: state.tensors[name] for name in ("values", "buffers")}
                 )
             if p.resync:
-                expert.synchronise(state)
+                expert.synchronize(state)
         return True
 
     def share(self, turn: Turn) -> float:

@@ -41,4 +41,4 @@ def kmeans(
     weights = None if weights is None else weights.to(rows.device)
     fit = uefl_kernels.kmeans(rows, k, weights=weights, seed=seed % 2**63)
     mass = torch.bincount(fit.labels, weights=None if weights is None else weights.double(), minlength=k)
-    return fit.centres.cpu(), mass.float().cpu()
+    return fit.centers.cpu(), mass.float().cpu()

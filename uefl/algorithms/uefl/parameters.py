@@ -10,7 +10,7 @@ from .. import base
 
 
 class Codebook(base.Parameters):
-    """Parameters of a quantiser between encoder and head, and of the threshold."""
+    """Parameters of a quantizer between encoder and head, and of the threshold."""
 
     codewords: int = Field(32, ge=1, le=2**20, description="size of the shared codebook, and of an extension")
     segments: int = Field(
@@ -18,7 +18,7 @@ class Codebook(base.Parameters):
         ge=1,
         le=4096,
         description=(
-            "equal parts that each feature vector is cut into before it is quantised; a divisor of its"
+            "equal parts that each feature vector is cut into before it is quantized; a divisor of its"
             " channels"
         ),
     )
@@ -67,7 +67,7 @@ class Parameters(Codebook):
     extension: Literal["append", "residual"] = Field(
         "append",
         description=(
-            "`append`: new codewords are searched with the others; `residual`: they quantise what the others"
+            "`append`: new codewords are searched with the others; `residual`: they quantize what the others"
             " leave of a feature"
         ),
     )
@@ -104,7 +104,7 @@ class Parameters(Codebook):
         0,
         ge=0,
         description=(
-            "rounds without quantiser, after which the codebook is k-means of the features of all clients; 0:"
+            "rounds without quantizer, after which the codebook is k-means of the features of all clients; 0:"
             " it is N(0, 1)"
         ),
     )
@@ -148,7 +148,7 @@ class Parameters(Codebook):
     estimator: Literal["straight_through", "rotation"] = Field(
         "straight_through",
         description=(
-            "how the gradient passes the quantiser: unchanged, or turned and scaled as the feature is"
+            "how the gradient passes the quantizer: unchanged, or turned and scaled as the feature is"
         ),
     )
 

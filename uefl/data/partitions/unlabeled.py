@@ -148,7 +148,7 @@ def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> t
     """Draw the sets as the published code does: set m takes the first int(floor(n / M) theta[m, k]) images of
     class k, shuffled again.
 
-    An image can be in several sets, and a class that runs short is cut silently; the realised priors are
+    An image can be in several sets, and a class that runs short is cut silently; the realized priors are
     exact all the same.
     """
     nominal, positions, sets = len(labels) // len(theta), [], []

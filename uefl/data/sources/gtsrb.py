@@ -1,4 +1,4 @@
-"""GTSRB: German traffic signs of 43 kinds, in colour."""
+"""GTSRB: German traffic signs of 43 kinds, in color."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..dataset import DataSet
-from ..folder import labelled, look_alikes, passed_over, subfolders, visible
+from ..folder import labeled, look_alikes, passed_over, subfolders, visible
 from ..images import on_disk
 
 LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"
@@ -21,7 +21,7 @@ def read(root: Path) -> DataSet:
 
     Every file in a class folder must be an image that Pillow reads; a file that is no image, next to folders,
     and a class folder without an image are skipped with a note; hidden files are skipped without one. So are
-    classes noted that differ in case only. Images are RGB if any of them is in color, else grey, by the rules
+    classes noted that differ in case only. Images are RGB if any of them is in color, else gray, by the rules
     of :mod:`uefl.data.pixels`.
 
     Args:
@@ -83,7 +83,7 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
             f" into {silo}, from which a test split is then taken"
         )
     parts = (
-        {part.name: labelled(part, layout) for part in inside} if split else {"train": labelled(silo, layout)}
+        {part.name: labeled(part, layout) for part in inside} if split else {"train": labeled(silo, layout)}
     )
     for name, part in parts.items():
         if not part:

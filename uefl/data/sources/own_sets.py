@@ -24,7 +24,7 @@ import torch
 
 from ...errors import InvalidPriors, UserError
 from .. import npz, prior_table
-from ..folder import labelled, look_alikes, passed_over, visible
+from ..folder import labeled, look_alikes, passed_over, visible
 from ..images import ImageList, Rows, on_disk
 from ..priors import Matrix
 from ..unlabeled import ClientSets, LabeledRows, Material
@@ -61,7 +61,7 @@ def read(root: Path) -> Material:
         read_in[name] = _client(root, path)
     parts: dict[str, LabeledRows | None] = {}
     for part in _PARTS:  # without a table the first of them names the classes of the others
-        found = _labelled(root, part, classes, named_by)
+        found = _labeled(root, part, classes, named_by)
         parts[part] = found[0] if found else None
         if found and not classes:
             classes, named_by = found[1], f"the folder {part}"
@@ -88,14 +88,14 @@ def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
     Raises:
         UserError: files are misplaced or unreadable.
     """
-    found = {part: _labelled(root, part, classes, "the silos") for part in _PARTS if part != "test"}
+    found = {part: _labeled(root, part, classes, "the silos") for part in _PARTS if part != "test"}
     return {part: rows[0] for part, rows in found.items() if rows}
 
 
 def _client(root: Path, path: Path) -> tuple[ImageList, Rows, list[str]]:
     """Images, their sets, and the sets' names in order."""
     if path.is_dir():
-        files = labelled(path, LAYOUT)
+        files = labeled(path, LAYOUT)
         if not files:
             raise UserError(f"{path} holds no image; {LAYOUT}")
         images, ids = on_disk(root, [file for file, _ in files]), np.array([name for _, name in files])
@@ -163,13 +163,13 @@ def _rows(
     )
 
 
-def _labelled(
+def _labeled(
     root: Path, part: str, classes: tuple[str, ...], named_by: str
 ) -> tuple[LabeledRows, tuple[str, ...]] | None:
     """Return images and labels of test, labeled or validation, and the classes of the labels; None where
     there are none."""
     if (root / part).is_dir():
-        files = labelled(root / part, LAYOUT)
+        files = labeled(root / part, LAYOUT)
         if not files:
             raise UserError(f"{root / part} holds no image; {LAYOUT}")
         names = classes or tuple(sorted({name for _, name in files}))

@@ -1,4 +1,4 @@
-"""PACS: seven kinds of things as art paintings, cartoons, photographs and sketches, in colour."""
+"""PACS: seven kinds of things as art paintings, cartoons, photographs and sketches, in color."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..dataset import DataSet
-from ..folder import labelled
+from ..folder import labeled
 from ..images import File, ImageList, from_files, on_disk
 from .base import need_root, source
 
@@ -62,7 +62,7 @@ def pacs(root: Path | None) -> DataSet:
 
 def _folder(root: Path) -> ImageList:
     paths = [
-        path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labelled(root / domain, _ADVICE)
+        path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labeled(root / domain, _ADVICE)
     ]
     if not paths:
         raise UserError(f"{root} holds none of the domains: {_ADVICE}")

@@ -43,7 +43,7 @@ class DeepHead(nn.Module):
 
 class GreyOrRGBConv2d(nn.Conv2d):
     """A convolution of three input channels that also takes one: the same function and gradients as on the
-    grey image replicated.
+    gray image replicated.
 
     Three equal channels are convolved with the sum of their weights, so a gray image needs one channel and a
     third of the cost.

@@ -19,12 +19,12 @@ from . import composed
 class KMeansResult(NamedTuple):
     """Result of a fit, on the device of x. Centers are float64 for float64 x and float32 for all else."""
 
-    centres: torch.Tensor
+    centers: torch.Tensor
     """``[k, d]``"""
     labels: torch.Tensor
     """``[N]`` int64: the nearest of these centers."""
     inertia: torch.Tensor
-    """scalar, float64: weighted sum of the squared distances of the rows to their centres."""
+    """scalar, float64: weighted sum of the squared distances of the rows to their centers."""
     iterations: torch.Tensor
     """scalar, int64: the number of iterations."""
 
@@ -43,7 +43,7 @@ define(
     __name__,
     "kmeans",
     composed.Arguments,
-    ["centres", "labels", "inertia", "iterations"],
+    ["centers", "labels", "inertia", "iterations"],
     fake=_fake,
     fallback=composed.fallback,
 )
@@ -85,38 +85,38 @@ def kmeans(
         n_init: the number of starts; the lowest inertia wins; ``"auto"``: 10 for ``"random"``, or else
             1.
         max_iter: the largest number of iterations.
-        tol: stop when the squared movement of the centres, summed, is at most this times the mean variance of
+        tol: stop when the squared movement of the centers, summed, is at most this times the mean variance of
             the columns; and in any case when no label changes.
         seed: of Philox4x32-10 (counters: ``Grid`` in ``grid.py``).
         metric: ``"l2"``; or ``"cosine"``: rows and centers are scaled to length 1 (spherical k-means), also
             for the inertia. A row of zeros stays.
 
-    Centres are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of
-    the reach of a column: half the distance between its extremes. So one value of 1e20 costs the centres of
-    all other rows their digits, as it does wherever data are centred first.
+    Centers are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of
+    the reach of a column: half the distance between its extremes. So one value of 1e20 costs the centers of
+    all other rows their digits, as it does wherever data are centered first.
 
-    A cluster that loses all its rows takes the row that is farthest from its centre (compared to some 2^-(52
+    A cluster that loses all its rows takes the row that is farthest from its center (compared to some 2^-(52
     - log2 N) of the distance, then the lowest row); one for which no row is left at a distance keeps its
-    centre.
+    center.
 
     Returns:
-        :class:`KMeansResult` ``(centres, labels, inertia, iterations)``. No gradient. On a GPU the host asks
+        :class:`KMeansResult` ``(centers, labels, inertia, iterations)``. No gradient. On a GPU the host asks
         every 16 iterations whether the fit has converged; iterations after the end change nothing. While a
         CUDA graph
         is captured it does not look: all ``max_iter`` iterations are in the graph.
 
     Raises:
         TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.
-        RuntimeError: x, weights or given centres are not valid, or a forced backend is absent.
+        RuntimeError: x, weights or given centers are not valid, or a forced backend is absent.
 
     Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al.
     2012, "Scalable k-means++" (drawn with replacement: Bachem et al. 2017).
 
-    Equivalent to (given centres, no empty cluster)::
+    Equivalent to (given centers, no empty cluster)::
 
         for _ in range(max_iter):
-            labels = torch.cdist(x.double(), centres.double()).argmin(1)
-            centres = torch.stack([x[labels == i].double().mean(0) for i in range(k)]).to(centres.dtype)
+            labels = torch.cdist(x.double(), centers.double()).argmin(1)
+            centers = torch.stack([x[labels == i].double().mean(0) for i in range(k)]).to(centers.dtype)
     """
     _check_rows("kmeans", x)
     return _call("kmeans", x, [x.shape[0]], [k], [seed], weights, init, n_init, max_iter, tol, metric)[0]
@@ -141,7 +141,7 @@ def kmeans_batched(
         xs: tensors ``[N_p, d]`` of one dtype and device, or one tensor ``[P, N, d]``.
         k: one number for all, or one for each.
         weights: one tensor ``[N_p]`` for each.
-        init: the name of a seeding, or centres ``[k_p, d]`` for each.
+        init: the name of a seeding, or centers ``[k_p, d]`` for each.
         n_init, max_iter, tol, metric: as for :func:`kmeans`.
         seed: one number for all, or one for each.
 
@@ -251,14 +251,14 @@ def _call(
         check_tensor(op, "weights", weights)
         check_shape(op, "weights", weights.shape, [x.shape[0]])
         weights = weights.detach().double()
-    centres = None
+    centers = None
     if isinstance(init, torch.Tensor):
         check_tensor(op, "init", init)
         check_shape(op, "init", init.shape, [sum(clusters), x.shape[1]])
-        centres = init.detach().to(result_dtype(x))
+        centers = init.detach().to(result_dtype(x))
     else:
         check_method(op, init)
-    for name, tensor in (("weights", weights), ("init", centres)):
+    for name, tensor in (("weights", weights), ("init", centers)):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
     method = "given" if isinstance(init, torch.Tensor) else init
@@ -266,7 +266,7 @@ def _call(
     given = composed.Arguments(
         x.detach(),
         weights,
-        centres,
+        centers,
         sizes,
         clusters,
         seeds,

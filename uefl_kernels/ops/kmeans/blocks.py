@@ -201,21 +201,21 @@ class BlockData(composed.Data):
             squares += values.square().sum(0)
         return self._variance(self.processes.sum(sums), self.processes.sum(squares))
 
-    def step(self, step: composed.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
         """Compute ``kmeans_step``; labels cover the rows of this process."""
         labels, squares = (
             torch.empty(len(self), dtype=torch.int64),
             torch.empty(len(self) if with_inertia else 0, dtype=torch.float64),
         )
-        sums = torch.zeros(centres.shape, dtype=torch.int64)
-        masses = torch.zeros(len(centres), dtype=torch.int64)
+        sums = torch.zeros(centers.shape, dtype=torch.int64)
+        masses = torch.zeros(len(centers), dtype=torch.int64)
         for where, rows, weights in self.parts():
-            found = step(*self.step_of(rows, centres, weights, with_inertia=False))
+            found = step(*self.step_of(rows, centers, weights, with_inertia=False))
             labels[where] = found[0]
             sums += found[1]
             masses += found[2]
             if with_inertia:
-                square = steps.distances(rows, centres, found[0])
+                square = steps.distances(rows, centers, found[0])
                 squares[where] = square if weights is None else weights * square
         inertia = self.middle.new_zeros(())
         if with_inertia:
@@ -232,13 +232,13 @@ class BlockData(composed.Data):
         bits[inside] = rows.double().view(torch.int64)
         return self.processes.sum(bits).view(torch.float64).to(rows.dtype)
 
-    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> composed.Far:
+    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.Far:
         """Return the rows that are farthest from their centers."""
-        count = min(self.n, len(centres))
+        count = min(self.n, len(centers))
         keys, numbers = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
         for where, rows, weights in self.parts():
             keys = torch.cat(
-                [keys, self.keys(rows, centres, labels[where], weights, self.first + where.start)]
+                [keys, self.keys(rows, centers, labels[where], weights, self.first + where.start)]
             )
             numbers = torch.cat([numbers, torch.arange(where.start, where.stop)])
             top = keys.topk(min(count, len(keys)))

@@ -77,18 +77,18 @@ def batch(parts: Parts, given: Arguments) -> Result:
     if x.device.type == "cpu":
         _require_valid(given)
     fits: list[Fit] = []
-    row = centre = 0
+    row = center = 0
     for size, k, seed in zip(given.sizes, given.clusters, given.seeds, strict=True):
         rows = x[row : row + size]
         mass = None if weights is None else weights[row : row + size]
-        start = None if init is None else init[centre : centre + k]
+        start = None if init is None else init[center : center + k]
         data = Data(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, parts.grid)
         request = Request(given.method, start, k, seed, given.n_init, given.max_iter, given.tol)
         fits.append(fit(parts, data, request, spherical))
-        row, centre = row + size, centre + k
+        row, center = row + size, center + k
     none = x.new_empty(0, dtype=torch.float64)
     return (
-        torch.cat([x.new_empty(0, x.shape[1], dtype=result_dtype(x)), *(fit.centres for fit in fits)]),
+        torch.cat([x.new_empty(0, x.shape[1], dtype=result_dtype(x)), *(fit.centers for fit in fits)]),
         torch.cat([none.long(), *(fit.labels for fit in fits)]),
         torch.cat([none, *(fit.inertia.reshape(1) for fit in fits)]),
         torch.cat([none.long(), *(fit.iterations.reshape(1) for fit in fits)]),
@@ -178,24 +178,24 @@ class Data:
             / self.grid_scale
         )
 
-    def step(self, step: Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(self, step: Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
         """``kmeans_step`` of these rows."""
-        return step(*self.step_of(self.rows, centres, self.weights, with_inertia))
+        return step(*self.step_of(self.rows, centers, self.weights, with_inertia))
 
     def step_of(
-        self, rows: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, with_inertia: bool
+        self, rows: torch.Tensor, centers: torch.Tensor, weights: torch.Tensor | None, with_inertia: bool
     ) -> steps.Arguments:
         """Return the arguments of ``kmeans_step`` for some rows, in the units of these data."""
-        return steps.Arguments(rows, centres, weights, self.middle, self.scale, self.mass_scale, with_inertia)
+        return steps.Arguments(rows, centers, weights, self.middle, self.scale, self.mass_scale, with_inertia)
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
         """The rows of these numbers."""
         return self.rows[numbers]
 
-    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> Far:
+    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> Far:
         """Return the k rows that are farthest from their centers."""
-        keys = self.keys(self.rows, centres, labels, self.weights, 0)
-        top = keys.topk(min(self.n, len(centres)))
+        keys = self.keys(self.rows, centers, labels, self.weights, 0)
+        top = keys.topk(min(self.n, len(centers)))
         row = top.indices
         return Far(
             top.values, self.rows[row], None if self.weights is None else self.weights[row], labels[row]
@@ -204,7 +204,7 @@ class Data:
     def keys(
         self,
         rows: torch.Tensor,
-        centres: torch.Tensor,
+        centers: torch.Tensor,
         labels: torch.Tensor,
         weights: torch.Tensor | None,
         first: int,
@@ -215,7 +215,7 @@ class Data:
         A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest
         first.
         """
-        distances = steps.distances(rows, centres, labels)
+        distances = steps.distances(rows, centers, labels)
         spread = (1 << steps.ceil_log2(self.n)) - 1
         numbers = torch.arange(first, first + len(rows), device=labels.device)
         keys = (distances.view(torch.int64) & ~spread) | (spread - numbers)
@@ -223,7 +223,7 @@ class Data:
 
 
 class Far(NamedTuple):
-    """Rows [m] far from their centres, the farthest first."""
+    """Rows [m] far from their centers, the farthest first."""
 
     keys: torch.Tensor
     rows: torch.Tensor
@@ -234,7 +234,7 @@ class Far(NamedTuple):
 class Fit(NamedTuple):
     """The outcome of one start."""
 
-    centres: torch.Tensor
+    centers: torch.Tensor
     labels: torch.Tensor
     inertia: torch.Tensor
     iterations: torch.Tensor
@@ -243,7 +243,7 @@ class Fit(NamedTuple):
 class State(NamedTuple):
     """State of a fit on its device; ``advance`` updates it."""
 
-    centres: torch.Tensor
+    centers: torch.Tensor
     """``[k, d]``"""
     ended: torch.Tensor
     """scalar, bool: later iterations change nothing."""
@@ -251,7 +251,7 @@ class State(NamedTuple):
     """scalar, int64"""
 
 
-def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
+def lloyd(parts: Parts, data: Data, centers: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
     """Run Lloyd's algorithm until the centers move by at most ``tol`` times the variance of the data.
 
     Sums are integers, so centers stand still when no label changes. Iterations after the end change nothing,
@@ -259,14 +259,14 @@ def lloyd(parts: Parts, data: Data, centres: torch.Tensor, spherical: bool, max_
     """
     limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
     state = State(
-        centres.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64)
+        centers.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64)
     )
     for i in range(max_iter):
-        parts.advance(data, state, limit, data.step(parts.step, state.centres, False), spherical)
+        parts.advance(data, state, limit, data.step(parts.step, state.centers, False), spherical)
         if _looks(state.ended, i) and bool(state.ended):
             break
-    labels, _, _, inertia = data.step(parts.step, state.centres, True)
-    return Fit(state.centres, labels, inertia * data.weight_unit, state.iterations)
+    labels, _, _, inertia = data.step(parts.step, state.centers, True)
+    return Fit(state.centers, labels, inertia * data.weight_unit, state.iterations)
 
 
 def _looks(ended: torch.Tensor, i: int) -> bool:
@@ -280,16 +280,16 @@ def _looks(ended: torch.Tensor, i: int) -> bool:
 def advance(data: Data, state: State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
     """End an iteration: move the centers to the means of the clusters."""
     labels, sums, masses, _ = found
-    moved = update(data, state.centres, labels, sums, masses, spherical)
-    shift = steps.tree_sum(steps.square_norms(moved.double() - state.centres.double()))
-    state.centres.copy_(torch.where(state.ended, state.centres, moved))
+    moved = update(data, state.centers, labels, sums, masses, spherical)
+    shift = steps.tree_sum(steps.square_norms(moved.double() - state.centers.double()))
+    state.centers.copy_(torch.where(state.ended, state.centers, moved))
     state.iterations.add_(~state.ended)
     state.ended.logical_or_(~(shift > limit))
 
 
 def update(
     data: Data,
-    centres: torch.Tensor,
+    centers: torch.Tensor,
     labels: torch.Tensor,
     sums: torch.Tensor,
     masses: torch.Tensor,
@@ -297,13 +297,13 @@ def update(
 ) -> torch.Tensor:
     """Return the means of the clusters, [k, d] in the dtype of the centers.
 
-    An empty cluster takes the row that is farthest from its centre (the next one the next farthest), which
-    leaves its own cluster. A cluster that still has no mass keeps its centre.
+    An empty cluster takes the row that is farthest from its center (the next one the next farthest), which
+    leaves its own cluster. A cluster that still has no mass keeps its center.
     """
     empty = masses == 0
     # to look may save a pass, but a GPU would have to be waited for
     if not data.looks_for_empty or bool(empty.any()):
-        far = data.farthest(centres, labels)
+        far = data.farthest(centers, labels)
         rank = empty.long().cumsum(0) - 1  # of an empty cluster among the empty ones
         taken = rank.clamp(0, len(far.keys) - 1)
         takes = empty & (rank < len(far.keys)) & (far.keys[taken] >= 0)
@@ -316,18 +316,18 @@ def update(
     if spherical:
         means = unit_rows(means)
         masses = masses * (means != 0).any(1)
-    return torch.where((masses > 0)[:, None], means.to(centres.dtype), centres)
+    return torch.where((masses > 0)[:, None], means.to(centers.dtype), centers)
 
 
 def _require_valid(given: Arguments) -> None:
     sizes, clusters = list(given.sizes), list(given.clusters)
     masses = [None] * len(sizes) if given.weights is None else given.weights.split(sizes)
     starts = [None] * len(sizes) if given.init is None else given.init.split(clusters)
-    for i, (rows, mass, centres) in enumerate(zip(given.x.split(sizes), masses, starts, strict=True)):
+    for i, (rows, mass, centers) in enumerate(zip(given.x.split(sizes), masses, starts, strict=True)):
         name = "kmeans" if len(sizes) == 1 else f"kmeans: problem {i}"
         steps.require_valid(name, rows, mass)
-        if centres is not None:
-            steps.require_valid_centres(name, "init", centres)
+        if centers is not None:
+            steps.require_valid_centers(name, "init", centers)
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:

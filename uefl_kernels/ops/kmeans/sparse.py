@@ -29,7 +29,7 @@ from ..vq_assign.distances import square_root
 from . import composed, grid
 
 _BLOCK_BYTES = 1 << 24  # of rows that are made dense at once
-_CANCELLED = 2.0**-20  # a squared distance below this part of |x|^2 + |c|^2 is computed from dense rows
+_CANCELED = 2.0**-20  # a squared distance below this part of |x|^2 + |c|^2 is computed from dense rows
 
 
 class SparseRows:
@@ -141,7 +141,7 @@ class SparseRows:
         sizes = self.squares[:, None] + centers.double().square().sum(1)
         squares = (sizes - 2 * self.products(centers)).clamp_(min=0)
         found: torch.Tensor = squares.sqrt().to(centers.dtype)
-        for numbers, rows in self.dense_blocks((~(squares >= _CANCELLED * sizes)).any(1).nonzero()[:, 0]):
+        for numbers, rows in self.dense_blocks((~(squares >= _CANCELED * sizes)).any(1).nonzero()[:, 0]):
             found[numbers] = kmeans_distances(rows, centers)
         return found
 
@@ -187,15 +187,15 @@ class SparseData(composed.Data):
         )
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
-    def step(self, step: composed.Step, centres: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
         """Return what ``composed.Data.step`` does; ``step`` is not needed."""
-        labels, squares = self.sparse.nearest(centres)
-        masses = self.masses.new_zeros(len(centres)).index_add_(0, labels, self.masses)
+        labels, squares = self.sparse.nearest(centers)
+        masses = self.masses.new_zeros(len(centers)).index_add_(0, labels, self.masses)
         # Sums are whole numbers, so it is enough to move rows with a new label.
-        if len(self._sums) != len(centres):
+        if len(self._sums) != len(centers):
             self._labels, self._sums = (
                 torch.full_like(labels, -1),
-                self.terms.new_zeros(len(centres), self.sparse.d),
+                self.terms.new_zeros(len(centers), self.sparse.d),
             )
         moved = (
             (labels != self._labels)[self.sparse.rows].nonzero()[:, 0]
@@ -225,19 +225,19 @@ class SparseData(composed.Data):
         """Return what ``composed.Data`` does."""
         return self.sparse.take(numbers)
 
-    def farthest(self, centres: torch.Tensor, labels: torch.Tensor) -> composed.Far:
+    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.Far:
         """Return what ``composed.Data.farthest`` does, from keys of the rows that may be among the
         farthest."""
-        count = min(self.n, len(centres))
-        norms = centres.double().square().sum(1)
-        own = self.sparse.products(centres).gather(1, labels[:, None])[:, 0]
+        count = min(self.n, len(centers))
+        norms = centers.double().square().sum(1)
+        own = self.sparse.products(centers).gather(1, labels[:, None])[:, 0]
         squares = self.sparse.squares - 2 * own + norms[labels]
         squares = torch.where(self.masses > 0, squares, -torch.inf)
         most = squares + 4 * self.sparse.error(norms)
         least = (squares - 4 * self.sparse.error(norms)).topk(count).values[-1]
         keys, numbers = [], (~(most < least)).nonzero()[:, 0]
         for part, rows in self.sparse.dense_blocks(numbers):
-            distances = steps.distances(rows, centres, labels[part])
+            distances = steps.distances(rows, centers, labels[part])
             spread = (1 << steps.ceil_log2(self.n)) - 1
             key = (distances.view(torch.int64) & ~spread) | (spread - part)
             keys.append(torch.where((distances > 0) & (self.masses[part] > 0), key, -1))

@@ -3,7 +3,7 @@
 Seeding is in ``triton_seeding.py``. Four small kernels on the results of
 ``kmeans_step``; the first two have nothing to do, and end at once, unless a cluster is empty, and none has
 anything to do after the end. The host is not waited for. All arithmetic is in float64 in the order of
-``composed.update``, launched without contraction to FMA, so the centres have the same bits as on the CPU.
+``composed.update``, launched without contraction to FMA, so the centers have the same bits as on the CPU.
 Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
 """
 
@@ -59,7 +59,7 @@ def _far(
     x,
     weights,
     mass_scale,
-    centres,
+    centers,
     labels,
     masses,
     ended,
@@ -93,7 +93,7 @@ def _far(
                 tl.float64
             )
             difference = value - tl.load(
-                centres + label[:, None] * D + j[None, :], mask=inside, other=0.0
+                centers + label[:, None] * D + j[None, :], mask=inside, other=0.0
             ).to(tl.float64)
             total += difference * difference
         distance = _total(total, ROWS)
@@ -185,7 +185,7 @@ def _move(
     taken,
     count,
     ended,
-    centres,
+    centers,
     moves,
     k,
     stride_n: tl.int64,
@@ -195,7 +195,7 @@ def _move(
     D: tl.constexpr,
     CLUSTERS: tl.constexpr,
 ):
-    """Moves a centre to the mean of its cluster, and writes the square of the move. A program to a
+    """Moves a center to the mean of its cluster, and writes the square of the move. A program to a
     cluster."""
     if tl.load(ended) != 0:
         return
@@ -242,7 +242,7 @@ def _move(
                 mean = tl.where(start + lane < D, mean, 0.0)
                 squares += (mean * mean)[None, :]
             norm = tl.sqrt(tl.max(_total(squares, 1), 0))
-        if norm > 0:  # a mean of zeros has no direction: the centre stays
+        if norm > 0:  # a mean of zeros has no direction: the center stays
             for start in range(0, D, _LANES):
                 j = start + lane
                 valid = j < D
@@ -265,8 +265,8 @@ def _move(
                     WEIGHTED,
                     D,
                 )
-                place = centres + cluster * D + j
-                new = (mean / norm).to(centres.dtype.element_ty)
+                place = centers + cluster * D + j
+                new = (mean / norm).to(centers.dtype.element_ty)
                 difference = new.to(tl.float64) - tl.load(place, mask=valid, other=0.0).to(tl.float64)
                 difference = tl.where(valid, difference, 0.0)
                 total += (difference * difference)[None, :]
@@ -300,8 +300,8 @@ def advance(
 ) -> None:
     """Compute ``composed.advance``, with the same bits."""
     labels, sums, masses, _ = found
-    rows, centres = data.rows, state.centres
-    (n, d), k, device, weighted = rows.shape, len(centres), centres.device, data.weights is not None
+    rows, centers = data.rows, state.centers
+    (n, d), k, device, weighted = rows.shape, len(centers), centers.device, data.weights is not None
     weights = data.mass_scale if data.weights is None else data.weights
     spread = (1 << steps.ceil_log2(n)) - 1
     keys = torch.empty(n, dtype=torch.int64, device=device)
@@ -314,7 +314,7 @@ def advance(
             rows,
             weights,
             data.mass_scale,
-            centres,
+            centers,
             labels,
             masses,
             state.ended,
@@ -342,7 +342,7 @@ def advance(
             taken,
             count,
             state.ended,
-            centres,
+            centers,
             moves,
             k,
             *rows.stride(),

@@ -28,17 +28,17 @@ class KMeansUnits(NamedTuple):
 class KMeansStep(NamedTuple):
     """Result of ``kmeans_step``, on the device of x."""
 
-    centres: torch.Tensor
+    centers: torch.Tensor
     """``[k, d]``, the means of the clusters: float64 for float64 x and float32 for all else. A cluster
-    without mass keeps its centre."""
+    without mass keeps its center."""
     labels: torch.Tensor
-    """``[N]`` int64: the nearest of the centres given."""
+    """``[N]`` int64: the nearest of the centers given."""
     sums: torch.Tensor
     """``[k, d]`` float64: weighted sums of the rows of each cluster."""
     masses: torch.Tensor
     """``[k]`` float64: the weights of those rows, added up; without weights, how many rows."""
     inertia: torch.Tensor
-    """scalar, float64: weighted sum of the squared distances of the rows to the centres given."""
+    """scalar, float64: weighted sum of the squared distances of the rows to the centers given."""
     units: KMeansUnits
     """The argument ``units`` of the next step on these rows."""
 
@@ -50,11 +50,11 @@ def _fake_units(given: composed.Rows) -> composed.Units:
 
 
 def _fake(given: composed.Arguments) -> composed.Step:
-    x, centres = given[:2]
+    x, centers = given[:2]
     return (
         x.new_empty(x.shape[0], dtype=torch.int64),
-        x.new_empty(centres.shape, dtype=torch.int64),
-        x.new_empty(centres.shape[0], dtype=torch.int64),
+        x.new_empty(centers.shape, dtype=torch.int64),
+        x.new_empty(centers.shape[0], dtype=torch.int64),
         x.new_empty((), dtype=torch.float64),
     )
 
@@ -80,7 +80,7 @@ define(
 
 def kmeans_step(
     x: torch.Tensor,
-    centres: torch.Tensor,
+    centers: torch.Tensor,
     *,
     weights: torch.Tensor | None = None,
     units: KMeansUnits | None = None,
@@ -95,7 +95,7 @@ def kmeans_step(
     Args:
         x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at
             most 2^480 in float64, which is checked on the CPU. N = 0 is legal.
-        centres: ``[k, d]``, rounded to float32 first (float64 for float64 x); finite, which is checked on the
+        centers: ``[k, d]``, rounded to float32 first (float64 for float64 x); finite, which is checked on the
             CPU.
         weights: ``[N]``, not negative, not all zero, at most 2^1000; see :func:`kmeans`. Default: ones.
         units: ``units`` of an earlier step on these rows with these weights, or on more rows, these among
@@ -104,27 +104,27 @@ def kmeans_step(
             that pass.
 
     Returns:
-        :class:`KMeansStep` ``(centres, labels, sums, masses, inertia, units)``. No gradient. Masses are exact
+        :class:`KMeansStep` ``(centers, labels, sums, masses, inertia, units)``. No gradient. Masses are exact
         to 2^-(62 - log2 N) of the largest weight; sums are exact to the same part of the reach of a column,
         half the distance between its extremes.
 
     Raises:
         TypeError, ValueError: shapes, dtypes or devices that do not fit.
-        RuntimeError: x, weights or centres are not valid, or a forced backend is absent.
+        RuntimeError: x, weights or centers are not valid, or a forced backend is absent.
 
     Source: Lloyd 1982, "Least squares quantization in PCM".
 
     Equivalent to::
 
-        labels = torch.cdist(x.double(), centres.double()).argmin(1) masses =
+        labels = torch.cdist(x.double(), centers.double()).argmin(1) masses =
         torch.zeros(k).double().index_add_(0, labels, weights.double()) sums = torch.zeros(k,
         d).double().index_add_(0, labels, weights[:, None] * x.double()) inertia = (weights * (x.double() -
-        centres.double()[labels]).square().sum(1)).sum() means = torch.where(masses[:, None] > 0, sums /
-        masses[:, None], centres)
+        centers.double()[labels]).square().sum(1)).sum() means = torch.where(masses[:, None] > 0, sums /
+        masses[:, None], centers)
     """
-    _check(x, centres, weights, units)
+    _check(x, centers, weights, units)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    x, before = x.detach(), packed("kmeans_step", "centres", centres.detach()).to(wide)
+    x, before = x.detach(), packed("kmeans_step", "centers", centers.detach()).to(wide)
     mass = None if weights is None else weights.detach().double()
     if units is None:
         # plain PyTorch on a GPU, whatever the backend
@@ -135,12 +135,12 @@ def kmeans_step(
     given = composed.Arguments(x, before, mass, middle, scale, mass_scale, with_inertia=True)
     labels, counted, counts, inertia = resolve("kmeans_step", x)(*given)
     masses = counts.double() / mass_scale
-    centred = counted.double() / scale
-    means = torch.where((counts > 0)[:, None], (middle + centred / masses[:, None]).to(wide), before)
+    centered = counted.double() / scale
+    means = torch.where((counts > 0)[:, None], (middle + centered / masses[:, None]).to(wide), before)
     return KMeansStep(
         means,
         labels,
-        (centred + middle * masses[:, None]) * weight_unit,
+        (centered + middle * masses[:, None]) * weight_unit,
         masses * weight_unit,
         inertia * weight_unit,
         units,
@@ -148,10 +148,10 @@ def kmeans_step(
 
 
 def _check(
-    x: torch.Tensor, centres: torch.Tensor, weights: torch.Tensor | None, units: KMeansUnits | None
+    x: torch.Tensor, centers: torch.Tensor, weights: torch.Tensor | None, units: KMeansUnits | None
 ) -> None:
     op = "kmeans_step"
-    named = {"x": x, "centres": centres} | ({} if weights is None else {"weights": weights})
+    named = {"x": x, "centers": centers} | ({} if weights is None else {"weights": weights})
     for name, tensor in named.items():
         check_tensor(op, name, tensor)
         if tensor.device != x.device:
@@ -159,9 +159,9 @@ def _check(
     if x.dim() != 2 or x.shape[1] == 0:
         raise ValueError(f"{op}: x must have shape [N, d] with d of at least 1, got {list(x.shape)}")
     n, d = x.shape
-    if centres.dim() != 2 or centres.shape[0] == 0 or centres.shape[1] != d:
+    if centers.dim() != 2 or centers.shape[0] == 0 or centers.shape[1] != d:
         raise ValueError(
-            f"{op}: centres must have shape [k, {d}] with k of at least 1, got {list(centres.shape)}"
+            f"{op}: centers must have shape [k, {d}] with k of at least 1, got {list(centers.shape)}"
         )
     if weights is not None:
         check_shape(op, "weights", weights.shape, [n])

@@ -31,7 +31,7 @@ class Arguments(NamedTuple):
 
     x: torch.Tensor
     """``[N, d]``"""
-    centres: torch.Tensor
+    centers: torch.Tensor
     """``[k, d]``"""
     weights: torch.Tensor | None
     """``[N]`` float64, at most 1"""
@@ -85,20 +85,20 @@ def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.
 def fallback(given: Arguments) -> Step:
     """Compute ``kmeans_step`` where no kernel runs."""
     require_valid_step(given)
-    return after(given, search(given.x, given.centres, "l2")[:, 0])
+    return after(given, search(given.x, given.centers, "l2")[:, 0])
 
 
 def after(given: Arguments, labels: torch.Tensor) -> Step:
     """Compute ``kmeans_step`` after the search."""
-    x, centres, weights, middle, scale, mass_scale, with_inertia = given
-    sums = torch.zeros(centres.shape, dtype=torch.int64, device=x.device)
+    x, centers, weights, middle, scale, mass_scale, with_inertia = given
+    sums = torch.zeros(centers.shape, dtype=torch.int64, device=x.device)
     for block in blocks(x):
         mass = None if weights is None else weights[block]
         sums.index_add_(0, labels[block], terms(x[block], mass, middle, scale))
     masses = torch.zeros_like(sums[:, 0]).index_add_(0, labels, row_masses(x, weights, mass_scale))
     inertia = x.new_zeros((), dtype=torch.float64)
     if with_inertia:
-        squares = distances(x, centres, labels)
+        squares = distances(x, centers, labels)
         inertia = tree_sum(squares if weights is None else weights * squares)
     return labels.contiguous(), sums, masses, inertia
 
@@ -107,8 +107,8 @@ def terms(
     rows: torch.Tensor, weights: torch.Tensor | None, middle: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
     """Return the terms of rows in the sum of their cluster, [n, d] int64."""
-    centred = rows.double() - middle
-    return ((centred if weights is None else centred * weights[:, None]) * scale).round().long()
+    centered = rows.double() - middle
+    return ((centered if weights is None else centered * weights[:, None]) * scale).round().long()
 
 
 def row_masses(x: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.Tensor) -> torch.Tensor:
@@ -117,9 +117,9 @@ def row_masses(x: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.
     return (ones * mass_scale).round().long()
 
 
-def distances(x: torch.Tensor, centres: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Squared distance of each row to its centre, [n] float64."""
-    squares = [square_norms(x[block].double() - centres[labels[block]].double()) for block in blocks(x)]
+def distances(x: torch.Tensor, centers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Squared distance of each row to its center, [n] float64."""
+    squares = [square_norms(x[block].double() - centers[labels[block]].double()) for block in blocks(x)]
     return torch.cat([x.new_empty(0, dtype=torch.float64), *squares])
 
 
@@ -202,10 +202,10 @@ def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> Non
 
 def require_valid_step(given: Arguments) -> None:
     """Raise RuntimeError for arguments of a step that are not valid; on the CPU only."""
-    x, centres, weights, _, _, mass_scale, _ = given
-    if centres.device.type != "cpu":
+    x, centers, weights, _, _, mass_scale, _ = given
+    if centers.device.type != "cpu":
         return
-    require_valid_centres("kmeans_step", "centres", centres)
+    require_valid_centers("kmeans_step", "centers", centers)
     if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
         raise RuntimeError(
             "kmeans_step: units are of fewer rows than x has; give those of these rows or of more"
@@ -218,7 +218,7 @@ def require_valid_step(given: Arguments) -> None:
         raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")
 
 
-def require_valid_centres(op: str, name: str, centres: torch.Tensor) -> None:
-    """The same for centres."""
-    if not bool((centres.double().abs() <= LARGEST).all()):
+def require_valid_centers(op: str, name: str, centers: torch.Tensor) -> None:
+    """The same for centers."""
+    if not bool((centers.double().abs() <= LARGEST).all()):
         raise RuntimeError(f"{op}: {name} must be finite, and at most 2^480 (3e144)")

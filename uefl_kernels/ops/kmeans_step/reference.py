@@ -10,4 +10,4 @@ from .composed import kmeans_units as kmeans_units
 def kmeans_step(given: composed.Arguments) -> composed.Step:
     """Return labels, sums, masses and inertia."""
     composed.require_valid_step(given)
-    return composed.after(given, search(given.x, given.centres, "l2")[:, 0])
+    return composed.after(given, search(given.x, given.centers, "l2")[:, 0])

@@ -21,7 +21,7 @@ _ROWS = 64
 @triton.jit(do_not_specialize=["n"])
 def _squares(
     x,
-    centres,
+    centers,
     labels,
     squares,
     n: tl.int64,
@@ -41,7 +41,7 @@ def _squares(
         value = tl.load(x + row[:, None] * stride_n + j[None, :] * stride_d, mask=inside, other=0.0).to(
             tl.float64
         )
-        difference = value - tl.load(centres + label[:, None] * D + j[None, :], mask=inside, other=0.0).to(
+        difference = value - tl.load(centers + label[:, None] * D + j[None, :], mask=inside, other=0.0).to(
             tl.float64
         )
         total += difference * difference
@@ -53,9 +53,9 @@ def _squares(
 
 def kmeans_step(given: composed.Arguments) -> composed.Step:
     """Return labels, sums, masses and inertia. Inertia reads x once more; a fit asks for it at the end."""
-    x, centres, weights, middle, scale, mass_scale, with_inertia = given
-    k, d = centres.shape
-    centres = centres.contiguous()
+    x, centers, weights, middle, scale, mass_scale, with_inertia = given
+    k, d = centers.shape
+    centers = centers.contiguous()
     weights = None if weights is None else weights.contiguous()
     sums = torch.zeros(k, d, dtype=torch.int64, device=x.device)
     masses = sums.new_zeros(k)
@@ -67,13 +67,13 @@ def kmeans_step(given: composed.Arguments) -> composed.Step:
         weights=weights,
         mass_scale=mass_scale,
     )
-    labels = assign(x, centres, "l2", True, epilogue)[0][:, 0]
+    labels = assign(x, centers, "l2", True, epilogue)[0][:, 0]
     inertia = middle.new_zeros(())
     if with_inertia and len(x) > 0:
         squares = middle.new_empty(len(x))
         with torch.cuda.device_of(x):
             _squares[(triton.cdiv(len(x), _ROWS),)](
-                x, centres, labels, squares, len(x), *x.stride(), d, _ROWS, enable_fp_fusion=False
+                x, centers, labels, squares, len(x), *x.stride(), d, _ROWS, enable_fp_fusion=False
             )
         inertia = composed.tree_sum(squares if weights is None else weights * squares)
     return labels.contiguous(), sums, masses, inertia

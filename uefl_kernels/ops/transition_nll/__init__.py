@@ -72,7 +72,7 @@ def transition_nll(
 
     With A = exp(log_transition), p = softmax(logits) and g = A p / sum(A p), the loss is -log g[target]. It
     is computed as the difference of two log-sum-exps over the classes, without p, g or a division; A needs no
-    normalisation.
+    normalization.
 
     Args:
         logits: ``[B, K]``, float32, bfloat16, float16 or float64; any strides.

@@ -1,4 +1,4 @@
-"""``vq``: vector quantisation in one op (search, gather, loss, usage), with closed-form gradients."""
+"""``vq``: vector quantization in one op (search, gather, loss, usage), with closed-form gradients."""
 
 from __future__ import annotations
 

@@ -55,9 +55,9 @@ class _Codes:
         # Distances do not change when rows and codewords are moved by the same vector, but the bound grows
         # with their lengths.
         self.middle = middle if metric == "l2" and bool(middle.abs().amax() > peak / 8) else None
-        centred = self.exact if self.middle is None else self.exact - self.middle
-        norms = centred.square().sum(1)
-        self.codes = centred.to(self.dtype).T
+        centered = self.exact if self.middle is None else self.exact - self.middle
+        norms = centered.square().sum(1)
+        self.codes = centered.to(self.dtype).T
         self.halves = (norms / 2 if metric == "l2" else torch.zeros_like(norms)).to(self.dtype)
         self.radius = _above(norms.amax().sqrt(), codes.shape[1]).item()
 
@@ -98,11 +98,11 @@ class _Codes:
         that.
         """
         d = rows.shape[1]
-        centred = rows.to(self.dtype) if self.middle is None else rows.to(self.dtype) - self.middle
+        centered = rows.to(self.dtype) if self.middle is None else rows.to(self.dtype) - self.middle
         with torch.autocast(rows.device.type, enabled=False):
-            scores = torch.addmm(self.halves, centred, self.codes, alpha=-1)
+            scores = torch.addmm(self.halves, centered, self.codes, alpha=-1)
         info = torch.finfo(self.dtype)
-        norm, r = _above(torch.linalg.vector_norm(centred, dim=1), d).double(), self.radius
+        norm, r = _above(torch.linalg.vector_norm(centered, dim=1), d).double(), self.radius
         bound = (
             (norm + r) * (r * (d + 6) * info.eps)
             + (norm + r).square() * ((d + 3) * 2.0**-52)

@@ -1,8 +1,8 @@
-"""The operands of the Triton passes of ``vq_assign``: a codebook centred, scaled into the range of float16
+"""The operands of the Triton passes of ``vq_assign``: a codebook centered, scaled into the range of float16
 and
 measured for the certificate.
 
-Two launches and no wait for the host: ``_centre`` finds the mean codeword and the largest element, ``_pack``
+Two launches and no wait for the host: ``_center`` finds the mean codeword and the largest element, ``_pack``
 writes the parts.
 """
 
@@ -54,7 +54,7 @@ def _exponent(header, book):
 
 
 @triton.jit(do_not_specialize=["k"])
-def _centre(
+def _center(
     codebook,
     mu,
     header,
@@ -193,7 +193,7 @@ def _packed(codebook: torch.Tensor, l2: bool) -> _Packed:
         torch.empty(books, d, k, dtype=torch.float64, device=codebook.device),
     )
     codebook = codebook.contiguous()
-    _centre[(books * width // 16,)](codebook, packed.mu, packed.header, k, l2, d, width, 128, 16)
+    _center[(books * width // 16,)](codebook, packed.mu, packed.header, k, l2, d, width, 128, 16)
     _pack[(books * padded_k // 16,)](
         codebook,
         packed.mu,

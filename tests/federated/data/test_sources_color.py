@@ -1,4 +1,4 @@
-"""Data sets of colour images: CIFAR, GTSRB and PACS, read from small files of the published formats, or from
+"""Data sets of color images: CIFAR, GTSRB and PACS, read from small files of the published formats, or from
 one .npz."""
 
 import io

@@ -17,15 +17,15 @@ from . import base
 from .base import Algorithm, Record, State, register
 
 
-@register("centralised")
-class Centralised(Algorithm):
+@register("centralized")
+class Centralized(Algorithm):
     """One model on the training images of all clients, which leave the clients: a yardstick for experiments
     on one machine."""
 
     trains_clients = False
 
     class Parameters(base.Parameters):
-        """Parameters of centralised training."""
+        """Parameters of centralized training."""
 
         keep_optimizer: bool = Field(
             True,

@@ -1,4 +1,4 @@
-"""Centralised training: with one client and a fresh optimizer it is FedAvg."""
+"""Centralized training: with one client and a fresh optimizer it is FedAvg."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def one_client():
     "keys", [{"dropout": 0.3}, {"optimizer": "sgd", "momentum": 0.9, "local_steps": 4}], ids=["adam", "sgd"]
 )
 def test_of_one_client_it_is_fedavg_bit_for_bit(keys):
-    own = arm(settings("centralised", keep_optimizer=False, **keys), one_client())[0]
+    own = arm(settings("centralized", keep_optimizer=False, **keys), one_client())[0]
     average = arm(settings("fedavg", **keys), one_client(), algorithm=Uniform())[0]
     measured = ("accuracy", "nll", "entropy", "holdout_entropy")
     assert [[r[k] for k in measured] for r in finish(own)] == [
@@ -35,9 +35,9 @@ def test_rounds_with_the_optimizer_kept_are_one_long_training(keys):
     """Three rounds of one pass are three passes: the order of the batches is another one, so there is one
     batch in a pass."""
     keys |= {"batch_size": 1000, "dropout": 0.0}
-    rounds = arm(settings("centralised", rounds=[3], **keys))[0]
-    once = arm(settings("centralised", rounds=[1], local_epochs=3, **keys))[0]
-    apart = arm(settings("centralised", rounds=[3], keep_optimizer=False, **keys))[0]
+    rounds = arm(settings("centralized", rounds=[3], **keys))[0]
+    once = arm(settings("centralized", rounds=[1], local_epochs=3, **keys))[0]
+    apart = arm(settings("centralized", rounds=[3], keep_optimizer=False, **keys))[0]
     for one in (rounds, once, apart):
         finish(one)
     assert torch.allclose(values(rounds), values(once), atol=1e-4)
@@ -45,7 +45,7 @@ def test_rounds_with_the_optimizer_kept_are_one_long_training(keys):
 
 
 def test_it_takes_the_images_of_all_clients():
-    one = arm(settings("centralised"), federation(sizes=(48, 32, 40)))[0]
+    one = arm(settings("centralized"), federation(sizes=(48, 32, 40)))[0]
     assert len(one.teacher._data.train) == 120
     records = finish(one)
     assert all(r["server_loss"] > 0 and r["train_loss"] is None and r["bytes_received"] == 0 for r in records)
@@ -57,7 +57,7 @@ def test_clients_that_keep_their_images_are_refused():
         raise UserError("the images of this client stay with it")
 
     fed = federation()
-    room = arm(settings("centralised"), fed)[1]
+    room = arm(settings("centralized"), fed)[1]
     room.algorithm.check(fed, "arm", room.net)
     apart = replace(fed, silos=tuple(replace(silo, load=stays) for silo in fed.silos))
     with pytest.raises(UserError, match="stay with it"):
@@ -65,14 +65,14 @@ def test_clients_that_keep_their_images_are_refused():
 
 
 def test_members_of_an_ensemble_and_clients_that_never_train():
-    one = arm(settings("centralised", uncertainty="ensemble", members=2), federation(unseen=1))[0]
+    one = arm(settings("centralized", uncertainty="ensemble", members=2), federation(unseen=1))[0]
     records = finish(one)
     assert not torch.equal(one.members[0].state.tensors["values"], one.members[1].state.tensors["values"])
     assert {r["client"] for r in records if r.get("unseen")} == {"unseen-0"}
 
 
 def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
-    run = run_of(tmp_path, {"centralised": {}}, dropout=0.0)
-    assert run.model("centralised").clients == ()
-    saved, measured = saved_accuracy(run, "centralised")
+    run = run_of(tmp_path, {"centralized": {}}, dropout=0.0)
+    assert run.model("centralized").clients == ()
+    saved, measured = saved_accuracy(run, "centralized")
     assert saved == measured
