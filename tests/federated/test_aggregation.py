@@ -98,7 +98,7 @@ def test_unsound_updates_are_refused(tensors, message):
     assert re.search(message, rejection(reply(**tensors), SENT, 0.0))
 
 
-def test_sound_updates_pass_and_a_codebook_grows_by_what_was_asked_for():
+def test_valid_updates_pass_and_codebooks_grow_as_requested():
     assert rejection(reply(), SENT, 0.0) is None
     longer = {"codebook": torch.ones(5, 3), "usage": torch.arange(5)}
     assert rejection(reply(**longer), GROWING, 0.0) is None
@@ -148,7 +148,7 @@ def test_a_weight_that_is_no_number_of_examples_is_refused(examples):
     assert "examples" in rejection(Reply("a", examples, reply().tensors), SENT, 0.0)
 
 
-def test_what_is_new_in_the_private_state_or_the_loss_must_be_finite():
+def test_new_private_state_and_loss_must_be_finite():
     sound = reply()
     sound.private = {"new": torch.tensor([1, 2])}
     assert rejection(sound, SENT, 0.0) is None

@@ -154,7 +154,7 @@ def constant(part, value):
         ("codebook", 3e38, "codebook has an element of 3e+38, more than 1e+15"),
     ],
 )
-def test_finite_numbers_that_make_no_model_are_left_out_and_the_others_go_on(part, value, reason):
+def test_finite_updates_that_break_the_model_are_left_out(part, value, reason):
     """The attack on the mean: in float32 it overflows, and the model of every later round with it."""
     notices, measured = outcome(constant(part, value))
     assert measured == {"silo-0", "silo-1", "silo-2"}
@@ -171,7 +171,7 @@ class Overflows(FedAvg):
         state.tensors["values"] = state.tensors["values"] ** 5
 
 
-def test_a_state_that_is_none_ends_the_run_before_it_is_state_and_names_who_made_it():
+def test_an_invalid_state_ends_the_run_and_names_its_method():
     one, _, notices = arm(
         settings("fedavg"),
         wrap=lambda engine: Changed(engine, constant("values", 500.0), ["silo-1"]),
@@ -198,7 +198,7 @@ def test_nobody_is_named_where_all_diverge():
     assert "sent elements" not in str(error.value)
 
 
-def test_more_examples_than_were_reported_are_a_claim_that_is_not_believed():
+def test_more_examples_than_reported_are_rejected():
     """The attack on the weights: with 2**53 examples the others would have no weight."""
 
     def change(reply):

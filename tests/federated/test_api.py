@@ -88,7 +88,7 @@ def finished(tmp_path_factory):
         return own(tmp_path_factory.mktemp("api") / "run")
 
 
-def test_a_preset_with_overrides_gives_metrics_summary_and_models(tmp_path, caplog):
+def test_a_preset_with_overrides_writes_all_results(tmp_path, caplog):
     caplog.set_level(logging.INFO, "uefl")
     keys = {
         **KEYS,
@@ -129,7 +129,7 @@ def test_own_clients_network_and_algorithm(finished):
         assert (finished.path / name).exists(), name
 
 
-def test_a_run_is_the_same_from_a_module_s_own_weights_and_another_from_others(tmp_path):
+def test_a_run_starts_from_the_weights_of_a_given_module(tmp_path):
     one = network()
     before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
     keys = {"arms": ["fedavg"], "rounds": [1]}
@@ -169,7 +169,7 @@ class KillAfter:
         pass
 
 
-def test_a_run_of_own_parts_goes_on_bit_for_bit_with_the_same_parts_alone(tmp_path, finished, monkeypatch):
+def test_a_run_of_own_parts_resumes_only_with_the_same_parts(tmp_path, finished, monkeypatch):
     out = tmp_path / "run"
     with pytest.raises(Killed):
         own(out, observer=KillAfter("mine", 2))
@@ -322,7 +322,7 @@ def test_a_checked_configuration_takes_no_overrides(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyError])
-def test_an_algorithm_that_raises_on_a_client_is_named_with_the_client_and_the_method(tmp_path, caplog, kind):
+def test_an_error_on_a_client_names_client_and_method(tmp_path, caplog, kind):
     class Broken(Shrunk):
         def _term(self):
             raise kind("a mistake of mine")

@@ -55,7 +55,7 @@ def fake_run(monkeypatch, tmp_path):
     return module
 
 
-def test_train_hands_on_what_was_asked_and_prints_tables_and_places(fake_run):
+def test_train_passes_options_on_and_prints_tables_and_paths(fake_run):
     result = runner.invoke(
         app,
         [
@@ -88,7 +88,7 @@ def test_train_hands_on_what_was_asked_and_prints_tables_and_places(fake_run):
         assert text in result.output
 
 
-def test_train_prints_one_plain_line_per_round_where_there_is_no_terminal(fake_run):
+def test_train_prints_a_line_per_round_without_a_terminal(fake_run):
     lines = runner.invoke(app, ["train", "demo"]).output.splitlines()
     rounds = [line for line in lines if " round " in line and "accuracy" in line]
     assert len(rounds) == 8
@@ -303,7 +303,7 @@ def test_version():
     assert runner.invoke(app, ["--version"]).output == f"uefl {__version__}\n"
 
 
-def test_the_command_line_itself_imports_neither_torch_nor_matplotlib():
+def test_the_command_line_imports_no_torch_or_matplotlib():
     stub = "import sys, types; sys.modules['uefl_kernels'] = types.SimpleNamespace(__version__='0')"
     check = "import uefl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     result = subprocess.run(
@@ -321,7 +321,7 @@ MISTAKES = [
 ]
 
 
-def test_a_mistake_in_a_section_or_an_option_is_found_without_torch():
+def test_section_and_option_mistakes_are_found_without_torch():
     lines = [["train", "demo", "--set", mistake] for mistake in MISTAKES] + [
         ["train", "demo", "--silos", "2"],
         ["presets", "demo"],
@@ -337,7 +337,7 @@ print(codes, sorted({{'torch', 'torchvision', 'scipy'}} & set(sys.modules)))
     assert result.stdout == "[2, 2, 2, 2, 2, 2, 0] []\n"
 
 
-def test_an_unknown_key_costs_the_import_of_torch_but_not_of_torchvision():
+def test_an_unknown_key_imports_torch_but_not_torchvision():
     code = """
 import sys
 from typer.testing import CliRunner

@@ -33,7 +33,7 @@ def test_all_are_zero_at_an_exact_frame(classes):
     )
 
 
-def test_they_are_zero_wherever_the_frame_lies_and_however_long_its_vectors_are():
+def test_they_are_zero_for_any_rotation_and_scale_of_the_frame():
     vertices = frame(4)
     features, labels = around(7 * vertices + 3)
     bias = -3 * vertices.sum(1)

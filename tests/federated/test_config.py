@@ -118,14 +118,14 @@ def test_another_scheme_by_set_takes_nothing_from_the_one_before():
     assert config.load("demo", ["data.partition.scheme=rotations"]) == config.load("demo")
 
 
-def test_a_partition_of_another_scheme_takes_nothing_from_the_base(tmp_path):
+def test_a_partition_of_another_scheme_inherits_nothing(tmp_path):
     mine = config.load(
         written(tmp_path, 'base = "demo"\n[data.partition]\nscheme = "classes"\nper_client = 3\n')
     )
     assert mine.data.partition.per_client == 3
 
 
-def test_arms_in_a_file_are_the_arms_and_begin_from_those_of_the_base(tmp_path):
+def test_arms_in_a_file_replace_and_inherit_those_of_the_base(tmp_path):
     mine = config.load(
         written(tmp_path, 'base = "demo"\n[arms.uefl]\ngamma = 0.9\n[arms.apart]\nalgorithm = "fedavg"\n')
     )
@@ -174,7 +174,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_configuration_that_is_cut_off_or_of_another_version_says_so(tmp_path):
+def test_a_truncated_or_foreign_configuration_is_rejected(tmp_path):
     path, text = tmp_path / "config.toml", config.load("demo").to_toml()
     for damaged, message in (
         ('arms = ["fedavg"]\nwidth = 64\n', r"config.toml lacks the section \[run\]"),
@@ -261,7 +261,7 @@ def test_a_bare_key_may_stand_before_what_it_belongs_to():
     assert config.load("demo", ["gamma=0.1", "arms.uefl.gamma=0.3"]).arms["uefl"].parameters.gamma == 0.3
 
 
-def test_later_overrides_and_keywords_win_and_none_is_passed_over():
+def test_later_overrides_and_keywords_win():
     assert config.load("demo", ["seed=1", "seed=2"]).run.seed == 2
     assert config.load("demo", ["seed=1"], run={"seed": 3}).run.seed == 3
     assert config.load("demo", ["seed=1"], seed=None, lr=0.5).run.seed == 1

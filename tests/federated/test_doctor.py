@@ -74,7 +74,7 @@ def test_compiled_cpu_kernels_are_named_with_their_variant(monkeypatch, host):
     assert set(choices("cpu").values()) == {("cpu", "compiled, avx2")}
 
 
-def test_without_compiled_kernels_the_reference_runs_and_says_why(monkeypatch, host):
+def test_the_reference_runs_without_compiled_kernels(monkeypatch, host):
     kernels(monkeypatch)
     monkeypatch.setattr(library, "_load_error", "not built, for this test")
     found = doctor.collect()
@@ -89,7 +89,7 @@ def test_without_compiled_kernels_the_reference_runs_and_says_why(monkeypatch, h
     )
 
 
-def test_what_the_doctor_says_of_this_machine_is_what_the_dispatcher_holds():
+def test_the_doctor_agrees_with_the_dispatcher():
     for op, (backend, _) in choices("cpu").items():
         assert backend == ("cpu" if library.has_kernel("uefl", op, "CPU") else "reference")
     assert doctor.collect()["compiled"]["loaded"] == (library.load_error() is None)
@@ -163,7 +163,7 @@ def test_command_prints_both_tables(host, gpu, monkeypatch):
 _WITHOUT_PANDAS = "import sys; sys.modules['pandas'] = None; "
 
 
-def test_the_package_without_its_extra_names_the_command_that_installs_it():
+def test_a_missing_extra_names_its_install_command():
     result = fresh.python(f"{_WITHOUT_PANDAS}import uefl")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("ImportError: the federated layer needs pandas; ")
@@ -183,7 +183,7 @@ def test_the_command_without_the_extra_has_the_doctor_alone():
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
 
 
-def test_the_extra_names_every_package_that_the_federated_layer_imports():
+def test_the_extra_lists_every_package_that_uefl_imports():
     """Packages of other extras apart."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     federated = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["federated"]}

@@ -86,7 +86,7 @@ def test_what_is_measured_is_the_mean_of_the_members():
 
 
 @pytest.mark.slow
-def test_all_members_extend_the_clients_that_the_ensemble_is_unsure_of():
+def test_all_members_extend_the_ensembles_uncertain_clients():
     algorithm, _, notices = arm(settings(**KEYS, gamma=0.2, rounds=[4, 1], local_epochs=3))
     records = [algorithm.turn() for _ in range(5)][-1]
     held = {r["client"]: r["holdout_entropy"] for r in records}
@@ -117,7 +117,7 @@ def test_an_ensemble_goes_on_as_if_it_had_not_stopped(keys):
     assert again(cfg) == finish(arm(cfg)[0])
 
 
-def test_an_update_of_which_one_member_is_unsound_is_left_out_of_all():
+def test_an_invalid_member_rejects_the_update_of_all_members():
     sent = []
 
     def meddle(reply):

@@ -22,7 +22,7 @@ def many(algorithm="fedavg", clients=6, **keys):
     return cfg, tiny.federation((24,) * clients, (0.1,) * clients, unseen=1)
 
 
-def test_so_many_clients_measure_in_every_round_and_who_does_is_drawn_by_the_seed():
+def test_the_seed_draws_the_clients_that_measure():
     asked = []
 
     class Spy:
@@ -102,7 +102,7 @@ def test_decisions_are_of_those_that_measure():
 
 
 @pytest.mark.slow
-def test_a_report_is_of_those_that_measured_and_an_interrupted_run_ends_alike(tmp_path):
+def test_reports_cover_measured_clients_also_after_resume(tmp_path):
     data = KEYS["data"] | {"clients": 5, "train_per_client": 24}
     run = run_twice(
         tmp_path, {"uefl": {}, "fedper": {}}, data=data, evaluation=0.4, participation=0.6, seed=1

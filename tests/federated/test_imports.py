@@ -102,7 +102,7 @@ LEANED_ON = {
 """the only modules that an eighth of the package or more may import, and why"""
 
 
-def test_few_files_are_leaned_on_and_but_for_base_they_lean_on_nothing_else():
+def test_shared_modules_are_few_and_import_only_base():
     graph = imports()
     leaning = Counter(target for targets in graph.values() for target in targets)
     assert {name for name, count in leaning.items() if count >= len(graph) / 8} <= set(LEANED_ON)

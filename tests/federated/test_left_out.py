@@ -34,7 +34,7 @@ def run(out, observer=None, quorum=0.5):
     return uefl.train(KEYS, arms={"failing": Failing()}, quorum=quorum, out=out, observer=observer)
 
 
-def test_it_is_in_the_metrics_the_summary_and_the_report_whether_the_run_is_interrupted_or_not(tmp_path):
+def test_left_out_clients_are_recorded_also_after_resume(tmp_path):
     whole = run(tmp_path / "whole")
     assert [line for line in lines(whole.path) if "left_out" in line] == [LINE]
     assert whole.left_out.to_dict("records") == [LINE]
@@ -57,7 +57,7 @@ def test_a_run_that_stops_for_it_says_so_too(tmp_path):
         uefl.load(tmp_path / "run")
 
 
-def test_the_progress_of_a_suite_counts_rounds_that_were_measured(tmp_path):
+def test_suite_progress_counts_measured_rounds(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ({"round": 1}, LINE)))
     assert runner._measured(Job("case", "arm", 0, None, tmp_path)) == 1
 
@@ -79,7 +79,7 @@ def test_an_answer_of_no_use_is_left_out_as_the_algorithm_says():
     assert notices == ["round 1: left out the answer of silo-1: its gradient of the head is of no batch"]
 
 
-def test_a_client_that_only_measures_is_left_out_of_the_round_that_it_measures():
+def test_a_client_that_only_measures_may_be_left_out():
     one, _, _ = arm(settings("fedavg", participation=0.6, quorum=0.3, rounds=[1]))
     one.turn()
     inner = one.engine

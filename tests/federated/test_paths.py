@@ -191,7 +191,7 @@ def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
 
 
-def test_a_full_disk_in_a_round_names_the_file_and_the_run_goes_on(tmp_path, monkeypatch):
+def test_a_full_disk_names_the_file_and_the_run_can_resume(tmp_path, monkeypatch):
     def full(directory, tensors, plain):
         raise OSError(28, "No space left on device", str(directory / "checkpoint.new"))
 

@@ -96,7 +96,7 @@ def flat(tensors):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 1.0, 1e4, 1e30])
-def test_the_sum_is_that_of_changes_cut_to_the_norm_all_tensors_together(scale):
+def test_changes_are_clipped_by_their_joint_norm_and_summed(scale):
     sent, expected = updates(5, scale), np.zeros(19)
     for one in sent:
         change = flat(one) - flat(OLD)
@@ -129,7 +129,7 @@ def test_an_update_that_is_short_enough_is_as_it_was():
     assert clip_factor({"a": (x, x)}, 1.0) == 1.0
 
 
-def test_the_noise_is_normal_and_made_from_key_place_and_what_it_hides():
+def test_noise_is_normal_and_derived_from_key_place_and_update():
     hides = torch.zeros(100_000, dtype=torch.float64)
     one = gaussian(b"key", hides, 2.0, "arm", 3)
     assert kstest(one.numpy() / 2, "norm").pvalue > 0.01
@@ -156,7 +156,7 @@ def test_a_round_s_noise_has_its_deviation(multiplier, clip):
     assert kstest(apart / deviation, "norm").pvalue > 0.01
 
 
-def test_a_round_is_the_old_model_and_the_sum_over_the_expected_number(monkeypatch):
+def test_a_round_adds_the_sum_over_the_expected_number(monkeypatch):
     sent = []
 
     def keep(reply):
@@ -174,7 +174,7 @@ def test_a_round_is_the_old_model_and_the_sum_over_the_expected_number(monkeypat
     torch.testing.assert_close(values(one), (old + (sum(cut) + 0.1) / 3).float(), rtol=0, atol=1e-7)
 
 
-def test_clients_count_alike_and_one_that_is_left_out_changes_no_denominator(monkeypatch):
+def test_clients_weigh_equally_and_the_denominator_is_fixed(monkeypatch):
     monkeypatch.setattr(
         "uefl.privacy.gaussian", lambda key, hides, deviation, *place: torch.zeros_like(hides)
     )
@@ -258,7 +258,7 @@ def test_without_sampling_it_is_close_above_the_exact_epsilon(multiplier, rounds
     assert delta(spent) <= 1e-5 < delta(0.85 * spent)
 
 
-def test_epsilon_grows_with_rounds_and_with_participation_and_falls_with_noise():
+def test_epsilon_grows_with_rounds_and_falls_with_noise():
     for keys in ({}, {"participation": 0.2}, {"privacy": "local"}):
         spent = [privacy(**keys).epsilon(rounds) for rounds in range(6)]
         assert spent[0] == 0
@@ -307,7 +307,7 @@ def room(name="fedavg", **keys):
 
 
 @pytest.mark.parametrize("name", registry())
-def test_only_algorithms_that_send_nothing_but_a_model_are_private(name):
+def test_only_algorithms_that_send_just_a_model_are_private(name):
     """Any that is accepted is watched over two turns: its clients send the model, and keep nothing."""
     cfg, place = room(name)
     refused = ""

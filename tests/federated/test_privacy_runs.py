@@ -44,7 +44,7 @@ def whole(keyed, tmp_path_factory):
     return out, observer, begin(out, observer)
 
 
-def test_the_summary_says_what_is_hidden_from_whom_and_what_is_not(whole):
+def test_the_summary_lists_what_is_private_and_from_whom(whole):
     out, observer, summary = whole
     told, of_one = summary["privacy"], privacy(noise_multiplier=2.0)
     assert told["epsilon"] == of_one.epsilon(2)  # both arms tell of the same clients

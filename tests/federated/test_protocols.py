@@ -116,7 +116,7 @@ def test_an_exchange_of_the_algorithm_s_own_is_counted():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "uefl", "fedper", "uefl-published"])
-def test_clients_that_are_not_trained_on_are_measured_and_decide_nothing(name):
+def test_unseen_clients_are_measured_and_decide_nothing(name):
     cfg = settings(name, max_iterations=2)
     test_is_holdout = name == "uefl-published"
     alone, _, said = arm(cfg, federation(test_is_holdout=test_is_holdout))
@@ -132,7 +132,7 @@ def test_clients_that_are_not_trained_on_are_measured_and_decide_nothing(name):
     assert torch.equal(values(alone), values(beside))
 
 
-def test_a_participant_s_own_model_is_measured_after_its_training():
+def test_the_own_model_is_measured_after_training():
     plain, own = (
         finish(arm(settings("uefl", personalized=on, dropout=0.0, rounds=[3]))[0]) for on in (False, True)
     )

@@ -238,7 +238,7 @@ def test_a_class_that_changes_the_step_has_to_say_so_itself():
     assert [is_static(kind()) for kind in kinds] == [False, False, True, False, True, False]
 
 
-def test_every_size_of_which_there_are_enough_batches_has_a_recording():
+def test_frequent_batch_sizes_are_recorded():
     plain, taped = both("fedavg", local_epochs=10, rounds=[1])  # twenty batches of 16 and ten of 8
     assert taped[0] == plain[0]
     assert torch.equal(taped[1], plain[1])

@@ -70,7 +70,7 @@ def test_a_folder_of_another_version_says_so(tmp_path):
         read_run(tmp_path)
 
 
-def test_summarize_means_the_last_round_over_clients_and_four_rounds_over_time():
+def test_summarize_averages_over_clients_and_four_rounds():
     lines = run_folder.records()
     for line in lines:  # a fifth round before the others must not count
         line["round"] += 1
@@ -163,7 +163,7 @@ def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
     assert differing_keys([first, other]) == ["arms.uefl.gamma"]
 
 
-def test_of_runs_with_different_arms_only_the_keys_of_an_arm_that_several_have_are_named(tmp_path):
+def test_runs_with_different_arms_name_only_shared_arm_keys(tmp_path):
     arms = {"a": ("fedavg",), "b": ("fedavg", "uefl"), "c": ("uefl",)}
     a, b, c = (
         read_run(run_folder.write(tmp_path / name, run_folder.records(names))) for name, names in arms.items()
@@ -227,7 +227,7 @@ def test_curves_at_the_ends_of_the_scale_keep_off_the_frame(tmp_path):
 
 
 @pytest.mark.parametrize("draw", [plots._draw_clients, plots._draw_many_clients])
-def test_the_entropy_shows_the_threshold_of_each_iteration_on_a_scale_that_fits(tmp_path, draw):
+def test_the_entropy_plot_shows_the_threshold_of_each_iteration(tmp_path, draw):
     lines = run_folder.records()
     for line in lines:
         line["entropy"] += 9
@@ -271,7 +271,7 @@ def test_arms_that_agree_are_all_seen(tmp_path, count):
     assert len({str(own["linestyle"]) for own in apart}) == len({own["color"] for own in apart}) == count
 
 
-def test_arms_share_their_line_in_the_rounds_in_which_they_agree_and_are_whole_beside_it(tmp_path):
+def test_equal_arms_share_a_line_in_rounds_where_they_agree(tmp_path):
     run = read_run(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook", "uefl"))))
     curves = {
         "fedavg": np.array([0.0, 0.1, 0.2, 0.3, 0.4]),
@@ -298,7 +298,7 @@ def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
     assert ("| selected |" in text, "Selected:" in text) == (validation, validation)
 
 
-def test_the_codebooks_that_an_unseen_client_may_take_are_in_the_report(tmp_path):
+def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
     """Each with the accuracy of the last round of its client; an arm without codebooks has none."""
     lines = run_folder.records()
     for line in [line for line in lines if line["client"] == "silo-2"]:
@@ -357,7 +357,7 @@ def test_answers_that_were_left_out_are_no_records_of_a_round(tmp_path, finished
     assert left_out_table(plain) is None
 
 
-def test_of_very_many_answers_that_were_left_out_the_report_says_where_the_rest_is(tmp_path):
+def test_the_report_truncates_a_long_list_of_left_out_replies(tmp_path):
     lines = [line | {"client": f"c{i}"} for i in range(60) for line in left_out((0,))]
     write_report(run_folder.write(tmp_path, [*lines, *run_folder.records()]))
     text = (tmp_path / "report.md").read_text()
@@ -442,7 +442,7 @@ def test_events_hold_means_and_clients_of_every_round(tmp_path):
     assert [round(e.value, 5) for e in events.Scalars("accuracy uefl/silo-2")] == [0.32, 0.42]
 
 
-def test_events_are_written_anew_from_the_metrics_when_a_run_goes_on(tmp_path):
+def test_events_are_rewritten_from_metrics_on_resume(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     lines = [line for line in run_folder.records() if line["arm"] == "fedavg"]
     for known in (0, 6):  # killed when round 3 was in the events, but only rounds 1 and 2 in the metrics

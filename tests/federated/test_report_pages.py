@@ -92,7 +92,7 @@ def with_samples(path):
 
 
 @pytest.mark.usefixtures("drawn")
-def test_the_page_needs_nothing_beside_it_and_shows_what_the_markdown_shows(tmp_path):
+def test_the_page_is_self_contained_and_matches_the_markdown(tmp_path):
     with_samples(run_folder.write(tmp_path))
     write_report(tmp_path)
     page = Page((tmp_path / "report.html").read_text())
@@ -124,7 +124,7 @@ def test_names_cannot_break_the_page(tmp_path):
     assert "<script>" not in (tmp_path / "report.md").read_text().replace("\\<", "")
 
 
-def test_a_run_without_predictions_or_manifest_still_has_its_page(tmp_path):
+def test_a_run_without_predictions_or_manifest_has_a_page(tmp_path):
     lines = [
         {key: value for key, value in line.items() if key not in ("confusion", "reliability", "confidence")}
         for line in run_folder.records()
@@ -173,7 +173,7 @@ def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
     assert "of the first 1 of 3 clients" in (tmp_path / "report.md").read_text()
 
 
-def test_samples_have_the_names_of_their_clients_where_others_were_measured(tmp_path):
+def test_samples_are_labeled_with_their_measured_clients(tmp_path):
     """With ``evaluation`` below 1 the first client measured need not be the first of the federation."""
     with_samples(
         run_folder.write(tmp_path, [line for line in run_folder.records() if line["client"] == "silo-2"])
@@ -309,7 +309,7 @@ def test_runs_on_other_data_are_kept_apart(tmp_path):
     assert result.output.count("differences to fedavg") == 2
 
 
-def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
+def test_given_clients_with_other_images_are_other_data(tmp_path):
     counts = {"a": [3, 4], "b": [3, 4], "c": [4, 3]}
     runs = []
     for i, (name, of_class) in enumerate(counts.items()):
@@ -326,7 +326,7 @@ def test_given_clients_are_other_data_where_they_have_other_images(tmp_path):
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
 
 
-def test_the_folder_of_a_suite_says_where_its_runs_are_and_the_logs_beside_them_are_passed_over(tmp_path):
+def test_a_suite_folder_names_its_runs_and_skips_logs(tmp_path):
     runs = [run_folder.write(tmp_path / "few" / "uefl" / f"seed-{seed}", seed=seed) for seed in (0, 1)]
     (log := runs[0].with_suffix(".log")).write_text("round 1\n")
     for folder, hint in (

@@ -253,7 +253,7 @@ def test_a_table_prints_the_numbers_of_the_paper(name: str) -> None:
     assert paper(name) == TABLES[name]
 
 
-def test_tables_1_and_5_have_the_numbers_of_every_rotation_and_their_means() -> None:
+def test_tables_1_and_5_have_every_rotation_and_the_means() -> None:
     printed = paper("table1")
     for (arm, measure), rows in TABLE_5.items():
         for case, row in zip(SETS, rows, strict=True):
@@ -292,7 +292,7 @@ def test_tables_13_to_16_have_the_means_over_the_domains() -> None:
 
 
 @pytest.mark.parametrize("name", ["table1", "table8", "table9"])
-def test_a_table_of_nine_silos_has_the_data_and_the_sizes_of_the_paper(name: str) -> None:
+def test_tables_of_nine_silos_have_the_papers_data_and_sizes(name: str) -> None:
     for case, cfg in suite.load(name).configs("paper").items():
         source, encoder, pretrained, train, test, codewords, gamma, rounds = SETS[case.partition("-")[0]]
         if (name, source) == ("table9", "fashion_mnist"):
@@ -355,7 +355,7 @@ def test_tables_6_7_and_10_share_the_federation_of_five_clients() -> None:
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
-def test_table_8_leaves_fedavg_without_the_iterations_that_uefl_has_in_addition(scale: suite.Scale) -> None:
+def test_table_8_gives_fedavg_no_additional_iterations(scale: suite.Scale) -> None:
     configs = suite.load("table8").configs(scale)
     for case, cfg in configs.items():
         if case.endswith("-uefl"):
@@ -381,7 +381,7 @@ def test_table_15_changes_nothing_but_where_new_codewords_begin(scale: suite.Sca
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
-def test_both_ways_of_table_16_end_with_the_same_number_of_codewords(scale: suite.Scale) -> None:
+def test_both_variants_of_table_16_end_with_equal_codewords(scale: suite.Scale) -> None:
     for cfg in suite.load("table16").configs(scale).values():
         extensions = len(cfg.training.iterations()) - 1
         for arm in cfg.arms.values():

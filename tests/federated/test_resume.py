@@ -47,7 +47,7 @@ def test_kill_9_loses_at_most_a_round(finished, tmp_path):
     assert ("arm", "fedavg", 3) not in observer.calls  # the arm that had ended was not run again
 
 
-def test_resuming_a_finished_run_returns_its_summary_and_writes_nothing(finished):
+def test_resuming_a_finished_run_only_returns_its_summary(finished):
     out, _, summary = finished
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"}
     assert go_on(out) == summary
@@ -84,7 +84,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path):
+def test_the_published_algorithm_resumes_after_an_interruption(tmp_path):
     keys = (
         "arms=uefl-published",
         "legacy_holdout=true",
@@ -103,7 +103,7 @@ def test_the_published_algorithm_through_its_folder_and_an_interruption(tmp_path
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "garbage"])
-def test_metrics_that_are_not_those_of_the_checkpoint_are_an_error(tmp_path, damage):
+def test_metrics_that_differ_from_the_checkpoint_are_rejected(tmp_path, damage):
     metrics = interrupted(tmp_path / "run") / "metrics.jsonl"
     text = metrics.read_text()
     if damage == "gone":
@@ -114,7 +114,7 @@ def test_metrics_that_are_not_those_of_the_checkpoint_are_an_error(tmp_path, dam
         go_on(tmp_path / "run")
 
 
-def test_a_configuration_that_is_cut_off_does_not_fall_back_to_defaults(tmp_path):
+def test_a_truncated_configuration_is_rejected(tmp_path):
     path = interrupted(tmp_path / "run") / "config.toml"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
     with pytest.raises(UserError, match=r"lacks the (section|key)"):
@@ -138,7 +138,7 @@ def test_other_images_are_refused(tmp_path, monkeypatch):
 _TORCH = torch.__version__
 
 
-def test_another_torch_is_said_and_the_threads_are_those_of_the_checkpoint(tmp_path, monkeypatch):
+def test_another_torch_is_noted_and_threads_are_restored(tmp_path, monkeypatch):
     interrupted(tmp_path / "run")
     torch.set_num_threads(2)
     monkeypatch.setattr(torch, "__version__", "9.9.9")

@@ -94,7 +94,7 @@ def test_krum_takes_all_tensors_of_one_client():
     assert sum(all(torch.equal(found[name], one[name]) for name in one) for one in sent) == 1
 
 
-def test_nothing_added_is_what_was_there_and_an_update_is_kept_apart_from_the_engine_s_buffer():
+def test_no_update_keeps_the_model_and_updates_are_copied():
     x = torch.tensor([1.0])
     one = Updates(torch.tensor([3.0]), "median", 0)
     assert one.result().tolist() == [3.0]

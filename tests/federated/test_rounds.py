@@ -27,7 +27,7 @@ class Meddler:
             yield self.meddle(reply)
 
 
-def test_an_iteration_of_r_rounds_is_r_plus_one_exchanges_and_every_round_is_measured_once():
+def test_r_rounds_take_r_plus_one_exchanges_and_r_measurements():
     exchanges = []
 
     class Counter(Meddler):
@@ -120,7 +120,7 @@ def broken(reply):
     return reply
 
 
-def test_an_update_that_is_not_finite_is_left_out_counted_and_said():
+def test_a_non_finite_update_is_left_out_counted_and_noted():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
     algorithm.turn()
     assert bool(torch.isfinite(values(algorithm)).all())
@@ -173,7 +173,7 @@ def test_a_client_that_does_not_answer_counts_against_the_quorum():
 @pytest.mark.parametrize(
     ("quorum", "clients", "needed"), [(0.07, 100, 7), (0.14, 50, 7), (0.5, 3, 2), (1.0, 9, 9), (0.01, 3, 1)]
 )
-def test_the_quorum_is_rounded_up_but_not_by_floating_point_noise(quorum, clients, needed):
+def test_the_quorum_is_rounded_up_without_float_noise(quorum, clients, needed):
     check_quorum(quorum, 1, needed, clients, "answered", [])
     with pytest.raises(RunError, match=f"the quorum is {needed};"):
         check_quorum(quorum, 1, needed - 1, clients, "answered", [])
@@ -221,7 +221,7 @@ def measures(**values):
 @pytest.mark.parametrize(
     "values", [{"nll": float("nan")}, {"accuracy": float("-inf")}, {"confidence": [0.5, float("inf")]}]
 )
-def test_a_client_that_measures_no_number_is_left_out_as_with_a_bad_update_and_the_run_goes_on(values):
+def test_a_client_that_measures_nan_is_left_out(values):
     whole = finish(arm(settings("fedavg"))[0])
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**values))
     records = finish(algorithm)
@@ -245,7 +245,7 @@ def test_its_update_of_that_turn_is_not_averaged():
     assert "train_loss" in algorithm.last["silo-0"]
 
 
-def test_below_the_quorum_of_measurements_the_run_ends_and_names_the_number():
+def test_below_the_quorum_of_measurements_the_run_ends():
     algorithm, _, _ = arm(settings("fedavg"), wrap=measures(nll=float("nan")))
     algorithm.turn()
     with pytest.raises(
@@ -309,7 +309,7 @@ def test_a_client_cannot_say_which_line_its_metrics_are(name):
     assert notices[0] == f"round 2: left out silo-1: it sends a metric called {name}"
 
 
-def test_what_a_client_calls_its_tensors_is_shown_in_one_short_line():
+def test_tensor_names_of_a_client_are_sanitized_and_shortened():
     def colorful(reply):
         if reply.client == "silo-1":
             reply.tensors["\x1b[31m\n" + "x" * 1000] = torch.zeros(1)

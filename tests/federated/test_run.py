@@ -76,7 +76,7 @@ def test_the_saved_model_carries_every_client_s_codebook(finished):
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(finished, tmp_path):
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(finished, tmp_path):
     start(tmp_path / "again")
     start(tmp_path / "other", "seed=1")
     assert outcome(tmp_path / "again") == outcome(finished[0])
@@ -104,7 +104,7 @@ def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     assert [p.name for p in other.iterdir()] == ["notes.txt"]
 
 
-def test_the_configuration_of_own_silos_names_no_number_of_clients(make_npz, tmp_path, monkeypatch):
+def test_own_silos_leave_the_number_of_clients_out(make_npz, tmp_path, monkeypatch):
     monkeypatch.chdir(make_npz().parent)
     keys = [
         "source=data.npz",
@@ -135,7 +135,7 @@ def test_the_configuration_of_own_silos_names_no_number_of_clients(make_npz, tmp
 
 
 @pytest.mark.parametrize("name", ["triton", "cuda"])
-def test_a_backend_that_is_absent_is_said_before_anything_is_written(tmp_path, name):
+def test_a_missing_backend_is_rejected_before_writing(tmp_path, name):
     if torch.cuda.is_available():
         pytest.skip("the backend is not absent here")
     with backend(name), pytest.raises(UserError, match=f"backend '{name}' cannot run vq here"):
@@ -169,7 +169,7 @@ def test_the_number_of_threads_is_set(tmp_path):
     assert (made_with["threads"], torch.get_num_threads()) == (1, 2)
 
 
-def test_too_few_feature_vectors_are_found_before_anything_is_written(tmp_path):
+def test_too_few_feature_vectors_are_rejected_before_writing(tmp_path):
     with pytest.raises(UserError, match="too few for 2000 new codewords; lower codewords"):
         start(tmp_path / "run", "codewords=2000")
     assert not (tmp_path / "run").exists()

@@ -218,7 +218,7 @@ def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
     ],
     ids=["imagenet", "resnet50", "width", "wider", "parameter", "none", "more", "single", "codebook"],
 )
-def test_a_model_whose_description_was_changed_is_refused_by_name(tmp_path, keys, message):
+def test_a_model_with_a_changed_description_is_rejected(tmp_path, keys, message):
     cfg = settings("fedavg")
     weights = net.Net(cfg.model, (1, 8, 8), 3).state_dict()
     floats = {name: value for name, value in weights.items() if value.is_floating_point()}

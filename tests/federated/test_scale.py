@@ -71,7 +71,7 @@ def test_generated_images_are_not_dealt():
         )
 
 
-def test_clients_without_a_place_in_memory_are_read_for_every_turn(monkeypatch):
+def test_clients_that_do_not_fit_in_memory_are_read_every_turn(monkeypatch):
     monkeypatch.setattr(client, "_KEPT", 1)
     read = []
 

@@ -100,7 +100,7 @@ def finish_and_read(one):
 
 
 @pytest.mark.slow
-def test_silos_with_secrets_of_their_own_train_as_the_local_engine_with_these(tmp_path):
+def test_silos_with_secrets_match_the_local_engine(tmp_path):
     for name, keys in {"fedbr": {"pseudo": 6}, "distrans": {"private_mean": False}}.items():
         cfg, fed = settings(name, **keys), federation((148, 148, 148))
         local = arm(cfg, fed, with_secrets)[0]

@@ -118,7 +118,7 @@ class Drawer(Algorithm):
         return False
 
 
-def test_what_is_drawn_anywhere_does_not_depend_on_the_generator_before():
+def test_draws_do_not_depend_on_the_previous_generator_state():
     cfg = settings("fedavg", participation=0.6, rounds=[2, 1])
     torch.manual_seed(1)
     whole = make(cfg, Drawer())
@@ -132,7 +132,7 @@ def test_what_is_drawn_anywhere_does_not_depend_on_the_generator_before():
         assert all(torch.equal(own[name], last.members[0].private[client][name]) for name in own)
 
 
-def test_each_ask_has_draws_of_its_own_and_its_private_state_comes_back():
+def test_each_request_has_its_own_draws_and_private_state():
     one = make(settings("fedavg"), Drawer())
     seen = []
     original = one.engine._clients["silo-0"]
@@ -183,7 +183,7 @@ def test_the_client_half_of_a_member_has_the_seed_of_the_member():
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedbn"])
-def test_a_client_that_never_trained_is_measured_with_the_mean_of_those_that_have(name):
+def test_an_untrained_client_is_measured_with_the_mean_state(name):
     one = arm(
         settings(
             name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})

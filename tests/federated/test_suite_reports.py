@@ -120,7 +120,7 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> N
     assert again.missing["few/uefl/seed-1"].endswith(f"; or remove {folder}, and the suite makes it anew")
 
 
-def test_the_accuracy_that_validation_selects_stands_beside_that_of_the_last_rounds(tmp_path: Path) -> None:
+def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TINY.replace('"entropy"]', '"selected_accuracy"]'))
     whole = suite.load(str(tmp_path / "mine.toml"))
     jobs = [job for job in suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1) if job.case == "few"]
@@ -182,7 +182,7 @@ def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
     assert rows["both / fedavg"][4] == ""
 
 
-def test_a_sweep_has_a_column_for_each_panel_and_intervals_of_the_paired_difference(tmp_path: Path) -> None:
+def test_a_sweep_has_columns_per_panel_and_paired_intervals(tmp_path: Path) -> None:
     text = TINY.replace("x = 4", 'x = 4\nlabel = "four"\npanel = "one"').replace(
         "x = 8", 'x = 8\nlabel = "eight"\npanel = "two"'
     )
@@ -215,7 +215,7 @@ def test_a_sweep_has_a_column_for_each_panel_and_intervals_of_the_paired_differe
     assert bar[1][1] - bar[0][1] == pytest.approx(2 * 4.302653 * 0.01 / 3**0.5, abs=1e-6)
 
 
-def test_what_begins_with_best_is_of_the_round_of_the_highest_accuracy(tmp_path: Path) -> None:
+def test_best_measures_are_of_the_round_with_highest_accuracy(tmp_path: Path) -> None:
     text = TINY.replace('"accuracy", "entropy"]', '"best_accuracy", "best_entropy", "last_accuracy"]')
     (tmp_path / "mine.toml").write_text(text.replace("uefl = { acc", "uefl = { best_acc"))
     whole = suite.load(str(tmp_path / "mine.toml"))
@@ -296,7 +296,7 @@ def test_a_measure_of_a_gpu_is_no_mistyped_one(tmp_path: Path) -> None:
     assert report.absent(of_gpu) == ["no run has the measure 'milliseconds_gpu', which takes a GPU"]
 
 
-def test_a_measure_over_an_angle_that_no_client_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:
+def test_a_measure_of_a_missing_angle_suggests_the_nearest_one(tmp_path: Path) -> None:
     data = {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}}
     run = read_run(run_folder.write(tmp_path / "turned", run_folder.records(("fedavg",)), data=data))
     own = suite.load(tiny(tmp_path)).model_copy(update={"measures": ("accuracy@-50", "accuracy@-51")})
@@ -304,7 +304,7 @@ def test_a_measure_over_an_angle_that_no_client_has_is_said_with_the_nearest_one
     assert report.absent(result) == ["no run has the measure 'accuracy@-51' (did you mean 'accuracy@-50'?)"]
 
 
-def test_an_arm_that_took_other_rounds_than_the_one_compared_is_named(tmp_path: Path) -> None:
+def test_arms_with_different_rounds_are_named(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     assert report.unequal(result) == []
     for seed, rounds in enumerate((2, 3, 4)):
@@ -329,7 +329,7 @@ def test_a_mean_of_fewer_seeds_than_the_row_has_is_said(tmp_path: Path) -> None:
     assert line in report.content(result, []).sections[0].blocks
 
 
-def test_a_measure_may_be_the_mean_of_a_column_over_the_last_four_rounds(tmp_path: Path) -> None:
+def test_a_measure_may_average_a_column_over_four_rounds(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     rounds = [1.0 - 0.1 * round for round in range(sum(run_folder.ROUNDS))]
     assert result.values("few", "uefl", "entropy_last4")[0] == pytest.approx(statistics.fmean(rounds[-4:]))
@@ -376,7 +376,7 @@ def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
     assert report.content(result, []).warnings == ["1 of 7 runs are not there; see the end"]
 
 
-def test_a_reason_that_runs_of_a_case_have_in_common_is_said_once(tmp_path: Path) -> None:
+def test_runs_of_a_case_share_one_line_for_a_common_reason(tmp_path: Path) -> None:
     missing = {f"{case}/{arm}/seed-0": "no file" for case in ("absent", "gone") for arm in ("fedavg", "uefl")}
     result = replace(
         _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}),

@@ -39,7 +39,7 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> 
         runner.check_configurations([job])
 
 
-def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path) -> None:
+def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> None:
     """Known by its results, by its runs where it was interrupted before there were any, or by being a run
     itself."""
     whole = suite.load(tiny(tmp_path))
@@ -70,7 +70,7 @@ def test_the_folder_of_another_suite_or_of_a_run_keeps_its_report(tmp_path: Path
         runner.check_own(jobs[0].folder, "tiny", jobs)
 
 
-def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_path: Path) -> None:
+def test_a_chosen_precision_matches_an_open_one(tmp_path: Path) -> None:
     job, *_ = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     assert job.config.run.precision == "auto"
     job.folder.mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_a_run_that_has_chosen_its_precision_is_the_one_that_left_it_open(tmp_pa
         runner.check_configurations([replace(job, config=job.config.with_run(precision="fp32"))])
 
 
-def test_a_suite_whose_file_was_changed_names_all_its_runs_before_it_begins(tmp_path: Path) -> None:
+def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> None:
     jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def _shows_features_and_codewords(run: Path) -> None:
         assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(book) - 4]
 
 
-def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment() -> None:
+def test_extensions_of_every_segment_are_drawn_separately() -> None:
     """Two codebooks of four codewords, with equal extensions; ten tokens of two segments."""
     rng = np.random.default_rng(0)
     found = {name: rng.normal(size=(10, 1, 1, 6)) for name in ("silo-0", "silo-1")}
@@ -260,7 +260,7 @@ def test_extensions_are_drawn_apart_where_all_clients_have_one_for_every_segment
         assert [len(points.get_offsets()) for points in ax.collections] == [20, 8, 8]
 
 
-def test_codewords_for_what_others_leave_are_drawn_from_the_mean_on() -> None:
+def test_residual_codewords_are_drawn_from_the_mean() -> None:
     """Features around (9, 9); a client's added codeword is zero, so it lies in the middle of them."""
     found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
     book = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
@@ -341,7 +341,7 @@ def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
     assert of_stopped["arms"] == of_whole["arms"]
 
 
-def test_a_model_s_cost_is_of_the_cpu_and_of_a_gpu_where_there_is_one(
+def test_the_cost_of_a_model_covers_the_cpu_and_any_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count covers the network and one client's codebook."""

@@ -157,7 +157,7 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
         assert {cfg.model.pretrained for cfg in whole.configs(scale).values()} == {pretrained}
 
 
-def test_the_wider_network_has_the_parameters_of_a_codebook_that_was_extended_twice() -> None:
+def test_the_wide_network_matches_a_codebook_extended_twice() -> None:
     """The control for the size of a method, in the preset and at both scales of its suite."""
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
     assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [
@@ -172,7 +172,7 @@ def test_the_wider_network_has_the_parameters_of_a_codebook_that_was_extended_tw
         )
 
 
-def test_a_clone_has_the_suites_of_the_papers_and_an_installation_has_none(
+def test_a_clone_has_paper_suites_and_an_installation_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file by its path runs from anywhere."""
@@ -191,7 +191,7 @@ def test_a_clone_has_the_suites_of_the_papers_and_an_installation_has_none(
     assert suite.suites() == {"mine": "A tiny suite"}
 
 
-def test_a_file_that_the_small_scale_begins_with_lies_beside_the_suite(tmp_path: Path) -> None:
+def test_the_base_file_of_the_small_scale_is_next_to_the_suite(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text("data.train_per_client = 12\nmodel.width = 3\n")
     (tmp_path / "mine.toml").write_text('cpu_base = "small.toml"\n' + TINY)
     (cfg, *_) = suite.load(str(tmp_path / "mine.toml")).configs("cpu").values()

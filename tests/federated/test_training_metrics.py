@@ -36,7 +36,7 @@ def made(value=None, **keys):
     return arm(settings("fedavg", **keys), algorithm=algorithm)[0]
 
 
-def test_it_is_in_the_record_of_a_client_that_trained_and_absent_elsewhere():
+def test_training_metrics_are_recorded_for_trained_clients_only():
     one = made(participation=0.5, rounds=[3])
     records = finish(one)
     assert {r["drift"] for r in records if r["train_loss"] is not None} == {1.5}
@@ -84,7 +84,7 @@ def test_the_loss_of_the_quantizer_is_recorded():
         assert record["vq_loss"] == pytest.approx(float(out.loss.detach()), rel=1e-4)
 
 
-def test_members_of_an_ensemble_are_averaged_over_those_that_have_a_value():
+def test_metrics_are_averaged_over_members_that_have_a_value():
     seeds = set()
 
     def value(work):

@@ -37,7 +37,7 @@ def test_entropy_of_known_distributions():
     torch.testing.assert_close(entropy(probs), torch.tensor([0.0, math.log(2)]))
 
 
-def test_a_confident_head_without_logit_dropout_has_no_entropy_left():
+def test_a_confident_head_without_logit_dropout_has_no_entropy():
     head, tokens, _ = confident_head(0.0, False)
     assert float(mc_dropout(head, tokens, 20).entropy.detach().max()) < 1e-6
 
@@ -137,7 +137,7 @@ def test_predictions_of_batches_are_joined_with_what_is_extra():
     assert whole.extra["codes"].tolist() == [[2, 2]] * 2 + [[3, 3]] * 3
 
 
-def test_the_mean_over_many_passes_is_that_of_whole_forward_passes():
+def test_many_passes_have_the_mean_of_full_forward_passes():
     torch.manual_seed(0)
     head, tokens = Head(6, 32, 4, 0.3, False), torch.randn(5, 6)
     ours = mc_dropout(head, tokens, 3000).probs

@@ -17,7 +17,7 @@ WORKERS = ("--engine", "distributed", "--workers", 2, "--device", "cpu")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", ["worker", "server"])
-def test_a_run_of_which_a_process_is_killed_leaves_no_other_and_goes_on(tmp_path, who):
+def test_a_killed_process_ends_the_run_and_it_can_resume(tmp_path, who):
     cfg = config(tmp_path, f"{UEFL}[arms.fedavg]\n[arms.fedper]\n")
     assert uefl("train", cfg, "--out", "local", "--device", "cpu", cwd=tmp_path)[0] == 0
     run = start("train", cfg, *WORKERS, "--out", "run", cwd=tmp_path)

@@ -97,7 +97,7 @@ def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
     assert "cannot be reached" not in text
 
 
-def test_clients_that_were_drawn_are_not_those_above_the_threshold(tmp_path):
+def test_drawn_clients_are_told_from_those_above_the_threshold(tmp_path):
     write_report(run_folder.write(tmp_path, decided(0.55, (0.6, 0.5, 0.5)), extend="random"))
     said = (
         "above the threshold of 0.550 nats: silo-0 (0.600); as many were drawn, and extended before the next"
@@ -150,7 +150,7 @@ def test_the_algorithms_say_what_a_report_shows_of_codebooks(tmp_path):
     assert len([line for ax in figure.axes for line in ax.lines if line.get_marker() == "v"]) == 1
 
 
-def test_codewords_of_the_start_are_told_from_extensions_where_all_clients_have_some(tmp_path):
+def test_initial_codewords_are_told_from_extensions(tmp_path):
     """Of the picture of their use: the white line, and the words below it."""
     lines = [
         line | ({"usage": list(range(8))} if "usage" in line else {})

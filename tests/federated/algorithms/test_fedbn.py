@@ -40,7 +40,7 @@ def norms(net):
     return {name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)}
 
 
-def test_batch_norm_differs_between_clients_and_all_else_is_shared():
+def test_only_batch_norm_differs_between_clients():
     one, room, _ = arm(settings("fedbn"))
     one.turn()
     models = [
@@ -82,7 +82,7 @@ def test_layers_are_told_by_their_type():
     assert not algorithm.is_private("bn.weight", nn.Linear(3, 3))
 
 
-def test_unseen_clients_and_the_global_model_take_the_mean_of_the_layers():
+def test_unseen_clients_and_global_model_use_the_mean_layers():
     fed = federation(unseen=1)
     one, _, _ = arm(settings("fedbn"), fed)
     one.turn()
@@ -96,7 +96,7 @@ def test_unseen_clients_and_the_global_model_take_the_mean_of_the_layers():
         )
 
 
-def test_global_and_personalized_accuracy_stand_side_by_side_and_a_resumed_run_has_the_same():
+def test_global_and_personalized_accuracy_survive_resume():
     cfg = settings("fedbn", personalized=True)
     records = finish(arm(cfg)[0])
     assert all(

@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_the_formula():
     assert torch.allclose(found, expected)
 
 
-def test_the_step_of_the_projection_head_leaves_the_network_alone_and_climbs(monkeypatch):
+def test_the_projection_step_ascends_and_keeps_the_network(monkeypatch):
     calls = watched(monkeypatch, "ascend")
     one, room, _ = arm(settings("fedbr", projection_lr=1e-3, local_epochs=2))
     one.turn()
@@ -103,7 +103,7 @@ def test_the_network_does_not_move_the_projection_head():
     assert torch.allclose(state(one).tensors["projection"], before, rtol=1e-6, atol=0)
 
 
-def test_at_the_first_step_pseudo_images_have_the_features_of_the_model_that_was_sent(monkeypatch):
+def test_first_pseudo_features_are_those_of_the_global_model(monkeypatch):
     calls = watched(monkeypatch, "ascend")
     arm(settings("fedbr", local_epochs=1), MANY)[0].turn()
     pseudo, own, received = calls[0][2][0]
@@ -133,7 +133,7 @@ def test_running_statistics_say_nothing_of_pseudo_images():
     assert torch.equal(*found)
 
 
-def test_pseudo_images_are_means_of_ten_images_of_one_client_and_the_same_for_all():
+def test_pseudo_images_are_shared_means_of_ten_images():
     one = arm(settings("fedbr", pseudo=6), MANY)[0]
     sent = {}
     for name, original in one.engine._clients.items():

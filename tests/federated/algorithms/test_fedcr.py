@@ -85,7 +85,7 @@ def test_the_rate_mixes_the_product_with_what_was_there():
     assert torch.equal(kept.result(), old)
 
 
-def test_the_product_does_not_depend_on_the_order_of_images_or_clients():
+def test_the_product_ignores_the_order_of_images_and_clients():
     torch.manual_seed(0)
     gaussian, labels = Gaussian(torch.randn(20, 4), torch.rand(20, 4) + 0.1), torch.arange(20) % 3
     results = []
@@ -116,7 +116,7 @@ def test_training_counts_the_last_pass_alone():
     assert torch.allclose(*deviations, rtol=0.05)  # three times the images would make it 1 / sqrt 3
 
 
-def test_the_divergence_changes_the_encoder_and_the_gaussians_of_the_classes_travel():
+def test_divergence_changes_the_encoder_and_gaussians_are_sent():
     with_it, without = (arm(settings("fedcr", dim=8, beta=beta, samples=2))[0] for beta in (0.1, 0.0))
     with_it.turn(), without.turn()
     assert not torch.equal(values(with_it), values(without))
@@ -124,7 +124,7 @@ def test_the_divergence_changes_the_encoder_and_the_gaussians_of_the_classes_tra
     assert sent[0] - sent[1] == 2 * 3 * 8 * 4
 
 
-def test_at_the_end_all_clients_train_their_heads_and_nothing_else():
+def test_clients_train_only_their_heads_at_the_end():
     """Also the client that had no part in the last round."""
     keys = {
         "rounds": [2],

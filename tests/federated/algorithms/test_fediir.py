@@ -83,7 +83,7 @@ def test_the_gradients_are_those_of_the_closed_form():
         assert torch.allclose(ours, theirs, atol=1e-14)
 
 
-def test_the_term_of_one_full_batch_at_the_model_that_was_sent_is_zero():
+def test_the_term_is_zero_for_a_full_batch_at_the_global_model():
     """One client, one batch, no memory of older gradients, no dropout: the average is the gradient of the
     first step."""
     fed = federation(sizes=(48,), noise=(0.1,))

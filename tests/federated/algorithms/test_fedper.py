@@ -98,7 +98,7 @@ def test_the_last_linear_layer_of_any_network_is_personal(net, names):
     assert set(arm(settings("fedper"), algorithm=own(net))[1].private_names()) == names
 
 
-def test_a_network_that_would_leave_nothing_with_the_clients_is_refused():
+def test_a_network_without_a_personal_part_is_rejected():
     convolutions = nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten())
     with pytest.raises(
         UserError, match="key 'personal': the network has no linear layer, so 'last' names nothing"

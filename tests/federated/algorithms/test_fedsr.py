@@ -84,7 +84,7 @@ def gaussians(one):
     ]
 
 
-def test_local_gaussians_differ_between_clients_and_shared_ones_are_the_servers():
+def test_local_gaussians_differ_and_shared_ones_are_the_servers():
     local = arm(settings("fedsr", dim=8, lr=1e-2))[0]
     local.turn()
     first, second, _ = gaussians(local)

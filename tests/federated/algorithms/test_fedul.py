@@ -114,7 +114,7 @@ def test_the_order_of_the_sets_does_not_matter():
     torch.testing.assert_close(permuted, uefl_kernels.transition_nll(LOGITS, TARGETS, matrix))
 
 
-def test_sets_that_are_the_classes_give_logit_adjusted_cross_entropy():
+def test_sets_of_one_class_give_logit_adjusted_cross_entropy():
     sets = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
     data = SetData(
         torch.zeros(10, 1, 8, 8, dtype=torch.uint8),
@@ -331,7 +331,7 @@ def test_clients_count_alike_or_by_their_images():
         assert float(values(algorithm)[0]) == float(buffers(algorithm)[0]) == expected
 
 
-def test_the_global_step_stretches_the_way_of_the_parameters_alone():
+def test_the_global_step_scales_parameters_only():
     ends = {}
     for step in (1.0, 0.5, 2.0):
         algorithm = arm(configured("fedul", global_step=step))[0]

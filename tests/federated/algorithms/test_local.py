@@ -42,7 +42,7 @@ def test_it_is_fedavg_of_one_client_for_each_bit_for_bit(keys):
     assert len(values(together)) == 0
 
 
-def test_nothing_leaves_a_client_and_nothing_is_sent_to_train_from():
+def test_clients_send_nothing_and_get_only_the_measured_mean():
     one, room, _ = arm(settings("local"))
     records = finish(one)
     model = 4 * (room.flat.values.numel() + room.flat.buffers.numel())

@@ -29,7 +29,7 @@ def features(work, images):
     return gelu(net.head.fc1(net.tokens(images).flatten(1)))
 
 
-def test_quantized_features_have_two_distances_to_codewords_behind_the_cross_entropy():
+def test_quantized_features_add_two_codeword_losses():
     """mean (q - sg z)^2 + 0.25 mean (sg q - z)^2, means over all numbers."""
     work, batch, _ = turn("uefl", commitment=0.25)
     found = loss(work, batch)

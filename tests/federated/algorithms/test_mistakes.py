@@ -93,7 +93,7 @@ def test_what_the_frame_measures_cannot_be_replaced(method, name):
         turns(algorithm)
 
 
-def test_the_traceback_of_the_packages_own_algorithms_is_shown_at_the_level_debug(caplog, monkeypatch):
+def test_the_traceback_of_own_algorithms_is_logged_at_debug(caplog, monkeypatch):
     def loss(self, work, batch):
         raise RuntimeError("shapes cannot be multiplied")
 

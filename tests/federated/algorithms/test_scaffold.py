@@ -65,7 +65,7 @@ def test_the_control_variates_are_those_of_option_two():
         assert torch.allclose(tensors["control"], private["control"] - c_k, atol=1e-6)
 
 
-def test_with_all_clients_the_server_has_the_mean_of_their_variates():
+def test_the_server_variate_is_the_mean_with_all_clients():
     one = arm(settings("scaffold", rounds=[3], **SGD))[0]
     finish(one)
     mean = torch.stack([own["control"] for own in one.members[0].private.values()]).mean(
@@ -84,7 +84,7 @@ def test_clients_that_do_not_take_part_keep_theirs():
     assert torch.allclose(state(one).tensors["control"], total / 3, atol=1e-6)
 
 
-def test_the_global_step_stretches_the_way_of_the_parameters_alone():
+def test_the_global_step_scales_parameters_only():
     ways, buffers = [], []
     for step in (1.0, 0.5, 2.0):
         one = arm(settings("scaffold", global_step=step, **SGD))[0]
@@ -109,7 +109,7 @@ class Parabolas(Scaffold):
 
 
 @pytest.mark.slow
-def test_clients_that_drift_apart_meet_at_the_optimum_of_their_mean():
+def test_drifting_clients_converge_to_the_optimum_of_their_mean():
     """(1 * 3 + 2 * 0 + 6 * -1) / 9 = -1/3; FedAvg with 5 local steps ends elsewhere."""
     cfg = settings("scaffold", rounds=[60], local_steps=5, optimizer="sgd", lr=0.1)
     ends = []

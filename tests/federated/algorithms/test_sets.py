@@ -110,7 +110,7 @@ def test_pseudo_labels_follow_the_priors_that_were_drawn():
 
 
 @pytest.mark.parametrize(("round", "own"), [(4, False), (5, True)])
-def test_from_the_sixth_round_on_a_network_learns_from_its_own_predictions(round, own, monkeypatch):
+def test_self_training_starts_in_the_sixth_round(round, own, monkeypatch):
     work = turn("fedpl", round=round)
     # which is sure of each
     monkeypatch.setattr(work, "logits", lambda images: 20 * torch.eye(3)[torch.arange(len(images)) % 3])
@@ -186,7 +186,7 @@ def test_label_proportions_drop_no_logits():
     assert rates == {(0.1, 0.0), (0.2, 0.0)}  # measuring, training
 
 
-def test_smoothness_leaves_the_running_statistics_and_has_a_gradient():
+def test_smoothness_keeps_running_statistics_and_has_a_gradient():
     work = turn("fedllp-vat", vat_epsilon=2.0)
     room, algorithm = work.workspace, work.workspace.algorithm
     x = work.batch(torch.arange(12)).images
@@ -276,7 +276,7 @@ def test_smoothness_without_weight_is_fedllp_bit_for_bit():
     assert torch.equal(*(run.members[0].state.tensors["values"] for run in runs))
 
 
-def test_what_an_algorithm_draws_changes_neither_the_order_nor_the_dropout():
+def test_draws_of_an_algorithm_change_no_order_or_dropout():
     """With a weight that rounds away, the draws of the smoothness term leave the batches as they are."""
     orders = []
     for name in ("fedllp", "fedllp-vat"):
@@ -293,7 +293,7 @@ def test_what_an_algorithm_draws_changes_neither_the_order_nor_the_dropout():
     assert orders[0] == orders[1]
 
 
-def test_a_labeled_share_is_the_same_in_every_round_and_each_client_s_own():
+def test_labeled_shares_are_fixed_and_differ_between_clients():
     def images(client):
         work = SimpleNamespace(client=client, seed=3, examples=100, training=SimpleNamespace(batch_size=4))
         return set(torch.cat(list(FedAvgLabeled(share=0.2).epoch(work))).tolist())

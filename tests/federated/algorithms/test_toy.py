@@ -200,7 +200,7 @@ def test_names_are_taken_once_and_found_by_likeness():
         find("toyy")
 
 
-def test_an_installed_package_names_its_algorithms_in_an_entry_point(monkeypatch):
+def test_entry_points_register_algorithms_of_installed_packages(monkeypatch):
     class Entry:
         name = "of-a-package"
 
@@ -229,7 +229,7 @@ def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
         registry()
 
 
-def test_an_instance_with_a_value_that_no_folder_could_hold_is_refused(tmp_path):
+def test_an_instance_with_an_unwritable_parameter_is_rejected(tmp_path):
     class Scaled(Toy):
         def __init__(self, scale=1.0):
             super().__init__()

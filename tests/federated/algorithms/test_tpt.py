@@ -19,7 +19,7 @@ def model(records):
     return [{key: value for key, value in record.items() if not key.startswith(own)} for record in records]
 
 
-def test_before_its_phase_it_is_fedavg_without_dropout_bit_for_bit():
+def test_before_its_phase_it_equals_fedavg_without_dropout():
     own, average = arm(settings("tpt", **NEVER))[0], arm(settings("fedavg", dropout=0.0, **NEVER))[0]
     assert model(finish(own)) == model(finish(average))
     assert torch.equal(values(own), values(average))
@@ -58,7 +58,7 @@ def test_a_phase_that_is_not_reached_is_said():
     assert all(r["start_accuracy"] is None for r in records if r["iteration"] == 1 and "nc1" in r)
 
 
-def test_the_metrics_are_those_of_all_training_images_together_and_of_each_client():
+def test_metrics_cover_all_training_images_and_each_client():
     fed = federation(sizes=(48, 32, 40))
     one, room, _ = arm(settings("tpt"), fed)
     records = [r for r in finish(one) if r["round"] == 2]

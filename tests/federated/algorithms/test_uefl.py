@@ -24,19 +24,19 @@ def test_every_client_sees_the_same_averaged_shared_codebook():
     assert not torch.equal(before, books[0])
 
 
-def test_dropout_passes_differ_between_measurements_of_the_same_model():
+def test_dropout_passes_differ_between_measurements_of_a_model():
     records = finish(arm(settings(dropout=0.5, rounds=[2]))[0])
     assert all(r["entropy"] != r["entropy_deterministic"] for r in records)
 
 
-def test_a_line_shows_by_how_much_a_client_is_above_the_threshold():
+def test_a_line_shows_the_distance_to_the_threshold():
     entropy = {"a": 0.5, "b": 0.9, "c": 0.502, "d": 0.50001}
     assert above(0.5, entropy, ["b", "c", "d"]) == "b (1.80 x least), c (1.004 x least), d (1.00002 x least)"
     assert above(0.0, {"a": 0.0, "b": 0.1}, ["b"]) == "b"
     assert above(0.5, entropy, []) == ""
 
 
-def test_the_client_that_is_known_least_decides_whether_extensions_are_partly_chance():
+def test_the_largest_standard_error_decides_the_chance_note():
     records = [{"client": "a", "holdout_entropy_se": 0.1}, {"client": "b", "holdout_entropy_se": 0.3}]
     entropy = {"a": 1.0, "b": 1.5}
     assert unsure(1.3, entropy, records) is None
@@ -45,7 +45,7 @@ def test_the_client_that_is_known_least_decides_whether_extensions_are_partly_ch
     )
 
 
-def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_it():
+def test_only_clients_above_the_threshold_are_extended():
     algorithm, _, notices = arm(settings(rounds=[4, 1], local_epochs=3, gamma=0.2))
     turns(algorithm, 4)
     shared = visible(algorithm, "silo-0").clone()
@@ -71,7 +71,7 @@ def test_only_clients_above_the_threshold_grow_and_the_others_do_not_change_by_i
     ]
 
 
-def test_new_codewords_are_k_means_centroids_of_the_client_s_own_features():
+def test_new_codewords_are_centroids_of_the_clients_features():
     seen = {}
 
     class Spy(Meddler):
@@ -117,7 +117,7 @@ def test_threshold_reference(reference):
 
 
 @pytest.mark.parametrize(("rule", "same"), [("fixed", True), ("current", False)])
-def test_threshold_is_fixed_after_the_first_iteration_unless_asked(rule, same):
+def test_the_threshold_is_fixed_after_the_first_iteration(rule, same):
     algorithm, _, _ = arm(settings(threshold=rule, rounds=[1, 1, 1]))
     turns(algorithm, 2)
     first = state(algorithm).plain["threshold"]
@@ -140,7 +140,7 @@ def test_a_threshold_that_no_client_can_exceed_is_said(name):
         ) is said
 
 
-def test_or_goes_on_without_extension_when_arms_must_take_equal_steps():
+def test_it_continues_without_extension_for_equal_steps():
     records = finish(arm(settings(gamma=1e6))[0])
     assert len(records) == 3 * 3
     assert all(r["codewords"] == 4 for r in records)
@@ -152,7 +152,7 @@ def test_the_cap_on_iterations_repeats_the_last_number_of_rounds():
 
 
 @pytest.mark.parametrize("share", ["none", "group"])
-def test_new_codewords_may_begin_at_noise_with_the_schedule_of_k_means(share):
+def test_new_codewords_may_start_from_noise(share):
     books = {}
     for start in ("kmeans", "normal"):
         algorithm, _, _ = arm(
@@ -194,7 +194,7 @@ def test_keys_that_exclude_each_other_are_refused(keys, named):
         settings(**keys)
 
 
-def test_a_silo_too_small_for_the_largest_extension_is_refused_before_training():
+def test_a_silo_too_small_for_extension_is_rejected_early():
     keys = {"extend": "all", "codewords": 64, "max_iterations": 4}
     for growth in ("add", "double"):
         _, room, _ = arm(settings(growth=growth, **keys))
@@ -204,7 +204,7 @@ def test_a_silo_too_small_for_the_largest_extension_is_refused_before_training()
         room.algorithm.check(federation(), "arm", room.net)
 
 
-def test_group_sharing_gives_one_block_to_all_clients_extended_together():
+def test_group_sharing_gives_one_block_to_the_extended_clients():
     algorithm, _, _ = arm(settings(ext_share="group", gamma=0.0, rounds=[1, 2]))
     turns(algorithm, 2)
     group = list(state(algorithm).plain["uncertain"])
@@ -224,7 +224,7 @@ def test_a_private_block_is_nobody_else_s():
     assert not torch.equal(*grown)
 
 
-def test_group_centroids_are_weighted_by_the_clusters_they_stand_for():
+def test_group_centroids_are_weighted_by_cluster_size():
     def meddle(reply):
         if "block" in reply.tensors:  # one client's clusters weigh next to nothing
             light = reply.client == "silo-0"
@@ -284,7 +284,7 @@ def test_without_quantizer_it_is_fedavg_bit_for_bit(keys):
         assert torch.equal(state(own).tensors[name], state(average).tensors[name])
 
 
-def test_kmeans_initialization_trains_the_first_round_without_quantizer():
+def test_kmeans_initialization_skips_the_quantizer_in_round_one():
     asked = []
 
     class Spy(Meddler):
@@ -307,7 +307,7 @@ def test_kmeans_initialization_trains_the_first_round_without_quantizer():
     ],
     ids=["use", "users", "examples"],
 )
-def test_codewords_are_averaged_by_use_or_by_users_or_by_examples(by_use, expected):
+def test_codewords_are_averaged_by_use_users_or_examples(by_use, expected):
     def meddle(reply):
         if "codebook" in reply.tensors:
             first = reply.client == "silo-0"
@@ -326,7 +326,7 @@ def test_perplexity_is_that_of_batches_of_100_images():
     assert counts_per_batch(indices, 3).tolist() == [[200, 0, 0], [0, 200, 0], [30, 30, 0]]
 
 
-def test_a_client_whose_extension_was_refused_is_asked_again_and_not_called_extended():
+def test_a_client_with_a_rejected_extension_is_asked_again():
     refused = []
 
     def meddle(reply):
@@ -348,7 +348,7 @@ def test_the_arm_without_extension_never_grows():
     assert {r["codewords"] for r in records} == {4}
 
 
-def test_every_codebook_grows_after_every_iteration_where_all_are_extended():
+def test_extending_all_grows_every_codebook_each_iteration():
     algorithm, _, notices = arm(settings(extend="all", rounds=[1, 1, 1], gamma=1e6, stop_when_certain=True))
     records = finish(algorithm)
     assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [
@@ -357,7 +357,7 @@ def test_every_codebook_grows_after_every_iteration_where_all_are_extended():
     assert notices == []
 
 
-def test_at_random_as_many_clients_are_extended_as_are_uncertain_and_the_same_in_every_member():
+def test_random_extension_draws_as_many_clients_as_are_uncertain():
     chosen = set()
     for seed in range(3):
         algorithm, _, notices = arm(
@@ -408,7 +408,7 @@ def test_a_refused_client_keeps_its_codebook():
     )
 
 
-def test_usage_is_reported_on_the_last_round_of_an_iteration_and_adds_up():
+def test_usage_is_reported_in_the_last_round_and_adds_up():
     records = finish(arm(settings())[0])
     with_usage = [r for r in records if "usage" in r]
     assert {r["round"] for r in with_usage} == {1, 2}

@@ -112,7 +112,7 @@ def quantization_error(tokens, book):
     return float((tokens - Quantizer()(tokens, book).values).square().mean())
 
 
-def test_the_learning_rate_of_the_codebook_is_a_multiple_of_the_network_s():
+def test_codebook_lr_is_a_multiple_of_the_networks_lr():
     """Adam's first step is the learning rate itself, in every entry that has a gradient."""
     moves = {}
     for factor in (1.0, 30.0):
@@ -142,7 +142,7 @@ def test_moving_averages_are_those_of_the_definition():
     assert float(out.loss) == pytest.approx(0.25 * float((tokens - out.values).square().mean()))
 
 
-def test_the_server_averages_sums_and_counts_of_moving_averages_not_codewords():
+def test_the_server_averages_sums_and_counts_of_moving_averages():
     def meddle(reply):
         if "moving" in reply.tensors:
             first = reply.client == "silo-0"
@@ -157,7 +157,7 @@ def test_the_server_averages_sums_and_counts_of_moving_averages_not_codewords():
     torch.testing.assert_close(visible(algorithm, "silo-0"), torch.full((4, 4), (30 + 40) / 40))
 
 
-def test_dead_codewords_go_beside_those_most_used_and_the_others_stay():
+def test_dead_codewords_move_next_to_the_most_used_ones():
     book = torch.arange(12.0).view(4, 3) + 1
     new = quantizer.revived(book, torch.tensor([0, 90, 9, 1]), 0.1)
     assert torch.equal(new[1:3], book[1:3])
@@ -195,7 +195,7 @@ def test_revival_puts_more_codewords_to_use():
     assert used[0.1] > 1.2 * used[0.0]
 
 
-def test_a_cosine_schedule_falls_from_lr_to_nearly_nothing_over_the_rounds():
+def test_a_cosine_schedule_decays_lr_to_nearly_zero():
     constant, cosine = (
         settings(lr_schedule=kind, rounds=[3, 1], lr=0.2).training for kind in ("constant", "cosine")
     )
@@ -227,7 +227,7 @@ def test_cosine_search_takes_the_codeword_of_the_least_angle():
     assert Quantizer(search="cosine")(tokens, book).values.flatten().tolist() == [10.0, 10.0]
 
 
-def test_segments_with_codebooks_of_their_own_take_codewords_of_their_own():
+def test_segments_with_own_codebooks_use_own_codewords():
     book = torch.tensor([[[0.0], [1.0]], [[10.0], [11.0]]])
     out = Quantizer(segment_codebooks=True)(torch.tensor([[[[0.8, 0.9]]], [[[0.1, 12.0]]]]), book)
     assert out.values.flatten(1).tolist() == [[1.0, 10.0], [0.0, 11.0]]
@@ -235,7 +235,7 @@ def test_segments_with_codebooks_of_their_own_take_codewords_of_their_own():
     assert out.counts.tolist() == [[1, 1], [1, 1]]
 
 
-def test_the_use_of_shared_codewords_stands_before_that_of_extensions_for_every_segment():
+def test_usage_lists_shared_codewords_before_extensions():
     """The picture of it is cut behind the shared ones; here each segment has two, and two more."""
     algorithm = workspace(settings(segment_codebooks=True, segments=2)).algorithm
     # 0, 1 are shared of the first segment, 4, 5 of the second
@@ -253,7 +253,7 @@ def test_new_codewords_per_segment_are_k_means_of_that_segment():
     assert float(centers[0].max()) < 6 < 100 <= float(centers[1].min())
 
 
-def test_residual_stages_quantize_what_is_left_and_the_gradient_passes_once():
+def test_residual_stages_quantize_residuals_with_one_gradient():
     book = torch.tensor([[0.0], [10.0], [1.0], [-1.0]])
     tokens = torch.tensor([[[[8.8]]]], requires_grad=True)
     out = Quantizer(commitment=0.0, stage=2)(tokens, book)
@@ -267,7 +267,7 @@ def test_residual_stages_quantize_what_is_left_and_the_gradient_passes_once():
 # --- making -----------------------------------------------------------------------------------------------
 
 
-def test_the_first_rounds_are_without_quantizer_and_the_codebook_is_then_made_of_all_clients_features():
+def test_codebook_after_starts_quantizing_with_a_joint_codebook():
     asked = []
     algorithm, _, _ = arm(
         settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=lambda e: Spy(e, asked)
@@ -289,7 +289,7 @@ def test_the_first_rounds_are_without_quantizer_and_the_codebook_is_then_made_of
 
 
 @pytest.mark.parametrize(("extension", "has"), [("residual", {True}), ("append", {False})])
-def test_a_group_s_extension_is_of_what_its_codewords_leave_where_it_is_residual(extension, has):
+def test_a_residual_group_extension_is_made_of_residuals(extension, has):
     asked = []
     finish(
         arm(
@@ -301,7 +301,7 @@ def test_a_group_s_extension_is_of_what_its_codewords_leave_where_it_is_residual
     assert {"codebook" in m.tensors for m in found} == has
 
 
-def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
+def test_codebook_after_the_first_iteration_is_rejected():
     cfg, fed = settings(codebook_after=3, rounds=[2, 2]), federation()
     algorithm, room, _ = arm(cfg, fed)
     with pytest.raises(
@@ -311,7 +311,7 @@ def test_a_codebook_that_would_come_after_the_first_iteration_is_refused():
         algorithm.members[0].algorithm.check(fed, "arm", room.net)
 
 
-def test_a_codebook_made_anew_between_iterations_is_the_same_for_all_and_extensions_stay():
+def test_a_rebuilt_codebook_is_shared_and_keeps_extensions():
     algorithm, _, _ = arm(settings(extend="all", reinit=True, rounds=[1, 1, 1], lr=1e-12))
     start = visible(algorithm, "silo-0").clone()
     turns(algorithm, 2)
@@ -348,7 +348,7 @@ def test_groups_share_a_codebook_as_one_for_each_domain(after):
     assert not torch.equal(first, second)
 
 
-def test_one_group_is_the_shared_codebook_and_groups_of_one_are_personal_ones_bit_for_bit():
+def test_one_group_equals_shared_and_single_groups_personal():
     for same, groups in (({}, [[*NAMES]]), ({"personal": True}, [[name] for name in NAMES])):
         assert finish(arm(settings(personal=groups))[0]) == finish(arm(settings(**same))[0])
 
@@ -378,7 +378,7 @@ def test_groups_have_every_client_once(groups, said):
 # --- deciding ---------------------------------------------------------------------------------------------
 
 
-def test_extension_by_loss_compares_the_cross_entropy_of_held_out_images():
+def test_extension_by_loss_compares_held_out_cross_entropy():
     algorithm, _, notices = arm(settings(criterion="loss", rounds=[2, 1], gamma=0.1))
     records = turns(algorithm, 3)[-1]
     loss = {r["client"]: r["holdout_nll"] for r in records}

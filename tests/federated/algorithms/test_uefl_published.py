@@ -41,7 +41,7 @@ def test_all_dropout_passes_are_the_same():
     assert all(r["entropy"] == pytest.approx(r["entropy_deterministic"], rel=1e-5) for r in records)
 
 
-def test_no_codeword_is_averaged_and_the_silos_drift_apart_from_the_first_round():
+def test_codewords_are_not_averaged_and_silos_drift_apart():
     algorithm, _, _ = start(legacy())
     common = state(algorithm).tensors["main"].clone()
     assert all(torch.equal(own(algorithm, n), common) for n in NAMES)
@@ -54,7 +54,7 @@ def test_no_codeword_is_averaged_and_the_silos_drift_apart_from_the_first_round(
     assert all(torch.equal(own(algorithm, n)[1], common[1]) for n in NAMES)
 
 
-def test_a_new_iteration_starts_in_every_silo_from_the_last_silo_s_copy():
+def test_a_new_iteration_starts_from_the_last_silos_copy():
     seen = []
 
     class Spy(Meddler):
@@ -70,7 +70,7 @@ def test_a_new_iteration_starts_in_every_silo_from_the_last_silo_s_copy():
     assert all(torch.equal(seen[-1][n], last) for n in NAMES)
 
 
-def test_k_means_overwrites_the_shared_block_of_silos_that_were_not_uncertain():
+def test_k_means_overwrites_the_shared_block_of_certain_silos():
     algorithm, room, _ = start(legacy(rounds=[4, 1], local_epochs=3))
     turns(algorithm, 5)
     room.context = replace(
@@ -95,7 +95,7 @@ def test_k_means_overwrites_the_shared_block_of_silos_that_were_not_uncertain():
             torch.testing.assert_close(own(algorithm, name)[0], shared_before, atol=1e-6, rtol=1e-5)
 
 
-def test_a_silo_sees_at_most_two_blocks_and_each_extension_leaves_a_spare():
+def test_a_silo_uses_at_most_two_blocks():
     algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
     records = finish(algorithm)
     assert {r["codewords"] for r in records} <= {4, 8}
@@ -131,7 +131,7 @@ def test_silos_weigh_the_same_whatever_their_size():
     torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), 1.0))
 
 
-def test_the_threshold_is_the_mean_s_and_set_once_on_the_test_split():
+def test_the_threshold_is_the_mean_on_the_test_split_set_once():
     algorithm, _, _ = start(legacy(gamma=0.5))
     records = turns(algorithm, 3)[-1]
     assert state(algorithm).plain["threshold"] == pytest.approx(
@@ -148,7 +148,7 @@ def test_the_run_ends_when_every_silo_is_certain():
     assert len(finish(algorithm)) == 2 * 3
 
 
-def test_k_means_runs_in_the_first_round_of_a_later_iteration_only():
+def test_k_means_runs_only_in_the_first_round_of_an_iteration():
     asked = []
 
     class Spy(Meddler):

@@ -17,7 +17,7 @@ from uefl.report import summarize
 @pytest.mark.parametrize(
     "keys", [{}, {"personal": True}, {"ext_share": "group"}], ids=["private", "personal", "group"]
 )
-def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
+def test_unseen_clients_are_measured_with_three_codebooks(keys):
     algorithm, _, _ = arm(settings(extend="all", rounds=[3, 2], **keys), federation(unseen=1))
     records = finish(algorithm)
     others = [r for r in records if r.get("unseen")]
@@ -32,7 +32,7 @@ def test_an_unseen_client_is_measured_with_three_choices_of_a_codebook(keys):
         assert records[-2]["codewords"] == 8
 
 
-def test_the_best_codebook_is_that_of_the_least_quantization_error():
+def test_the_best_codebook_has_the_least_quantization_error():
     tokens = torch.tensor([[[[1.0]]], [[[3.0]]]])
     torch.manual_seed(0)
     net = torch.nn.Module()
@@ -78,7 +78,7 @@ class Overheard:
     ],
     ids=["private", "personal", "lists", "group", "doubled"],
 )
-def test_an_unseen_client_is_sent_every_block_and_the_codebook_of_every_trained_client(keys, blocks, books):
+def test_unseen_clients_get_every_block_and_codebook(keys, blocks, books):
     overheard = []
 
     def overhear(engine):

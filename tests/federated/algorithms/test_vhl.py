@@ -41,7 +41,7 @@ E = torch.eye(4)
     [((0, 1, 0, 1), 1.2497e-6), ((0, 1, 1, 0), 14.2857155)],
     ids=["matched", "swapped"],
 )
-def test_the_pull_of_two_real_features_and_the_same_two_virtual_ones(labels, expected):
+def test_the_pull_of_two_real_and_two_equal_virtual_features(labels, expected):
     features = torch.stack([E[0], E[1], E[0], E[1]])
     assert float(contrast(features.double(), torch.tensor(labels), 0.07)) == pytest.approx(expected, rel=1e-4)
 
@@ -54,7 +54,7 @@ def test_an_anchor_without_its_like_counts_as_zero():
     )
 
 
-def test_features_at_any_scale_pull_alike_and_with_finite_gradients():
+def test_the_pull_is_scale_invariant_with_finite_gradients():
     features = torch.randn(
         6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
     )

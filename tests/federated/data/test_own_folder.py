@@ -15,7 +15,7 @@ def splits(table, group):
     return split_of(table, train), None if test is None else split_of(table, test)
 
 
-def test_classes_are_the_union_over_silos_and_names_are_the_folders(make_images, tmp_path):
+def test_classes_are_the_union_of_folder_names_over_silos(make_images, tmp_path):
     for folder in ("silos/south/cat", "silos/south/dog", "silos/north/dog", "silos/north/ant"):
         make_images(folder)
     own = read(tmp_path / "silos")

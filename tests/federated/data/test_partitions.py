@@ -205,7 +205,7 @@ def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
         dealt(table(), {"scheme": "dirichlet", "convention": "over_classes"}, clients=15)
 
 
-def test_a_deal_that_is_far_from_possible_is_refused_after_a_hundred_draws():
+def test_an_impossible_partition_is_rejected_after_100_draws():
     scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}
     with pytest.raises(UserError, match=r"key 'alpha': 100 draws .* of 400 clients with fewer than 10"):
         dealt(table(4000, 0), scheme, clients=400, train_per_client=8, test_per_client=2)

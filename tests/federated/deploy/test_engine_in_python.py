@@ -39,9 +39,7 @@ def test_over_a_worker_the_numbers_are_those_of_one_process(tmp_path):
     ("engine", "shown"),
     [("distributed", "'distributed'"), (uefl.Distributed(3), "uefl.Distributed(workers=3)")],
 )
-def test_workers_are_as_many_as_were_asked_for_and_know_how_a_run_goes_on(
-    tmp_path, monkeypatch, engine, shown
-):
+def test_worker_count_and_resume_command_follow_the_engine(tmp_path, monkeypatch, engine, shown):
     asked = []
 
     @contextmanager
@@ -98,7 +96,7 @@ def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
     ],
     ids=str,
 )
-def test_an_engine_that_cannot_be_is_a_line_before_anything_is_written(tmp_path, engine, line):
+def test_an_invalid_engine_is_rejected_before_writing(tmp_path, engine, line):
     with pytest.raises(UserError, match=line):
         train(tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
@@ -121,7 +119,7 @@ def test_without_flower_the_error_says_how_to_install_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "engine", [uefl.Flower(), uefl.Flower("127.0.0.1:1", silos=1)], ids=["here", "elsewhere"]
 )
-def test_a_superlink_that_is_lost_is_a_line_that_says_how_to_go_on(engine):
+def test_a_lost_superlink_names_the_resume_command(engine):
     from uefl.engines.flower.address import Unreachable
 
     with pytest.raises(RunError, match="lost it; go on with: this"), engine.deployment("cpu", print, "this"):

@@ -53,7 +53,7 @@ def error(answer):
     return answer.header["error"]
 
 
-def test_a_run_that_gives_enough_is_answered_and_counted_also_in_another_process(path, caplog):
+def test_a_run_above_the_floor_is_answered_and_counted(path, caplog):
     caplog.set_level("INFO")
     one = program(path)
     assert error(one(Packet(greeting(settings()), {}))) is None
@@ -71,7 +71,7 @@ def test_a_run_that_gives_enough_is_answered_and_counted_also_in_another_process
     assert floor(path).describe() in caplog.text
 
 
-def test_updates_of_several_runs_add_up_and_one_noise_is_as_in_a_run():
+def test_privacy_spent_by_several_runs_adds_up():
     assert spent_by({}, 1e-5) == 0.0
     for noise, count in ((1.0, 7), (4.0, 3)):
         assert spent_by({noise: count}, 1e-5) == Privacy(settings(noise_multiplier=noise).run, b"").epsilon(
@@ -89,7 +89,7 @@ def test_updates_of_several_runs_add_up_and_one_noise_is_as_in_a_run():
         ({"privacy": "none", "noise_multiplier": 1.0}, "the run has privacy = 'none'"),
     ],
 )
-def test_a_run_that_gives_less_is_refused_at_the_greeting_and_at_work(path, keys, line, caplog):
+def test_a_run_below_the_floor_is_rejected(path, keys, line, caplog):
     cfg, one = settings(**keys), program(path)
     report = one(Packet(greeting(cfg), {}))
     assert error(report) == error(one(asked(cfg))) == "privacy"
@@ -116,7 +116,7 @@ def test_what_no_noise_hides_is_refused(path, algorithm, keys, options, caplog):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_of_a_model_that_is_not_finite_nothing_but_noise_comes_back(bad):
+def test_a_non_finite_model_returns_only_noise(bad):
     """A server may send one, so that the length of the change has no meaning."""
     mechanism, sent = Privacy(settings(clip_norm=1e-6).run, b"key"), {"a": torch.tensor([bad, 0.0])}
     one = mechanism.hidden({"a": torch.tensor([bad, 5.0])}, sent, "silo-0", 0)
@@ -188,7 +188,7 @@ def test_what_a_process_has_counted_since_is_not_lost(path):
     assert "2 updates sent" in floor(path).describe()
 
 
-def test_two_runs_that_differ_in_noise_alone_do_not_give_the_update_away(path):
+def test_runs_that_differ_in_noise_do_not_reveal_the_update(path):
     """With one draw at two scales, twice the first answer minus the second would be the update without
     noise."""
     one = program(path)

@@ -204,7 +204,7 @@ def test_a_name_stays_with_its_key_when_the_run_goes_on(folder, monkeypatch):
     )
 
 
-def test_the_run_folder_says_how_each_silo_computes_and_a_difference_is_noted(folder, monkeypatch):
+def test_the_run_folder_records_how_each_silo_computes(folder, monkeypatch):
     monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: device.index == 1)
     programs = [program(folder, name) for name in "ab"]
     programs[1]._device = torch.device("cpu", 1)
@@ -240,7 +240,7 @@ def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeyp
     ]
 
 
-def test_a_node_that_is_refused_twice_is_told_twice_and_once_let_in_is_not_left_out(folder, monkeypatch):
+def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
     """It is started again after each refusal."""
     good = program(folder, "b")
     answers = [
@@ -312,7 +312,7 @@ def test_a_failure_that_nobody_expected_keeps_its_traceback(folder, caplog):
     assert unpack(on_records(one)(pack({}))).header["error"] == "version"
 
 
-def test_a_bad_result_of_a_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
+def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
     """Over the same silos, one of which lies no more, it goes on to the numbers of an undisturbed run."""
     aggregate = FedAvg.aggregate
 

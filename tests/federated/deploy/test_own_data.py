@@ -98,7 +98,7 @@ def of_sets(folder, algorithm="fedul", **keys):
     ("algorithm", "keys"),
     [("fedul", {"server": "finetune"}), ("fedllp-vat", {}), ("fedul", {"prior_smoothing": 0.2})],
 )
-def test_sets_and_images_of_the_server_give_what_one_process_gives(sets, algorithm, keys):
+def test_server_sets_and_images_match_one_process(sets, algorithm, keys):
     whole = build(of_sets(sets / "whole", algorithm, **keys).data, kind="sets", seed=0)
     cfg = of_sets(sets / "server", algorithm, **keys)
     nodes = programs(sets / "madrid", sets / "berlin")
@@ -124,7 +124,7 @@ def test_what_a_report_says_of_priors_is_which_classes_there_are(sets):
     assert set(parts) == {"pixels"}
 
 
-def test_other_priors_or_other_images_of_the_server_are_another_federation(sets):
+def test_other_priors_or_server_images_are_another_federation(sets):
     cfg = of_sets(sets / "server")
     first = agreed(cfg, programs(sets / "berlin", sets / "madrid")).digest
     assert agreed(cfg, programs(sets / "berlin", sets / "madrid")).digest == first
@@ -217,12 +217,12 @@ def test_a_folder_of_sets_that_is_no_silo_is_a_line(sets, change, line):
         ),
     ],
 )
-def test_what_no_silo_can_do_is_said_before_anybody_is_waited_for(sets, keys, line):
+def test_impossible_requests_are_rejected_before_waiting(sets, keys, line):
     with pytest.raises(UserError, match=line):
         check_asked(of_sets(sets / "server", **keys))
 
 
-def test_images_where_sets_are_needed_are_a_code_and_a_line_in_the_log(sets, tmp_path, caplog):
+def test_images_instead_of_sets_give_a_code_and_a_log_line(sets, tmp_path, caplog):
     images(tmp_path / "ulm", {"cat": 0, "dog": 1})
     for folder, cfg in ((tmp_path / "ulm", of_sets("digits")), (sets / "berlin", labeled(tmp_path))):
         (program,) = programs(folder).values()
@@ -258,7 +258,7 @@ def apart(name):
     return {"partition": {"scheme": "leave_one_out", "domain": name}}
 
 
-def test_a_silo_that_is_left_out_is_measured_and_never_trained_on(folders):
+def test_a_left_out_silo_is_measured_and_never_trained(folders):
     cfg = labeled(folders, data=apart("new"))
     nodes = programs(folders / "a", folders / "b", folders / "new")
     there = agreed(cfg, nodes)

@@ -31,7 +31,7 @@ def test_an_honest_one(report):
     assert refused(report) is None
 
 
-def test_what_is_passed_over_in_a_folder_is_noted_at_the_silo_alone(tmp_path, caplog):
+def test_skipped_files_are_noted_only_at_the_silo(tmp_path, caplog):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
     folder = (tmp_path / "a" / "train").rename(tmp_path / "b")
     (folder / "emu").mkdir()

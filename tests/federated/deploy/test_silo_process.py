@@ -141,7 +141,7 @@ def test_a_silo_killed_in_its_third_round_resumes_bit_for_bit(algorithm, step, t
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "uefl"])
-def test_the_reported_bytes_are_those_that_a_silo_reads_and_writes(algorithm, tmp_path):
+def test_reported_bytes_are_those_a_silo_reads_and_writes(algorithm, tmp_path):
     """The process does nothing but read messages and write replies, and read and write its state."""
     keys = {
         "fedavg": {},

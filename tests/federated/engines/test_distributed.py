@@ -47,7 +47,7 @@ def test_every_algorithm_is_the_same_bit_for_bit(workers, case):
     check_same(cfg, engine(workers, cfg))
 
 
-def test_replies_come_by_name_and_the_model_goes_to_a_worker_once(workers, monkeypatch):
+def test_replies_are_named_and_a_worker_gets_the_model_once(workers, monkeypatch):
     cfg, started, sent = tiny.settings("fedavg"), [], []
     one = engine(workers, cfg, started.append)
     ask = one._crew.ask
@@ -93,7 +93,7 @@ def test_a_client_that_raises_says_a_code_and_no_text(workers):
 
 
 @pytest.mark.slow
-def test_a_client_that_is_late_is_given_up_and_its_answer_dropped_when_it_comes(workers):
+def test_a_late_client_is_dropped_with_its_reply(workers):
     cfg = tiny.settings("fedavg", seed=LATE)
     one, asked = engine(workers, cfg), messages(cfg)
     assert [reply.error for reply in one.round(asked, deadline=1.0)] == [None, "deadline passed", None]
@@ -101,7 +101,7 @@ def test_a_client_that_is_late_is_given_up_and_its_answer_dropped_when_it_comes(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_ends_the_run_with_a_line_and_the_others_with_it():
+def test_a_dead_worker_ends_the_run_and_the_other_workers():
     cfg, begun = tiny.settings("fedavg", seed=DIES), []
 
     def run():

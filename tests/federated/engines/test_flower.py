@@ -80,7 +80,7 @@ def test_a_client_that_raises_says_a_code_and_no_text(run, code, caplog):
     assert "Traceback" in caplog.text
 
 
-def test_replies_that_cannot_be_read_or_are_of_another_client_are_left_out(run):
+def test_unreadable_and_foreign_replies_are_left_out(run):
     cfg, federation = run
     nodes = programs(federation)
     honest = dict(nodes)
@@ -100,7 +100,7 @@ def test_replies_that_cannot_be_read_or_are_of_another_client_are_left_out(run):
     assert "script" not in errors[2]
 
 
-def test_a_client_that_does_not_answer_is_given_up_at_the_deadline(run):
+def test_a_silent_client_is_dropped_at_the_deadline(run):
     cfg, federation = run
     nodes = programs(federation)
     honest = nodes[11]
@@ -110,7 +110,7 @@ def test_a_client_that_does_not_answer_is_given_up_at_the_deadline(run):
     assert [reply.error for reply in replies] == [None, "deadline passed", None]
 
 
-def test_a_client_that_is_gone_says_so_and_one_that_came_again_gets_its_message_again(run, monkeypatch):
+def test_a_returning_client_gets_its_message_again(run, monkeypatch):
     cfg, federation = run
     asked = messages(cfg)
     one, grid = engine(cfg, federation, programs(federation))
@@ -151,7 +151,7 @@ def test_a_node_that_is_unregistered_as_it_is_greeted_is_skipped(run):
     assert members.refused == {}
 
 
-def test_an_answer_that_did_not_come_whole_is_asked_for_once_more(run):
+def test_an_incomplete_reply_is_requested_once_more(run):
     cfg, federation = run
     asked = messages(cfg)
     one, grid = engine(cfg, federation, programs(federation))
@@ -161,7 +161,7 @@ def test_an_answer_that_did_not_come_whole_is_asked_for_once_more(run):
     assert [reply.error for reply in one.round(asked)] == [None, "its reply did not come whole", None]
 
 
-def test_a_reply_of_more_bytes_than_it_may_have_is_given_up_and_not_asked_for_again(run, monkeypatch):
+def test_an_oversized_reply_is_dropped_and_not_requested_again(run, monkeypatch):
     cfg, federation = run
     monkeypatch.setattr(bounds, "HEADER", 20_000)
     asked = messages(cfg)
@@ -248,7 +248,7 @@ def test_a_key_has_one_name(run):
     assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
 
 
-def test_a_message_for_another_client_or_of_another_version_is_not_worked_on(run):
+def test_messages_of_another_client_or_version_are_rejected(run):
     cfg, federation = run
     program = programs(federation)[10]
     head = task(Setting.of(cfg, federation, 0), "arm")

@@ -105,7 +105,7 @@ def test_what_ends_a_run_is_a_line(superlink, error, line):
         raise error
 
 
-def test_a_run_that_is_refused_at_its_start_is_told_of_the_secret(superlink, monkeypatch):
+def test_a_run_rejected_at_start_is_told_of_the_secret(superlink, monkeypatch):
     def refused(address, secret):
         raise status(401)
 

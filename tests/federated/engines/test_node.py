@@ -162,7 +162,7 @@ def answered(answer, life=None, **parts):
     return reply
 
 
-def test_a_message_of_more_bytes_than_a_silo_takes_is_answered_without_being_read(monkeypatch, caplog):
+def test_an_oversized_message_is_answered_unread(monkeypatch, caplog):
     """The reply is an error, and the silo goes on."""
     monkeypatch.setattr(node.bounds, "MESSAGE", 20_000)
     given = []
@@ -178,7 +178,7 @@ def test_a_message_of_more_bytes_than_a_silo_takes_is_answered_without_being_rea
 
 
 @pytest.mark.parametrize("ahead", [-240, 0, 240])
-def test_an_answer_lives_as_long_as_its_message_whatever_the_clock_of_the_silo_says(monkeypatch, ahead):
+def test_reply_lifetime_follows_the_message_not_the_silos_clock(monkeypatch, ahead):
     def answer(records):
         monkeypatch.setattr(flowers_message, "now", lambda: now() + timedelta(seconds=ahead))
         return records
