@@ -109,7 +109,7 @@ struct RowScale {
   float up, down;  // for rows; for their products with the packed codewords
   float least;     // length that a row counts with
   float back;      // 1 / up
-  bool centered;    // the center is not zero
+  bool centered;   // the center is not zero
 
   RowScale() = default;
   // All lanes of a warp make one.
