@@ -47,8 +47,7 @@ class NotCompiled(Exception):
 
 
 def program(name):
-    """Path of cmake or ninja: of the package that this Python would import, be its scripts on PATH or not;
-    else the one on PATH."""
+    """Return the path of cmake or ninja: from the Python package if it can be imported, else from PATH."""
     try:
         files = distribution(name).files or []
     except PackageNotFoundError:
@@ -70,7 +69,7 @@ def run(log, *command):
 
 
 def reason(log):
-    """Why the configuration failed, in half a sentence."""
+    """Return half a sentence on why the configuration failed."""
     text = " ".join(log.read_text(encoding="utf-8", errors="replace").split())
     if "UEFL_CUDA=ON but" in text:
         return text[text.rindex("UEFL_CUDA=ON but") :].partition(" -- Configuring incomplete")[0]
@@ -105,7 +104,8 @@ class CMakeBuild(build_ext):
             )
 
     def copy_extensions_to_source(self):
-        """For an editable installation: the modules, or the note in their place."""
+        """Copy the modules, or the note that replaces them, into the source folder of an editable
+        installation."""
         built, package = Path(self.build_lib) / "uefl_kernels", ROOT / "uefl_kernels"
         for name in [
             NOTE,
@@ -117,7 +117,7 @@ class CMakeBuild(build_ext):
             shutil.copy(built / NOTE, package)
 
     def compile(self, out, build):
-        """One CMake run; raises NotCompiled."""
+        """Run CMake once; raise NotCompiled if it fails."""
         for package in ("torch", "pybind11"):
             if find_spec(package) is None:
                 raise NotCompiled(

@@ -54,7 +54,7 @@ def arm_of(
 
 
 def main() -> None:
-    """Time a few rounds after one that is not counted, and print the medians."""
+    """Time a few rounds after an uncounted one, and print the medians."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -145,7 +145,7 @@ class Published:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
+    """Time a few rounds of every implementation in turn, after an uncounted one, and print the medians."""
     parser = rounds.parser(__doc__, "fedul-mnist")
     parser.add_argument("--workers", type=int, default=3)
     args = parser.parse_args(arguments)

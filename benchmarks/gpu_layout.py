@@ -66,7 +66,8 @@ class Variant:
         return 1 if self.chunks > 2 else 2
 
     def shared(self, places: int) -> int:
-        """Bytes of shared memory with this number of places of the codebook; 1024 for the alignment."""
+        """Return the bytes of shared memory for this number of codebook tiles, with 1024 for the
+        alignment."""
         rows, barriers = (
             self.warpgroups * self.tiles * self.chunks * 64 * 64 * 2,
             16 * (places + self.warpgroups * self.tiles),

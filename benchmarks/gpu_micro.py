@@ -42,7 +42,8 @@ Found = Iterator[tuple[str, float | list[float], str]]  # name, value, unit
 def _streams(
     driver: AnyDriver, path: Path, kernel: str, kinds: tuple[str, ...], warpgroups: int = 2
 ) -> Found:
-    """Lanes per clock of a stream without and with products, and clocks of a product with it."""
+    """Measure the lanes per clock of a stream, alone and with products, and the clocks of a product
+    with it."""
     for kind in kinds:
         for beside in (False, True):
             clocks = driver.zeros(BLOCKS, 4, 2)
@@ -67,7 +68,7 @@ def _streams(
 
 
 def products(driver: AnyDriver, path: Path) -> Found:
-    """M1."""
+    """Measure M1."""
     clocks = driver.zeros(BLOCKS, 4, 2)
     driver.launch(path, "beside_none", BLOCKS, 128, PRODUCT_BYTES + 1024, [clocks.data_ptr(), Int(0), Int(0)])
     mean = clocks[:, 0].double().mean(0)
@@ -76,7 +77,7 @@ def products(driver: AnyDriver, path: Path) -> Found:
 
 
 def overlap(driver: AnyDriver, path: Path) -> Found:
-    """M2: by the clocks of 64 tiles of every warpgroup."""
+    """Measure M2, from the clocks of 64 tiles of every warpgroup."""
     search = path.with_name("search.cubin")
     for name in MARKED:
         variant, tiles_of_k, blocks = Variant(name), 64, BLOCKS * 3 * 2
@@ -128,12 +129,12 @@ def shared_time(marks: torch.Tensor) -> float:
 
 
 def instructions(driver: AnyDriver, path: Path) -> Found:
-    """M3."""
+    """Measure M3."""
     yield from _streams(driver, path, "", UNKNOWN)
 
 
 def loads(driver: AnyDriver, path: Path) -> Found:
-    """M4."""
+    """Measure M4."""
     for pattern, name in enumerate(("side by side", "four addresses", "one address")):
         for warps in (1, 12):
             clocks = driver.zeros(BLOCKS, warps)
@@ -146,7 +147,7 @@ def loads(driver: AnyDriver, path: Path) -> Found:
 
 
 def additions(driver: AnyDriver, path: Path) -> Found:
-    """M5."""
+    """Measure M5."""
     for pattern, name in enumerate(
         ("neighbors", "a codeword at random", "one cell", "exchange of neighbors")
     ):
@@ -168,7 +169,7 @@ def additions(driver: AnyDriver, path: Path) -> Found:
 
 
 def cache(driver: AnyDriver, path: Path) -> Found:
-    """M6: bytes that reach shared memory, so that a pair counts what both of its blocks get."""
+    """Measure M6: the bytes that reach shared memory. A pair of blocks counts the bytes of both."""
     codes, clocks, times = driver.zeros(COPIED * 16384, dtype=torch.uint8), driver.zeros(BLOCKS), 20
     for kernel in ("read_alone", "read_pair"):
         for ahead in (1, 2, 3, 4, 6):
@@ -182,7 +183,7 @@ def cache(driver: AnyDriver, path: Path) -> Found:
 
 
 def small_products(driver: AnyDriver, path: Path) -> Found:
-    """M7."""
+    """Measure M7."""
     yield from _streams(driver, path, "", ("hmma",))
 
 
@@ -207,8 +208,7 @@ def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def accumulator(driver: AnyDriver, path: Path) -> Found:
-    """M8: the error of a sum, in units of its small term, for every experiment; and the least term that one
-    of them keeps."""
+    """Measure M8: the error of a sum in units of its small term, and the least term that a sum keeps."""
     a, b, start, exact = experiments()
     device = "cpu" if driver.dry else "cuda"
     wide = [torch.nn.functional.pad(values, (0, 48)).half().to(device) for values in (a, b)]
@@ -251,7 +251,7 @@ def _kept(name: str, sums: torch.Tensor, exact: torch.Tensor) -> Found:
 
 
 def barriers(driver: AnyDriver, path: Path) -> Found:
-    """M9."""
+    """Measure M9."""
     clocks = driver.zeros(3)
     driver.launch(path, "barriers", 1, 256, 0, [clocks.data_ptr()])
     for name, value in zip(

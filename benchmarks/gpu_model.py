@@ -55,7 +55,7 @@ class Machine:
     lanes: Counts = field(default_factory=lambda: HOPPER)
 
     def walls(self, kernel: Kernel) -> dict[str, float]:
-        """Microseconds that each of the units needs at least."""
+        """Return the least microseconds that each hardware unit needs."""
         tensor = self.product * (1 if kernel.name == WGMMA else self.mma)
         counts = dict(kernel.counts)
         counts["fma"] = counts.get("fma", 0) + counts.get("imad", 0)
@@ -134,7 +134,7 @@ PIPES = (
 
 
 def by_pipe(operations: list[str], times: float) -> Counts:
-    """Instructions by pipe, each for a number of scores or elements."""
+    """Return instructions by pipe, each for a number of scores or elements."""
     found = Counter(
         next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "other") for name in operations
     )
@@ -144,7 +144,8 @@ def by_pipe(operations: list[str], times: float) -> Counts:
 
 
 def counted() -> dict[str, Counts]:
-    """From the machine code of kernels on float32, for sm_90a, except the first pass of others."""
+    """Return instruction counts from the machine code of the float32 kernels for sm_90a, except the first
+    pass."""
 
     def loop(stem: str, kernel: str, instance: str, *inside: str, code: str = "90a") -> list[str]:
         return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], *inside))
@@ -180,7 +181,7 @@ class Kernel:
 
 
 def total(*parts: tuple[float, Counts]) -> Counts:
-    """So many times each of these."""
+    """Return the sum of the counts, each times its factor."""
     found: dict[str, float] = {}
     for times, counts in parts:
         for pipe, count in counts.items():
@@ -189,8 +190,8 @@ def total(*parts: tuple[float, Counts]) -> Counts:
 
 
 def open_share(k: int, itemsize: int, d: int) -> float:
-    """The share of gaussian rows that the first pass leaves open; tests/kernels/test_flagged_rows.py has
-    them from the certificate."""
+    """Return the share of Gaussian rows that the first pass leaves open. tests/kernels/test_flagged_rows.py
+    computes these shares from the certificate."""
     if itemsize == 2:
         return 0.002 if d <= 64 else 0.006
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
@@ -235,8 +236,8 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
-    """The launches of a part of an op on that architecture, without the preparation of codewords, which takes
-    a few microseconds."""
+    """Return the kernel launches of one part of an op. The preparation of codewords, a few microseconds, is
+    left out."""
     if op == "mc_dropout_mlp":
         pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
         blocks = -(-case.hidden // 32)
@@ -294,8 +295,8 @@ def expected(machine: Machine, op: str, shape: str, of: dict[str, Counts]) -> li
 
 
 def measured(machine: Machine, profiles: list[Path]) -> dict[str, dict[str, float]]:
-    """By target the microseconds of its kernels, and of a whole call under the empty name: of profiles, later
-    ones first, and results."""
+    """Return the microseconds of each target's kernels, and of a whole call under the empty name. Later
+    profiles replace earlier ones."""
     found: dict[str, dict[str, float]] = {}
     for row in (row for path in results.FOLDER.glob("*.csv") for row in results.load(path)):
         if machine.name in row["machine"] and row["provider"] == "uefl":
@@ -312,7 +313,7 @@ def measured(machine: Machine, profiles: list[Path]) -> dict[str, dict[str, floa
 
 
 def summary() -> str:
-    """A Markdown table of every target on every machine, from the constants of this file and the saved
+    """Return a Markdown table of every target on every machine, from the constants of this file and the saved
     results."""
     lines = [
         "| GPU | work | expected us | of which | apart us | target us | measured us |",
@@ -365,7 +366,7 @@ def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_model", description=(__doc__ or "").split("\n\n")[0]
     )

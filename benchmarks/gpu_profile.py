@@ -57,15 +57,16 @@ TARGETS = (
 
 
 def prepared(target: Target, device: str) -> tuple[Callable[[], Any], Any]:
-    """The call of a target and its case; on the CPU the case of the smoke test, to rehearse."""
+    """Return the call of a target and its case. On the CPU it is the case of the smoke test, as a
+    rehearsal."""
     op = REGISTRY[target.op]
     case = case_of(type(op.smoke), target.shape) if device == "cuda" else op.smoke
     return op.providers["uefl"](op.inputs(case, device)), case
 
 
 def median_us(call: Callable[[], Any], device: str, seconds: float = 0.2) -> tuple[float, float]:
-    """Microseconds of a call: between two events on the device, and of the host, which does not wait for
-    it."""
+    """Return the microseconds of a call between two events on the device, and of the host, which does not
+    wait for it."""
     call()
     begun = time.perf_counter()
     call()
@@ -101,7 +102,7 @@ class Event:
             self._time = time.perf_counter()
 
     def elapsed_us(self, later: Event) -> float:
-        """Microseconds until a later one."""
+        """Return the microseconds from this event to a later one."""
         if self._event:
             return 1e3 * float(self._event.elapsed_time(later._event))
         return 1e6 * (later._time - self._time)
@@ -113,8 +114,8 @@ def synchronize(device: str) -> None:
 
 
 def graph_us(call: Callable[[], Any], device: str) -> float | None:
-    """Microseconds of a replay: the time without launches by the host. None on the CPU, and for what
-    cannot be captured."""
+    """Return the microseconds of a graph replay, which excludes launches by the host. None on the CPU, and
+    for calls that cannot be captured."""
     if device == "cpu":
         return None
     graph = torch.cuda.CUDAGraph()
@@ -128,7 +129,7 @@ def graph_us(call: Callable[[], Any], device: str) -> float | None:
 
 
 def kernels(call: Callable[[], Any], device: str) -> list[dict[str, Any]]:
-    """Name, launches a call and mean microseconds of every kernel, copy and fill, slowest first."""
+    """Return name, launches per call and mean microseconds of every kernel, copy and fill, slowest first."""
     activity, kind = (
         (ProfilerActivity.CUDA, DeviceType.CUDA)
         if device == "cuda"
@@ -148,14 +149,15 @@ def kernels(call: Callable[[], Any], device: str) -> list[dict[str, Any]]:
 
 
 def short(kernel: str) -> str:
-    """Without result, namespaces and arguments; template arguments tell instances apart."""
+    """Return the name without result, namespaces and arguments. Template arguments stay, to tell instances
+    apart."""
     name = re.sub(r"\(anonymous namespace\)::|\b(?:\w+::)+", "", kernel.removeprefix("void "))
     return re.sub(r"\((?!\w+\)\d).*", "", name)[:64].strip()
 
 
 def limits(device: str) -> dict[str, float]:
-    """Bytes a second of a copy, read and written ones counted, and operations a second of a bfloat16 product:
-    torch's own.
+    """Measure the bytes per second of a copy (reads and writes) and the operations per second of a bfloat16
+    product, both by torch.
 
     The rehearsal on a CPU multiplies float32, since bfloat16 takes minutes on many of them.
     """
@@ -225,7 +227,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; returns the exit code: 1 where a target failed, which leaves the others measured."""
+    """Run the command and return the exit code: 1 if a target failed. The other targets are measured all the
+    same."""
     options = options_of(arguments)
     device, failed = options.device, False
     targets = [target for target in TARGETS if re.search(options.only, target.name)]

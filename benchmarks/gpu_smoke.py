@@ -81,7 +81,8 @@ def normal(*shape: int, offset: float = 0.0) -> torch.Tensor:
 
 
 def middle_third(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """Every second row and the middle of it, taken on the device: a copy from the CPU would be dense."""
+    """Return every second row and its middle third, sliced on the device: a copy from the CPU would be
+    dense."""
     third = x.shape[1] // 3
     return vq_assign(x[::2, third : 2 * third], codebook)
 
@@ -99,7 +100,7 @@ def difficult(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 def gradients(
     function: Callable[..., torch.Tensor], wanted: int, *tensors: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The answer, and the gradients of its weighted sum by the first tensors."""
+    """Return the result, and the gradients of its weighted sum with respect to the first tensors."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors[:wanted]]
     out = function(*leaves, *tensors[wanted:])
     weight = torch.arange(out.numel(), device=out.device).remainder(7).view_as(out) / 7 + 0.1
@@ -112,7 +113,7 @@ def vq_output(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 
 
 def head(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
-    """Rows, then weights, then the same number of biases."""
+    """Return rows, then weights, then the same number of biases."""
     layers = len(tensors) // 2
     options = {"p": 0.3, "passes": 21, "input_dropout": True, "seed": 3} | options
     return tuple(mc_dropout_mlp(tensors[0], tensors[1 : 1 + layers], tensors[1 + layers :], **options))
@@ -123,7 +124,7 @@ def mean_probs(*tensors: torch.Tensor) -> torch.Tensor:
 
 
 def mlp(*shape: int) -> tuple[torch.Tensor, ...]:
-    """Rows of the first two sizes, and layers between the sizes from the second on."""
+    """Return rows of the first two sizes, and layers between the sizes from the second on."""
     fans = list(itertools.pairwise(shape[1:]))
     return (
         normal(*shape[:2]),
@@ -141,7 +142,7 @@ def without_units(x: torch.Tensor, centers: torch.Tensor, *weights: torch.Tensor
 
 
 def _searches() -> dict[str, Check]:
-    """By dtype, length of a codeword and layout, which decide what kernel runs."""
+    """Return searches by dtype, codeword length and layout, which decide the kernel that runs."""
     cases = {
         "float32": (vq_assign, normal(3000, 64), normal(300, 64)),
         "float16": (vq_assign, normal(3000, 64).half(), normal(300, 64).half()),
@@ -216,7 +217,7 @@ CHECKS = _checks()
 
 
 def paths_here(device: str) -> list[str]:
-    """All that can be asked for on that device."""
+    """Return every path that can be requested on that device."""
     if device == "cpu":
         return ["cpu"]
     return [
@@ -258,14 +259,14 @@ def in_process(name: str, path: str, device: str, limit: float, under: list[str]
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """With all its child processes."""
+    """End a process and all its child processes."""
     _ended.add(process)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def reason(printed: str) -> str:
-    """In one line: the report of compute-sanitizer on a kernel, or the last error of Python."""
+    """Return one line: the report of compute-sanitizer on a kernel, or the last Python error."""
     sanitizer = re.search(r"^========= (?:Invalid|Program hit|Race|Error:|Warning:).*", printed, re.M)
     error = re.split(r"^(?=\w*(?:Error|Exception)\b)", printed, flags=re.M)[-1]
     return " ".join((sanitizer[0] if sanitizer else error).split())[:300]
@@ -312,7 +313,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return the exit code."""
     options = options_of(arguments)
     if options.check:
         CHECKS[options.check].run(options.device)

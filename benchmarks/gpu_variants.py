@@ -153,7 +153,7 @@ def whole_call(data: Data | None, driver: AnyDriver) -> float:
 
 
 def search(driver: AnyDriver, cubins: Path, out: Path, only: str, seconds: float) -> int:
-    """Time the variants; return how many were wrong or did not run."""
+    """Time the variants, and return how many were wrong or did not run."""
     begun, rows, bad, left = time.perf_counter(), list[dict[str, Any]](), 0, 0
     print(f"{'shape':<18} {'variant':<28} {'places':>6} {'us':>9} {'TFLOP/s':>8} {'wrong':>9}")
     for shape in SHAPES:

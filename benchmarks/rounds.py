@@ -82,8 +82,8 @@ def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
 
 
 def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> None:
-    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians; the first
-    loop is ours."""
+    """Time a few rounds of every loop in turn, after an uncounted one, and print the medians. The first loop
+    is uefl."""
     console = Console(width=120)
     timed: dict[str, list[Turn]] = {name: [] for name in loops}
     for turn in range(1 + args.turns):

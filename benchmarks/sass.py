@@ -30,7 +30,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")
 
 @cache
 def disassembler() -> str | None:
-    """The path of nvdisasm."""
+    """Return the path of nvdisasm."""
     triton = importlib.util.find_spec("triton")
     folders = [
         Path(folder) / "backends" / "nvidia" / "bin"
@@ -43,8 +43,8 @@ def disassembler() -> str | None:
 
 @cache
 def compiled(stem: str, architecture: str) -> tuple[Path, str]:
-    """The machine code of a source for one architecture and what nvcc and ptxas said; once in a process. A
-    warning is an error."""
+    """Compile a source for one architecture, once per process, and return the machine code and the output of
+    nvcc and ptxas. A warning is an error."""
     base = SAME_PTX.get(architecture, architecture)
     with _LOCKS[stem, base]:  # the threads that want it for another architecture wait
         ptx, said = _ptx(stem, base)
@@ -56,7 +56,7 @@ def compiled(stem: str, architecture: str) -> tuple[Path, str]:
 
 @cache
 def _ptx(stem: str, architecture: str) -> tuple[Path, str]:
-    """Two thirds of nvcc's work, whichever GPUs of the generation its result is for."""
+    """Compile to PTX, once for all GPUs of a generation: this is two thirds of nvcc's work."""
     paths = [f"-I{ROOT / 'csrc'}", "-isystem", str(Path(torch.__file__).parent / "include")]
     defines = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"]
     target = Path(_FOLDER.name) / f"{stem}_{architecture}.ptx"
@@ -86,8 +86,7 @@ def _nvcc(*arguments: str) -> str:
 
 @cache
 def listing(stem: str, architecture: str) -> dict[str, list[str]]:
-    """Of every kernel of a source, by mangled name, the instructions with their operands; a label is a line
-    of its own."""
+    """Return the instructions of every kernel of a source, by mangled name. A label is a line of its own."""
     program = disassembler()
     assert program is not None
     target, _ = compiled(stem, architecture)
@@ -104,7 +103,7 @@ def listed(text: str) -> dict[str, list[str]]:
 
 
 def instances(stem: str, architecture: str, kernel: str) -> dict[str, list[str]]:
-    """The instances of a kernel by their mangled template arguments."""
+    """Return the instances of a kernel by their mangled template arguments."""
     pattern = re.compile(f"{len(kernel)}{kernel}I(.*?)EEv")
     found = {name: pattern.search(name) for name in listing(stem, architecture)}
     return {match[1]: listing(stem, architecture)[name] for name, match in found.items() if match}
@@ -117,7 +116,8 @@ def operations(lines: list[str]) -> list[str]:
 
 
 def innermost_loop(lines: list[str], pattern: str, but: str = "$^") -> list[str]:
-    """The shortest loop with an instruction that the pattern finds, and with none that ``but`` finds."""
+    """Return the shortest loop with an instruction that matches ``pattern``, and with none that matches
+    ``but``."""
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
     loops = []
     for i, line in enumerate(lines):

@@ -63,7 +63,7 @@ def at_once(preset: str, keys: list[str], runs: int) -> list[Times]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Time a run alone and beside others in turns, print the medians, and return the exit code."""
+    """Time a run alone and next to other runs, in turn; print the medians; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

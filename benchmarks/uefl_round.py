@@ -207,7 +207,7 @@ class Published:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time a few rounds of everyone in turns, after one that is not counted, and print the medians."""
+    """Time a few rounds of every implementation in turn, after an uncounted one, and print the medians."""
     parser = rounds.parser(__doc__, "mnist-9-published")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(

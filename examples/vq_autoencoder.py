@@ -46,7 +46,7 @@ class Autoencoder(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The reconstruction, the indices [B, 7, 7] and the commitment loss."""
+        """Return the reconstruction, the indices [B, 7, 7] and the commitment loss."""
         quantized, indices, commitment = self.vq(self.encoder(images))
         return self.decoder(quantized), indices, commitment
 

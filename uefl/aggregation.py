@@ -196,8 +196,8 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
 
 
 def choose(averages: Mapping[str, Mean], attackers: int) -> None:
-    """Krum: have all tensors take the update of one client, the one that is nearest to its n - attackers - 2
-    nearest others.
+    """Apply Krum: take all tensors from one client, whose update is closest to its n - attackers - 2 nearest
+    others.
 
     Distances are over all tensors that every client of the round has sent; a tensor of a single client
     stays as it is.

@@ -88,7 +88,7 @@ class Run:
         return table
 
     def model(self, arm: str | None = None) -> saved.SavedModel:
-        """The trained model of an arm; without a name, of the only one.
+        """Return the trained model of an arm; without a name, of the only arm.
 
         Raises:
             UserError: no such arm, or several, or none that has ended; a network that was given in Python,
@@ -281,23 +281,23 @@ class Logged:
         self._logger = logging.getLogger("uefl")
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """The run begins."""
+        """Log that the run begins."""
         self._logger.info(
             "%s: %s over %s", ", ".join(arms), report.count(rounds, "round"), report.count(clients, "client")
         )
 
     def arm(self, name: str, done_rounds: int) -> None:
-        """An arm begins, or goes on."""
+        """Log that an arm begins or continues."""
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """A client begins."""
+        """Log that a client begins."""
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """A round is measured."""
+        """Log the metrics of a round."""
         self._logger.info("%s round %d  %s", arm, round + 1, report.means(records))
 
     def notice(self, message: str) -> None:
-        """Something worth knowing happened."""
+        """Log a notice."""
         self._logger.info("%s", message)
 
 
@@ -373,7 +373,7 @@ def _path(folder: str | Path | None) -> Path | None:
 
 
 def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Federation | None:
-    """The clients that were given, if any were."""
+    """Return the clients that were given, if any were."""
     if clients is None or isinstance(clients, int):
         return federation
     if federation is not None:
@@ -386,8 +386,8 @@ def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Fed
 
 
 def _tables(arms: Mapping[str, Any] | Sequence[str]) -> Any:
-    """Instances of algorithms as the tables that stand for them in a configuration; their classes become
-    known by name."""
+    """Return tables that describe algorithm instances in a configuration, and register their classes by
+    name."""
     if not isinstance(arms, Mapping):
         return [arms] if isinstance(arms, str) else list(arms)
     return {name: _table(name, arm) for name, arm in arms.items()}

@@ -129,7 +129,7 @@ def _item_size(about: dict[str, Any]) -> int:
 
 
 def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """On the CPU; safetensors refuses tensors that share memory."""
+    """Copy tensors to the CPU; safetensors refuses tensors that share memory."""
     return {
         name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
     }

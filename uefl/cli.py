@@ -115,7 +115,7 @@ _Wait = Annotated[
 
 
 def main() -> None:
-    """The entry point ``uefl``."""
+    """Run the command ``uefl``."""
     write_nearest_characters()
     app()
 
@@ -391,7 +391,7 @@ def fetch(
 
 
 def _model(run: Path, arm: str | None) -> SavedModel:
-    """The model of a file, or of an arm of a run folder."""
+    """Return the model of a file, or of an arm of a run folder."""
     from . import api
     from .models import saved
 
@@ -452,7 +452,7 @@ def silo(
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Be one client of runs at a SuperLink, with the images of one folder, until Ctrl-C."""
+    """Serve as one client for runs at a SuperLink, with the images of one folder, until Ctrl-C."""
     options = {**locals(), "device": device.value}
     from .deploy.command import silo as serve
 
@@ -642,5 +642,5 @@ def _show(console: Console, *tables: Table) -> None:
 
 
 def _console() -> Console:
-    """Tables keep their columns in a file or a pipe, which have no width."""
+    """Return a console that keeps table columns in a file or a pipe, which have no width."""
     return _Pipe() if sys.stdout.isatty() else _Pipe(width=120)

@@ -55,7 +55,7 @@ class ClassSums(NamedTuple):
 def neural_collapse(
     features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Collapse:
-    """The metrics of features, evaluated in float64; classes without images take no part.
+    """Compute the metrics of features in float64; classes without images are left out.
 
     Args:
         features: ``[N, D]``, the input of the last layer.
@@ -73,7 +73,7 @@ def neural_collapse(
 
 
 def class_sums(features: torch.Tensor, labels: torch.Tensor, classes: int) -> ClassSums:
-    """Sums and counts of ``features [N, D]`` by ``labels [N]``."""
+    """Return sums and counts of ``features [N, D]`` by ``labels [N]``."""
     sums = torch.zeros(classes, features.shape[1], dtype=torch.float64, device=features.device)
     return ClassSums(sums.index_add_(0, labels, features.double()), torch.bincount(labels, minlength=classes))
 
@@ -100,7 +100,8 @@ def spread(
 
 
 def geometry(total: ClassSums, weight: torch.Tensor) -> torch.Tensor:
-    """NC2a of the class means and of the rows of ``weight [C, D]``, NC2b, and NC3, ``[4]`` float64."""
+    """Return NC2a of the class means and of the rows of ``weight [C, D]``, then NC2b, then NC3: ``[4]``
+    float64."""
     means, weight = _centered(total), weight.double()[total.present]
     classes = len(means)
     unit = torch.nn.functional.normalize(means, dim=1)
@@ -125,7 +126,7 @@ def _centered(total: ClassSums) -> torch.Tensor:
 
 
 def _variation(rows: torch.Tensor) -> torch.Tensor:
-    """Of their lengths."""
+    """Return the coefficient of variation of the rows' lengths."""
     lengths = rows.norm(dim=1)
     variation: torch.Tensor = lengths.std(correction=0) / lengths.mean().clamp_min(1e-300)
     return variation

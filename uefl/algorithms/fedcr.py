@@ -76,13 +76,13 @@ class FedCR(GaussianFeatures):
         return True
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """The head stays with its client."""
+        """Keep the head private to its client."""
         return name.startswith("head.")
 
     # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """The state of FedAvg, and ``classes`` ``[2, classes, d]``: means and deviations, which begin with
+        """Return the state of FedAvg, and ``classes`` ``[2, classes, d]``: means and deviations, initially
         N(0, 1)."""
         state = super().server_state(values, buffers, net)
         if self.parameters.beta > 0:
@@ -91,7 +91,7 @@ class FedCR(GaussianFeatures):
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Before the last measurement all clients train their heads."""
+        """Let all clients train their heads before the last measurement."""
         if turn.train or self.parameters.head_epochs == 0 or self.rounds(turn.iteration + 1) is not None:
             return
         messages = {
@@ -103,7 +103,8 @@ class FedCR(GaussianFeatures):
             pass  # a head is private: the frame keeps it
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """To a client that trains also the Gaussians; it sends back the sums over its own."""
+        """Send the Gaussians also to each client that trains; the client replies with the sums over its
+        own."""
         message = super().broadcast(state, client, turn)
         if "classes" in state.tensors and turn.train:
             classes = message.tensors["classes"] = state.tensors["classes"]
@@ -120,7 +121,7 @@ class FedCR(GaussianFeatures):
         )
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """The averages of FedAvg, and the product of the Gaussians."""
+        """Return the averages of FedAvg, and the product of the Gaussians."""
         classes = state.tensors.get("classes")
         return super().averages(state) | (
             {} if classes is None else {"classes": ProductOfExperts(classes, self.parameters.rate)}
@@ -141,7 +142,7 @@ class FedCR(GaussianFeatures):
             work.memory["sums"] = torch.zeros(shape, dtype=torch.float64, device=work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy over the samples, and the divergence."""
+        """Return the cross-entropy over the samples plus the divergence."""
         p, net = self.parameters, gaussian_net(work)
         with work.amp():
             gaussian = net.distribution(batch.images)
@@ -161,7 +162,7 @@ class FedCR(GaussianFeatures):
         return {}
 
     def _head_loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy over the samples that the encoder gives in evaluation."""
+        """Return the cross-entropy over the samples of the encoder in evaluation mode."""
         net = gaussian_net(work).eval()
         with work.amp():
             with torch.no_grad():
@@ -179,14 +180,14 @@ class FedCR(GaussianFeatures):
             gradient.mul_((self.parameters.gradient_bound / gradient.norm().clamp_min(1e-12)).clamp_max(1))
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The update of FedAvg, and the sums over the Gaussians."""
+        """Return the update of FedAvg, and the sums over the Gaussians."""
         return super().update(work) | (
             dict(zip(_SUMS, work.memory["sums"].float(), strict=True)) if self.parameters.beta > 0 else {}
         )
 
 
 def repeated(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Labels ``[B]`` for logits ``[samples * B, classes]``."""
+    """Repeat labels ``[B]`` to match logits ``[samples * B, classes]``."""
     return labels.repeat(len(logits) // len(labels))
 
 
@@ -206,8 +207,8 @@ def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
 
 @torch.no_grad()
 def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """``[2, classes, d]`` float64: over the images of each class the sums of 1 / sigma^2 and of mu /
-    sigma^2."""
+    """Return ``[2, classes, d]`` float64: per class, the sums of 1 / sigma^2 and of mu / sigma^2 over its
+    images."""
     # a product, whose sums have one order on every device
     member = nn.functional.one_hot(labels, classes).double().T
     precision = gaussian.std.double().square().reciprocal()
@@ -228,12 +229,12 @@ class ProductOfExperts:
         self._precision, self._weighted = torch.zeros_like(old, dtype=torch.float64)
 
     def add(self, precision: torch.Tensor, weighted: torch.Tensor) -> None:
-        """Sums over a client's images ``[classes, d]`` of 1 / sigma^2 and of mu / sigma^2."""
+        """Add a client's sums ``[classes, d]`` of 1 / sigma^2 and of mu / sigma^2 over its images."""
         self._precision += precision.double()
         self._weighted += weighted.double()
 
     def result(self) -> torch.Tensor:
-        """``[2, classes, d]`` float32."""
+        """Return the product of the Gaussians, ``[2, classes, d]`` float32."""
         precision = 1 + self._precision
         new = torch.stack([self._weighted / precision, precision.rsqrt()])
         seen = (self._precision > 0).any(1)[:, None]

@@ -55,14 +55,15 @@ class FedIIR(Algorithm):
     # --- the average gradient ------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """The state of FedAvg, and ``gradient`` ``[G]``, the average, which begins with zero."""
+        """Return the state of FedAvg, and ``gradient`` ``[G]``, the average gradient, initially zero."""
         state = super().server_state(values, buffers, net)
         if self.parameters.invariance > 0:
             state.tensors["gradient"] = torch.zeros(sum(p.numel() for p in self._parameters(net)))
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """The participants' gradients at the model of the round, as a mean over all their batches."""
+        """Collect the participants' gradients at the model of the round, and average them over all
+        batches."""
         if "gradient" not in state.tensors or not turn.train:
             return
         average = state.tensors["gradient"]
@@ -84,7 +85,7 @@ class FedIIR(Algorithm):
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """The message of FedAvg; a client that trains also gets the average gradient."""
+        """Return the message of FedAvg; a client that trains also gets the average gradient."""
         message = super().broadcast(state, client, turn)
         if "gradient" in state.tensors and turn.train:
             message.tensors["gradient"] = state.tensors["gradient"]
@@ -93,7 +94,7 @@ class FedIIR(Algorithm):
     # --- the client's half ---------------------------------------------------------------------------------
 
     def answer(self, work: Work) -> dict[str, torch.Tensor]:
-        """The sum over the batches of one pass of the head's gradients, with batch norm and dropout as in
+        """Return the head's gradients, summed over the batches of one pass, with batch norm and dropout as in
         training."""
         work.net.train()
         total, batches = torch.zeros((), dtype=torch.float64, device=work.workspace.device), 0
@@ -104,7 +105,7 @@ class FedIIR(Algorithm):
         return {"sum": total.float(), "batches": torch.tensor(batches)}
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy, and the distance of its gradient to the average."""
+        """Return the cross-entropy plus the distance between its gradient and the average gradient."""
         loss = super().loss(work, batch)
         if self.parameters.invariance == 0:
             return loss
@@ -113,7 +114,7 @@ class FedIIR(Algorithm):
         return total
 
     def _gradient(self, work: Work, loss: torch.Tensor, *, create_graph: bool) -> torch.Tensor:
-        """``[G]``, of the head."""
+        """Return the gradient ``[G]`` of the head."""
         parts = torch.autograd.grad(loss, self._parameters(work.net), create_graph=create_graph)
         return torch.cat([part.flatten() for part in parts])
 

@@ -34,7 +34,7 @@ class FedPer(Algorithm):
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The usual network, with a mark on each layer that is personal."""
+        """Build the usual network, and mark each layer that is personal."""
         net, personal = super().build_model(spec), self.parameters.personal
         for module in () if personal == "none" else layers(net, personal, "personal"):
             module.personal = True  # type: ignore[assignment]

@@ -34,7 +34,7 @@ class FedProx(Algorithm):
         work.memory["sent"] = work.values.clone()
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """The gradient of the proximal term, mu (w - w_t)."""
+        """Add the gradient of the proximal term, mu (w - w_t)."""
         if self.parameters.mu == 0:
             return False
         torch.sub(work.values, work.memory["sent"], out=gradient).mul_(self.parameters.mu)

@@ -63,25 +63,25 @@ class FedSR(GaussianFeatures):
     # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def _class_gaussians(self, scope: str) -> dict[str, torch.Tensor]:
-        """``class_mean``, ``class_std`` ``[classes, d]`` and ``scale`` (q), the last two before softplus;
-        none of another scope."""
+        """Return ``class_mean``, ``class_std`` ``[classes, d]`` and ``scale`` (q), the last two before
+        softplus; nothing for the other scope."""
         if self.parameters.divergence_weight == 0 or self.parameters.class_gaussians != scope:
             return {}
         shape = (len(self.context.classes), self.parameters.dim)
         return {"class_mean": torch.zeros(shape), "class_std": torch.ones(shape), "scale": torch.tensor(_ONE)}
 
     def client_state(self, client: str) -> dict[str, torch.Tensor]:
-        """The Gaussians of the classes, where they stay with each client."""
+        """Return the Gaussians of the classes if each client keeps its own."""
         return self._class_gaussians("local")
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """The state of FedAvg, and the Gaussians of the classes, where all clients share them."""
+        """Return the state of FedAvg, and the Gaussians of the classes if all clients share them."""
         state = super().server_state(values, buffers, net)
         state.tensors |= self._class_gaussians("shared")
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """The message of FedAvg, with the shared Gaussians."""
+        """Return the message of FedAvg, with the shared Gaussians."""
         message = super().broadcast(state, client, turn)
         shared = {name: state.tensors[name] for name in self._class_gaussians("shared")}
         message.tensors |= shared
@@ -97,13 +97,13 @@ class FedSR(GaussianFeatures):
     # --- the client's half ---------------------------------------------------------------------------------
 
     def before_round(self, work: Work) -> None:
-        """The Gaussians of the classes are trained with the network."""
+        """Train the Gaussians of the classes together with the network."""
         found = {name: work.private[name] for name in self._class_gaussians("local")}
         found |= {name: work.message.tensors[name] for name in self._class_gaussians("shared")}
         work.trained = {name: tensor.detach().clone().requires_grad_() for name, tensor in found.items()}
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy and the two terms."""
+        """Return the cross-entropy plus the two terms."""
         p, net = self.parameters, gaussian_net(work)
         with work.amp():
             gaussian = net.distribution(batch.images)
@@ -124,7 +124,7 @@ class FedSR(GaussianFeatures):
         return loss
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The Gaussians of the classes go to the server, or stay."""
+        """Send the Gaussians of the classes to the server, or keep them."""
         trained = {name: tensor.detach() for name, tensor in work.trained.items()}
         if self.parameters.class_gaussians == "shared":
             return super().update(work) | trained
@@ -135,7 +135,7 @@ class FedSR(GaussianFeatures):
 def divergence(
     gaussian: Gaussian, mean: torch.Tensor, std: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
-    """Mean over B images of KL(N(q mu, (q sigma)^2) || N(m, rho^2)), in nats.
+    """Return the mean over B images of KL(N(q mu, (q sigma)^2) || N(m, rho^2)), in nats.
 
     Args:
         gaussian: mu and sigma, ``[B, d]``.

@@ -36,12 +36,12 @@ class GaussianFeatures(Algorithm):
     """quantity that a prediction averages"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """A network of encoder, Gaussian and linear head."""
+        """Build a network of encoder, Gaussian and linear head."""
         return GaussianNet(super().build_model(spec), self.parameters.dim, hidden=self.hidden)
 
     def features(self, work: Work, gaussian: Gaussian, samples: int = 1) -> torch.Tensor:
-        """Features to train on, ``[samples * B, d]``: all images, then all of them again; without draws the
-        means ``[B, d]``."""
+        """Return features to train on, ``[samples * B, d]``: all images, once per sample. Without draws these
+        are the means ``[B, d]``."""
         if not self.parameters.stochastic:
             return gaussian.mean
         device = gaussian.mean.device
@@ -52,8 +52,8 @@ class GaussianFeatures(Algorithm):
         return gaussian.sample(noise).flatten(0, 1)
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """Over ``work.passes`` samples of the features; without draws, or in an ensemble, from their
-        means."""
+        """Predict over ``work.passes`` samples of the features. Without draws, or in an ensemble, predict
+        from their means."""
         net = gaussian_net(work)
         with work.amp():
             gaussian = net.distribution(images)
@@ -72,6 +72,6 @@ class GaussianFeatures(Algorithm):
 
 
 def gaussian_net(work: Work) -> GaussianNet:
-    """The network of a turn."""
+    """Return the network of a turn, or raise if it is not a GaussianNet."""
     assert isinstance(work.net, GaussianNet)
     return work.net

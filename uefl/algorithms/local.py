@@ -23,5 +23,5 @@ class Local(Algorithm):
         super().check(federation, arm, net)
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """The whole network is private."""
+        """Keep the whole network private."""
         return True

@@ -46,13 +46,13 @@ class Scaffold(Algorithm):
         return True
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The state of FedAvg, and c, which begins with zero."""
+        """Return the state of FedAvg, and c, initially zero."""
         state = super().server_state(values, buffers, net)
         state.tensors["control"] = torch.zeros_like(values)
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """The message of FedAvg; a client that trains also gets c."""
+        """Return the message of FedAvg; a client that trains also gets c."""
         message = super().broadcast(state, client, turn)
         if turn.train:
             message.tensors["control"] = state.tensors["control"]
@@ -85,7 +85,7 @@ class Scaffold(Algorithm):
         work.memory["gradients"] = torch.zeros_like(control)
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """The correction c - c_k, which is added to the gradient."""
+        """Add the correction c - c_k to the gradient."""
         if self.parameters.correction == 0:
             return False
         gradient.copy_(work.memory["correction"])
@@ -96,8 +96,8 @@ class Scaffold(Algorithm):
         work.memory["gradients"] += gradient
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """The new c_k is the mean of the uncorrected gradients: under plain SGD c_k - c + (x - y) / (K lr),
-        option II."""
+        """Return the change of c_k. The new c_k is the mean of the uncorrected gradients: under plain SGD c_k
+        - c + (x - y) / (K lr), option II."""
         new = work.memory["gradients"] / max(work.step, 1) - work.memory["correction"]
         change = new - work.private["control"]
         work.private["control"] = new

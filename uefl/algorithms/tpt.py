@@ -76,7 +76,7 @@ class TPT(Algorithm):
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """The usual network, with every dropout at 0."""
+        """Build the usual network with every dropout at 0."""
         net = super().build_model(spec)
         for module in net.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -86,7 +86,8 @@ class TPT(Algorithm):
     # --- the server's half ---------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """The state of FedAvg, the iterations before the phase, and the clients' accuracies when it began."""
+        """Return the state of FedAvg, the iterations before the phase, and the clients' accuracies when it
+        began."""
         state = super().server_state(values, buffers, net)
         state.plain = {"features": linear_layers(net)[-1].in_features, "start": None, "start_accuracy": {}}
         return state
@@ -110,8 +111,8 @@ class TPT(Algorithm):
         return plain["start"] is not None and done >= (1 + p.extra) * plain["start"]
 
     def measured(self, state: State, records: list[Record], turn: Turn) -> tuple[int, int]:
-        """Training images of all clients that are predicted right, and all of them; the records get the
-        metrics of the (first) member."""
+        """Return the number of training images of all clients that are predicted correctly, and their total.
+        The records get the metrics of the first member."""
         classes, features = len(self.context.classes), state.plain["features"]
         sums, counts = Expected((classes, features), torch.float64), Expected((classes,), torch.int64)
         first = self.asked(
@@ -146,7 +147,7 @@ class TPT(Algorithm):
     def asked(
         self, state: State, turn: Turn, expects: dict[str, Expected], tensors: dict[str, torch.Tensor]
     ) -> dict[str, dict[str, torch.Tensor]]:
-        """The answers of all clients, by name."""
+        """Return the answers of all clients, by name."""
         messages = {client: self.broadcast(state, client, turn) for client in self.context.clients}
         for message in messages.values():
             message.tensors |= tensors
@@ -181,8 +182,8 @@ class TPT(Algorithm):
 
 
 def _features(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-    """The input ``[N, D]`` of the last linear layer for all training images, and the logits ``[N, C]``;
-    float32."""
+    """Return the input ``[N, D]`` of the last linear layer for all training images, and the logits ``[N,
+    C]``; float32."""
     kept: list[torch.Tensor] = []
     hook = linear_layers(work.net)[-1].register_forward_pre_hook(
         lambda _, inputs: kept.append(inputs[0].float())

@@ -45,7 +45,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return True
 
     def rounds(self, iteration: int) -> int | None:
-        """Without ``max_iterations`` there is always another iteration."""
+        """Return None without ``max_iterations``: there is always another iteration."""
         training = self.context.training
         if training.max_iterations:
             return super().rounds(iteration)
@@ -64,7 +64,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """The visible part of the silo's module; k-means for everybody in the first round of a later
+        """Return the visible part of the silo's module; all silos run k-means in the first round of a later
         iteration."""
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
@@ -96,7 +96,8 @@ class PublishedUEFL(CodebookAlgorithm):
         )
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """The main model is left with the last silo's blocks, and with one more spare after an extension."""
+        """Leave the main model with the last silo's blocks, and with one more spare block after an
+        extension."""
         super().aggregate(state, averages)
         tensors, first = state.tensors, state.scratch["first"]
         for name, (at, shared, other) in state.scratch["trained"].items():
@@ -120,7 +121,7 @@ class PublishedUEFL(CodebookAlgorithm):
         state.scratch |= {"first": turn.trained == 0, "later": turn.iteration > 0}
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
-        """The columns of the client's codebook: its size."""
+        """Return the column of the client's codebook: its size."""
         new = turn.trained == 1 and client in state.plain["uncertain"]
         return {"codewords": len(self.visible(state, client, turn)), "extended": new}
 
@@ -143,7 +144,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return not uncertain and bool(self.parameters.stop_when_certain)
 
     def passes(self, work: Work) -> int:
-        """No passes: the published code measures with dropout off."""
+        """Return 0: the published code measures with dropout off."""
         return 0
 
     def visible(self, state: State, client: str, turn: Turn) -> torch.Tensor:
@@ -154,6 +155,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """As the silo sees it after the run: a new iteration would start from the main model."""
+        """Return the tensors that the silo has after the run: a new iteration would start from the main
+        model."""
         blocks, book = state.tensors["main"], state.plain["book"].get(client, 0)
         return {"codebook": blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])}

@@ -77,8 +77,8 @@ class VHL(Algorithm):
             work.memory["virtual"] = images.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy of real and virtual images over all their classes, the pull of the former, and the
-        contrast of the latter."""
+        """Return the cross-entropy of real and virtual images over all their classes, the pull of the real
+        ones, and the contrast of the virtual ones."""
         p, real = self.parameters, len(batch.labels)
         if p.virtual_batch == 0:
             return super().loss(work, batch)
@@ -104,8 +104,8 @@ class VHL(Algorithm):
 
 @lru_cache(maxsize=4)
 def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: int) -> Split:
-    """``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class, the same for
-    every call with one seed.
+    """Generate ``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class. Each
+    call with the same seed returns the same images.
 
     The mean of a class is drawn from N(0, 1) on a grid of 8 x 8, an image of it from N(mean, 0.5^2); it is
     enlarged (bilinear) and clamped to [0, 1], where 1 is white.

@@ -57,7 +57,7 @@ RESERVED = frozenset(
 
 
 def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Columns that an algorithm adds to the records of a client.
+    """Return the columns that an algorithm adds to the records of a client.
 
     Args:
         values: by name.
@@ -135,7 +135,7 @@ class Work:
 
     @classmethod
     def alone(cls, net: nn.Module, tensors: Mapping[str, torch.Tensor], passes: int) -> Work:
-        """A turn that only predicts, outside of a run: with a network, the tensors of one client, and a
+        """Return a turn that only predicts, outside of a run, with a network, one client's tensors, and a
         number of passes."""
 
         def no_draws(*place: object) -> None:
@@ -197,14 +197,14 @@ class Work:
         return self.data.test
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """A forward pass, normalized ``[b, C, H, W]`` -> ``[b, classes]`` float32."""
+        """Run a forward pass, normalized ``[b, C, H, W]`` -> ``[b, classes]`` float32."""
         with self.amp():
             logits: torch.Tensor = self.net(images)
         return logits.float()
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean over a batch in nats, a float32 scalar, of logits ``[b, classes]`` and labels ``[b]``; it
-        notes ``train_accuracy``."""
+        """Return the batch mean in nats, a float32 scalar, for logits ``[b, classes]`` and labels ``[b]``;
+        also note ``train_accuracy``."""
         self.note("train_accuracy", (logits.argmax(1) == labels).float().mean(), len(labels))
         return nn.functional.cross_entropy(logits.float(), labels)
 
@@ -222,7 +222,7 @@ class Work:
         return {name: float(total) / self.counted[name] for name, total in self._noted.items()}
 
     def model(self) -> dict[str, torch.Tensor]:
-        """``values`` and ``buffers`` as they are now, without the private parts of the network."""
+        """Return ``values`` and ``buffers`` as they are now, without the private parts of the network."""
         return self.workspace.shared()
 
     def own_draws(self, count: int, *place: str | int, of: torch.Tensor | None = None) -> torch.Tensor:
@@ -244,6 +244,6 @@ class Work:
         return torch.from_numpy(self.uniform(data, count, "own", self.client, *place))
 
     def batch(self, positions: torch.Tensor) -> Batch:
-        """Training images at these positions ``[b]``, augmented and normalized."""
+        """Return the training images at these positions ``[b]``, augmented and normalized."""
         split = self.train
         return Batch(self.workspace.prepared(split.images[positions]), positions, split.labels[positions])

@@ -63,8 +63,8 @@ class Workspace:
         self._noise = _noise(self.context.shape, inputs, mean, std).to(device)
 
     def initial(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """A new network: the shared ``values`` and ``buffers``, and the private parts that every client
-        begins with."""
+        """Create a network and return the shared ``values`` and ``buffers``, and the private parts that every
+        client starts with."""
         flat = self._built(seed)
         return self._cut(flat, self._shared), {
             _PRIVATE[name]: part for name, part in self._private(flat).items()
@@ -92,13 +92,13 @@ class Workspace:
         return self._cut(self.flat, self._shared)
 
     def private(self) -> dict[str, torch.Tensor]:
-        """The private parts of the network, as they travel; empty where nothing is private."""
+        """Return the private parts of the network in the form that is sent; empty if nothing is private."""
         return {_PRIVATE[name]: part for name, part in self._private(self.flat).items()}
 
     def named(
         self, tensors: dict[str, torch.Tensor], private: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Weights by name of a model in its shared and its private parts; copies."""
+        """Return copies of a model's weights by name, from its shared and private parts."""
         self.load(Message(tensors, private=private))
         return {
             name: part.clone()
@@ -106,7 +106,7 @@ class Workspace:
         }
 
     def private_names(self) -> list[str]:
-        """Weights that are private, by name."""
+        """Return the names of the private weights."""
         owners = dict(self.net.named_modules())
         weights = self.flat.named(self.flat.values.detach(), self.flat.buffers)
         return [name for name in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
@@ -115,8 +115,8 @@ class Workspace:
     def fault(
         self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor], predict: bool = True
     ) -> str | None:
-        """Why shared ``values`` and ``buffers`` are no model, or None: a running variance below 0, or a
-        prediction that is not finite.
+        """Return why shared ``values`` and ``buffers`` are not a valid model, or None. Reasons: a negative
+        running variance, or a prediction that is not finite.
 
         Args:
             tensors: has both.
@@ -141,16 +141,16 @@ class Workspace:
         return self.normalize(self._noise)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, C, H, W] -> float32, channels-last; other inputs as of
+        """Normalize uint8 [B, C, H, W] to float32, channels-last; other inputs as in
         :func:`uefl.models.normalization.normalized`."""
         return normalized(images, self._mean, self._std)
 
     def prepared(self, images: torch.Tensor) -> torch.Tensor:
-        """Training images ``[B, C, H, W]`` uint8 -> float32: augmented, then normalized."""
+        """Augment and normalize training images ``[B, C, H, W]`` uint8 -> float32."""
         return self.normalize(augment(images, self._augment))
 
     def amp(self) -> AbstractContextManager[None]:
-        """The autocast context of every forward pass."""
+        """Return the autocast context of every forward pass."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
 
     def _cut(self, flat: FlatModule, index: list[torch.Tensor] | None) -> dict[str, torch.Tensor]:

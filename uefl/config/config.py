@@ -71,12 +71,11 @@ class Config:
         return tomli_w.dumps(self.table())
 
     def with_run(self, **keys: Any) -> Config:
-        """The same configuration with other values in the section ``[run]``, which are not checked."""
+        """Return the same configuration with other values in the section ``[run]``, which are not checked."""
         return replace(self, run=self.run.model_copy(update=keys))
 
     def absolute(self) -> Config:
-        """The same configuration with the user's own data, where they are there, named as any working folder
-        finds them."""
+        """Return the same configuration with absolute paths to the user's own data, if there are any."""
         path = self.data.path
         if path is None or not path.exists():
             return self
@@ -84,7 +83,7 @@ class Config:
 
 
 def from_toml(text: str) -> Config:
-    """The opposite of :meth:`Config.to_toml`.
+    """Parse a configuration from the text that :meth:`Config.to_toml` writes.
 
     Raises:
         UserError: no TOML, or no configuration.
@@ -119,7 +118,7 @@ def from_table(table: dict[str, Any]) -> Config:
 
 
 def arms(table: Any) -> dict[str, Arm]:
-    """The arms of a table ``{name: {"algorithm": ..., parameter: ...}}``.
+    """Return the arms of a table ``{name: {"algorithm": ..., parameter: ...}}``.
 
     Raises:
         UserError: a name that is no file name, an unknown algorithm or parameter, a value out of range; no

@@ -69,7 +69,7 @@ def from_arrays(
     kinds: Counter[str] = Counter()
 
     def take(part: Part, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The rows of a part, which is appended to the others."""
+        """Return the rows of a part, and append them to the others."""
         inputs, of_part = _read(part, where, kinds, data.vocabulary)
         rows = np.arange(len(names), len(names) + len(of_part))
         found.append(inputs)
@@ -221,7 +221,7 @@ def _stacked(items: Sequence[Any], where: str) -> np.ndarray[Any, Any]:
 
 
 def _one(image: Any, where: str, kinds: Counter[str]) -> torch.Tensor:
-    """One image of a Dataset, ``[C, H, W]`` uint8."""
+    """Return one image of a Dataset, ``[C, H, W]`` uint8."""
     if isinstance(image, Image.Image):
         try:
             kinds.update(kinds_of(image))

@@ -116,7 +116,7 @@ def read_source(data: Data, root: Path | None) -> DataSet:
 
 
 def default_scheme(table: DataSet, kind: Kind) -> Scheme:
-    """The partition where none is named: silos as they are, or a data set dealt in equal parts."""
+    """Return the partition if none is named: silos as they are, or a data set dealt in equal parts."""
     if kind == "sets":
         return Unlabeled()
     return Natural() if table.groups else Rotations()
@@ -152,7 +152,7 @@ def _refuse(data: Data, key: str, why: str) -> None:
 
 
 def _check_scheme(table: DataSet, scheme: Scheme) -> None:
-    """Silos of their own are not dealt, and a data set without them has no domains."""
+    """Refuse to deal given silos again, and refuse domains for a data set without them."""
     if table.groups and not scheme.of_groups:
         raise UserError(
             f"partition {scheme.name!r} deals a data set; {table.name} brings silos of its own: leave the"

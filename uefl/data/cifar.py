@@ -15,8 +15,8 @@ from .sources.base import need_root, torchvision_advice
 
 
 def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet:
-    """A data set 3x32x32, in file order, through torchvision: it unpickles, after it has checked that the
-    files are the published ones.
+    """Read a data set 3x32x32 in file order through torchvision, which checks the published hashes before it
+    unpickles the files.
 
     If the root has no such files, an .npz with the name of the data set is read and shuffled.
 

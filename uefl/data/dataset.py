@@ -45,7 +45,8 @@ class DataSet:
     """notes on the files for the user"""
 
     def of_group(self, group: str) -> tuple[Rows, Rows | None]:
-        """Training and test images of a group, in order; no test images for one that is undivided."""
+        """Return training and test images of a group, in order; no test images for a group without a test
+        part."""
         assert self.group_of is not None
         member = self.group_of == self.groups.index(group)
         train = self.train[member[self.train]]
@@ -54,7 +55,7 @@ class DataSet:
         return train, self.test[member[self.test]]
 
     def first_classes(self, count: int) -> DataSet:
-        """The same source with the images of its first classes only.
+        """Return the same source with only the images of its first classes.
 
         Raises:
             UserError: it has fewer classes.
@@ -109,14 +110,14 @@ def numbers(count: int) -> tuple[str, ...]:
 
 
 def fixed_order(count: int) -> Rows:
-    """A random order of ``count`` images that is the same for every run, so that clients do not change with
-    the seed of the run."""
+    """Return a random order of ``count`` images that is the same for every run, so that clients do not change
+    with the seed of the run."""
     order: Rows = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
     return order
 
 
 def two_parts(train: int, test: int, *, shuffle: bool) -> tuple[Rows, Rows]:
-    """The rows of a training and a test part that stand one after the other, each in file order or in
+    """Return the rows of a training part and of the test part that follows it, each in file order or in
     :func:`fixed_order`."""
     first, second = (fixed_order(n) if shuffle else np.arange(n) for n in (train, test))
     return first, train + second

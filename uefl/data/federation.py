@@ -23,11 +23,11 @@ class Split:
     labels: torch.Tensor
 
     def __len__(self) -> int:
-        """Number of images."""
+        """Return the number of images."""
         return len(self.labels)
 
     def to(self, device: torch.device) -> Split:
-        """The same split on another device."""
+        """Return the same split on another device."""
         return Split(self.images.to(device), self.labels.to(device))
 
 
@@ -80,7 +80,7 @@ class Sizes:
 
     @classmethod
     def of(cls, data: LabeledData | SetData) -> Sizes:
-        """The sizes of data that are in memory."""
+        """Return the sizes of data in memory."""
         if isinstance(data, LabeledData):
             return cls(len(data.train), len(data.holdout), len(data.test))
         return cls(len(data.images), 0, len(data.test or ()), tuple(data.sizes.tolist()))

@@ -32,7 +32,7 @@ _COUNTED = 32  # clients that give the mean and the deviation of pixels for all
 
 
 def federate(data: Data, seed: int) -> Federation:
-    """Clients ``client-0 ...`` with labeled images ``1 x 8 x 8`` of ten classes.
+    """Create clients ``client-0 ...`` with labeled images ``1 x 8 x 8`` of ten classes.
 
     Args:
         data: how many clients, and images of each; holdout.

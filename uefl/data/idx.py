@@ -25,8 +25,8 @@ def read(
     first_label: int = 0,
     shuffle: bool = False,
 ) -> DataSet:
-    """A data set of two parts, ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or without
-    ``.gz``.
+    """Read a data set of two parts, ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or
+    without ``.gz``.
 
     The files are only read, never downloaded or unpacked.
 

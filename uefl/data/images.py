@@ -68,7 +68,7 @@ class ImageList:
     """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
 
     def fitted(self, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
-        """Images as a model of the shape (C, H, W) takes them, ``[n, C, H, W]`` uint8: resized, gray as RGB,
+        """Return images fitted to the model's shape (C, H, W), ``[n, C, H, W]`` uint8: resized, gray as RGB,
         color as its luma."""
         channels, *size = shape
         fitted, damaged = [torch.zeros(0, *shape, dtype=torch.uint8)], DamagedImages()
@@ -87,7 +87,7 @@ class ImageList:
         return str(Path(self.place) / self.files[row]) if self.files else self.place
 
     def check_one_size(self) -> None:
-        """All images must be of the first one's size, unless they are resized.
+        """Refuse images that differ in size from the first one, unless they are resized.
 
         Raises:
             UserError: they are not; the message names two of them.
@@ -102,7 +102,7 @@ class ImageList:
 def in_memory(
     values: torch.Tensor, place: str = "", files: tuple[str, ...] = (), kinds: Mapping[str, int] | None = None
 ) -> ImageList:
-    """Images that are in memory.
+    """Wrap images that are in memory.
 
     Args:
         values: a torch tensor ``[N, C, H, W]`` uint8.
@@ -147,8 +147,8 @@ def in_memory(
 
 
 def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> ImageList:
-    """Images ``[C, H, W]`` uint8 that may differ in size and channels; they are copied, so that later changes
-    do not reach them."""
+    """Copy images ``[C, H, W]`` uint8 that may differ in size and channels, so that later changes do not
+    reach them."""
     channels = max(len(image) for image in values)
     even = [image.expand(channels, -1, -1) for image in values]
     if len({image.shape for image in even}) == 1:
@@ -177,7 +177,7 @@ class File(NamedTuple):
 
 
 def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
-    """Image files in a folder; see :func:`from_files`."""
+    """List image files in a folder; see :func:`from_files`."""
 
     def opener(path: Path) -> Callable[[], BinaryIO]:
         return lambda: path.open("rb")
@@ -186,7 +186,7 @@ def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
 
 
 def on_files(paths: Sequence[Path]) -> ImageList:
-    """Image files anywhere, named as they are given; see :func:`from_files`.
+    """List image files at any place, under the names that are given; see :func:`from_files`.
 
     Raises:
         UserError: a path that is no file; or as of :func:`from_files`.
@@ -201,7 +201,7 @@ def on_files(paths: Sequence[Path]) -> ImageList:
 
 
 def from_files(place: str, files: Sequence[File]) -> ImageList:
-    """Image files; only their headers are read now. They are RGB if one of them is in color. See
+    """List image files; only their headers are read now. They are RGB if one of them is in color. See
     :mod:`uefl.data.pixels`.
 
     Args:
@@ -305,7 +305,7 @@ class DamagedImages(UserError):
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """Pillow's view of a file, without its warning of large images, which names no file."""
+    """Open a file with Pillow, without its warning about large images, which names no file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = Image.open(file)
@@ -314,7 +314,7 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
 
 
 def _decode(file: File, size: int) -> torch.Tensor:
-    """One image ``[C, H, W]`` uint8, C = 1 or 3."""
+    """Decode one image ``[C, H, W]`` uint8, C = 1 or 3."""
     with file.open() as opened, _opened(io.BytesIO(opened.read())) as image:
         decoded = pixels.pixels_of(image)
     return resize(decoded, size) if size else decoded

@@ -164,8 +164,8 @@ def _split(
 
 
 def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple[Rows, Rows]:
-    """Positions of the rest and of round(share * n) images chosen at random, from each class its share of
-    them, to within one image."""
+    """Return the positions of the rest and of round(share * n) random images, with each class's share exact
+    to within one image."""
     order = torch.randperm(len(labels), generator=generator)
     order = order[torch.from_numpy(labels)[order].argsort(stable=True)]
     # sorted by class, evenly spaced positions visit every class in proportion
@@ -192,7 +192,7 @@ def _load(table: DataSet, prepare: Preparation | AsTheyAre, client: _Client) -> 
 
 
 def _entry(table: DataSet, client: _Client, content: record.Content) -> record.Entry:
-    """The record of one client."""
+    """Return the record of one client."""
     train, name, classes = client.share.train, client.share.name, len(table.classes)
 
     def of(rows: Rows, use: record.Use, part: str = "") -> record.Entry:

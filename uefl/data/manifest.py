@@ -36,7 +36,7 @@ class Content:
     def entry(
         self, images: Source, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int
     ) -> Entry:
-        """The record of one split.
+        """Return the record of one split.
 
         Args:
             images: of the source.
@@ -65,8 +65,8 @@ class Content:
         return found | {"sha256": total.hexdigest()}
 
     def twins(self) -> list[tuple[str, str]]:
-        """Names of images held out or tested on, each with one of the splits before it that is the same, byte
-        for byte."""
+        """Return pairs of names: an image that is held out or tested on, and an earlier split that holds the
+        same bytes."""
         held_out = [
             (name, self._trained[digest])
             for digest, name in self._held_out.items()
@@ -88,7 +88,7 @@ def digest(manifest: Entry) -> str:
 
 
 def check_disjoint(manifest: Entry) -> None:
-    """No image may be in two places: not in two clients, nor in two splits of one, nor with a client and the
+    """Refuse an image in two places: in two clients, in two splits of one client, or in a client and the
     server.
 
     Two settings allow it: ``legacy_holdout`` takes the test split as the holdout, and sets may ``overlap``.

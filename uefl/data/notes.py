@@ -21,7 +21,8 @@ _LONGEST_NAME = 64
 
 
 def check_names(what: str, names: Iterable[str]) -> None:
-    """Names stand in messages, tables, plots and file names: they must be short, printable and different.
+    """Refuse names that are long, not printable or repeated. Names appear in messages, tables, plots and file
+    names.
 
     Raises:
         UserError: the first name that is not.

@@ -78,13 +78,13 @@ def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
 
 
 def held(path: Path) -> str:
-    """Names of all arrays of an .npz that can be read, for a message."""
+    """Return the names of all arrays of a readable .npz, for a message."""
     with zipfile.ZipFile(path) as file:
         return ", ".join(sorted(name.removesuffix(".npy") for name in file.namelist())) or "nothing"
 
 
 def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> ImageList:
-    """Images from one array, by the rules of :func:`uefl.data.pixels.as_images`.
+    """Read images from one array, by the rules of :func:`uefl.data.pixels.as_images`.
 
     Raises:
         UserError: it is of another type or shape, or empty.
@@ -96,7 +96,7 @@ def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) ->
 def labels(
     path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], y: str, count: int
 ) -> npt.NDArray[np.int64]:
-    """An integer ``[count]`` int64 for each image.
+    """Read an integer label for each image, ``[count]`` int64.
 
     Raises:
         UserError: they are of another type, shape or number, or negative.
@@ -105,8 +105,8 @@ def labels(
 
 
 def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
-    """Number of classes; the different labels must be 0, 1, 2, ...; this finds stray labels and labels that
-    count from 1.
+    """Return the number of classes. The labels must be 0, 1, 2, ...: this finds stray labels and labels that
+    start at 1.
 
     Raises:
         UserError: they are not.
@@ -123,7 +123,7 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
 
 
 def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> DataSet:
-    """A data set to be dealt, from ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
+    """Read a data set to deal from ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
     It is dealt in a random order that is the same for every run, because such files are often sorted by
     class.
@@ -164,7 +164,7 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
 
 
 def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], advice: str) -> DataSet:
-    """A data set from the one .npz in the data root that a pattern finds.
+    """Read a data set from the one .npz in the data root that matches a pattern.
 
     Raises:
         UserError: no such root; none, or several; the message states the expected content.

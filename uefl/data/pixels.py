@@ -33,7 +33,7 @@ _ORIENTATION = 0x0112  # the EXIF tag
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Pillow's warnings, which name no file; a run has notes of its own."""
+    """Silence Pillow's warnings, which name no file; a run has its own notes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -45,13 +45,13 @@ def is_gray(image: Image.Image) -> bool:
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Height and width of an opened image when its EXIF orientation is applied."""
+    """Return height and width of an opened image after its EXIF orientation is applied."""
     height, width = image.height, image.width
     return (width, height) if _orientation(image) >= 5 else (height, width)
 
 
 def kinds_of(image: Image.Image) -> list[str]:
-    """What :func:`pixels_of` changes in an opened image; its pixels need not be decoded.
+    """List the changes that :func:`pixels_of` makes to an opened image, without decoding its pixels.
 
     Raises:
         ValueError: its values are floats, or integers of 32 bits, which have no range that is known.
@@ -76,7 +76,7 @@ def kinds_of(image: Image.Image) -> list[str]:
 
 
 def pixels_of(image: Image.Image) -> torch.Tensor:
-    """The pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, upright and on white where it is
+    """Return the pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, upright, and on white if it is
     transparent.
 
     Raises:
@@ -101,8 +101,8 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
 
 
 def gray(images: torch.Tensor) -> torch.Tensor:
-    """RGB images ``[N, 3, H, W]`` uint8 as gray ones ``[N, 1, H, W]``, by ITU-R 601 luma, to the bit as
-    Pillow does."""
+    """Convert RGB images ``[N, 3, H, W]`` uint8 to gray ones ``[N, 1, H, W]`` by ITU-R 601 luma, bit for bit
+    as Pillow does."""
     red, green, blue = images.to(torch.int64).unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
 
@@ -152,7 +152,7 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
 
 
 def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
-    """Several images as uint8 ``[N, C, H, W]``, C = 1 or 3, and the kind of change, if there is one.
+    """Return images as uint8 ``[N, C, H, W]``, C = 1 or 3, and the kind of change, if there is one.
 
     Args:
         images: as of :func:`as_bytes`, ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]``.
@@ -180,8 +180,8 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
 
 
 def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
-    """Labels ``[count]`` int64 from a tensor, an array of any byte order and strides, a Series or a sequence
-    of integers.
+    """Return labels ``[count]`` int64 from a tensor, an array of any byte order and strides, a Series or a
+    sequence of integers.
 
     Raises:
         UserError: a label that is no integer (a float, a bool, a text), that is negative, or another number
@@ -216,7 +216,7 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
 
 
 def as_label(label: Any, where: str) -> int:
-    """One label of a Dataset.
+    """Return one label of a Dataset.
 
     Raises:
         UserError: it is no integer.
@@ -231,7 +231,7 @@ def as_label(label: Any, where: str) -> int:
 
 
 def native(values: Any, where: str) -> np.ndarray[Any, Any]:
-    """An array in the machine's byte order, in C order.
+    """Return an array in the machine's byte order, in C order.
 
     Raises:
         UserError: some of its values are masked.
@@ -246,7 +246,7 @@ def native(values: Any, where: str) -> np.ndarray[Any, Any]:
 
 
 def notes(kinds: Mapping[str, int], total: int) -> list[str]:
-    """One line for each kind of change, with the number of its images."""
+    """Return one line for each kind of change, with the number of images that it concerns."""
     return [f"{count} of {total} images {kind}" for kind, count in sorted(kinds.items()) if count]
 
 

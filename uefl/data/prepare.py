@@ -113,13 +113,13 @@ class Preparation:
     def __call__(
         self, images: Source, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
     ) -> torch.Tensor:
-        """The images ``[n, C, H, W]`` uint8, resized, then turned by ``angle`` degrees counter-clockwise."""
+        """Resize the images ``[n, C, H, W]`` uint8, then turn them by ``angle`` degrees counter-clockwise."""
         assert isinstance(images, ImageList)
         pixels = images.read(rows, self.image_size).expand(-1, self.channels, -1, -1).contiguous()
         return rotate(pixels, angle, legacy_center=legacy_center) if len(pixels) else pixels
 
     def check_memory(self, count: int) -> None:
-        """``count`` images must fit into the memory of this machine, all together.
+        """Refuse ``count`` images that do not fit into the memory of this machine together.
 
         Raises:
             UserError: they do not.

@@ -33,7 +33,7 @@ class PriorTable(NamedTuple):
 
 
 def read(root: Path) -> PriorTable:
-    """The table in a folder; an empty one where there is none.
+    """Read the table in a folder; return an empty one if there is none.
 
     Raises:
         InvalidPriors: it cannot be read, or an entry is missing or there twice.

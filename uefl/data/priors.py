@@ -41,7 +41,7 @@ def normalized(weights: Matrix) -> Matrix:
 
 
 def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
-    """``count`` things in whole numbers proportional to ``weights [n]``: largest remainders, ties to the
+    """Split ``count`` into whole numbers proportional to ``weights [n]``: largest remainders, ties to the
     first.
 
     The sum is exactly ``count``, so nothing that is dealt this way is lost.
@@ -66,8 +66,8 @@ def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
-    """The class shares of ``count`` sets, from the true label and the set of every image; an empty set gives
-    a row of zeros."""
+    """Return the class shares of ``count`` sets from each image's true label and set; an empty set gives a
+    row of zeros."""
     table = np.zeros((count, classes))
     np.add.at(table, (sets, labels), 1)
     rows: Matrix = table / np.maximum(table.sum(1, keepdims=True), 1)
@@ -75,14 +75,14 @@ def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: 
 
 
 def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
-    """Every entry times a factor from U(1 - amount, 1 + amount), rows normalized again: priors that are known
-    only roughly."""
+    """Multiply every entry by a factor from U(1 - amount, 1 + amount) and normalize the rows: priors that are
+    known only roughly."""
     return normalized(priors * rng.uniform(1 - amount, 1 + amount, priors.shape))
 
 
 def smoothed(priors: Matrix, amount: float) -> Matrix:
-    """(1 - amount) priors + amount / K: no class is impossible, which bounds the loss where priors are
-    wrong."""
+    """Return (1 - amount) priors + amount / K: no class is impossible, which bounds the loss of wrong
+    priors."""
     mixed: Matrix = (1 - amount) * priors + amount / priors.shape[1]
     return mixed
 
@@ -127,7 +127,7 @@ class PriorEstimator:
         self._model.fit(x, y)
 
     def __call__(self, images: Sequence[npt.NDArray[np.uint8]]) -> Matrix:
-        """The shares ``[M, K]`` float64 of sets of images ``[n_m, C, H, W]`` uint8."""
+        """Estimate the shares ``[M, K]`` float64 of sets of images ``[n_m, C, H, W]`` uint8."""
         from scipy.optimize import nnls
 
         rows = []
@@ -144,7 +144,8 @@ def _pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
 
 
 def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: bool = False) -> float:
-    """The loss of a perfect classifier on a client's sets, in nats: the least that training can reach.
+    """Return the loss of a perfect classifier on a client's sets, in nats: the minimum that training can
+    reach.
 
     One that puts all mass on an image's class k gives set m the posterior pi_m priors[m, k] / sum; this is
     its mean loss.
@@ -244,7 +245,8 @@ def doubts(
     classes: Sequence[str],
     names: Sequence[str] = (),
 ) -> list[str]:
-    """Why a client's sets may not determine a classifier on their own; none of it is an error in itself."""
+    """Return reasons why a client's sets may not determine a classifier on their own; none of them is an
+    error."""
     count, found = len(priors), []
     if count < len(classes):
         found.append(

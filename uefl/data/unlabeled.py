@@ -42,7 +42,7 @@ class LabeledRows:
     labels: Rows
 
     def part(self, positions: Rows) -> LabeledRows:
-        """Some of them."""
+        """Return the rows at some positions."""
         return LabeledRows(self.images, self.rows[positions], self.labels[positions])
 
     def load(self, prepare: Preparation | AsTheyAre) -> Split:
@@ -221,8 +221,8 @@ class _Priors:
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
-        """The priors ``[M, K]`` of a client, and, if they are exact, the weights that its sets were dealt
-        with."""
+        """Return the priors ``[M, K]`` of a client and, if they are exact, the weights that its sets were
+        dealt with."""
         data, names = self._data, client.set_names
         table = self._estimate(client, images) if data.priors == "estimated" else client.priors
         if table is None:
@@ -258,7 +258,7 @@ class _Priors:
         return self._estimator(of_set)
 
     def check(self, *, together: bool) -> list[str]:
-        """All that is doubtful; checks over all clients come last, if all are here ``together``.
+        """Return all doubts; checks over all clients come last, if all clients are here ``together``.
 
         Raises:
             InvalidPriors: a class is in no set of any client; or there are doubts and ``strict`` is set.
@@ -278,12 +278,12 @@ class Reach(NamedTuple):
 
     @classmethod
     def of(cls, table: Matrix, sizes: Rows) -> Reach:
-        """Of priors ``[M, K]`` and the sizes ``[M]`` of the sets."""
+        """Return the reach of priors ``[M, K]`` and of the set sizes ``[M]``."""
         return cls((table.sum(0) > 0).tolist(), bool(priors.full_rank(table, sizes)))
 
 
 def of_all(reaches: Sequence[Reach], classes: tuple[str, ...]) -> list[str]:
-    """Doubts about the priors of all clients together.
+    """Return doubts about the priors of all clients together.
 
     Raises:
         InvalidPriors: a class is in no set of any client.
@@ -299,7 +299,7 @@ def of_all(reaches: Sequence[Reach], classes: tuple[str, ...]) -> list[str]:
 
 
 def certain(doubts: list[str], *, strict: bool) -> list[str]:
-    """The same doubts.
+    """Return the same doubts.
 
     Raises:
         InvalidPriors: there are some, and ``strict`` is set.
@@ -338,7 +338,7 @@ def _load(
 def _entry(
     client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.Content, classes: int
 ) -> record.Entry:
-    """The record of one client."""
+    """Return the record of one client."""
     train = content.entry(client.images, client.rows, client.labels, f"{client.name}/train", "train", classes)
     entry: record.Entry = {"train": train | {"sets": client.sets.tolist(), "priors": table.tolist()}}
     if test is not None:

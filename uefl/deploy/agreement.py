@@ -79,7 +79,7 @@ def check_asked(cfg: Config) -> None:
 
 
 def refused(report: Report) -> str | None:
-    """Why a node that reports cannot be a silo of a run, or None."""
+    """Return why a node that reports cannot be a silo of a run, or None."""
     header, parts = report
     if header.get("error") is not None:
         return faults.words(str(header["error"]))
@@ -333,7 +333,7 @@ def _sets(cfg: Config) -> bool:
 
 
 def _classes(headers: Mapping[str, Mapping[str, Any]], cfg: Config) -> tuple[str, ...]:
-    """The classes of a run, and of sets whether all have test images or none."""
+    """Return the classes of a run; refuse sets if only some silos have test images."""
     if not _sets(cfg):
         classes = tuple(sorted({one for header in headers.values() for one in header["classes"]}))
         if len(classes) < 2:
@@ -358,7 +358,7 @@ def _classes(headers: Mapping[str, Mapping[str, Any]], cfg: Config) -> tuple[str
 def _shape(
     headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, LabeledRows], image_size: int
 ) -> Shape:
-    """The shape of one input of all silos and of the server."""
+    """Return the shape of one input of all silos and of the server."""
     first, *others = headers
     for name in others:
         if headers[first]["inputs"]["kind"] == headers[name]["inputs"]["kind"] == "images":

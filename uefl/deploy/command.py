@@ -114,7 +114,7 @@ def silo(
 
 
 def _key(path: Path, strict: bool) -> EllipticCurvePrivateKey:
-    """The private key of ``--key``."""
+    """Read the private key of ``--key``."""
     from ..engines.flower.node import read_key
 
     try:
@@ -126,7 +126,7 @@ def _key(path: Path, strict: bool) -> EllipticCurvePrivateKey:
 
 
 def _answered(names: str) -> frozenset[str]:
-    """The algorithms of ``--algorithms``."""
+    """Return the algorithms of ``--algorithms``."""
     from ..algorithms.base import find
 
     found = frozenset(name.strip() for name in names.split(","))

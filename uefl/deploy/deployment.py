@@ -64,7 +64,7 @@ class Deployment:
         return federation
 
     def engine(self, arm: str, started: Callable[[str], None]) -> FlowerEngine:
-        """The clients in one arm."""
+        """Return an engine for the clients in one arm."""
         # not before the run has chosen its threads
         setting = Setting.of(self._cfg, self._federation, self._threads())
         return FlowerEngine(self._grid, self._members, task(setting, arm), started)
@@ -72,7 +72,7 @@ class Deployment:
 
 @contextmanager
 def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
-    """A SuperLink and a process for each client on 127.0.0.1, which end with the context.
+    """Start a SuperLink and a process for each client on 127.0.0.1, and end them with the context.
 
     Args:
         device: of the clients.
@@ -139,7 +139,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 def joined(
     address: Address, silos: int, secret: bytes | None, patience: float, notice: Notice
 ) -> Iterator[Deployment]:
-    """The silos that come to a SuperLink which is there already.
+    """Yield the silos that connect to a running SuperLink.
 
     Args:
         address: of the SuperLink.

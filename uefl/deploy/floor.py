@@ -82,7 +82,7 @@ class Floor:
             ) from None
 
     def describe(self) -> str:
-        """A line for the log."""
+        """Return a line for the log."""
         bound = f" of {self.max_epsilon:g}" if self.max_epsilon else ""
         next_one = self._epsilon(self.noise_multiplier)
         if 0 < self.max_epsilon < next_one:
@@ -142,7 +142,7 @@ class Floor:
             )
 
     def count(self, run: RunSection) -> None:
-        """An update is about to leave.
+        """Count an update that is about to leave.
 
         Raises:
             OSError: it cannot be counted, so it must not leave.
@@ -163,7 +163,7 @@ class Floor:
 
 
 def _read(path: Path) -> dict[float, int]:
-    """By noise multiplier, the updates that have been sent; none where there is no file."""
+    """Return the number of sent updates by noise multiplier; nothing if there is no file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         updates = {float(noise): count for noise, count in found["updates"].items()}

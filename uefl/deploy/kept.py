@@ -73,7 +73,7 @@ class States:
         return cls(folder / "states" / place, arm, client)
 
     def read(self, name: str) -> Tensors:
-        """The state of a name.
+        """Read the state of a name.
 
         Raises:
             Absent: there is none, or it is damaged.

@@ -57,7 +57,7 @@ class Processes:
         return process
 
     def ended(self, name: str) -> str | None:
-        """The last line of the log of a process that has ended, or the signal that ended it; None while it
+        """Return the last log line of a process that has ended, or the signal that ended it; None while it
         runs."""
         process = self.all[name]
         if process.poll() is None:

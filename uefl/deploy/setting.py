@@ -35,7 +35,7 @@ class Setting:
 
     @classmethod
     def of(cls, cfg: Config, federation: Federation, threads: int) -> Setting:
-        """Of a run over this federation."""
+        """Return the setting of a run over this federation."""
         federation = without_statistics(cfg, federation)
         names = tuple(sorted(silo.name for silo in federation.silos))
         return cls(
@@ -50,12 +50,12 @@ class Setting:
         )
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dict for JSON."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Setting:
-        """The opposite of :meth:`plain`."""
+        """Restore a setting from the result of :meth:`plain`."""
         found: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
@@ -78,7 +78,7 @@ class Setting:
         )
 
     def cfg(self) -> Config:
-        """The configuration."""
+        """Return the configuration."""
         return from_toml(self.config)
 
     def context(self) -> Context:
@@ -89,7 +89,7 @@ class Setting:
 
 
 def without_files(cfg: Config) -> Config:
-    """The configuration without names of files, which are the server's: a silo has a folder of its own, and
+    """Return the configuration without names of files, which are the server's: a silo has its own folder, and
     gets weights with messages."""
     data = cfg.data if cfg.data.path is None else cfg.data.model_copy(update={"source": "silos"})
     return replace(
@@ -98,12 +98,12 @@ def without_files(cfg: Config) -> Config:
 
 
 def greeting(cfg: Config) -> dict[str, Any]:
-    """Asks a client for its report."""
+    """Return the header that asks a client for its report."""
     return {"protocol": PROTOCOL, "uefl": __version__, "ask": "report", "config": cfg.to_toml()}
 
 
 def task(setting: Setting, arm: str) -> dict[str, Any]:
-    """Stands at the head of every message of an arm."""
+    """Return the header of every message of an arm."""
     return {"protocol": PROTOCOL, "uefl": __version__, "ask": "work", "arm": arm, "setting": setting.plain()}
 
 

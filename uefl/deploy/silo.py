@@ -95,7 +95,7 @@ class SiloProgram:
         """the setting, the name of the arm, and its network"""
 
     def __call__(self, packet: Packet | None) -> Packet:
-        """The answer to one message, None for one that cannot be read; never raises."""
+        """Answer one message, or None for an unreadable one; never raises."""
         client = self._source.name or ""
         try:
             if packet is None:
@@ -170,7 +170,7 @@ class SiloProgram:
         return Packet(report, statistics.report())
 
     def _guarded(self, client: Callable[[Message], Reply], message: Message) -> Reply:
-        """The answer of a client, with no less privacy than this process insists on."""
+        """Return the reply of a client, with at least the privacy that this process requires."""
         if self._floor is None:
             return client(message)
         assert self._arm is not None
@@ -216,13 +216,13 @@ class SiloProgram:
         return Path(self._temporary.name)
 
     def _fresh(self, workspace: Workspace, client: str, seed: int) -> dict[str, torch.Tensor]:
-        """The private state that a client begins with."""
+        """Return the private state that a client starts with."""
         algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
         start = workspace.initial(seed)[1] if workspace.private_names() else {}
         return start | fresh(algorithm, client, self._device)
 
     def _client(self, header: Header) -> Callable[[Message], Reply]:
-        """A client in the arm of its message, on a network that stays loaded from one message to the next."""
+        """Return a client in the arm of its message, on a network that stays loaded between messages."""
         place = json.dumps(header["setting"])
         if self._arm is None or (place, header["arm"]) != self._arm[:2]:
             setting = Setting.from_plain(header["setting"])
@@ -266,7 +266,7 @@ class SiloProgram:
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Whether nothing of a state has changed; of a turn that only measured there is no new one.
+    """Return whether a state is unchanged; a turn that only measured has no new state.
 
     Raises:
         RuntimeError: the new one is not finite.
@@ -284,7 +284,7 @@ def _fault(client: str, code: str) -> Packet:
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
-    """Of each split, the hash of its images and how many there are of each class; of sets a hash of their
+    """Return, for each split, the hash of its images and the number of images per class; for sets, a hash of
     contents and priors."""
     manifest = federation.manifest
     entry = manifest["silos"].get(name) or manifest["unseen"].get(name, {})

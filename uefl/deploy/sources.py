@@ -35,13 +35,13 @@ class Source(Protocol):
     """of the client; None: it has the data of every one"""
 
     def federation(self, cfg: Config) -> Federation:
-        """A federation that has this client, with the classes and the shape that its own images have."""
+        """Return a federation that contains this client, with the classes and the shape of its own images."""
         ...
 
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
-        """The images of a client, with labels that count in ``classes``, and in the given number of
+        """Return the images of a client, with labels counted in ``classes``, in the given number of
         channels."""
         ...
 
@@ -108,7 +108,7 @@ class OwnFolder:
         return labeled.federate(table, deal, data, cfg.run.seed, partition={"scheme": Natural.name})
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
-        """The images of this silo."""
+        """Return the images of this silo."""
         federation = self.federation(cfg)
         (silo,) = (*federation.silos, *federation.unseen)
         found = silo.load()
@@ -190,7 +190,7 @@ class OwnSets:
         return unlabeled.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
-        """The sets of this silo; the server has checked that its classes match the run."""
+        """Return the sets of this silo; the server has checked that its classes match the run."""
         found = self.federation(cfg).silos[0].load()
         assert isinstance(found, SetData)
         return replace(
@@ -227,7 +227,7 @@ class Dealt:
         self._built = lru_cache(2)(self._build)
 
     def federation(self, cfg: Config) -> Federation:
-        """All clients; their images are read by :meth:`data`."""
+        """Return all clients; :meth:`data` reads their images."""
         return self._built(cfg.to_toml())[0]
 
     def _build(self, text: str) -> tuple[Federation, dict[str, Silo]]:
@@ -240,5 +240,5 @@ class Dealt:
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
-        """The images of a client."""
+        """Return the images of a client."""
         return self._built(cfg.to_toml())[1][client].load()

@@ -43,7 +43,7 @@ def _own_device(name: str, rank: int) -> torch.device:
 
 
 def _end_with(parent: int) -> None:
-    """In the middle of a client's work too."""
+    """End this process when its parent ends, even in the middle of a client's work."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)

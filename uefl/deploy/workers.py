@@ -31,7 +31,7 @@ _MOMENT = 5.0  # seconds
 def on_workers(
     count: int, device: str, notice: Notice, go_on: str, module: str = "uefl.deploy.worker"
 ) -> Iterator[Workers]:
-    """Processes that end with the context.
+    """Start worker processes that end with the context.
 
     Args:
         count: of the workers.
@@ -56,7 +56,7 @@ def on_workers(
 
 
 def _who_ended(processes: Processes) -> str | None:
-    """Its connection closes a moment before a process can be seen to have ended."""
+    """Return the process that has ended. Its connection closes a moment before its end is visible."""
     until = time.monotonic() + _MOMENT
     while time.monotonic() < until:
         for name in processes.all:
@@ -117,7 +117,7 @@ class Workers:
         self._cfg, self._federation = cfg, federation
 
     def engine(self, arm: str, started: Callable[[str], None]) -> DistributedEngine:
-        """The clients in one arm."""
+        """Return an engine for the clients in one arm."""
         assert self._crew is not None
         # not before the run has chosen its threads
         setting = Setting.of(self._cfg, self._federation, torch.get_num_threads())

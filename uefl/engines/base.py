@@ -46,7 +46,7 @@ class Message:
         return _bytes(self.tensors) + _bytes(self.reference)
 
     def to(self, device: torch.device) -> Message:
-        """The same message with its tensors on a device."""
+        """Return the same message with its tensors on a device."""
         tensors, private, reference = (
             _moved(part, device) for part in (self.tensors, self.private, self.reference)
         )
@@ -81,7 +81,7 @@ class Reply:
         return _bytes(self.tensors)
 
     def to(self, device: torch.device) -> Reply:
-        """The same reply with its tensors on a device."""
+        """Return the same reply with its tensors on a device."""
         return replace(self, tensors=_moved(self.tensors, device), private=_moved(self.private, device))
 
 
@@ -90,7 +90,7 @@ class Engine(Protocol):
     tensors on any device."""
 
     def clients(self) -> list[str]:
-        """Names of the clients that can be asked, sorted."""
+        """Return the names of the clients that can be asked, sorted."""
         ...
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
@@ -106,13 +106,13 @@ class Engine(Protocol):
 
 
 def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
-    """Tensors of these shapes and dtypes."""
+    """Return the expectation of tensors with these shapes and dtypes."""
     return {name: Expected(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 def join(messages: Sequence[Message]) -> Message:
-    """Several messages to one client as one, without a copy: of number i, every name begins with ``i.``; a
-    single one as it is."""
+    """Join several messages to one client, without a copy: each name of message i gets the prefix ``i.``; a
+    single message stays as it is."""
     if len(messages) == 1:
         return messages[0]
     return Message(
@@ -125,14 +125,14 @@ def join(messages: Sequence[Message]) -> Message:
 
 
 def split(message: Message) -> list[Message]:
-    """The opposite of :func:`join`; a message that is no joint one is the only part."""
+    """Undo :func:`join`; a message that was not joined is the only part."""
     count = int(message.options.get("members", 0))
     parts = (message.tensors, message.options, message.expects, message.private, message.reference)
     return [Message(*(member(part, i) for part in parts)) for i in range(count)] or [message]  # type: ignore[arg-type]
 
 
 def number(parts: Sequence[Mapping[str, T]]) -> dict[str, T]:
-    """Several mappings as one, the names of number i after ``i.``."""
+    """Merge several mappings into one, with the prefix ``i.`` for the names of mapping i."""
     return {f"{i}.{name}": value for i, part in enumerate(parts) for name, value in part.items()}
 
 

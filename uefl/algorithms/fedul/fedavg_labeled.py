@@ -55,7 +55,7 @@ class FedAvgLabeled(OnSets):
         yield from (batch for batch in shuffled.split(work.training.batch_size) if len(batch) > 1)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy with true labels."""
+        """Return the cross-entropy with the true labels."""
         labels = work.sets.labels
         assert labels is not None
         return labels_loss(work, batch.images, labels[batch.positions], self.parameters.loss)

@@ -48,13 +48,14 @@ class FedLLP(OnSets):
             m.p = p
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:
-        """The sets in a random order; one of a single image, which batch norm cannot take, is left out."""
+        """Yield the sets in a random order, without sets of a single image, which batch norm cannot
+        process."""
         data = work.sets
         members = [(data.sets == m).nonzero().flatten() for m in range(len(data.priors))]
         yield from (members[m] for m in torch.randperm(len(members)).tolist() if len(members[m]) > 1)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """The loss of one set."""
+        """Return the loss of one set."""
         offsets = torch.tensor([0, len(batch.positions)], device=batch.images.device)
         target = work.sets.priors[batch.labels[:1]].float().clamp(1e-7, 1 - 1e-7)
         loss: torch.Tensor = uefl_kernels.set_proportion_loss(

@@ -40,7 +40,7 @@ class FedLLPVAT(FedLLP):
         )
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """The loss of one set, plus the weighted smoothness of the predictions around its images."""
+        """Return the loss of one set, plus the weighted smoothness of the predictions around its images."""
         if self.parameters.vat_weight == 0:  # FedLLP bit for bit
             return super().loss(work, batch)
         sets = len(work.sets.priors)
@@ -77,7 +77,7 @@ def _log_probs(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _unit(d: torch.Tensor) -> torch.Tensor:
-    """Each image's direction at length 1."""
+    """Scale each image's direction to length 1."""
     length = d.detach().flatten(1).norm(dim=1).add(1e-8)
     unit: torch.Tensor = d.detach() / length[:, None, None, None]
     return unit

@@ -43,7 +43,7 @@ class FedPL(OnSets):
         work.memory["draws"] = np.random.default_rng(int(seed))
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Cross-entropy with pseudo-labels."""
+        """Return the cross-entropy with pseudo-labels."""
         logits = work.logits(batch.images)
         if work.round < _WARM_UP:
             return cross_entropy(logits, work.memory["guess"][batch.positions])
@@ -51,8 +51,8 @@ class FedPL(OnSets):
 
 
 def self_labeled(logits: torch.Tensor, draws: np.random.Generator) -> torch.Tensor:
-    """Cross-entropy of logits ``[b, K]`` with their own sure predictions, and of these mixed with unsure
-    ones, in shares from Beta."""
+    """Return the cross-entropy of logits ``[b, K]`` with their confident predictions, and with mixtures of
+    these and the other predictions. Mixing shares come from a Beta distribution."""
     confidence, label = logits.detach().softmax(1).max(1)
     sure, unsure = (logits[mask] for mask in (confidence >= _SURE, confidence < _SURE))
     sure_label, unsure_label = label[confidence >= _SURE], label[confidence < _SURE]

@@ -91,7 +91,7 @@ class FedUL(OnSets):
         work.memory |= {"matrix": matrix, "marginal": matrix.logsumexp(0)}
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """The loss of the network's logits against the sets."""
+        """Return the loss of the network's logits against the sets."""
         legacy = self.parameters.loss == "legacy_double_softmax"
         kernel = uefl_kernels.transition_double_softmax if legacy else uefl_kernels.transition_nll
         loss: torch.Tensor = kernel(
@@ -105,7 +105,7 @@ class FedUL(OnSets):
     # --- the server ----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The state of FedAvg; M2 also has f'."""
+        """Return the state of FedAvg; M2 also has f'."""
         state = super().server_state(values, buffers, net)
         if self.parameters.server == "blend":
             expert.begin(state)
@@ -138,7 +138,7 @@ class FedUL(OnSets):
         return True
 
     def share(self, turn: Turn) -> float:
-        """The share of f' in the model of this round."""
+        """Return the share of f' in the model of this round."""
         rounds, p = self.rounds(0) or 1, self.parameters
         grown = {"constant": 1.0, "rise": (turn.round + 1) / rounds, "fall": 1 - turn.round / rounds}
         return float(p.h * grown[p.h_schedule])

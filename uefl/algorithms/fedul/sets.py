@@ -84,20 +84,20 @@ class OnSets(Algorithm):
         return update.examples if self.parameters.client_weights == "examples" else 1.0
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """The gradient of the sum of absolute parameters."""
+        """Add the gradient of the sum of absolute parameters."""
         if self.parameters.penalty == 0:
             return False
         torch.sign(work.values, out=gradient).mul_(self.parameters.penalty)
         return True
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """One pass with dropout off."""
+        """Predict in one pass with dropout off."""
         return without_spread(work.logits(images).softmax(1))
 
     # --- the server ----------------------------------------------------------------------------------------
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """f + step (mean - f); running statistics are their mean, whatever the step."""
+        """Set f + step (mean - f). Running statistics become their mean, whatever the step."""
         sent = state.tensors["values"]
         super().aggregate(state, averages)
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
@@ -133,15 +133,15 @@ class OnSets(Algorithm):
         return dict(state.plain["outcome"])
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """The run is over: its model is the last one, or the best on validation."""
+        """End the run: its model is the last one, or the best on validation."""
         if "best.values" in state.tensors:
             state.tensors |= {name: state.tensors[f"best.{name}"] for name in ("values", "buffers")}
         return True
 
 
 def labels_loss(work: Work, images: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
-    """A scalar: the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, which labeled
-    clients and the server have.
+    """Return a scalar: the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, for
+    labeled clients and the server.
 
     With ``kind = "legacy_double_softmax"`` the softmax is taken twice, as in the published code.
     """
@@ -170,7 +170,7 @@ def needs_labeled(federation: Federation, arm: str) -> None:
 
 
 def server_loss(kind: str) -> Any:
-    """The loss of the server's batches."""
+    """Return the loss of the server's batches."""
 
     def loss(work: Work, batch: Batch) -> torch.Tensor:
         return labels_loss(work, batch.images, batch.labels, kind)

@@ -30,13 +30,13 @@ class Supervised(OnSets):
         needs_labeled(federation, arm)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """The model and its optimizer."""
+        """Return the model and its optimizer."""
         state = super().server_state(values, buffers, net)
         expert.begin(state)
         return state
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """Another round of training takes the place of the average."""
+        """Train another round at the server; there is no average."""
         assert server is not None
         p = self.parameters
         expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)

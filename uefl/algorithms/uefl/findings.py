@@ -42,7 +42,7 @@ class Decision(NamedTuple):
 
 
 def findings(history: History, shared: int, drawn: bool = False) -> Findings:
-    """Every decision as a sentence and as a row, and how often each codeword is used.
+    """Return every decision as a sentence and as a row, and how often each codeword is used.
 
     Args:
         history: of the arm.

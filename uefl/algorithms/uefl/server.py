@@ -42,7 +42,7 @@ class UEFL(CodebookAlgorithm):
         )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Also refuse a codebook that would come after the first iteration."""
+        """Check as FedAvg does, and refuse a codebook that would come after the first iteration."""
         super().check(federation, arm, net)
         after, first = self.parameters.codebook_after, self.context.training.rounds[0]
         if after > first:

@@ -101,7 +101,7 @@ class Scheme(BaseModel):
 
 
 def checked(deal: object, scheme: str, count: int) -> Deal:
-    """The deal that a partition of ``count`` labeled images returned, when all of it can be read.
+    """Return the deal of ``count`` labeled images after a check that all of it is valid.
 
     Raises:
         TypeError: no deal, or rows that are no int64 arrays of NumPy.
@@ -143,7 +143,7 @@ def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
 
 
 def from_table(value: Any) -> Any:
-    """The scheme that a table names, for pydantic; other values pass unchanged.
+    """Return the scheme that a table names, for pydantic; pass other values unchanged.
 
     Raises:
         ValueError: the table has no ``scheme``, or names one that does not exist; a name without a table.
@@ -163,14 +163,14 @@ def from_table(value: Any) -> Any:
 
 
 def generator(seed: int, purpose: str = "partition") -> np.random.Generator:
-    """The generator for the draws of a partition."""
+    """Return the generator for the draws of a partition."""
     from ...seeds import derive  # which imports torch
 
     return np.random.default_rng(derive(seed, purpose))
 
 
 def client_names(stem: str, count: int) -> list[str]:
-    """Names with numbers of equal length, so that sorting by name keeps the order."""
+    """Return names with numbers of equal length, so that sorting by name keeps the order."""
     digits = len(str(count - 1))
     return [f"{stem}-{i:0{digits}}" for i in range(count)]
 
@@ -188,7 +188,8 @@ def wanted_clients(data: Data, implied: int | None = None) -> int:
 
 
 def slices(table: DataSet, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
-    """Disjoint slices in order, client by client; without a test part each slice is cut into train and test.
+    """Return disjoint slices in order, client by client; without a test part each slice is cut into train and
+    test.
 
     Raises:
         UserError: there are too few images.
@@ -220,7 +221,7 @@ def check_enough(table: DataSet, data: Data, clients: int, kind: str, needed: in
 
 
 def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
-    """One angle per client: each is the angle of an equal number of consecutive clients.
+    """Return one angle per client: each angle goes to an equal number of consecutive clients.
 
     Raises:
         UserError: the clients cannot be divided so.

@@ -90,8 +90,8 @@ class Dirichlet(Scheme):
 def _supply(
     table: DataSet, data: Data, clients: int, *, own: bool, rng: np.random.Generator
 ) -> tuple[Rows, int, list[Rows | None]]:
-    """The images that may be dealt by label, how many are wanted, and the test images of each client that are
-    dealt evenly."""
+    """Return the images that may be dealt by label, the number to deal, and each client's evenly dealt test
+    images."""
     s, t = clients * data.train_per_client, clients * data.test_per_client
     if own:
         everything = table.train if table.test is None else np.concatenate([table.train, table.test])
@@ -110,7 +110,7 @@ def _supply(
 def _over_clients(
     labels: Rows, clients: int, alpha: float, classes: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """Positions of the images of each client."""
+    """Return the positions of each client's images."""
     if clients * classes > len(labels):
         few = f"{len(labels)} images are too few for {clients} clients with {classes} each"
         raise UserError(f"{few}, as many as there are classes; raise train_per_client")
@@ -143,8 +143,8 @@ def _over_clients(
 def _over_classes(
     labels: Rows, clients: int, wanted: int, concentration: Matrix, rng: np.random.Generator
 ) -> list[Rows]:
-    """Positions of the images of each client, all of one number: ``wanted`` in all, one at a time to a client
-    at random."""
+    """Return the positions of each client's images. All clients get equally many, ``wanted`` in total, dealt
+    one at a time to a random client."""
     classes = len(concentration)
     shares = rng.dirichlet(np.maximum(concentration, 1e-12), clients)
     supply = [list(rng.permutation(np.flatnonzero(labels == k))) for k in range(classes)]

@@ -34,7 +34,7 @@ class LeaveOneOut(Scheme):
     )
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
-        """One or several clients per domain."""
+        """Deal one or several clients per domain."""
         if self.domain not in table.groups:
             close = difflib.get_close_matches(self.domain, table.groups, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -71,8 +71,8 @@ class LeaveOneOut(Scheme):
         return Deal(tuple(shares), (measured_only(table, self.domain, *rows[self.domain]),))
 
     def _drawn(self, rng: np.random.Generator, train: Rows, test: Rows | None) -> tuple[Rows, Rows | None]:
-        """As many images of a domain as are wanted, the splits in their order; each split keeps its share in
-        the mean."""
+        """Draw the wanted number of images of a domain, in the order of the splits. Each split keeps its
+        share on average."""
         images = len(train) + (0 if test is None else len(test))
         if not self.per_domain or self.per_domain >= images:
             return train, test
@@ -82,6 +82,6 @@ class LeaveOneOut(Scheme):
 
 
 def measured_only(table: DataSet, group: str, train: Rows, test: Rows | None) -> Share:
-    """A client that is never trained on: all these images of the group are its test images."""
+    """Return a client that is never trained on: all these images of the group are its test images."""
     everything = train if test is None else np.concatenate([train, test])
     return Share(group, everything[:0], everything, table.angles.get(group, 0.0))

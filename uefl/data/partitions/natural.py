@@ -19,7 +19,7 @@ class Natural(Scheme):
     of_groups: ClassVar[bool] = True
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
-        """One client per group."""
+        """Deal one client per group."""
         if data.clients not in (None, len(table.groups)):
             raise UserError(
                 f"key 'clients': {table.name} brings {len(table.groups)} silos, which stay as they are; leave"

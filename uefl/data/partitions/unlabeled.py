@@ -76,7 +76,7 @@ class Unlabeled(Scheme):
 
 
 def _pieces(table: DataSet, data: Data, clients: int) -> list[Rows]:
-    """Unlabeled, labeled, validation and test images."""
+    """Return unlabeled, labeled, validation and test images."""
     wanted = {
         "clients x train_per_client": clients * data.train_per_client,
         "labeled": data.labeled,

@@ -12,7 +12,7 @@ from .base import source
 
 @source("arrays")
 def arrays(root: Path | None = None) -> DataSet:
-    """Clients that were given in Python; there is nothing to read.
+    """Return clients that were given in Python; no file is read.
 
     Raises:
         UserError: always; it says how to give the clients.

@@ -25,7 +25,7 @@ def source(name: str) -> Callable[[Reader], Reader]:
 
 
 def need_root(root: Path | None, what: str, advice: str) -> Path:
-    """The data root.
+    """Return the data root, or raise if there is none.
 
     Raises:
         UserError: there is none; the message states the expected content.

@@ -13,6 +13,6 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @source("cifar10")
 def cifar10(root: Path | None) -> DataSet:
-    """CIFAR-10 from ``ROOT/cifar-10-batches-py`` as torchvision stores it, in file order, or
+    """Read CIFAR-10 from ``ROOT/cifar-10-batches-py`` as torchvision stores it, in file order, or
     ``ROOT/cifar10*.npz``, shuffled."""
     return cifar.read("cifar10", root, CLASSES)

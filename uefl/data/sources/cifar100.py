@@ -11,6 +11,6 @@ from .base import source
 
 @source("cifar100")
 def cifar100(root: Path | None) -> DataSet:
-    """CIFAR-100 from ``ROOT/cifar-100-python`` as torchvision stores it, in file order, or
+    """Read CIFAR-100 from ``ROOT/cifar-100-python`` as torchvision stores it, in file order, or
     ``ROOT/cifar100*.npz``, shuffled."""
     return cifar.read("cifar100", root)

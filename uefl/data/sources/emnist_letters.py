@@ -22,8 +22,8 @@ _ADVICE = torchvision_advice(
 
 @source("emnist_letters")
 def emnist_letters(root: Path | None) -> DataSet:
-    """EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from ``ROOT/emnist_letters*.npz``,
-    upright and from 0 on.
+    """Read EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from
+    ``ROOT/emnist_letters*.npz``; images are upright and labels start at 0.
 
     The published files hold the letters transposed and the test letters sorted; here they stand upright,
     dealt in a fixed random order.

@@ -24,7 +24,7 @@ CLASSES = (
 
 @source("fashion_mnist")
 def fashion_mnist(root: Path | None) -> DataSet:
-    """FashionMNIST from ``ROOT/FashionMNIST/raw`` as torchvision stores it, in file order, or
+    """Read FashionMNIST from ``ROOT/FashionMNIST/raw`` as torchvision stores it, in file order, or
     ``ROOT/fashion_mnist*.npz``, shuffled."""
     advice = torchvision_advice(
         "FashionMNIST", "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"

@@ -12,7 +12,7 @@ from .base import source
 
 @source(NAME)
 def generated(root: Path | None) -> DataSet:
-    """1x8x8 images of ten classes, made when a client is read: for runs with thousands of clients; no data
+    """Generate 1x8x8 images of ten classes when a client is read: for runs with thousands of clients; no data
     root, no partition."""
     raise UserError(
         f"key 'source': {NAME!r} makes the images of each client and has no list of images to be dealt; leave"

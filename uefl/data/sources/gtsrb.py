@@ -23,8 +23,8 @@ _ADVICE = (
 
 @source("gtsrb")
 def gtsrb(root: Path | None) -> DataSet:
-    """GTSRB from ``ROOT/gtsrb/GTSRB`` as torchvision stores it, or from ``ROOT/gtsrb*.npz``, dealt in a fixed
-    random order.
+    """Read GTSRB from ``ROOT/gtsrb/GTSRB`` as torchvision stores it, or from ``ROOT/gtsrb*.npz``, dealt in a
+    fixed random order.
 
     The published images differ in size, so they need ``image_size``; whole images are resized, without a
     cut to the sign.

@@ -11,7 +11,7 @@ from .base import need_root, source, torchvision_advice
 
 @source("mnist")
 def mnist(root: Path | None) -> DataSet:
-    """MNIST from ``ROOT/MNIST/raw`` as torchvision stores it, in file order, or ``ROOT/mnist*.npz``,
+    """Read MNIST from ``ROOT/MNIST/raw`` as torchvision stores it, in file order, or ``ROOT/mnist*.npz``,
     shuffled."""
     advice = torchvision_advice("MNIST", "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz")
     root = need_root(root, "MNIST", advice)

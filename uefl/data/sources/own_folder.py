@@ -38,7 +38,7 @@ def read(root: Path) -> DataSet:
 
 
 def read_one(silo: Path, name: str) -> DataSet:
-    """One silo by itself, laid out as a subfolder of what :func:`read` takes."""
+    """Read one silo by itself, laid out as a subfolder of the folder that :func:`read` takes."""
     return _table(silo, {name: _parts(silo, _OF_ONE)}, _strays([silo]))
 
 
@@ -70,7 +70,7 @@ def _table(
 
 
 def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
-    """Files and their classes by split; a silo that is not split yet counts as ``train``."""
+    """Return files and their classes by split; a silo without splits counts as ``train``."""
     inside = subfolders(silo, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}

@@ -82,8 +82,7 @@ def read(root: Path) -> Material:
 
 
 def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
-    """What ``labeled`` and ``validation`` hold, each where it is there; clients and test images are
-    elsewhere.
+    """Read ``labeled`` and ``validation``, if they exist; clients and test images are elsewhere.
 
     Raises:
         UserError: files are misplaced or unreadable.
@@ -93,7 +92,7 @@ def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
 
 
 def _client(root: Path, path: Path) -> tuple[ImageList, Rows, list[str]]:
-    """Images, their sets, and the sets' names in order."""
+    """Return images, their sets, and the names of the sets in order."""
     if path.is_dir():
         files = labeled(path, LAYOUT)
         if not files:
@@ -126,8 +125,7 @@ def _client(root: Path, path: Path) -> tuple[ImageList, Rows, list[str]]:
 
 
 def _read_again(root: Path, path: Path, first: ImageList) -> ImageList:
-    """The images of an .npz that one client has for itself: they are read when they are asked for, and not
-    kept."""
+    """Wrap the images of an .npz that belongs to one client: they are read on each access, and not kept."""
 
     def there() -> ImageList:
         return npz.images(path, npz.read(path, ("images",)), "images")
@@ -144,7 +142,7 @@ def _read_again(root: Path, path: Path, first: ImageList) -> ImageList:
 def _rows(
     client: str, sets: list[str], table: prior_table.PriorTable
 ) -> tuple[Matrix | None, tuple[str, ...]]:
-    """A client's priors, and what to call its sets in a message."""
+    """Return a client's priors, and the names of its sets for messages."""
     if not table.rows:
         return None, tuple(map(repr, sets))
     rows = table.rows.get(client, {})

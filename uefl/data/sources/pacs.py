@@ -26,7 +26,7 @@ _ADVICE = (
 
 @source("pacs")
 def pacs(root: Path | None) -> DataSet:
-    """PACS from a folder or an uncompressed tar archive with a name that begins with ``pacs`` in any case;
+    """Read PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case;
     each domain is a silo.
 
     An archive is read in place: its index now, an image when it is asked for.

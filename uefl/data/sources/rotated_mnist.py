@@ -16,8 +16,8 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 @source("rotated_mnist")
 def rotated_mnist(root: Path | None) -> DataSet:
-    """All images of MNIST, training and test, shuffled once and for all and dealt in turn to the six domains;
-    files as of ``mnist``.
+    """Read all images of MNIST, training and test, shuffled once in a fixed order and dealt in turn to six
+    domains; files as for ``mnist``.
 
     Source: the protocol of FedIIR (Guo et al., ICML 2023). Its domains share no image.
     """
