@@ -43,7 +43,7 @@ def keep(out: Path, arm: int, name: str) -> None:
 
 
 def kept(out: Path, name: str) -> State | None:
-    """The state of an arm before its last turn; None: it has not ended yet.
+    """Return the state of an arm before its last turn; None if it has not ended yet.
 
     Raises:
         UserError: it is damaged.
@@ -52,7 +52,7 @@ def kept(out: Path, name: str) -> State | None:
 
 
 def private_files(out: Path, cfg: Config) -> set[str]:
-    """Names of the files of private states that belong to arms that have ended."""
+    """Return the names of the files of private states that belong to arms that have ended."""
     found: set[str] = set()
     for name in cfg.arms:
         index = out / _FOLDER / name / "checkpoint.json"

@@ -75,7 +75,7 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
 
 
 def other_capitals(path: Path) -> str:
-    """`` (but NAME is)`` where the folder holds the name in other capitals, else nothing."""
+    """Return `` (but NAME is)`` if the folder holds the name in other capitals, else an empty string."""
     try:
         names = sorted(
             entry.name for entry in path.parent.iterdir() if entry.name.casefold() == path.name.casefold()

@@ -179,7 +179,7 @@ def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The image files of a path, by name."""
+    """Yield the image files of a path, by name."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     check_name(path, "the image")

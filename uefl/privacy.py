@@ -93,7 +93,7 @@ class Privacy:
         )
 
     def epsilon(self, releases: int) -> float:
-        """The epsilon that goes with ``run.delta`` after a number of releases."""
+        """Return the epsilon for ``run.delta`` after a number of releases."""
         return 0.0 if releases == 0 else _epsilon(releases * self._release, self.run.delta)
 
     @property
@@ -118,7 +118,7 @@ class Privacy:
         return {"epsilon": self._recorded[1]}
 
     def affords(self, releases: int) -> bool:
-        """Whether so many releases are within ``run.max_epsilon``."""
+        """Return whether this number of releases stays within ``run.max_epsilon``."""
         return self.run.max_epsilon == 0 or self.epsilon(releases) <= self.run.max_epsilon
 
     def plan(self, rounds: int) -> str:
@@ -135,7 +135,7 @@ class Privacy:
         )
 
     def summary(self, releases: int) -> dict[str, Any]:
-        """For summary.json: the guarantee after the releases of all arms together, and its limits."""
+        """Return, for summary.json, the guarantee after the releases of all arms together, and its limits."""
         keys = {
             key: getattr(self.run, key)
             for key in ("privacy", "clip_norm", "noise_multiplier", "participation", "delta")
@@ -154,7 +154,8 @@ class Privacy:
         return Coins(clients, self.run.participation, self._key, arm)
 
     def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
-        """As of :class:`uefl.aggregation.Rule`: noisy sums instead of the averages that have elements.
+        """Return averages as :class:`uefl.aggregation.Rule` does, with noisy sums in place of nonempty
+        averages.
 
         Raises:
             TypeError: an average that is no plain weighted mean.
@@ -188,7 +189,8 @@ class Privacy:
     def hidden(
         self, update: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor], *place: str | int
     ) -> dict[str, torch.Tensor]:
-        """The update of a client as it goes to the server with ``local``: its change cut, with noise."""
+        """Return a client's update as it is sent to the server with ``local``: its change clipped, with
+        noise."""
         factor = clip_factor({name: (x, sent[name]) for name, x in update.items()}, self.run.clip_norm)
         made = {}
         for name, x in update.items():
@@ -219,7 +221,7 @@ class NoisyMean:
         self.sum.add_(x.double() - self.old.double(), alpha=weight)
 
     def result(self) -> torch.Tensor:
-        """The new tensor, float32."""
+        """Return the new tensor, float32."""
         return (self.old.double() + self.sum / self._expected).float()
 
 
@@ -238,13 +240,13 @@ class Coins:
         self._clients, self._share, self._key, self._arm = clients, share, key, arm
 
     def of(self, round: int) -> tuple[str, ...]:
-        """The names that are drawn for a round, sorted; it may be none."""
+        """Return the names that are drawn for a round, sorted; there may be none."""
         draws = uniform(self._key, b"", len(self._clients), "participants", self._arm, round)
         return tuple(name for name, draw in zip(self._clients, draws, strict=True) if draw < self._share)
 
 
 def spent_by(updates: Mapping[float, int], delta: float) -> float:
-    """The epsilon of one client that has added noise to its updates itself, in whatever runs.
+    """Return the epsilon of one client that has added noise to its own updates, over all its runs.
 
     Args:
         updates: how many it has sent, by ``noise_multiplier``.
@@ -265,7 +267,7 @@ def _epsilon(divergence: npt.NDArray[np.float64], delta: float) -> float:
 
 
 def _of_update(noise: float) -> npt.NDArray[np.float64]:
-    """The Renyi divergence of an update with ``local``, which another in its place moves by up to twice the
+    """Return the Renyi divergence of an update with ``local``: a different update may differ by twice the
     clipping norm."""
     return _divergence(1.0, noise / 2)
 
@@ -292,8 +294,8 @@ def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: fl
 
 
 def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | int) -> torch.Tensor:
-    """Normal noise for the elements of a float64 tensor, of its shape, with this standard deviation; made
-    from the key and that tensor.
+    """Return normal noise in the shape of a float64 tensor, with this standard deviation, derived from the
+    key and that tensor.
 
     Another deviation is another draw: of one draw at two scales the difference would give the tensor away.
     """
@@ -305,8 +307,8 @@ def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | in
 
 
 def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArray[np.float64]:
-    """Numbers ``[count]`` in (0, 1), multiples of 2^-53, from SHAKE-256 of the key, the place and the data:
-    without the key they cannot be told from random ones."""
+    """Return numbers ``[count]`` in (0, 1), multiples of 2^-53, from SHAKE-256 of the key, the place and the
+    data. Without the key they are indistinguishable from random numbers."""
     parts = ("/".join(map(str, place)).encode(), data)
     stream = hashlib.shake_256(key + b"".join(hashlib.sha256(part).digest() for part in parts)).digest(
         8 * count
@@ -319,8 +321,8 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 
 
 def key_of(out: Path, begun: bool) -> bytes:
-    """The secret key of a run folder, from the operating system's secure source when the run begins; only its
-    owner may read the file.
+    """Return the secret key of a run folder. The operating system's secure source makes it when the run
+    begins; only its owner may read the file.
 
     Args:
         out: the folder.
@@ -397,8 +399,8 @@ def check_accountant(what: str) -> None:
 
 
 def without_statistics(cfg: Config, federation: Federation) -> Federation:
-    """A federation that does not know the mean and the deviation of the clients' pixels, where noise does not
-    hide them."""
+    """Return a federation without the mean and deviation of the clients' pixels if noise does not protect
+    them."""
     if cfg.run.privacy == "none":
         return federation
     channels = len(federation.mean)

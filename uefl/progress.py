@@ -21,24 +21,24 @@ class PlainProgress:
         self._rounds = 0
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """The run begins."""
+        """Show that the run begins."""
         self._rounds = rounds
         self._print(f"{', '.join(arms)}: {count(rounds, 'round')} over {count(clients, 'client')}")
 
     def arm(self, name: str, done_rounds: int) -> None:
-        """An arm begins, or goes on."""
+        """Show that an arm begins or continues."""
         if done_rounds:
             self._print(f"{name} goes on after round {done_rounds}/{self._rounds}")
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """A client begins; not worth a line."""
+        """Ignore that a client begins: it is not worth a line."""
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """A round is measured."""
+        """Show the metrics of a round."""
         self._print(f"{arm} round {round + 1}/{self._rounds}  {means(records)}")
 
     def notice(self, message: str) -> None:
-        """Something worth knowing happened."""
+        """Show a notice."""
         self._print(message)
 
     def _print(self, line: str) -> None:
@@ -56,11 +56,11 @@ class LiveProgress:
         self._rounds = self._clients = self._begun = 0
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """The run begins."""
+        """Show that the run begins."""
         self._arms, self._rounds, self._clients = arms, rounds, clients
 
     def arm(self, name: str, done_rounds: int) -> None:
-        """An arm begins, or goes on."""
+        """Show that an arm begins or continues."""
         self._progress.reset(
             self._task,
             total=len(self._arms) * self._rounds * self._clients,
@@ -72,8 +72,8 @@ class LiveProgress:
         )
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """A client begins; those before it in this round are done. After the last round an exchange follows
-        that only measures."""
+        """Show that a client begins; earlier clients of this round are done. After the last round follows an
+        exchange that only measures."""
         place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
         steps = min(
@@ -82,11 +82,11 @@ class LiveProgress:
         self._progress.update(self._task, completed=steps, round=place, client=escape(label(client)))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """A round is measured; the exchange that measured it has already trained the next."""
+        """Show the metrics of a round; the exchange that measured it has already trained the next one."""
         self._progress.update(self._task, measured=means(records))
 
     def notice(self, message: str) -> None:
-        """Something worth knowing happened; stays above the bar."""
+        """Show a notice, which stays above the bar."""
         self._progress.console.print(message, markup=False, highlight=False)
 
     def _steps(self, arm: str, rounds: int) -> int:
@@ -95,7 +95,7 @@ class LiveProgress:
 
 @contextmanager
 def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
-    """An observer for a run that shows what fits the console."""
+    """Yield an observer that shows as much of a run as the console can display."""
     if not console.is_terminal:
         yield PlainProgress(console)
         return

@@ -56,11 +56,11 @@ class Registry(Generic[Entry]):
         return name in self._all()
 
     def __iter__(self) -> Iterator[str]:
-        """All names, sorted."""
+        """Iterate over all names, sorted."""
         return iter(sorted(self._all()))
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry of a name.
+        """Return the entry of a name.
 
         Raises:
             ValueError: nothing has the name; the message lists what there is.

@@ -60,19 +60,19 @@ class Observer(Protocol):
     """An object that a run tells of its progress."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """The run begins; ``rounds`` is for each arm."""
+        """Handle the start of a run; ``rounds`` is the number for each arm."""
 
     def arm(self, name: str, done_rounds: int) -> None:
-        """An arm begins, or goes on after ``done_rounds``."""
+        """Handle the start of an arm, or its continuation after ``done_rounds``."""
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """Called when a client starts its work in a round, counted from 0."""
+        """Handle the start of a client's work in a round, counted from 0."""
 
     def round(self, arm: str, round: int, records: list[Record]) -> None:
-        """Called with the metrics of a round, counted from 0, one record per client."""
+        """Handle the metrics of a round, counted from 0, one record per client."""
 
     def notice(self, message: str) -> None:
-        """Something worth knowing happened."""
+        """Handle a message for the user."""
 
 
 class ClientPool(Protocol):
@@ -90,7 +90,8 @@ class ClientPool(Protocol):
         ...
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
-        """The clients in one arm; ``started`` as of :class:`uefl.engines.local.LocalEngine`."""
+        """Return an engine for the clients in one arm; ``started`` as in
+        :class:`uefl.engines.local.LocalEngine`."""
         ...
 
 
@@ -424,8 +425,8 @@ class _Run:
         return summary
 
     def _check_origin(self, then: dict[str, Any]) -> None:
-        """A checkpoint goes on with its own configuration and data only; elsewhere it goes on, but not bit
-        for bit."""
+        """Refuse a checkpoint of another configuration or other data; on another machine it continues, but
+        not bit for bit."""
         changes = {
             "config": "config.toml has been changed",
             "data": "the clients have other images than those",
@@ -558,7 +559,7 @@ def _digest(cfg: Config) -> str:
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device that ``--device`` names.
+    """Return the device that ``--device`` names.
 
     Raises:
         UserError: there is no such name, or no such device here.
@@ -574,8 +575,8 @@ def chosen_device(name: str) -> torch.device:
 def _events(
     out: Path, metrics: Metrics, columns: Iterable[str], weighted: Iterable[str]
 ) -> Iterator[report.EventWriter | None]:
-    """A writer of events that begins with the metrics so far, because the events of a killed run may be ahead
-    of them."""
+    """Yield a writer of events that starts with the metrics so far, because the events of a killed run may be
+    ahead of them."""
     records, _ = report.parted(metrics.lines())
     writer = report.open_event_writer(out, records, columns, weighted)
     try:

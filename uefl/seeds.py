@@ -11,15 +11,15 @@ import torch
 
 
 def derive(seed: int, *place: str | int) -> int:
-    """A 63-bit seed for one purpose, e.g. ``derive(seed, "train", 12, "silo-3")``."""
+    """Return a 63-bit seed for one purpose, e.g. ``derive(seed, "train", 12, "silo-3")``."""
     text = "/".join(map(str, (seed, *place)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 @contextmanager
 def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]:
-    """Inside, torch's generators on the CPU and on ``device`` are seeded for one purpose; afterwards they go
-    on as before."""
+    """Seed torch's generators on the CPU and on ``device`` inside the context; afterwards they continue as
+    before."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_torch(derive(seed, *place))
         yield

@@ -41,8 +41,8 @@ class Prediction(NamedTuple):
 def of_network(
     net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]
 ) -> Prediction:
-    """Predictions of a network for images, from ``passes`` draws with dropout on; with 0 passes, or no
-    dropout layers, from one without.
+    """Predict images with a network, from ``passes`` draws with dropout on; with 0 passes, or without dropout
+    layers, from one pass with dropout off.
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A
@@ -93,7 +93,8 @@ def without_spread(probs: torch.Tensor) -> Prediction:
 
 
 def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
-    """Monte-Carlo dropout: ``passes`` draws of everything from the first dropout on, the part before it once.
+    """Predict by Monte-Carlo dropout: ``passes`` draws from the first dropout on; the part before it runs
+    once.
 
     Args:
         head: its mode is left as found; batch norm does not occur in it.
@@ -129,7 +130,7 @@ def certain(head: Head, tokens: torch.Tensor) -> Prediction:
 
 
 def ensemble(members: Sequence[Prediction]) -> Prediction:
-    """A deep ensemble: the mean of models of their own initialization and order of batches.
+    """Average a deep ensemble: models with their own initialization and order of batches.
 
     Args:
         members: at least one (five in the paper), for the same images; a single one is returned as it is.

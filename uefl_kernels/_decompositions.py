@@ -84,8 +84,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         a dictionary from ops to functions: ``torch.export.default_decompositions()`` and the ops here, such
         as ``uefl::vq``, of x ``[..., D]`` and a codebook ``[K, d]`` or ``[S, K, d]``.
 
-    Raises:
-        nothing.
+    Raises: nothing.
 
     Source: as :func:`vq_assign`.
 

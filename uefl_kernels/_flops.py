@@ -20,12 +20,12 @@ _COUNTER = "torch.utils.flop_counter"
 
 
 def _search(x: torch.Tensor, codebook: torch.Tensor, *_: Any, out_val: Any) -> int:
-    """Products of every segment with every codeword of its codebook."""
+    """Count the products of every segment with every codeword of its codebook."""
     return 2 * x.numel() * codebook.shape[-2]
 
 
 def _residual_search(x: torch.Tensor, codebooks: Sequence[torch.Tensor], *_: Any, out_val: Any) -> int:
-    """A search in each stage."""
+    """Count a search in each stage."""
     return sum(_search(x, codebook, out_val=None) for codebook in codebooks)
 
 
@@ -44,8 +44,8 @@ def _kmeans(
     *,
     out_val: Any,
 ) -> int:
-    """A search in each of ``max_iter`` iterations, of all restarts: the work at most, whatever bounds and
-    convergence save."""
+    """Count a search in each of ``max_iter`` iterations of all restarts: an upper bound, as bounds and
+    convergence save work."""
     pairs = sum(rows * k for rows, k in zip(sizes, clusters, strict=True))
     return int(2 * pairs * x.shape[1] * (max_iter + 1) * max(1, n_init))
 
@@ -57,22 +57,22 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, *_: Any, out_val: Any) -> int
 def _mlp(
     x: torch.Tensor, parameters: Any, widths: Sequence[int], p: Any, passes: int, *_: Any, out_val: Any
 ) -> int:
-    """All layers in every pass."""
+    """Count all layers in every pass."""
     return 2 * x.shape[0] * passes * sum(a * b for a, b in pairwise(widths))
 
 
 def _mlp_backward(_m: Any, _e: Any, _v: Any, _p: Any, *arguments: Any, out_val: Any) -> int:
-    """The passes again, and two products per layer."""
+    """Count the passes again, and two products per layer."""
     return 3 * _mlp(*arguments, out_val=None)
 
 
 def _transition(logits: torch.Tensor, log_transition: torch.Tensor, *_: Any, out_val: Any) -> int:
-    """A product of each row with its matrix ``[M, K]``."""
+    """Count a product of each row with its matrix ``[M, K]``."""
     return 2 * logits.numel() * log_transition.shape[-2]
 
 
 def _transition_backward(_grad: Any, *arguments: Any, out_val: Any) -> int:
-    """The forward pass again, and a product with the transposed matrix."""
+    """Count the forward pass again, and a product with the transposed matrix."""
     return 2 * _transition(*arguments, out_val=None)
 
 

@@ -6,7 +6,7 @@ import torch
 
 
 def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
+    """Look up codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
     if codebook.dim() == 2:
         return codebook[indices]
     # an index beyond K is an error, not the next book's
@@ -14,7 +14,7 @@ def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def flat_indices(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Row numbers into ``codebook.reshape(-1, d)``, flattened."""
+    """Return row numbers into ``codebook.reshape(-1, d)``, flattened."""
     if codebook.dim() == 3:
         indices = indices + torch.arange(codebook.shape[0], device=indices.device) * codebook.shape[1]
     return indices.reshape(-1)

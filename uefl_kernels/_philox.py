@@ -14,8 +14,8 @@ _ROUNDS = 10
 
 
 def philox(counter: Sequence[Any], seed: Any) -> list[Any]:
-    """Four words of counter -> four random words; the key is the low, then the high word of ``seed``, of any
-    sign.
+    """Compute four words of counter -> four random words; the key is the low, then the high word of ``seed``,
+    of any sign.
 
     Words are in [0, 2^32), in NumPy arrays of uint64 or (with the seed) in torch tensors of int64. Products
     of int64 wrap like unsigned ones.
@@ -33,7 +33,7 @@ def philox(counter: Sequence[Any], seed: Any) -> list[Any]:
 
 
 def uniforms(count: int, second: int, third: int, fourth: int, seed: int) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) of 53 bits, one for each counter (0 .. count - 1, second, third, fourth)."""
+    """Return numbers in [0, 1) with 53 bits, one for each counter (0 .. count - 1, second, third, fourth)."""
     words = philox(
         [
             np.arange(count, dtype=np.uint64),

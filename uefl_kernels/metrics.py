@@ -21,15 +21,15 @@ def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def nll(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar. A probability of zero counts as
-    2^-126."""
+    """Return the mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar. A probability of zero counts
+    as 2^-126."""
     labels = _check("nll", probs, labels)
     chosen = probs.gather(-1, labels[:, None]).double()
     return -chosen.clamp_min(torch.finfo(torch.float32).tiny).log().mean()
 
 
 def brier(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over the rows of sum_c (p_c - [c = label])^2, in [0, 2]; ``[B, C]``, ``[B]`` -> scalar.
+    """Return the mean over the rows of sum_c (p_c - [c = label])^2, in [0, 2]; ``[B, C]``, ``[B]`` -> scalar.
 
     Source: Brier 1950, "Verification of forecasts expressed in terms of probability", eq. 2.
     """
@@ -40,7 +40,8 @@ def brier(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tensor:
-    """Expected calibration error over equal-width bins of the confidence; ``[B, C]``, ``[B]`` -> scalar.
+    """Return the expected calibration error over equal-width bins of the confidence; ``[B, C]``, ``[B]`` ->
+    scalar.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks", eq. 3.
     """
@@ -57,7 +58,7 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
 
 
 def entropy(probs: torch.Tensor) -> torch.Tensor:
-    """-sum p ln p over the last dimension, in nats; 0 ln 0 = 0; ``[..., C]`` -> ``[...]``."""
+    """Return -sum p ln p over the last dimension, in nats; 0 ln 0 = 0; ``[..., C]`` -> ``[...]``."""
     nats: torch.Tensor = torch.special.entr(probs).sum(-1)
     return nats
 
@@ -74,7 +75,7 @@ def mutual_information(probs: torch.Tensor) -> torch.Tensor:
 
 
 def _check(op: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The labels as int64; or an error."""
+    """Return the labels as int64, or raise."""
     for name, tensor in (("probs", probs), ("labels", labels)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")

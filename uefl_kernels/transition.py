@@ -14,8 +14,8 @@ def log_transition_matrix(
     set_priors: torch.Tensor | None = None,
     target_prior: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k], what :func:`transition_nll`
-    takes.
+    """Return log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k], the argument of
+    :func:`transition_nll`.
 
     Shares that sum to 1 within 1e-4, or the spacing of their dtype at 1 if that is more, are divided by their
     sum. Computed in float64. It looks at the values, so on a GPU it waits for the device: call it once, not

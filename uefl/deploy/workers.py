@@ -56,7 +56,7 @@ def on_workers(
 
 
 def _who_ended(processes: Processes) -> str | None:
-    """Return the process that has ended. Its connection closes a moment before its end is visible."""
+    """Return which process has ended and why, or None. Wait a moment: its connection closes first."""
     until = time.monotonic() + _MOMENT
     while time.monotonic() < until:
         for name in processes.all:

@@ -137,7 +137,7 @@ def number(parts: Sequence[Mapping[str, T]]) -> dict[str, T]:
 
 
 def member(values: Mapping[str, T], i: int) -> dict[str, T]:
-    """The part with number i of what :func:`number` made one."""
+    """Return the part with number i of a mapping that :func:`number` merged."""
     prefix = f"{i}."
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 

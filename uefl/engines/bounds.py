@@ -52,13 +52,13 @@ def excess(reply: Reply, message: Message) -> str | None:
 
 
 def largest_reply(message: Message) -> int:
-    """Bytes that the reply to a message may have as it travels."""
+    """Return the most bytes that the reply to a message may have."""
     expected = sum(math.prod(one.shape) * one.dtype.itemsize for one in message.expects.values())
     return expected + _private(message) + HEADER
 
 
 def _private(message: Message) -> int:
-    """Bytes of private tensors that may come back."""
+    """Return the bytes of private tensors that may come back."""
     return _bytes(message.private) + _KEPT * message.bytes + _MIB
 
 

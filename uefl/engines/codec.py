@@ -48,7 +48,7 @@ class Packet(NamedTuple):
 
 
 def packed_message(message: Message, header: Header) -> Packet:
-    """A message; ``header`` says what else the receiver has to know."""
+    """Pack a message; ``header`` holds everything else that the receiver has to know."""
     expects = {
         name: [list(expected.shape), NAMES[expected.dtype]] for name, expected in message.expects.items()
     }
@@ -59,7 +59,7 @@ def packed_message(message: Message, header: Header) -> Packet:
 
 
 def message_of(packet: Packet) -> Message:
-    """The opposite of :func:`packed_message`.
+    """Undo :func:`packed_message`.
 
     Raises:
         Unreadable: it is no message.
@@ -75,14 +75,14 @@ def message_of(packet: Packet) -> Message:
 
 
 def packed_reply(reply: Reply) -> Packet:
-    """A reply."""
+    """Pack a reply."""
     return Packet(
         {name: getattr(reply, name) for name in _PLAIN}, {"update": reply.tensors, "private": reply.private}
     )
 
 
 def reply_of(packet: Packet) -> Reply:
-    """The opposite of :func:`packed_reply`.
+    """Undo :func:`packed_reply`.
 
     Raises:
         Unreadable: the bytes hold no reply, or values of other types.
@@ -110,13 +110,13 @@ def _is_metric(value: Any) -> bool:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, uint8 on the CPU; shared with it where they can be."""
+    """Return the bytes of a tensor, uint8 on the CPU; they share its memory if possible."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
 
 
 def from_raw(dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> torch.Tensor:
-    """The opposite of :func:`raw`; shares the memory of the bytes.
+    """Undo :func:`raw`; the tensor shares the memory of the bytes.
 
     Raises:
         ValueError: the bytes do not match such a tensor.
@@ -133,7 +133,8 @@ def from_raw(dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> torch.Te
 
 
 def encode(packet: Packet) -> torch.Tensor:
-    """A packet as uint8: the length of the JSON in 8 bytes, the JSON, and the tensors one after the other."""
+    """Encode a packet as uint8: the length of the JSON in 8 bytes, the JSON, and the tensors one after the
+    other."""
     tensors = [(part, name, tensor) for part, group in packet.parts.items() for name, tensor in group.items()]
     table = {
         part: [[name, NAMES[t.dtype], list(t.shape)] for name, t in group.items()]
@@ -154,7 +155,7 @@ def encode(packet: Packet) -> torch.Tensor:
 
 
 def decode(frame: torch.Tensor) -> Packet:
-    """The opposite of :func:`encode`; the tensors share the memory of the frame.
+    """Undo :func:`encode`; the tensors share the memory of the frame.
 
     Raises:
         Unreadable: the bytes are no packet.

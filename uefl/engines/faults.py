@@ -31,7 +31,7 @@ _WORDS = {
 
 
 def words(code: str) -> str:
-    """A code for a person; no text of a client is ever shown."""
+    """Translate a code for a person; no text of a client is ever shown."""
     return (
         f"{_WORDS.get(code, 'it reports an unknown fault')} (fault {code if code in _WORDS else 'unknown'};"
         " its own log says more)"

@@ -27,7 +27,7 @@ class LocalEngine:
         self._started = started
 
     def clients(self) -> list[str]:
-        """Names of the clients, sorted."""
+        """Return names of the clients, sorted."""
         return sorted(self._clients)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:

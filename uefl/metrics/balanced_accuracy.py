@@ -9,7 +9,7 @@ from .base import metric
 
 @metric("balanced_accuracy")
 def balanced_accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean over the classes of a client of the share of its inputs that are predicted correctly.
+    """Return the mean over a client's classes of the share of inputs that are predicted correctly.
 
     Source: Brodersen et al. 2010, "The Balanced Accuracy and Its Posterior Distribution".
     """

@@ -56,16 +56,16 @@ class FlatModule:
         self.buffers.copy_(buffers)
 
     def reset(self) -> None:
-        """Buffers that are no floating-point numbers are as they were at first: one client leaves nothing
-        there for the next."""
+        """Reset buffers that are not floating-point to their first values, so that no client affects the next
+        through them."""
         for buffer, first in self._others:
             buffer.copy_(first)
 
     def private(
         self, is_private: Callable[[str, nn.Module], bool]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Masks ``[P]`` and ``[Q]``, bool: elements of parameters and buffers for which ``is_private`` is
-        true; None: none."""
+        """Return masks ``[P]`` and ``[Q]``, bool: parameter and buffer elements for which ``is_private`` is
+        true; None if there are none."""
         owners = {
             f"{prefix}.{name}" if prefix else name: owner
             for prefix, owner in self.module.named_modules()
@@ -82,8 +82,8 @@ class FlatModule:
         return (masks[0], masks[1]) if any(bool(mask.any()) for mask in masks) else None
 
     def named(self, values: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The module's state dict, without integers, for flat tensors ``[P]`` and ``[Q]`` laid out as this
-        one's: views, by name.
+        """Return a state dict without integers: views, by name, of flat tensors ``[P]`` and ``[Q]`` laid out
+        as this module's.
 
         A parameter that two layers share has its two names; buffers that a state dict leaves out are left
         out.
@@ -100,7 +100,7 @@ class FlatModule:
 
 
 def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """The elements from ``offset`` on in the shape of ``like``; maps are kept channels-last, which
+    """Return the elements from ``offset`` on in the shape of ``like``; maps stay channels-last, which
     convolutions prefer."""
     piece = flat[offset : offset + like.numel()]
     if like.dim() != 4:

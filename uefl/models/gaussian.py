@@ -19,7 +19,7 @@ class Gaussian(NamedTuple):
     """``[B, d]`` float32, positive"""
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """Features of the shape of ``noise`` ``[..., B, d]``, which is N(0, 1)."""
+        """Return features of the shape of ``noise`` ``[..., B, d]``, which is N(0, 1)."""
         return self.mean + self.std * noise
 
 

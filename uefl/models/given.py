@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A function that makes a new network: a copy of the module with its weights, or the result of the given
-    function, after a check.
+    """Return a function that makes a new network: a copy of the module with its weights, or the checked
+    result of the given function.
 
     Raises:
         UserError: neither of the two.
@@ -83,7 +83,7 @@ class GivenNet(TokenNet):
         return head
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalized -> tokens [B, ..., D]."""
+        """Encode images [B, C, H, W], normalized -> tokens [B, ..., D]."""
         tokens: torch.Tensor = self.net.tokens(images)  # type: ignore[operator]
         return tokens
 
@@ -136,7 +136,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
 
 
 def _check_parameters(net: nn.Module) -> None:
-    """All parameters of a network travel in one float32 tensor.
+    """Refuse a network unless all its parameters can be sent in one float32 tensor.
 
     Raises:
         UserError: it has none, some of another type, some without a shape, or some that are not finite; or
@@ -166,7 +166,7 @@ def _first_line(error: Exception) -> str:
 
 
 def digest(network: Callable[[], nn.Module], seed: int) -> str:
-    """SHA-256 of a new network under a seed: names, shapes and weights."""
+    """Return the SHA-256 of a new network with a given seed: names, shapes and weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "init"))
         weights = network().state_dict()

@@ -17,7 +17,7 @@ class Head(nn.Module):
         self.logit_drop = nn.Dropout(p if logit_dropout else 0.0)
 
     def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The deterministic part: tokens [B, ...] -> hidden [B, hidden]."""
+        """Compute the deterministic part: tokens [B, ...] -> hidden [B, hidden]."""
         return nn.functional.gelu(self.fc1(tokens.flatten(1)))
 
     def stochastic(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -26,5 +26,5 @@ class Head(nn.Module):
         return logits
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, ...] -> logits [B, classes]."""
+        """Compute tokens [B, ...] -> logits [B, classes]."""
         return self.stochastic(self.prefix(tokens))

@@ -44,21 +44,21 @@ class TokenNet(nn.Module):
     positions: int
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalized -> tokens [B, ..., D]."""
+        """Encode images [B, C, H, W], normalized -> tokens [B, ..., D]."""
         raise NotImplementedError
 
     def classify(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens, quantized or not -> logits [B, classes]."""
+        """Classify tokens, quantized or not -> logits [B, classes]."""
         logits: torch.Tensor = self.head(tokens)
         return logits
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits [B, classes]."""
+        """Return the logits [B, classes]."""
         return self.classify(self.tokens(images))
 
 
 def as_tokens(features: torch.Tensor, pooled: bool) -> torch.Tensor:
-    """The map [B, D, H', W'] of an encoder as tokens [B, H', W', D], or their mean [B, 1, 1, D]."""
+    """Reshape an encoder's map [B, D, H', W'] to tokens [B, H', W', D], or to their mean [B, 1, 1, D]."""
     return (features.mean((2, 3), keepdim=True) if pooled else features).permute(0, 2, 3, 1)
 
 
@@ -96,8 +96,8 @@ class Net(TokenNet):
             with_group_norm(self)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """images [B, C, H, W], normalized -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; free of a copy in
-        channels-last memory."""
+        """Encode images [B, C, H, W], normalized -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; without a
+        copy in channels-last memory."""
         return as_tokens(self.encoder(images), self.pooled)
 
     @torch.no_grad()
@@ -116,8 +116,8 @@ class Net(TokenNet):
 
 
 def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
-    """A network of the package with the usual head, and that head: what algorithms build upon that have
-    features of their own.
+    """Return a built-in network with the usual head, and that head: the base for algorithms with features of
+    their own.
 
     Args:
         net: any network.

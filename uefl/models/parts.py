@@ -17,7 +17,7 @@ def linear_layers(net: nn.Module) -> list[nn.Linear]:
 
 
 def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
-    """The modules of a part: the ``last`` linear layer of all, the ``head`` (whatever is called so), or
+    """Return the modules of a part: the ``last`` linear layer, the ``head`` (a module of that name), or
     ``all`` of the network.
 
     Raises:

@@ -81,8 +81,8 @@ class SavedModel:
         return tuple(self.members[0].clients)
 
     def to(self, device: torch.device | str) -> SavedModel:
-        """The model on another device, such as ``"cuda"``; images and predictions stay on the CPU. This one
-        is left where it is.
+        """Return the model on another device, such as ``"cuda"``; images and predictions stay on the CPU.
+        This model stays on its device.
 
         Raises:
             UserError: no such device here.
@@ -206,8 +206,8 @@ class SavedModel:
         return images.fitted(np.arange(images.count), self.shape)
 
     def module(self, client: str | None = None) -> nn.Module:
-        """A plain module from images ``[B, C, H, W]``, float32 on the scale 0 to 255, to probabilities ``[B,
-        classes]``, to export.
+        """Return a plain module to export, from images ``[B, C, H, W]``, float32 on the scale 0 to 255, to
+        probabilities ``[B, classes]``.
 
         Args:
             client: whose parts it has; None: of :meth:`predict`, without a codebook to choose.
@@ -230,7 +230,7 @@ class SavedModel:
         )
 
     def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
-        """The logits of one member."""
+        """Return the logits of one member."""
         with _layers(member, client) as tensors:
             return self.algorithm.infer(member.net, x, tensors)
 
@@ -270,7 +270,8 @@ class SavedModel:
         return all(own.keys() < net for own in self.members[0].clients.values())
 
     def _misfits(self, pixels: torch.Tensor) -> dict[str, float]:
-        """By client, the mean misfit over the images and the members; empty where there is none."""
+        """Return the mean misfit over the images and the members by client; nothing for algorithms without a
+        misfit."""
         found: dict[str, float] = {}
         for client in self.clients if self._choices() else ():
             total = 0.0
@@ -288,7 +289,8 @@ class SavedModel:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
     def _pixels(self, images: Samples) -> torch.Tensor:
-        """``[B, C, H, W]``, after checks: numbers on another scale would give a result, and a wrong one."""
+        """Check images and return ``[B, C, H, W]``. Numbers on another scale would give a wrong result
+        without an error."""
         if (
             isinstance(images, (list, tuple))
             and images
@@ -322,7 +324,7 @@ class SavedModel:
         return pixels
 
     def _vectors(self, inputs: Any) -> torch.Tensor:
-        """Columns ``[B, F]`` float64 or tokens ``[B, L]`` int64, after checks."""
+        """Check inputs and return columns ``[B, F]`` float64 or tokens ``[B, L]`` int64."""
         if not isinstance(inputs, (torch.Tensor, np.ndarray)) and not is_frame(inputs):
             raise UserError(
                 f"inputs: expected a tensor, a NumPy array or a DataFrame, got {type(inputs).__name__}"
@@ -399,7 +401,8 @@ class Exported(nn.Module):
         self.eval()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Images ``[B, C, H, W]``, float32 on the scale 0 to 255 -> probabilities ``[B, classes]``."""
+        """Compute images ``[B, C, H, W]``, float32 on the scale 0 to 255 -> probabilities ``[B,
+        classes]``."""
         x = normalized(images, self.mean, self.std)
         probs = []
         for i, net in enumerate(self.nets):
@@ -529,7 +532,7 @@ def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Mod
 
 
 def _file(path: Path) -> Path:
-    """The one model of a folder."""
+    """Return the one model of a folder."""
     if not path.is_dir():
         return path
     models = sorted(path.glob("model-*.safetensors"))

@@ -97,8 +97,8 @@ class Teacher:
         return outcome.loss
 
     def recalibrated(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """``buffers`` ``[Q]`` of a model, with the running statistics of the labeled images, a mean over
-        batches; the parameters stay.
+        """Return the ``buffers`` ``[Q]`` of a model with the running statistics of the labeled images, a mean
+        over batches; the parameters stay.
 
         A last batch of a single image is left out.
         """

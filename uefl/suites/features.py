@@ -24,8 +24,8 @@ _COLUMNS = 3
 
 @torch.no_grad()
 def draw(folder: Path, data_root: Path | None) -> Figure | None:
-    """A panel for each of the first clients of a finished run of one arm; None: it has no model with a
-    codebook.
+    """Draw a panel for each of the first clients of a finished run of one arm; return None if it has no model
+    with a codebook.
 
     The axes are the principal ones of the features of all these clients; a dot is a feature, a segment of a
     feature vector where the codebook has several.
@@ -52,8 +52,8 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
 def panels(
     found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int, *, residual: bool = False
 ) -> Figure:
-    """The picture of tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, the first ``shared`` of
-    which all clients have.
+    """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client; all clients share the first
+    ``shared`` codewords.
 
     If each segment has a codebook of its own, one panel shows all of them. Codewords that
     quantize what others leave of a feature (``residual``) are no features but ways from one: they begin at

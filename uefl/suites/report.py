@@ -103,15 +103,15 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
 
 
 def write(result: Result, out: Path, data_root: Path | None = None) -> None:
-    """``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the images are read again
-    for the pictures of features."""
+    """Write ``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the pictures of
+    features need the images again."""
     drawings = (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root))
     write_pages(content(result, save(drawings, out)), out)
     (out / "results.json").write_text(json.dumps(plain(result), indent=1) + "\n", encoding="utf-8")
 
 
 def plain(result: Result) -> dict[str, object]:
-    """Every measure of every run, as JSON holds it: by case, arm and measure, a number per seed."""
+    """Return every measure of every run as JSON holds it: by case, arm and measure, a number per seed."""
     measures = result.suite.measures
     cases: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
     for case, arm in result.runs:
@@ -153,8 +153,8 @@ def table(result: Result) -> Table:
 
 
 def differences(result: Result) -> list[Block]:
-    """A sentence and a table: the difference of every measure of every arm to the reference arm; nothing
-    where there is one measure."""
+    """Return a sentence and a table: the difference of every measure of every arm to the reference arm;
+    nothing for a single measure."""
     suite = result.suite
     arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.reference(case)]
     if not arms or len(suite.measures) == 1:
@@ -170,7 +170,7 @@ def differences(result: Result) -> list[Block]:
 
 
 def content(result: Result, pictures: list[Picture]) -> Content:
-    """The whole report."""
+    """Return the whole report."""
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
     named = [
@@ -204,8 +204,8 @@ def content(result: Result, pictures: list[Picture]) -> Content:
 
 
 def reasons(missing: Mapping[str, str]) -> list[str]:
-    """Why runs are not there: a line for the runs of a case that have the reason in common, and a run by
-    itself with its place."""
+    """Return why runs are missing: one line for the runs of a case with a common reason, or a run with its
+    place."""
     alike: dict[tuple[str, str], list[str]] = {}
     for place, why in missing.items():
         alike.setdefault((place.partition("/")[0], why), []).append(place)
@@ -221,7 +221,7 @@ def _differences(result: Result, case: str, arm: str, measure: str) -> list[floa
 
 
 def absent(result: Result) -> list[str]:
-    """A sentence for each measure that no finished run has, such as a name that was mistyped."""
+    """Return a sentence for each measure that no finished run has, such as a mistyped name."""
     missing = [
         m
         for m in result.suite.measures
@@ -235,7 +235,8 @@ def absent(result: Result) -> list[str]:
 
 
 def _measures(result: Result) -> list[str]:
-    """Names of measures that the first run of an arm has, and of them over the clients of each angle."""
+    """Return the names of measures of the first run of an arm, and of their means over the clients of each
+    angle."""
     names: dict[str, None] = {}
     for (_, arm), runs in result.runs.items():
         run = runs[min(runs)]
@@ -255,8 +256,8 @@ def _measures(result: Result) -> list[str]:
 
 
 def unequal(result: Result) -> list[str]:
-    """A sentence on the arms with another number of rounds than the one they are compared with, as one that
-    stops early does; else none."""
+    """Return a sentence about arms with another number of rounds than their reference arm, for example after
+    an early stop."""
     against, said = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
@@ -290,8 +291,8 @@ def elsewhere(result: Result) -> list[str]:
 
 
 def partial(result: Result) -> list[str]:
-    """A sentence on the means of fewer seeds than their row has, as of a phase of training that not every run
-    reaches; else none."""
+    """Return a sentence about means of fewer seeds than their row has, for example of a phase that not every
+    run reaches."""
     said = []
     for (case, arm), runs in result.runs.items():
         for measure in result.suite.measures:
@@ -335,8 +336,8 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
 
 
 def _turned(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
-    """For the clients with images turned by an angle: their accuracy or another column, over the rounds
-    that :func:`_value` takes."""
+    """Return the accuracy, or another column, of clients with images turned by an angle, over the rounds that
+    :func:`_value` takes."""
     several = measure == "accuracy" or measure.endswith("_last4")
     series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
     chosen = (
@@ -401,7 +402,7 @@ def _all_arms(result: Result) -> list[str]:
 
 
 def _draw_curves(result: Result, key: str) -> Figure:
-    """A panel per case."""
+    """Draw a panel per case."""
     arms = _all_arms(result)
     curves = {
         place: [c for run in runs.values() if len(c := _curve(run, place[1], key))]
@@ -526,8 +527,8 @@ def _draw_front(result: Result, measures: tuple[str, str]) -> Figure:
 
 
 def _draw_clients(result: Result) -> Iterator[Drawing]:
-    """For the first seed of every arm with clients that differ in a count, such as codewords: their
-    entropies, and these counts."""
+    """Draw entropies and counts, such as codewords, for the first seed of every arm whose clients differ in
+    the count."""
     for (case, arm), runs in result.runs.items():
         run = runs[min(runs)]
         shares = run.findings[arm].shares if arm in run.findings else None

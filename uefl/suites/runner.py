@@ -88,7 +88,7 @@ def run(
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """One process per folder of a suite.
+    """Lock the folder of a suite for one process.
 
     Raises:
         UserError: another one is at work there.
@@ -99,7 +99,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
-    """The report of a suite takes the place of no other report.
+    """Refuse to overwrite the report of another suite.
 
     Raises:
         UserError: the folder belongs to a run or to another suite, or lies inside a suite; a suite that
@@ -125,7 +125,7 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
 
 
 def _suite_of(path: Path) -> str | None:
-    """The suite that wrote results; None: there are none, or they are damaged."""
+    """Return the suite that wrote results; None if they are missing or damaged."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["suite"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -133,7 +133,7 @@ def _suite_of(path: Path) -> str | None:
 
 
 def check_configurations(jobs: list[Job]) -> None:
-    """Finished runs in the folder have today's configuration.
+    """Refuse finished runs in the folder with another configuration than today's.
 
     Raises:
         UserError: some are of another configuration, as after a change of the suite's file; the message names
@@ -166,8 +166,7 @@ def _differing(job: Job) -> list[str]:
 
 
 def _start_server() -> None:
-    """Ctrl-C in a terminal reaches the server of forks too, which imports for seconds and would print a
-    traceback; it ignores it."""
+    """Start the fork server with Ctrl-C ignored: it imports for seconds and would print a traceback."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()

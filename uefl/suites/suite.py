@@ -71,7 +71,7 @@ class Case(_Table):
     panel: str = ""
 
     def sections(self) -> Sections:
-        """The sections of a configuration that the case names."""
+        """Return the sections of a configuration that the case names."""
         return self.model_dump(
             include={"base", "run", "data", "model", "training", "arms"}, exclude_unset=True
         )
@@ -100,7 +100,7 @@ class Suite(_Table):
     averages: dict[str, Average] = {}
 
     def configs(self, scale: Scale) -> dict[str, Config]:
-        """The configuration of every case, with all its arms.
+        """Return the configuration of every case, with all its arms.
 
         Raises:
             UserError: a case that is no configuration, the message names it; an arm to compare with that no
@@ -166,7 +166,7 @@ class Suite(_Table):
             self._check_paper(average.paper, arms)
 
     def _check_paper(self, paper: dict[str, dict[str, float]], arms: list[str]) -> None:
-        """Numbers of a paper stand next to ours: for an arm of the case, and a measure of the suite."""
+        """Check that a paper's numbers belong to an arm of the case and to a measure of the suite."""
         for arm, numbers in paper.items():
             for what, name, known in (
                 ("arm", arm, arms),
@@ -202,7 +202,7 @@ def suites() -> dict[str, str]:
 
 
 def called(name: str) -> str:
-    """The suite that a name stands for: table 5 is a part of table 1."""
+    """Return the suite that a name means: table 5 is a part of table 1."""
     return _PART_OF.get(name, name)
 
 
@@ -253,7 +253,7 @@ def _read(path: Path) -> tuple[str, Sections]:
 
 
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
-    """All runs of a suite, seed by seed, so that an early stop leaves whole seeds.
+    """Return all runs of a suite, seed by seed, so that an early stop leaves whole seeds.
 
     Cases that differ for some arms only, as in a sweep, share the runs of the other arms: one
     folder, made once.

@@ -17,7 +17,7 @@ class ConvergenceWarning(UserWarning):
 
 
 def constraints(*names: str) -> dict[str, list[Any]]:
-    """Nothing: only scikit-learn reads ``_parameter_constraints``."""
+    """Return an empty dict: only scikit-learn reads ``_parameter_constraints``."""
     return {}
 
 
@@ -25,7 +25,7 @@ class Estimator:
     """Parameters are those of the constructor."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name."""
+        """Return the parameters by name."""
         return {name: getattr(self, name) for name in sorted(inspect.signature(type(self)).parameters)}
 
     def set_params(self, **params: Any) -> Any:
@@ -49,7 +49,7 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     def _validate_params(self) -> None:
-        """Nothing: what is asked for is checked in ``fit``."""
+        """Do nothing: ``fit`` checks the parameters that it uses."""
 
 
 class ClusteringEstimator(Estimator):
@@ -60,8 +60,8 @@ class ClusteringEstimator(Estimator):
         raise NotImplementedError
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """Names of the columns of ``transform``; ``input_features`` must be those of the fit, where it had
-        any."""
+        """Return the names of the columns of ``transform``; ``input_features`` must match the names at the
+        fit, if it had any."""
         columns = getattr(self, "_n_features_out", None)
         if columns is None:
             raise NotFittedError(

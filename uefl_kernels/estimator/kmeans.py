@@ -221,11 +221,11 @@ class KMeans(TakesRows, ClusteringEstimator):
         return self
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """``fit(X)``, then the labels ``[n_samples]``."""
+        """Call ``fit(X)`` and return the labels ``[n_samples]``."""
         return self.fit(X, sample_weight=sample_weight).labels_
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """``fit(X)``, then ``transform(X)``."""
+        """Call ``fit(X)`` and return ``transform(X)``."""
         return self.fit(X, sample_weight=sample_weight)._transform(X)
 
     def predict(self, X: Any) -> Any:
@@ -448,7 +448,7 @@ def _given(init: Any, k: int, d: int) -> torch.Tensor:
 
 
 def _counts(labels: torch.Tensor, weights: torch.Tensor | None, k: int) -> torch.Tensor:
-    """Weights of the rows of each cluster, added up, [k] float64; as whole numbers, so in any order."""
+    """Sum the weights of the rows of each cluster, [k] float64, as whole numbers, so in any order."""
     if weights is None:
         return torch.bincount(labels, minlength=k).double()
     unit, scale = least_power_of_two(weights.max()), 2.0 ** mass_bits(len(labels))

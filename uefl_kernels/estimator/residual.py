@@ -172,12 +172,12 @@ class ResidualKMeans(TakesRows, Estimator):
         return self
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """``fit(X)``, then ``codes_``."""
+        """Call ``fit(X)`` and return ``codes_``."""
         return self.fit(X, sample_weight=sample_weight).codes_
 
     def predict(self, X: Any) -> Any:
-        """Codes ``[n_samples, n_levels]`` int64: in each level the nearest center to the residual of the
-        levels before."""
+        """Return codes ``[n_samples, n_levels]`` int64: in each level the center nearest to the residual of
+        the levels before."""
         self._check_fitted()
         x, back = self._rows(X, fitting=False)
         rest, codes = _wide(x), []
@@ -189,8 +189,8 @@ class ResidualKMeans(TakesRows, Estimator):
         return back(torch.stack(codes, 1))
 
     def decode(self, codes: Any) -> Any:
-        """The sum of the centers of codes ``[n_samples, n_levels]``: rows ``[n_samples, n_features]``, of the
-        kind of ``codebooks_``."""
+        """Sum the centers of codes ``[n_samples, n_levels]``: rows ``[n_samples, n_features]``, of the type
+        of ``codebooks_``."""
         self._check_fitted()
         books = rows_like(self.codebooks_)
         index = torch.as_tensor(codes, device=books.device)
@@ -212,7 +212,7 @@ class ResidualKMeans(TakesRows, Estimator):
 
 
 def rows_like(codebooks: Any) -> torch.Tensor:
-    """Codebooks [L, K, d] as a tensor, be they an array that is only read."""
+    """Return codebooks [L, K, d] as a tensor, also from an array that is read-only."""
     if isinstance(codebooks, torch.Tensor):
         return codebooks
     levels, clusters, d = codebooks.shape
@@ -220,8 +220,8 @@ def rows_like(codebooks: Any) -> torch.Tensor:
 
 
 def balanced_labels(rows: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
-    """Labels [n] that give no center more than ceil(n / k) of the rows [n, d]: rows ask, centers keep the
-    nearest, the first of equals.
+    """Return labels [n] that give no center more than ceil(n / k) of the rows [n, d]: rows ask, and centers
+    keep the nearest rows, the first of equals.
 
     A row asks the nearest center that would keep it, until all are kept. A full center only keeps nearer
     rows, so a center that refused a row refuses it again.
@@ -256,5 +256,5 @@ def balanced_labels(rows: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Half precision as float32: what is left of a row has more digits."""
+    """Convert half precision to float32: the residual of a row has more digits."""
     return x if x.dtype == torch.float64 else x.float()

@@ -114,7 +114,7 @@ class Codebook(Float32Module):
         self.memory = Memory()
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes."""
         return (
             f"codebooks={self.num_codebooks}, codebook_size={self.codebook_size}, dim={self.embed.shape[2]},"
             f" learnable={self.learnable_codebook}"

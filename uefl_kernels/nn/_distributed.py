@@ -56,7 +56,7 @@ def _draw(available: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def same_on_all(value: torch.Tensor) -> torch.Tensor:
-    """The value of the first process."""
+    """Return the value of the first process."""
     if rank_and_size()[1] > 1:
         dist.broadcast(value, src=0)
     return value

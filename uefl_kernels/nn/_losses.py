@@ -18,26 +18,26 @@ class LossBreakdown(NamedTuple):
 
 
 def masked_mean(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Mean of ``[..., D]`` over the positions ``[...]`` where the mask is True."""
+    """Return the mean of ``[..., D]`` over the positions ``[...]`` where the mask is True."""
     if mask is None:
         return error.sum() / max(1, error.numel())
     return error.masked_fill(~mask.unsqueeze(-1), 0).sum() / (mask.sum() * error.shape[-1]).clamp(min=1)
 
 
 def mean_square(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Mean of the squares; values at masked positions, NaN included, do not reach the gradient either."""
+    """Return the mean of the squares; masked values, NaN included, do not affect the gradient either."""
     return masked_mean((error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)).square(), mask)
 
 
 def cross_entropy(near: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the logits ``[h, n, K]`` and the codewords ``[h, n]``, -1 for none."""
+    """Return the cross-entropy of the logits ``[h, n, K]`` and the codewords ``[h, n]``, -1 for none."""
     total = F.cross_entropy(near.flatten(0, 1), indices.flatten(), ignore_index=-1, reduction="sum")
     return total / (indices >= 0).sum().clamp(min=1)
 
 
 def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temperature: float) -> torch.Tensor:
-    """Negative entropy of the assignment probabilities softmax(near * temperature), averaged over the batch
-    per position.
+    """Return the negative entropy of the assignment probabilities softmax(near * temperature), averaged over
+    the batch per position.
 
     As in the peer, each of the ``length`` positions of a sequence is to use all codewords.
 
@@ -62,7 +62,7 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
 def orthogonal(
     codes: torch.Tensor, counts: torch.Tensor, active_only: bool, max_codes: int | None
 ) -> torch.Tensor:
-    """Mean square of the cosines of codewords ``[h, K, d]`` (Shin et al. 2021, eq. 2).
+    """Return the mean square of the cosines of codewords ``[h, K, d]`` (Shin et al. 2021, eq. 2).
 
     Args:
         codes: the codewords.

@@ -56,7 +56,7 @@ def _require_rate(dropout: Any, rate: Any) -> None:
 
 
 def drops(module: nn.Module) -> bool:
-    """A dropout that drops, or a module of torch.nn with one built in."""
+    """Return whether a module is an active dropout, or a module of torch.nn with an active built-in one."""
     rate: Any = 0.0
     if isinstance(module, _DropoutNd):
         rate = module.p
@@ -101,7 +101,7 @@ def dropouts_on(model: nn.Module) -> Iterator[Functional]:
 
 @contextmanager
 def dropouts_off(model: nn.Module, functional: Functional) -> Iterator[None]:
-    """A trial without them, amid a call with them."""
+    """Turn the dropouts off for a trial inside a call that has them on."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -119,7 +119,7 @@ def restore(modes: list[tuple[nn.Module, bool]]) -> None:
 
 
 def insertions(model: nn.Module, insert: float | Mapping[str, float] | None) -> dict[nn.Module, float]:
-    """The rates of the dropouts that are put before modules; or an error."""
+    """Return the rates of the dropouts to insert before modules, or raise."""
     named = dict(model.named_modules())
     if insert is None:
         return {}
@@ -143,7 +143,7 @@ def insertions(model: nn.Module, insert: float | Mapping[str, float] | None) -> 
 
 
 def not_called(model: nn.Module, module: nn.Module) -> str:
-    """Why no dropout is before a module."""
+    """Explain why no dropout precedes a module."""
     name = next(name for name, other in model.named_modules() if other is module)
     return (
         f"MCDropout: the model never calls {type(module).__name__} {name!r} with a tensor as its first"
@@ -153,7 +153,7 @@ def not_called(model: nn.Module, module: nn.Module) -> str:
 
 @contextmanager
 def inserted_before(model: nn.Module, rates: Mapping[nn.Module, float]) -> Iterator[None]:
-    """Dropouts before modules of a model that runs as it is, not as the parts of a cut."""
+    """Insert dropouts before modules of a model that runs whole, not as the parts of a cut."""
     called = set()
 
     def drop(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -238,8 +238,8 @@ class _Tracer(fx.Tracer):
 
 
 def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts | None, str]:
-    """The parts, or None and why there are none; ``rates`` of dropouts before modules. Raises ValueError for
-    a model without dropout."""
+    """Return the parts, or None and the reason; ``rates`` gives dropouts before modules. Raises ValueError
+    for a model without dropout."""
     modes = [(module, module.training) for module in model.modules()]
     tracer = _Tracer(rates)
     try:
@@ -305,7 +305,7 @@ def _draws(node: fx.Node, model: nn.Module) -> bool:
 
 
 def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model: nn.Module) -> Chain | None:
-    """The nodes as a chain for mc_dropout_mlp, or None."""
+    """Return the nodes as a chain for mc_dropout_mlp, or None."""
     linears: list[nn.Linear] = []
     dropouts: list[nn.Dropout | float] = []
     activations: set[str] = set()

@@ -30,7 +30,7 @@ class Sampling(NamedTuple):
 
 
 def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """Minus the distances, or the cosines, ``[h, n, K]``: the larger the nearer. Differentiable."""
+    """Return the negative distances, or the cosines, ``[h, n, K]``: larger means nearer. Differentiable."""
     with no_autocast(rows.device):
         products = rows @ codes.mT
     if cosine:
@@ -40,7 +40,7 @@ def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Te
 
 
 def own_distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """As ``distances``, where each row has codewords of its own, ``[h, n, K, d]``."""
+    """Compute ``distances`` for rows that each have their own codewords, ``[h, n, K, d]``."""
     return (codes * rows.unsqueeze(-2)).sum(-1) if cosine else -F.pairwise_distance(rows.unsqueeze(-2), codes)
 
 

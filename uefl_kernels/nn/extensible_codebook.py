@@ -63,7 +63,7 @@ class ExtensibleCodebook(Float32Module):
     __prepare_scriptable__ = no_torchscript
 
     def __repr__(self) -> str:
-        """One line, however many clients there are."""
+        """Return one line, for any number of clients."""
         return (
             f"ExtensibleCodebook(dim={self.dim}, capacity={self.capacity}, clients={len(self.clients)},"
             f" blocks={len(self.members)})"
@@ -74,7 +74,8 @@ class ExtensibleCodebook(Float32Module):
         return self._sizes[self._known(client)]
 
     def codebook(self, client: str) -> torch.Tensor:
-        """``[size, d]``, a view of the client's buffer: its blocks in the order of their coming."""
+        """Return ``[size, d]``, a view of the client's buffer: its blocks in the order in which they were
+        added."""
         codes: torch.Tensor = self._weight(client)[: self._sizes[client]]
         return codes
 
@@ -85,8 +86,8 @@ class ExtensibleCodebook(Float32Module):
         return self._rows[block][client]
 
     def block(self, block: int, client: str | None = None) -> torch.Tensor:
-        """``[v, d]``, a view of a client's copy of a block; by default of the copy of the first of its
-        members."""
+        """Return ``[v, d]``, a view of a client's copy of a block; by default of the copy of its first
+        member."""
         client = next(iter(self._rows[block])) if client is None else client
         codes: torch.Tensor = self._weight(client)[self.rows(block, client)]
         return codes
@@ -176,7 +177,7 @@ class ExtensibleCodebook(Float32Module):
         return mean
 
     def forward(self, x: torch.Tensor, client: str | None = None, **options: Any) -> VQOutput:
-        """:func:`uefl_kernels.vq` of x with the codewords that the client sees.
+        """Apply :func:`uefl_kernels.vq` to x with the codewords that the client sees.
 
         Args:
             x: ``[..., D]``, cut into segments of ``dim``.
@@ -214,7 +215,7 @@ class ExtensibleCodebook(Float32Module):
         return torch.tensor(places)
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """The opposite of :meth:`get_extra_state`."""
+        """Restore the result of :meth:`get_extra_state`."""
         found = [dict(zip(self.clients, places, strict=True)) for places in state.tolist()]
         self._rows = [
             {name: slice(*place) for name, place in block.items() if place[1] > 0} for block in found

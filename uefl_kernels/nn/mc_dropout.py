@@ -160,7 +160,7 @@ class MCDropout(nn.Module):
         self._tried: dict[tuple[Any, ...], int] = {}  # by the shapes of the input
 
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
-        """The statistics of the passes; ``seed`` of the masks, or None: they follow torch's generator."""
+        """Return the statistics of the passes; ``seed`` fixes the masks, None uses torch's generator."""
         with _locked(), self._open(args, kwargs, seed) as passes:
             found = passes.statistics(_count("passes", self.passes), seed)
         if self.class_dim == -1:
@@ -170,7 +170,8 @@ class MCDropout(nn.Module):
         )
 
     def probs(self, *args: Any, seed: int | None = None, **kwargs: Any) -> torch.Tensor:
-        """The probabilities of every pass, ``[passes, B, ..., C]``, float32 (float64 where the logits are).
+        """Return the probabilities of every pass, ``[passes, B, ..., C]``, float32 (float64 if the logits
+        are).
 
         Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled
         network on all rows: the joint entropy of a batch needs it (BatchBALD, eq. 12). The errors are the
@@ -206,7 +207,7 @@ class MCDropout(nn.Module):
     def _open(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int | None
     ) -> Iterator[ChainPasses | ModelPasses]:
-        """The passes of one call, with the dropouts on."""
+        """Yield the passes of one call, with the dropouts on."""
         max_rows = _count("max_rows", self.max_rows)
         if seed is not None and not is_seed(seed):
             raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
@@ -244,7 +245,7 @@ class MCDropout(nn.Module):
                 raise RuntimeError(no_dropout(self.model))
 
     def _whole(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The logits of the model as it is, with the dropouts of ``insert``."""
+        """Return the logits of the whole model, with the dropouts of ``insert``."""
         with inserted_before(self.model, self._rates):
             return self._logits(
                 self.model(*map(_copy, args), **{name: _copy(value) for name, value in kwargs.items()})
@@ -267,8 +268,8 @@ class MCDropout(nn.Module):
 
     @torch.no_grad()
     def _folds(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], functional: Functional) -> int:
-        """The logits of a pass if passes may be stacked along the first dimension, else 0: tried once per
-        shape, with the dropouts off.
+        """Return the logits of a pass if passes may be stacked along the first dimension, else 0: tried once
+        per shape, with the dropouts off.
 
         The second half of the trial holds other numbers, in another order: rows that see each other's mean
         would not notice a copy, and behind a normalization not a scaled one.
@@ -341,7 +342,7 @@ class ChainPasses:
         )
 
     def probs(self, passes: int, seed: int | None) -> torch.Tensor:
-        """Each of them, ``[passes, B, ..., C]``."""
+        """Return the probabilities of each pass, ``[passes, B, ..., C]``."""
         return mc_dropout_probs(*self._layers(), **self._options(), passes=passes, seed=seed)
 
     def _layers(self) -> tuple[Any, ...]:
@@ -380,7 +381,7 @@ class ModelPasses:
         return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), moment / passes)
 
     def probs(self, passes: int, seed: int | None) -> torch.Tensor:
-        """Each of them, ``[passes, B, ..., C]``."""
+        """Return the probabilities of each pass, ``[passes, B, ..., C]``."""
         with _seeded(seed):
             return torch.cat([*self._blocks(passes)])
 
@@ -392,8 +393,7 @@ class ModelPasses:
 
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Torch's generators begin at the seed and go on afterwards as if nothing were drawn; without one nothing
-    is changed."""
+    """Seed torch's generators inside the context and restore them afterwards; without a seed do nothing."""
     if seed is None:
         yield
         return

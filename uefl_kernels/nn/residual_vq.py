@@ -756,7 +756,7 @@ class GroupedResidualVQ(Coder):
         return 1 if self.accept_image_fmap or not self.channel_last else -1
 
     def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
-        """``[groups, Q, ..., d]`` of the indices of each group, ``[groups, ..., q]``."""
+        """Return ``[groups, Q, ..., d]`` for the indices of each group, ``[groups, ..., q]``."""
         return torch.stack(
             [rvq.get_codes_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)]
         )

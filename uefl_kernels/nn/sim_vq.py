@@ -79,7 +79,7 @@ class SimVQ(Coder):
         self.register_buffer("frozen_codebook", codes)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes."""
         return f"dim={self.dim}, codebook_size={self.codebook_size}"
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
@@ -199,8 +199,8 @@ class ResidualSimVQ(Stack):
         return torch.stack([layer.codebook for layer in self._quantizers])
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """``[Q, ..., dim]``, the channels where ``forward`` has them; zeros for -1 and for indices that are
-        left out at the end."""
+        """Return ``[Q, ..., dim]``, with the channels where ``forward`` has them; zeros for -1 and for
+        indices omitted at the end."""
         indices = self._padded(indices)
         return torch.stack(
             [layer.indices_to_codes(i) for layer, i in zip(self._quantizers, indices.unbind(-1), strict=True)]

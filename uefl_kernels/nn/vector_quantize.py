@@ -303,7 +303,7 @@ class VectorQuantize(Coder):
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(self._codebook.parameters())
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes."""
         heads = f", heads={self.heads}" if self.heads > 1 else ""
         return f"dim={self.dim}, codebook_size={self.codebook_size}, codebook_dim={self.codebook_dim}{heads}"
 
@@ -850,7 +850,7 @@ class VectorQuantize(Coder):
     def _commitment(
         self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call
     ) -> torch.Tensor:
-        """Mean squared distance to the codewords where the mask is True; where it would not be used zero, or
+        """Return the mean squared distance to the codewords where the mask is True; if it is unused, zero, or
         NaN for NaN."""
         out, mask = chosen.output, call.mask
         learning = self._learning(call.frozen)

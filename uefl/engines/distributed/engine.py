@@ -48,7 +48,7 @@ class DistributedEngine:
         """by rank, the tensors of its last message in this round, and the version of each"""
 
     def clients(self) -> list[str]:
-        """Names of the clients, sorted."""
+        """Return names of the clients, sorted."""
         return list(self._rank)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
@@ -109,7 +109,7 @@ def _is_there(tensor: torch.Tensor, sent: tuple[torch.Tensor, int] | None) -> bo
 
 
 def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:
-    """Be a worker: answer the packets of the server until it ends.
+    """Run a worker: answer the packets of the server until it ends.
 
     Args:
         end: this worker's socket.

@@ -47,7 +47,7 @@ class Address:
             return self.host == "localhost"
 
     def avoid_proxy(self) -> None:
-        """If nothing leaves the machine, bypass the proxy of the environment, too, in this process."""
+        """Bypass the proxy of the environment in this process if all traffic stays on this machine."""
         hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # as they are read
         if self.is_loopback and self.host not in hosts.split(","):
             os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
@@ -89,7 +89,7 @@ class Address:
 
 
 def parse(place: str) -> str:
-    """``HOST:PORT``, checked.
+    """Check and return ``HOST:PORT``.
 
     Raises:
         ValueError: it is not of that form.

@@ -19,7 +19,7 @@ _STORED = "uefl.raw"
 
 
 def pack(header: Header, **parts: Mapping[str, torch.Tensor]) -> RecordDict:
-    """A packet as records.
+    """Pack a packet into records.
 
     Args:
         header: what JSON holds, NaN and infinities included.
@@ -34,7 +34,7 @@ def pack(header: Header, **parts: Mapping[str, torch.Tensor]) -> RecordDict:
 
 
 def unpack(records: RecordDict) -> Packet:
-    """The opposite of :func:`pack`; the tensors are on the CPU.
+    """Undo :func:`pack`; the tensors are on the CPU.
 
     Raises:
         Unreadable: the records do not match their description.
@@ -58,19 +58,19 @@ def unpack(records: RecordDict) -> Packet:
 
 
 def pack_message(message: Message, header: Header) -> RecordDict:
-    """A message; ``header`` says what else the receiver has to know."""
+    """Pack a message; ``header`` holds everything else that the receiver has to know."""
     packet = packed_message(message, header)
     return pack(packet.header, **packet.parts)
 
 
 def pack_reply(reply: Reply) -> RecordDict:
-    """A reply."""
+    """Pack a reply."""
     packet = packed_reply(reply)
     return pack(packet.header, **packet.parts)
 
 
 def unpack_reply(records: RecordDict) -> Reply:
-    """The opposite of :func:`pack_reply`.
+    """Undo :func:`pack_reply`.
 
     Raises:
         Unreadable: the records hold no reply, or values of other types.
@@ -79,7 +79,7 @@ def unpack_reply(records: RecordDict) -> Reply:
 
 
 def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDict], RecordDict]:
-    """A program that answers packets, for records; it is given None where they cannot be read. It never
+    """Adapt a program that answers packets to records; it receives None for unreadable records. It never
     raises."""
 
     def answer(records: RecordDict) -> RecordDict:

@@ -47,7 +47,7 @@ class FlowerEngine:
         """bytes that the largest reply of this round may have"""
 
     def clients(self) -> list[str]:
-        """Names of the clients that have been heard, sorted; also of clients that are gone."""
+        """Return the names of the clients that have answered, sorted, including clients that have left."""
         return sorted(self._members.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:

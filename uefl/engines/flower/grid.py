@@ -30,8 +30,8 @@ class CheckedGrid(HttpGrid):  # type: ignore[misc]
     SuperLink about whose message a reply answers: a silo may write anything into a reply."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to messages with these numbers, as far as there are any; replies that cannot be fetched are
-        errors."""
+        """Return the replies that have arrived for these message numbers; a reply that cannot be fetched is
+        an error."""
         found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
         return [
             self._reply(head, tree)

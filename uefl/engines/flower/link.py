@@ -63,7 +63,7 @@ _REFUSE = b"raise RuntimeError('a run of uefl brings no program; start this node
 
 @contextmanager
 def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
-    """A run at a SuperLink, for as long as the context lasts.
+    """Open a run at a SuperLink for as long as the context lasts.
 
     Args:
         address: of the SuperLink.
@@ -127,7 +127,7 @@ def _start(address: Address) -> None:
 
 
 def _token(address: Address, secret: bytes | None) -> str:
-    """Of the task of a run that waits for its program."""
+    """Return the token of the task of a run that waits for its program."""
     interceptors: list[object] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
     if secret is not None:
         interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}))

@@ -32,7 +32,7 @@ class Roster(Protocol):
     """by name, the node and its activation"""
 
     def look(self) -> list[str]:
-        """Names that have moved to another node or activation since the last look."""
+        """Return the names that have moved to another node or activation since the last call."""
         ...
 
 
@@ -122,7 +122,8 @@ class Members:
         return name if moved else None
 
     def _stranger(self, name: str, key: str) -> str | None:
-        """Why a key may not stand for a name, or None: each name has one key, and each key one name."""
+        """Return why a key may not belong to a name, or None: each name has one key, and each key one
+        name."""
         if self.keys is None:
             return None
         if self.keys.get(name, key) != key:

@@ -134,7 +134,8 @@ def _is_final(error: BaseException | None) -> bool:
 
 
 def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], RecordDict]) -> None:
-    """Until the connection is lost; after an incomplete message the server sends it to the next node."""
+    """Answer messages until the connection is lost; after an incomplete message the server sends it to the
+    next node."""
     _, receive, send, _, _, pull, push, confirm = connection
     pause = _SHORT
     while _Heartbeat.current.is_running:
@@ -173,7 +174,7 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
 
 
 def read_key(path: Path) -> EllipticCurvePrivateKey:
-    """A private key as ``ssh-keygen -t ecdsa`` writes it, without a passphrase.
+    """Read a private key as ``ssh-keygen -t ecdsa`` writes it, without a passphrase.
 
     Raises:
         ValueError: it is none, or cannot be read.

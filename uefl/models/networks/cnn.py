@@ -29,7 +29,7 @@ class BasicBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] -> [B, C, H, W]."""
+        """Compute [B, C, H, W] -> [B, C, H, W]."""
         # in place: the gradients of batch norm do not need its output
         y = self.norm1(self.conv1(x)).relu_()
         out: torch.Tensor = self.norm2(self.conv2(y)).add_(x)
@@ -37,7 +37,8 @@ class BasicBlock(nn.Module):
 
 
 def small_cnn(in_channels: int, width: int) -> nn.Sequential:
-    """Three stages of convolution, residual block and 2x2 max-pool; widths w, 2w, 4w. 28x28 becomes 3x3."""
+    """Build three stages of convolution, residual block and 2x2 max-pool; widths w, 2w, 4w. 28x28 becomes
+    3x3."""
     stages: list[nn.Module] = []
     for channels in (width, 2 * width, 4 * width):
         # pooled before the block's last ReLU, which is the same function with the same gradient, on a quarter

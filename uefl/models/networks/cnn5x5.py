@@ -36,7 +36,7 @@ class DeepHead(nn.Module):
         self.out = nn.Linear(8 * width, classes)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, ...] -> logits [B, classes]."""
+        """Compute tokens [B, ...] -> logits [B, classes]."""
         logits: torch.Tensor = self.out(self.hidden(tokens.flatten(1)))
         return logits
 
@@ -50,7 +50,7 @@ class GreyOrRGBConv2d(nn.Conv2d):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, 1 or 3, H, W] -> [B, C, H, W]."""
+        """Compute [B, 1 or 3, H, W] -> [B, C, H, W]."""
         if x.shape[1] == 3:
             return super().forward(x)
         # with strides that say so: images of one channel may mean either
@@ -59,7 +59,8 @@ class GreyOrRGBConv2d(nn.Conv2d):
 
 
 def cnn5x5(width: int) -> nn.Sequential:
-    """FedUL's three 5x5 convolutions of w, w and 2w channels, two of them pooled; 28x28 becomes 7x7, D = 2w.
+    """Build FedUL's three 5x5 convolutions of w, w and 2w channels, two of them pooled; 28x28 becomes 7x7, D
+    = 2w.
 
     The dropouts are off unless an arm turns them on (those by label proportions have 0.2).
     """

@@ -22,8 +22,8 @@ class Conv1d(Network):
 
 
 def conv1d(vocabulary: int, width: int) -> nn.Sequential:
-    """Embedding, then twice convolution, batch norm, ReLU and max-pool of two positions: tokens [B, L] ->
-    features [B, width, L / 4, 1], rounded up."""
+    """Build an embedding, then twice convolution, batch norm, ReLU and max-pool of two positions: tokens [B,
+    L] -> features [B, width, L / 4, 1], rounded up."""
     layers: list[nn.Module] = [Embedding(vocabulary, width)]
     for _ in range(2):
         layers += [
@@ -48,6 +48,6 @@ class Embedding(nn.Module):
         self.table = nn.Embedding(vocabulary, dim, padding_idx=0)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Integers, or integers as floats, [B, L] -> [B, dim, L]."""
+        """Embed integers, or integers as floats, [B, L] -> [B, dim, L]."""
         found: torch.Tensor = self.table(tokens.long())
         return found.movedim(2, 1)

@@ -45,13 +45,13 @@ class PooledHead(nn.Module):
         self.out = nn.Linear(dim, classes)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, H', W', D] -> logits [B, classes]."""
+        """Compute tokens [B, H', W', D] -> logits [B, classes]."""
         logits: torch.Tensor = self.out(tokens.mean((1, 2)))
         return logits
 
 
 def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """FedUL's ResNet-18 for small images: without the max-pool behind the stem, D = 512; 32x32 becomes
+    """Build FedUL's ResNet-18 for small images: without the max-pool after the stem, D = 512; 32x32 becomes
     2x2."""
     net = resnet18(in_channels, pretrained)
     assert isinstance(net, nn.Sequential)
@@ -64,8 +64,8 @@ def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
 
 
 def resnet18(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """ResNet-18 up to the feature map before global pooling, D = 512; 224x224 becomes 7x7, 28x28 and 32x32
-    become 1x1."""
+    """Build ResNet-18 up to the feature map before global pooling, D = 512; 224x224 becomes 7x7, 28x28 and
+    32x32 become 1x1."""
     from torchvision.models import ResNet18_Weights
     from torchvision.models import resnet18 as build
 

@@ -134,8 +134,8 @@ def kmeans_batched(
     seed: int | Sequence[int] = 0,
     metric: str = "l2",
 ) -> list[KMeansResult]:
-    """Several independent problems in one call, each with its own rows, k and seed; on the CPU one to a
-    thread.
+    """Solve several independent problems in one call, each with its own rows, k and seed; on the CPU each
+    thread takes one.
 
     Args:
         xs: tensors ``[N_p, d]`` of one dtype and device, or one tensor ``[P, N, d]``.

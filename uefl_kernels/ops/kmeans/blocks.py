@@ -40,7 +40,7 @@ class Blocks:
         self.like: torch.Tensor | None = None  # none of the rows, of their width, dtype and device
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The number of the first row of each block, and the block."""
+        """Yield each block with the number of its first row."""
         start = 0
         for block in self._read():
             if self.like is None:
@@ -57,8 +57,8 @@ class Blocks:
         self.n = start
 
     def _require(self, rows: int, longer: bool) -> None:
-        """ValueError for another number of rows than in the first pass: already for one block too many, as
-        there is no room for it."""
+        """Raise ValueError if the number of rows differs from the first pass. With ``longer`` raise only
+        for too many rows: an array of the first pass's length has no room for them."""
         if self.n is not None and (rows > self.n if longer else rows != self.n):
             raise ValueError(
                 f"kmeans: the blocks had {self.n} rows when they were read first, and {rows} now; each pass"
@@ -66,7 +66,7 @@ class Blocks:
             )
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The rows of these numbers."""
+        """Return the rows with these numbers."""
         if self._take is not None:
             return self._take(numbers)
         assert self.like is not None
@@ -94,7 +94,7 @@ class Processes:
         return part
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """The parts [n_p, ...] of all processes, one after the other."""
+        """Concatenate the parts [n_p, ...] of all processes."""
         if self.group is None:
             return part
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
@@ -160,7 +160,7 @@ class BlockData(composed.Data):
         self.weights = None if weights is None else weights / self.weight_unit
 
     def _look(self, weights: torch.Tensor | None) -> None:
-        """The first pass: how many rows, whether they can be clustered, and their extremes."""
+        """Make the first pass: count the rows, check that they can be clustered, and find their extremes."""
         low = high = torch.empty(0)
         for _, block in self.blocks:
             steps.require_valid("kmeans", block, None)
@@ -256,7 +256,7 @@ class BlockData(composed.Data):
         )
 
     def counts(self, labels: torch.Tensor, k: int) -> torch.Tensor:
-        """Weights of the rows of each cluster, added up."""
+        """Sum the weights of the rows of each cluster."""
         ones = torch.empty(len(self), 0)
         masses = steps.row_masses(ones, self.weights, self.mass_scale)
         masses = self.processes.sum(torch.zeros(k, dtype=torch.int64).index_add_(0, labels, masses))

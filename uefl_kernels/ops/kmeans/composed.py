@@ -159,7 +159,7 @@ class Data:
         return self.scale.amin() * 2.0 ** (self.bits - steps.mass_bits(self.n))
 
     def quantized(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows on the grid, int16."""
+        """Return rows on the grid, int16."""
         return ((rows.double() - self.middle) * self.grid_scale).round().to(torch.int16)
 
     def variance(self) -> torch.Tensor:
@@ -179,7 +179,7 @@ class Data:
         )
 
     def step(self, step: Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
-        """``kmeans_step`` of these rows."""
+        """Run ``kmeans_step`` on these rows."""
         return step(*self.step_of(self.rows, centers, self.weights, with_inertia))
 
     def step_of(
@@ -189,7 +189,7 @@ class Data:
         return steps.Arguments(rows, centers, weights, self.middle, self.scale, self.mass_scale, with_inertia)
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The rows of these numbers."""
+        """Return the rows with these numbers."""
         return self.rows[numbers]
 
     def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> Far:

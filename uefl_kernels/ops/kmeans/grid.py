@@ -50,8 +50,8 @@ class Grid:
         return chosen
 
     def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
-        """Greedy k-means++: of 2 + ln k rows drawn by squared distance, the one that lowers the potential
-        most, ties to the first."""
+        """Run greedy k-means++: draw 2 + ln k rows by squared distance and take the one that lowers the
+        potential most, ties to the first."""
         left, chosen = self.masses.clone(), self.masses.new_zeros(k)
         chosen[:1] = self.sample(left, uniforms(1, 0, restart, stage, seed))
         self.remove(left, chosen[:1])
@@ -99,15 +99,15 @@ class Grid:
         )
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Squared distances [n, len(chosen)] int64 to the rows of these numbers."""
+        """Return squared distances [n, len(chosen)] int64 to the rows with these numbers."""
         return squared_distances(self.values, self.take(chosen))
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The values of the rows of these numbers."""
+        """Return the values of the rows with these numbers."""
         return self.values[numbers]
 
     def few(self, values: torch.Tensor, weights: torch.Tensor) -> Grid:
-        """A grid of some of the rows."""
+        """Return a grid of some of the rows."""
         return type(self)(values, weights, self.bits)
 
     def sample(self, masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
@@ -135,8 +135,8 @@ class Grid:
 
 
 def squared_distances(values: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
-    """Of values [n, d] and [m, d] on the grid, [n, m] int64: whole numbers below 2^53 all the way, so float64
-    products are exact."""
+    """Compute squared distances [n, m] int64 of values [n, d] and [m, d] on the grid. All are whole numbers
+    below 2^53, so float64 products are exact."""
     picked = picked.double()
     norms = picked.square().sum(1)
     out = []
@@ -153,7 +153,8 @@ def nearer(
     owner: torch.Tensor,
     count: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Grid.nearer`` with a function that gives the distances [n, m] to some of the rows that are picked."""
+    """Compute ``Grid.nearer`` with a function that returns the distances [n, m] to some of the picked
+    rows."""
     for group in picked.split(_LANES):
         distance = distances(group)
         first = distance.argmin(1, keepdim=True)
@@ -165,7 +166,7 @@ def nearer(
 
 
 def sample(total: torch.Tensor, running: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-    """``Grid.sample`` with the total and the running sums of the masses."""
+    """Compute ``Grid.sample`` from the total and the running sums of the masses."""
     # Plain numbers go to a device with the launch; a tensor of them would have to be copied there.
     targets = torch.stack([(total.double() * draw).long() for draw in draws.tolist()]).minimum(total - 1)
     return torch.searchsorted(running, targets, right=True)

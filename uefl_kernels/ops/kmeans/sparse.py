@@ -286,7 +286,7 @@ def kmeans_of_sparse(
     spherical: bool,
     advance: Callable[[composed.Step], composed.Advance] | None = None,
 ) -> composed.Fit:
-    """``kmeans`` of sparse rows; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
+    """Run ``kmeans`` on sparse rows; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
     step = resolve("kmeans_step", rows.values)
     parts = composed.Parts(step, grid.Grid, composed.advance if advance is None else advance(step))
     return composed.fit(parts, SparseData(rows, weights), asked, spherical)

@@ -27,7 +27,7 @@ _TREE = 4096  # values that one program adds up
 
 @triton.jit
 def _total(lanes, ROWS: tl.constexpr):
-    """Eight partial sums [ROWS, 8] added by halves."""
+    """Add eight partial sums [ROWS, 8] by halves."""
     left, right = _halve(lanes, ROWS, 8)
     left, right = _halve(left + right, ROWS, 4)
     left, right = _halve(left + right, ROWS, 2)
@@ -46,7 +46,7 @@ def _empty(masses, k, CLUSTERS: tl.constexpr):
 
 @triton.jit
 def _weighted(x, weights, middle, row, j, valid, stride_n, stride_d, WEIGHTED: tl.constexpr):
-    """(x - middle) * weight of elements j of a row."""
+    """Compute (x - middle) * weight for elements j of a row."""
     value = tl.load(x + row * stride_n + j * stride_d, mask=valid, other=0.0).to(tl.float64)
     value = value - tl.load(middle + j, mask=valid, other=0.0)
     if WEIGHTED:
@@ -119,7 +119,7 @@ def _fill(
     KEYS: tl.constexpr,
     CLUSTERS: tl.constexpr,
 ):
-    """taken [count]: the row that each empty cluster takes, the farthest one first. One program."""
+    """Write taken [count]: the row that each empty cluster takes, the farthest one first. One program."""
     wanted = _empty(masses, k, CLUSTERS)
     if tl.load(ended) != 0:
         wanted = wanted * 0
@@ -195,8 +195,7 @@ def _move(
     D: tl.constexpr,
     CLUSTERS: tl.constexpr,
 ):
-    """Moves a center to the mean of its cluster, and writes the square of the move. A program to a
-    cluster."""
+    """Move a center to the mean of its cluster, and write the square of the move. One program per cluster."""
     if tl.load(ended) != 0:
         return
     cluster = tl.program_id(0).to(tl.int64)
@@ -276,7 +275,7 @@ def _move(
 
 @triton.jit
 def _sum_by_halves(values, SIZE: tl.constexpr):
-    """``tree_sum`` of a vector."""
+    """Compute ``tree_sum`` of a vector."""
     if SIZE == 1:
         return tl.sum(values, 0)
     else:

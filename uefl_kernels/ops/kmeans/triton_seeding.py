@@ -29,8 +29,8 @@ _DRAWN = ["drawn", "chosen"]
 
 @triton.jit
 def _distance(values, row, valid, other, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Squared distances [ROWS] int64 of rows to one other. Two values differ by at most 2^15, so a square has
-    31 bits."""
+    """Return squared distances [ROWS] int64 of rows to one other. Two values differ by at most 2^15, so a
+    square has 31 bits."""
     total = tl.zeros((ROWS, ELEMENTS), tl.int64)
     for start in range(0, D, ELEMENTS):
         j = start + tl.arange(0, ELEMENTS)
@@ -44,7 +44,7 @@ def _distance(values, row, valid, other, D: tl.constexpr, ROWS: tl.constexpr, EL
 
 @triton.jit
 def _potential(units, row, valid, square):
-    """``Grid.potential`` of rows that weigh so many units; 0 for a row that is not valid."""
+    """Compute ``Grid.potential`` of rows with these weights in units; 0 for an invalid row."""
     return tl.where(valid, _fixed(tl.load(units + row, mask=valid, other=0.0) * square.to(tl.float64)), 0)
 
 
@@ -68,8 +68,8 @@ def _draw(
     BLOCK: tl.constexpr,
     SUMS: tl.constexpr,
 ):
-    """drawn [programs]: a row each, by its potential, or by the mass that is left where no row has a
-    potential."""
+    """Write drawn [programs]: each program draws a row by its potential, or by the remaining mass if no row
+    has a potential."""
     totals, masses = tl.zeros((SUMS,), tl.int64), tl.zeros((SUMS,), tl.int64)
     for start in range(0, blocks, SUMS):
         block = start + tl.arange(0, SUMS)
@@ -124,8 +124,8 @@ def _compare(
     ELEMENTS: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """potentials [blocks, CANDIDATES]: what would be left of a block's potential with each candidate. A
-    program to a block."""
+    """Write potentials [blocks, CANDIDATES]: the potential of a block after each candidate. One program per
+    block."""
     block = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, CANDIDATES)
     sums = tl.zeros((CANDIDATES,), tl.int64)
@@ -152,8 +152,8 @@ def _take(
     SUMS: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """chosen [1]: the candidate that leaves the least potential, the first of equals; its mass is no longer
-    left. One program."""
+    """Write chosen [1]: the candidate with the least remaining potential, the first of equals; remove its
+    mass. One program."""
     candidate = tl.arange(0, CANDIDATES)
     totals = tl.zeros((SUMS, CANDIDATES), tl.int64)
     for start in range(0, blocks, SUMS):
@@ -185,8 +185,8 @@ def _improve(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """nearest [n], and owner where it is given: with count more rows, the first of which has number
-    ``first``. A program to a block."""
+    """Update nearest [n], and owner if given, with count more rows; the first of them has number ``first``.
+    One program per block."""
     block = tl.program_id(0).to(tl.int64)
     total = block * 0
     for start in range(0, BLOCK, ROWS):
@@ -209,7 +209,7 @@ class Grid(grid.Grid):
     """``grid.Grid`` with the rows drawn by the kernels above."""
 
     def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """As in the composed."""
+        """Seed as the composed implementation does."""
         search, chosen = _Search(self), self.masses.new_empty(k)
         for i in range(k):
             search.draw(chosen[i:], 1, i, restart, 0, seed)
@@ -217,7 +217,7 @@ class Grid(grid.Grid):
         return chosen
 
     def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
-        """As in the composed."""
+        """Seed as the composed implementation does."""
         search, chosen = _Search(self), self.masses.new_empty(k)
         trials = self.masses.new_empty(2 + int(math.log(k)))
         for i in range(k):
@@ -230,7 +230,7 @@ class Grid(grid.Grid):
         return chosen
 
     def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As in the composed."""
+        """Seed as the composed implementation does."""
         search, owner = _Search(self), torch.zeros_like(self.masses)
         drawn = self.masses.new_empty(1 + grid.PARALLEL_ROUNDS * 2 * k)
         first = 0
@@ -260,7 +260,7 @@ class _Search:
         self.potentials = self.sums
 
     def draw(self, drawn: torch.Tensor, count: int, round: int, restart: int, stage: int, seed: int) -> None:
-        """The first ``count`` of ``drawn``."""
+        """Draw the first ``count`` of ``drawn``."""
         with torch.cuda.device_of(drawn):
             _draw[(count,)](
                 self.units,
@@ -303,7 +303,7 @@ class _Search:
             )
 
     def take(self, drawn: torch.Tensor, count: int, chosen: torch.Tensor) -> None:
-        """The best of them, as the first of ``chosen``."""
+        """Write the best of them as the first of ``chosen``."""
         with torch.cuda.device_of(drawn):
             _take[(1,)](
                 self.potentials,
@@ -321,7 +321,7 @@ class _Search:
     def improve(
         self, chosen: torch.Tensor, count: int, first: int = 0, owner: torch.Tensor | None = None
     ) -> None:
-        """Adds the first ``count`` of ``chosen`` to what is chosen."""
+        """Add the first ``count`` of ``chosen`` to the chosen rows."""
         with torch.cuda.device_of(chosen):
             _improve[(self.blocks,)](
                 self.grid.values,

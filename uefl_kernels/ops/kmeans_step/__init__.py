@@ -85,8 +85,8 @@ def kmeans_step(
     weights: torch.Tensor | None = None,
     units: KMeansUnits | None = None,
 ) -> KMeansStep:
-    """One step of Lloyd's algorithm: labels, the sums and masses of the clusters, their means, and inertia;
-    for loops of one's own.
+    """Run one step of Lloyd's algorithm: labels, the sums and masses of the clusters, their means, and
+    inertia; a building block for custom loops.
 
     The same input gives the same bits on every backend and for any number of threads: labels are the argmin
     of the float64 distance, and sums over rows are sums of 64-bit integers. :func:`kmeans` adds seeding, rows

@@ -61,7 +61,8 @@ def kmeans_units(given: Rows) -> Units:
 
 
 def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
-    """middle [d], scale [d], mass_scale [] and weight_unit [] of rows [N, d] and their weights; float64.
+    """Return middle [d], scale [d], mass_scale [] and weight_unit [] of rows [N, d] and their weights;
+    float64.
 
     The middle of a column is half-way between its extremes, and a row adds round((x - middle) * weight *
     scale) to the sum of its cluster and round(weight * mass_scale) to its mass, where weight is at most 1:
@@ -118,7 +119,7 @@ def row_masses(x: torch.Tensor, weights: torch.Tensor | None, mass_scale: torch.
 
 
 def distances(x: torch.Tensor, centers: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Squared distance of each row to its center, [n] float64."""
+    """Return the squared distance of each row to its center, [n] float64."""
     squares = [square_norms(x[block].double() - centers[labels[block]].double()) for block in blocks(x)]
     return torch.cat([x.new_empty(0, dtype=torch.float64), *squares])
 
@@ -158,23 +159,23 @@ def tree_sum(values: torch.Tensor) -> torch.Tensor:
 
 
 def exponent(values: torch.Tensor) -> torch.Tensor:
-    """The least e >= -900 with values < 2^e."""
+    """Return the least e >= -900 with values < 2^e."""
     return torch.frexp(values).exponent.clamp(min=-900).long()
 
 
 def least_power_of_two(value: torch.Tensor) -> torch.Tensor:
-    """The least power of two that is not below a value, 2^-900 at least."""
+    """Return the least power of two that is not below a value, 2^-900 at least."""
     mantissa, power = torch.frexp(value)
     return power_of_two((power - (mantissa == 0.5).int()).clamp(min=-900).long())
 
 
 def mass_bits(n: int) -> int:
-    """n whole numbers of at most 2^this add up to at most 2^62."""
+    """Return the bits that n whole numbers may have each so that their sum is at most 2^62."""
     return 62 - ceil_log2(n)
 
 
 def ceil_log2(n: int) -> int:
-    """The least e with n <= 2^e; 0 for n = 0."""
+    """Return the least e with n <= 2^e; 0 for n = 0."""
     return max(0, n - 1).bit_length()
 
 
@@ -219,6 +220,6 @@ def require_valid_step(given: Arguments) -> None:
 
 
 def require_valid_centers(op: str, name: str, centers: torch.Tensor) -> None:
-    """The same for centers."""
+    """Raise for invalid centers, as for invalid rows."""
     if not bool((centers.double().abs() <= LARGEST).all()):
         raise RuntimeError(f"{op}: {name} must be finite, and at most 2^480 (3e144)")

@@ -54,8 +54,8 @@ torch.library.register_autocast("uefl::linear", "cpu", torch.float32)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast; by the op above
-    where that serves."""
+    """Compute ``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast; with the op
+    above where it is supported."""
     serves = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not serves or forced() not in ("auto", "cpu") or not COMPILED:
         return torch.nn.functional.linear(x, weight, bias)

@@ -115,8 +115,8 @@ def transition_double_softmax(
     log_marginal: torch.Tensor | None = None,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """The loss of FedUL's published code, which takes the softmax of probabilities: -g[target] + log sum
-    exp(g).
+    """Compute the loss of FedUL's published code, which takes the softmax of probabilities: -g[target] + log
+    sum exp(g).
 
     It is bounded and not proper: its minimizer is not the posterior of the classes. It is here to reproduce
     published results; use :func:`transition_nll` for everything else. It is no kernel of its own but

@@ -11,7 +11,8 @@ from . import Arguments, Gradient
 
 
 def log_transition_probs(given: Arguments) -> torch.Tensor:
-    """logits [B, K], log_transition [G, M, K], log_marginal [G, K], groups [B] | None -> log g [B, M].
+    """Compute logits [B, K], log_transition [G, M, K], log_marginal [G, K], groups [B] | None -> log g [B,
+    M].
 
     log g_bm = LSE_k(z_bk + log_transition_gmk) - LSE_k(z_bk + log_marginal_gk)
     """

@@ -57,7 +57,7 @@ def _probs_backward(
     WIDE: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """One tile of classes of one row; each tile computes the log-sum-exp of a set again."""
+    """Compute one tile of classes of one row; each tile computes the log-sum-exp of a set again."""
     tiles, program = tl.cdiv(k, CLASSES), tl.program_id(0).to(tl.int64)
     row, j = program // tiles, (program % tiles).to(tl.int32) * CLASSES + tl.arange(0, CLASSES)
     z = logits + row * stride_b

@@ -102,8 +102,8 @@ def mc_dropout_mlp(
     consistent: bool = False,
     seed: int | None = None,
 ) -> MCStats:
-    """Monte-Carlo dropout of a multi-layer perceptron: statistics of ``passes`` predictions of each row, with
-    different dropout masks.
+    """Run Monte-Carlo dropout of a multi-layer perceptron: statistics of ``passes`` predictions of each row,
+    with different dropout masks.
 
     The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the inputs (x is then
     the input of the first dropout of a larger network) and on the logits. Layers before the first dropout are

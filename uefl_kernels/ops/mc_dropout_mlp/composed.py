@@ -104,7 +104,7 @@ def dropout_mask(given: Mask) -> torch.Tensor:
 
 
 def layers(parameters: torch.Tensor, widths: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Weights [out, in] and bias [out] of each layer, as views of the flat parameters."""
+    """Return weights [out, in] and bias [out] of each layer, as views of the flat parameters."""
     sizes = [(fan_in, fan_out) for fan_in, fan_out in pairwise(widths)]
     parts = parameters.split([size for fan_in, fan_out in sizes for size in (fan_in * fan_out, fan_out)])
     return [

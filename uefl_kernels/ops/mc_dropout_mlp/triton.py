@@ -27,8 +27,8 @@ _RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 
 @triton.jit
 def _bits(seed, row, column, pass_, stream):
-    """16 random bits of each unit, as ``reference.py`` draws them; row, column: broadcast,
-    words of 32 bits count."""
+    """Return 16 random bits for each unit, as ``reference.py`` draws them; row, column: broadcast, counted in
+    words of 32 bits."""
     zero = (row * 0 + column * 0).to(tl.int32)
     block = zero + (column // 8).to(tl.int32)
     word0, word1, word2, word3 = tl.philox(
@@ -43,8 +43,8 @@ def _bits(seed, row, column, pass_, stream):
 
 @triton.jit
 def _tile(rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows [ROWS, 1] and columns [1, COLUMNS], int64, of a program: in a grid of one dimension, since the
-    others end at 65535."""
+    """Return rows [ROWS, 1] and columns [1, COLUMNS], int64, of a program, in a grid of one dimension: the
+    other dimensions are limited to 65535."""
     blocks, program = tl.cdiv(rows, ROWS), tl.program_id(0).to(tl.int64)
     return (program % blocks * ROWS + tl.arange(0, ROWS))[:, None], (
         program // blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -180,7 +180,7 @@ def _layer(
     UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """out [rows, outputs]: activation, dropout and product of one layer in one pass."""
+    """Write out [rows, outputs]: activation, dropout and product of one layer in one pass."""
     row, column = _tile(rows, ROWS, COLUMNS)
     counter = row * 0 if CONSISTENT else row
     unit = tl.arange(0, UNITS)
@@ -232,7 +232,7 @@ def _accumulate(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Adds the pass with these logits [rows, classes] to the statistics."""
+    """Add the pass with these logits [rows, classes] to the statistics."""
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     lane = tl.arange(0, COLUMNS)[None, :]
     key = tl.load(seed)

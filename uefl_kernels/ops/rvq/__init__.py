@@ -88,7 +88,7 @@ def _grad_x(
     grad_quantized: torch.Tensor | None,
     grad_losses: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The sum of the gradients of ``vq`` of all stages, the last one first as autograd adds them."""
+    """Sum the gradients of ``vq`` over all stages, from the last to the first, as autograd adds them."""
     weight = 0.0 if grad_losses is None else ctx.commitment_weight
     if weight == 0 and grad_quantized is None:
         return torch.zeros_like(x)
@@ -117,7 +117,7 @@ def _grad_codebooks(
     grad_losses: torch.Tensor | None,
     needed: Sequence[bool],
 ) -> list[Any]:
-    """The gradient of ``vq`` for each codebook that needs one."""
+    """Return the gradient of ``vq`` for each codebook that needs one."""
     if grad_losses is None or ctx.codebook_weight == 0:
         return [
             torch.zeros_like(codebook) if wanted else None

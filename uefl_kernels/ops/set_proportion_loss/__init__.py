@@ -55,7 +55,7 @@ define_triton("set_proportion_loss")
 def set_proportion_loss(
     logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor
 ) -> torch.Tensor:
-    """Cross-entropy between the known class proportions of each set and the mean of its predicted
+    """Compute the cross-entropy between the known class proportions of each set and the mean of its predicted
     probabilities.
 
     Args:

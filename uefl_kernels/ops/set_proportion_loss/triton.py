@@ -20,7 +20,7 @@ _MOST_CLASSES = 1 << 14  # a tile has all of them: beyond, registers are far too
 
 @triton.jit
 def _log_probabilities(logits, row, end, j, k, stride_n, stride_k, WIDE: tl.constexpr):
-    """log softmax of a tile of rows; -inf outside; NaN in a row that holds NaN or +inf."""
+    """Compute the log softmax of a tile of rows; -inf outside; NaN in a row that holds NaN or +inf."""
     inside = (row < end)[:, None] & (j < k)[None, :]
     z = tl.load(
         logits + row[:, None] * stride_n + j[None, :].to(tl.int64) * stride_k,

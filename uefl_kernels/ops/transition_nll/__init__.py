@@ -68,7 +68,7 @@ def transition_nll(
     log_marginal: torch.Tensor | None = None,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Negative log-likelihood of the set that a sample came from, given logits of its class.
+    """Compute the negative log-likelihood of the set that a sample came from, given logits of its class.
 
     With A = exp(log_transition), p = softmax(logits) and g = A p / sum(A p), the loss is -log g[target]. It
     is computed as the difference of two log-sum-exps over the classes, without p, g or a division; A needs no

@@ -23,8 +23,8 @@ SHAPE = ["g", "m", "k", "ignore_index"]  # run-time values: another one does not
 
 @triton.jit
 def largest(z, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
-    """The largest of z where weights are finite, to be taken off before anything is added: large logits then
-    lose no digits.
+    """Return the largest z with a finite weight. It is subtracted before any sum, so that large logits lose
+    no digits.
 
     NaN where any of z is NaN or +inf.
     """
@@ -41,8 +41,8 @@ def largest(z, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(z, off, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
-    """log of the sum over k of exp(z[k * stride] - off + weights[k]); -inf where all are -inf, NaN where off
-    is."""
+    """Compute the log of the sum over k of exp(z[k * stride] - off + weights[k]); -inf if all are -inf, NaN
+    if off is."""
     most = tl.full((), float("-inf"), WIDE)
     total = tl.full((), 0.0, WIDE)
     for start in range(0, k, CLASSES):
@@ -135,7 +135,7 @@ def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tile(logits: torch.Tensor) -> tuple[Any, int]:
-    """The type that is computed in, and the classes to a tile: a power of two, so that a new K rarely
+    """Return the dtype of the computation and the classes per tile: a power of two, so that a new K rarely
     compiles a new kernel."""
     wide = tl.float64 if logits.dtype == torch.float64 else tl.float32
     return wide, min(CLASSES, triton.next_power_of_2(logits.shape[1]))

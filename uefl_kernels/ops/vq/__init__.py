@@ -84,8 +84,8 @@ def _grad_x(
     grad_quantized: torch.Tensor | None,
     grad_loss: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradient of quantized, straight through or rotated, plus grad_loss * 2 * commitment_weight / M * (x
-    - q), M = x.numel()."""
+    """Return the gradient of quantized, straight through or rotated, plus grad_loss * 2 * commitment_weight /
+    M * (x - q), M = x.numel()."""
     x, codebook, indices, _, _ = saved
     weight = 0.0 if grad_loss is None else ctx.commitment_weight
     if weight == 0 and (grad_quantized is None or not ctx.rotation):
@@ -96,8 +96,8 @@ def _grad_x(
 
 
 def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.Tensor | None) -> torch.Tensor:
-    """grad_loss * 2 * codebook_weight / M * (n c - S), n and S the count and the sum of each codeword's
-    rows."""
+    """Return grad_loss * 2 * codebook_weight / M * (n c - S), n and S the count and the sum of each
+    codeword's rows."""
     x, codebook, _, counts, sums = saved
     if grad_loss is None or ctx.codebook_weight == 0:
         return torch.zeros_like(codebook)

@@ -102,12 +102,12 @@ def _digits(rows: int) -> int:
 
 
 def _exponent(value: torch.Tensor) -> torch.Tensor:
-    """The least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0. Of the bits: inductor's
-    frexp does not compile."""
+    """Return the least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0. It reads the bits:
+    inductor's frexp does not compile."""
     return ((value.view(torch.int64) >> 52) - 1022).clamp(min=-900).masked_fill(value == 0, 0)
 
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2^exponent in float64 by its bits: exact on every device, which pow is not, and no transfer from the
-    host."""
+    """Return 2^exponent in float64 from its bits: exact on every device, unlike pow, and without a transfer
+    from the host."""
     return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)

@@ -25,7 +25,7 @@ _LONGEST = 1 << 16  # elements of a codeword that float32 can add up: (d + 6) 2^
 
 
 def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor:
-    """``vq_assign`` of a codebook that is finite."""
+    """Run ``vq_assign`` for a finite codebook."""
     x, codebook = x.detach(), codebook.detach()
     d = codebook.shape[-1]
     segments = x.reshape(-1, x.shape[-1] // d, d)
@@ -62,7 +62,7 @@ class _Codes:
         self.radius = _above(norms.amax().sqrt(), codes.shape[1]).item()
 
     def nearest(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [n, d] -> indices [n]."""
+        """Search rows [n, d] -> indices [n]."""
         k = len(self.halves)
         indices = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         step = max(_FEWEST_ROWS, _BLOCK_ELEMENTS // k)
@@ -88,7 +88,7 @@ class _Codes:
         return indices
 
     def _scores(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores [n, K] of rows [n, d], and the least difference [n] that decides.
+        """Return scores [n, K] of rows [n, d], and for each row [n] the least difference that decides.
 
         With u the unit roundoff, R the radius of the centered codebook and |x| the norm of the centered row:
         centering rounds every element of x and c once. |c|^2 / 2, the sum of d products and their difference
@@ -127,8 +127,8 @@ class _Codes:
         indices[asked] = torch.full_like(asked, len(self.halves)).scatter_reduce_(0, number, first, "amin")
 
     def _distances(self, rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """``reference.distances`` of rows and codes [P, d], with one operation for each d in place of
-        several."""
+        """Compute ``reference.distances`` of rows and codes [P, d], with one operation per element in place
+        of several."""
         difference = rows - codes
         terms = difference * difference if self.metric == "l2" else -(rows * codes)
         total = terms.new_zeros(len(terms))
@@ -145,8 +145,8 @@ class _Codes:
 
 
 def _above(norm: torch.Tensor, d: int) -> torch.Tensor:
-    """At least the norm of vectors of d elements, of the norm as it was computed: squares may have
-    underflown, each of less than tiny."""
+    """Return an upper bound on the norm of vectors of d elements, from the computed norm: squares, each below
+    tiny, may have underflowed."""
     above: torch.Tensor = norm * 1.01 + d * 4 * float(torch.finfo(norm.dtype).tiny) ** 0.5
     return above
 

@@ -71,8 +71,8 @@ class Config(NamedTuple):
 
 
 def config(capability: tuple[int, int], width: int) -> Config:
-    """Chosen by registers and shared memory (tests/kernels/test_triton.py checks both); not tuned on a GPU
-    yet."""
+    """Return tile sizes chosen by registers and shared memory (tests/kernels/test_triton.py checks both), not
+    tuned on a GPU yet."""
     if capability >= (9, 0):  # 227 KB of shared memory
         if width > 256:
             return Config(128, 128, 64, 8, 3)
@@ -83,13 +83,13 @@ def config(capability: tuple[int, int], width: int) -> Config:
 
 
 def config_listed(width: int) -> Config:
-    """The second pass: few rows and twice the operands, so small tiles."""
+    """Return small tiles for the second pass, which has few rows and twice the operands."""
     return Config(64, 64, min(width, 64), 4, 2)
 
 
 @triton.jit
 def _load(x, mu, begin, valid, start, stride_d, D: tl.constexpr, CHUNK: tl.constexpr):
-    """y = x - mu in float32, elements [start, start + CHUNK) of the rows; zero beyond them."""
+    """Load y = x - mu in float32, elements [start, start + CHUNK) of the rows; zero beyond them."""
     j = start + tl.arange(0, CHUNK)
     inside = valid[:, None] & (j < D)[None, :]
     value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0)
@@ -112,14 +112,14 @@ def _parts(y, up):
 
 @triton.jit
 def _halve(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The two halves of the columns of a tile [ROWS, COLUMNS]; with eight columns in a half, every lane keeps
-    its own."""
+    """Return the two halves of the columns of a tile [ROWS, COLUMNS]; with eight columns in a half, every
+    lane keeps its own."""
     return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def _least_two(packed, ROWS: tl.constexpr, CODES: tl.constexpr):
-    """The least and the second least of every residue of the columns modulo _COLUMNS."""
+    """Return the least and the second least of every residue of the columns modulo _COLUMNS."""
     left, right = _halve(packed, ROWS, CODES)
     best, second = tl.minimum(left, right), tl.maximum(left, right)
     if CODES >= 4 * _COLUMNS:
@@ -160,7 +160,8 @@ def _score(
     CODES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The best codeword of each row of a tile, and whether it certainly is the one of the definition."""
+    """Return the best codeword of each row of a tile, and whether it is certainly the one of the
+    definition."""
     WHOLE: tl.constexpr = WIDTH == CHUNK and not SPLIT
     BITS: tl.constexpr = CODES // _COLUMNS - 1
     mu += book * WIDTH
@@ -279,9 +280,8 @@ def _search(
     CHUNK: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """indices[row, segment] = the best codeword; the outputs that are not certain go to the list of their
-    book. With ``counts`` the epilogue of the rows that are certain follows, and the others are marked in
-    ``opened``."""
+    """Write the best codeword to indices[row, segment]; list the outputs that are not certain in their book.
+    With ``counts`` run the epilogue of the certain rows, and mark the others in ``opened``."""
     program = tl.program_id(0).to(tl.int64)
     book, rows = program % books, outputs // books
     # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its
@@ -371,7 +371,7 @@ def _search_listed(
     CODES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The listed outputs in three products; certain rows leave the list: their place becomes -1."""
+    """Search the listed outputs with three products; certain rows leave the list: their place becomes -1."""
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
     count = tl.load(header + book * _FIELDS + _COUNT)
@@ -473,8 +473,8 @@ def _device(index: int | None) -> tuple[tuple[int, int], int]:
 
 
 def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
-    """x as [1, outputs / books, books * d] and True where a view can be that, else as [A, B, D] (copied where
-    two strides do not do).
+    """Return x as [1, outputs / books, books * d] and True if a view can have that shape, else as [A, B, D],
+    copied if two strides cannot describe it.
 
     And its strides, 0 for a first dimension that is made here: it would be N * D, and another kernel where
     that is divisible by 16.

@@ -55,8 +55,7 @@ def _begin(
 
 @triton.jit
 def _fixed(value):
-    """Rounded to int64, ties to even. From 2^52 on a double is an integer; below, adding 2^52 rounds to
-    one."""
+    """Round to int64, ties to even. From 2^52 on a double is an integer; below, adding 2^52 rounds to one."""
     magnitude = tl.abs(value)
     units = tl.where(magnitude < 2.0**52, (magnitude + 2.0**52) - 2.0**52, magnitude)
     # beyond, and NaN: counted again in another unit
@@ -86,7 +85,7 @@ def _finish(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """The rows of a tile that are valid: output and code of each. Returns the sum of (x - codeword)^2, or
+    """Write the valid rows of a tile, given output and code of each. Return the sum of (x - codeword)^2, or
     0."""
     weight = tl.full((ROWS,), 1.0, tl.float64)
     if weights is not None:

@@ -27,13 +27,13 @@ _PADDING = 128
 
 @triton.jit
 def _power(exponent):
-    """2^exponent in float32, exponent in [-126, 127]."""
+    """Return 2^exponent in float32, exponent in [-126, 127]."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _field(header, book, FIELD: tl.constexpr):
-    """A double of the header in float32, not below it."""
+    """Return a double of the header in float32, rounded up."""
     return (tl.load(header + book * _FIELDS + FIELD).to(tl.float64, bitcast=True) * (1 + 2.0**-20)).to(
         tl.float32
     )
@@ -47,7 +47,7 @@ def _raise(header, book, FIELD: tl.constexpr, value):
 
 @triton.jit
 def _exponent(header, book):
-    """e with |c - mu| < 2^(e + 1) for every element of the book."""
+    """Return e with |c - mu| < 2^(e + 1) for every element of the book."""
     return tl.minimum(
         tl.maximum(((tl.load(header + book * _FIELDS + _PEAK) >> 52) - 1023).to(tl.int32), -35), 60
     )
@@ -115,8 +115,8 @@ def _pack(
     CODES: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """The codebook as the passes read it (see _Packed). Launched without contraction to FMA: norms are of the
-    definition."""
+    """Pack the codebook as the passes read it (see _Packed). Launched without contraction to FMA, so that
+    norms match the definition."""
     padded_k = (k + 127) // 128 * 128
     program = tl.program_id(0).to(tl.int64)
     book, code = program // (padded_k // CODES), program % (padded_k // CODES) * CODES + tl.arange(0, CODES)
@@ -178,7 +178,7 @@ class _Packed(NamedTuple):
 
 
 def _width(d: int) -> int:
-    """Elements of a packed codeword: a size for the matrix units and a power of two."""
+    """Return the elements of a packed codeword: a power of two that suits the matrix units."""
     return max(16, 1 << (d - 1).bit_length()) if d <= 512 else (d + 63) // 64 * 64
 
 

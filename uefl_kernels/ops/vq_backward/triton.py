@@ -56,7 +56,7 @@ def _backward(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """out = scale g + pull (x - q) + along x + towards q, as csrc/cpu/vq_backward.h has it."""
+    """Compute out = scale g + pull (x - q) + along x + towards q, as in csrc/cpu/vq_backward.h."""
     output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row, segment = output // segments, output % segments
     index = tl.load(indices + output, mask=output < outputs, other=0)
@@ -161,6 +161,6 @@ def vq_backward(given: Arguments) -> torch.Tensor:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[A, B, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two strides
-    cannot describe."""
+    """Return [A, B, D]: a view of dense, channels-first and transposed layouts, a copy if two strides cannot
+    describe the tensor."""
     return tensor.flatten(1, -2) if tensor.dim() > 2 else tensor.reshape(1, -1, tensor.shape[-1])

@@ -78,8 +78,8 @@ def _add(
 def add(
     x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor
 ) -> None:
-    """As ``reference.add``. Rows of codewords with scale 0 are not read; where all are 0 every program ends
-    at once."""
+    """Add as ``reference.add`` does. Rows of codewords with scale 0 are not read; if all are 0 every program
+    ends at once."""
     k, d = codebook.shape[-2:]
     outputs = indices.numel()
     if outputs == 0:
