@@ -77,13 +77,12 @@ class Run:
         return table
 
     @property
-    def left_out(self) -> pandas.DataFrame:
-        """A row per answer of a client that was left out: ``arm``, ``iteration``, ``round``, ``client``, and
-        why, ``left_out``."""
+    def rejected(self) -> pandas.DataFrame:
+        """A row per rejected reply: ``arm``, ``iteration``, ``round``, ``client``, ``reason``."""
         import pandas
 
         table = pandas.DataFrame(
-            self._read.left_out, columns=["arm", "iteration", "round", "client", "left_out"]
+            self._read.rejected, columns=["arm", "iteration", "round", "client", "reason"]
         )
         return table
 

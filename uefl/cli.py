@@ -266,9 +266,9 @@ def train(
             raise
         place = error.filename or folder
         raise RunError(f"{error.strerror or error} while {place} was written; go on with: {go_on}") from None
-    left_out = sum(arm["rejected"] for arm in run.arms.values())
-    if left_out:
-        raise RunError(f"{left_out} replies of clients were rejected (see the notices above and report.md)")
+    rejected = sum(arm["rejected"] for arm in run.arms.values())
+    if rejected:
+        raise RunError(f"{rejected} replies of clients were rejected (see the notices above and report.md)")
 
 
 def _deployment(

@@ -490,7 +490,7 @@ class _Run:
             begun, used = time.monotonic(), time.process_time()
             try:
                 records = arm.turn()
-            finally:  # also if the run ends here because too many were left out
+            finally:  # also if the run ends here because too many were rejected
                 self.metrics.write(arm.rejected)
                 arm.rejected.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun

@@ -92,7 +92,7 @@ def reply(**tensors):
         "unasked",
     ],
 )
-def test_unsound_updates_are_refused(tensors, message):
+def test_unsound_updates_are_rejected(tensors, message):
     import re
 
     assert re.search(message, rejection(reply(**tensors), SENT, 0.0))

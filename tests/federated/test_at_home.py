@@ -152,7 +152,7 @@ def test_a_state_that_is_gone_leaves_its_silo_out(tmp_path):
         path.write_bytes(b"x")
     one.turn()
     assert len(notices) == 1
-    assert "left out silo-1" in notices[0]
+    assert "rejected silo-1" in notices[0]
     assert "state" in notices[0]
 
 
@@ -190,7 +190,7 @@ def test_a_server_gets_no_state_whatever_it_asks(how, tmp_path):
 
 
 @pytest.mark.parametrize("states", [[], ["x"], ["../../x"], [32 * "0", 32 * "0"], [32 * "0"]])
-def test_names_that_are_none_are_left_out(states, tmp_path):
+def test_names_that_are_no_names_are_rejected(states, tmp_path):
     cfg, fed = configured("scaffold"), federation()
 
     class Odd(Silos):

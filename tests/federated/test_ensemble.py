@@ -130,7 +130,7 @@ def test_an_invalid_member_rejects_the_update_of_all_members():
 
     algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
-    assert notices == ["round 1: left out silo-1: member 1: values is not finite"]
+    assert notices == ["round 1: rejected silo-1: member 1: values is not finite"]
     assert len(algorithm.rejected) == 1
     assert bool((algorithm.members[0].state.tensors["values"] == 3.0).all())
     assert all(
@@ -157,7 +157,7 @@ def test_what_is_wrong_with_a_reply_as_a_whole_is_seen(meddle, said):
 
     algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddled))
     algorithm.turn()
-    assert notices == [f"round 1: left out silo-1: {said}"]
+    assert notices == [f"round 1: rejected silo-1: {said}"]
 
 
 def test_one_request_carries_all_members_without_a_copy():

@@ -83,5 +83,5 @@ def test_a_metric_that_is_not_finite_leaves_its_client_out(tmp_path, monkeypatch
     metric("broken")(lambda probs, labels: float("nan") if len(labels) == 10 else 0.5)
     keys = KEYS | {"run": KEYS["run"] | {"metrics": ["broken"], "quorum": 0.5}}
     run = uefl.train(keys, out=tmp_path / "run", clients=clients(), arms=["fedavg"])
-    assert set(run.left_out["client"]) == {"small"}
+    assert set(run.rejected["client"]) == {"small"}
     assert run.summary["fedavg"]["broken"] == 0.5

@@ -13,10 +13,10 @@ from uefl.report import (
     arm_table,
     client_table,
     differing_keys,
-    left_out_table,
     open_event_writer,
     plots,
     read_run,
+    rejected_table,
     repeated,
     spread_table,
     style,
@@ -30,9 +30,9 @@ from . import run_folder
 PICTURES = ("arms", "accuracy", "entropy", "reliability", "classes", "confusion")
 
 
-def left_out(rounds):
+def rejected(rounds):
     place = {"arm": "uefl", "iteration": 0, "client": "silo-1"}
-    return [place | {"round": round, "left_out": "a | b [red]"} for round in rounds]
+    return [place | {"round": round, "reason": "a | b [red]"} for round in rounds]
 
 
 def column(table: Table, name: str) -> list[str]:
@@ -50,14 +50,14 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
 
 
 def test_rounds_count_from_one_also_in_old_folders(tmp_path):
-    lines = [*run_folder.records(), *left_out((2,))]
+    lines = [*run_folder.records(), *rejected((2,))]
     new, old = (
         read_run(run_folder.write(tmp_path / str(first), lines, first_round=first)) for first in (1, 0)
     )
     assert new.records == old.records
-    assert new.left_out == old.left_out
+    assert new.rejected == old.rejected
     assert {record["round"] for record in new.records} == {1, 2, 3, 4}
-    assert new.left_out[0]["round"] == 3
+    assert new.rejected[0]["round"] == 3
 
 
 def test_a_folder_of_another_version_says_so(tmp_path):
@@ -333,7 +333,7 @@ def test_report_is_written_anew_and_repeats_itself(tmp_path):
 
 
 def test_rejected_updates_stand_before_the_numbers(tmp_path):
-    write_report(run_folder.write(tmp_path, [*left_out((0, 1, 3)), *run_folder.records()]))
+    write_report(run_folder.write(tmp_path, [*rejected((0, 1, 3)), *run_folder.records()]))
     text = (tmp_path / "report.md").read_text()
     assert text.index("uefl: 3 rejected replies") < text.index("| arm |")
     assert "| arm | client | rounds | times | why |" in text
@@ -341,24 +341,24 @@ def test_rejected_updates_stand_before_the_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_answers_that_were_left_out_are_no_records_of_a_round(tmp_path, finished):
+def test_rejected_replies_are_no_records_of_a_round(tmp_path, finished):
     lines = run_folder.records()
     plain = read_run(run_folder.write(tmp_path / "plain", lines, finished=finished))
     run = read_run(
         run_folder.write(
-            tmp_path / "run", [*lines[:3], *left_out((0, 1)), *lines[3:], *left_out((3,))], finished=finished
+            tmp_path / "run", [*lines[:3], *rejected((0, 1)), *lines[3:], *rejected((3,))], finished=finished
         )
     )
     assert run.records == plain.records
-    assert [line["round"] for line in run.left_out] == [1, 2, 4]
-    assert run.arms["uefl"] == plain.arms["uefl"] | {"rejected": 3, "left_out": {"a | b [red]": 3}}
+    assert [line["round"] for line in run.rejected] == [1, 2, 4]
+    assert run.arms["uefl"] == plain.arms["uefl"] | {"rejected": 3, "reasons": {"a | b [red]": 3}}
     assert run.arms["fedavg"] == plain.arms["fedavg"]
     assert run.arms["fedavg"]["rejected"] == 0
-    assert left_out_table(plain) is None
+    assert rejected_table(plain) is None
 
 
-def test_the_report_truncates_a_long_list_of_left_out_replies(tmp_path):
-    lines = [line | {"client": f"c{i}"} for i in range(60) for line in left_out((0,))]
+def test_the_report_truncates_a_long_list_of_rejected_replies(tmp_path):
+    lines = [line | {"client": f"c{i}"} for i in range(60) for line in rejected((0,))]
     write_report(run_folder.write(tmp_path, [*lines, *run_folder.records()]))
     text = (tmp_path / "report.md").read_text()
     assert "10 more rows" in text

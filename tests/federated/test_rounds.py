@@ -120,12 +120,12 @@ def broken(reply):
     return reply
 
 
-def test_a_non_finite_update_is_left_out_counted_and_noted():
+def test_a_non_finite_update_is_rejected_counted_and_noted():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
     algorithm.turn()
     assert bool(torch.isfinite(values(algorithm)).all())
-    assert notices == ["round 1: left out silo-1: values is not finite"]
-    line = {"arm": "arm", "iteration": 0, "round": 0, "client": "silo-1", "left_out": "values is not finite"}
+    assert notices == ["round 1: rejected silo-1: values is not finite"]
+    line = {"arm": "arm", "iteration": 0, "round": 0, "client": "silo-1", "reason": "values is not finite"}
     assert algorithm.rejected == [line]
 
 
@@ -141,7 +141,7 @@ def test_below_the_quorum_the_run_ends_with_an_error():
         algorithm.turn()
 
 
-def test_an_update_that_is_too_long_is_left_out():
+def test_an_update_that_is_too_long_is_rejected():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.1, max_update_norm=1e-9))
     with pytest.raises(RunError, match="0 of 3"):
         algorithm.turn()
@@ -165,7 +165,7 @@ def test_a_client_that_does_not_answer_counts_against_the_quorum():
     lenient, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, silent))
     records = finish(lenient)
     assert {r["client"] for r in records} == {"silo-0", "silo-1"}
-    assert notices[0] == "round 2: left out silo-2: gone"
+    assert notices[0] == "round 2: rejected silo-2: gone"
     assert [line["round"] for line in lenient.rejected] == [1, 1, 2]
     assert len(notices) == 3
 
@@ -221,7 +221,7 @@ def measures(**values):
 @pytest.mark.parametrize(
     "values", [{"nll": float("nan")}, {"accuracy": float("-inf")}, {"confidence": [0.5, float("inf")]}]
 )
-def test_a_client_that_measures_nan_is_left_out(values):
+def test_a_client_that_measures_nan_is_rejected(values):
     whole = finish(arm(settings("fedavg"))[0])
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**values))
     records = finish(algorithm)
@@ -230,7 +230,7 @@ def test_a_client_that_measures_nan_is_left_out(values):
     (key, value), *_ = values.items()
     value = value[-1] if isinstance(value, list) else value
     assert (
-        notices[0] == f"round 2: left out silo-1: its {key} is {value}; if the model has diverged, lower lr"
+        notices[0] == f"round 2: rejected silo-1: its {key} is {value}; if the model has diverged, lower lr"
     )
     assert len(algorithm.rejected) == len(notices) == 3
     assert bool(torch.isfinite(algorithm.members[0].state.tensors["values"]).all())
@@ -301,12 +301,12 @@ def test_auto_takes_bf16_where_the_cpu_multiplies_it(has, monkeypatch):
     assert workspace(settings("fedavg", precision="auto")).autocast == has
 
 
-@pytest.mark.parametrize("name", ["left_out", "unseen", "round"])
+@pytest.mark.parametrize("name", ["reason", "unseen", "round"])
 def test_a_client_cannot_say_which_line_its_metrics_are(name):
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**{name: 1}))
     records = finish(algorithm)
     assert {record["client"] for record in records} == {"silo-0", "silo-2"}
-    assert notices[0] == f"round 2: left out silo-1: it sends a metric called {name}"
+    assert notices[0] == f"round 2: rejected silo-1: it sends a metric called {name}"
 
 
 def test_tensor_names_of_a_client_are_sanitized_and_shortened():
@@ -318,9 +318,9 @@ def test_tensor_names_of_a_client_are_sanitized_and_shortened():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, colorful))
     algorithm.turn()
     (line,) = algorithm.rejected
-    assert line["left_out"].startswith("it sends ?[31m?xxx")
-    assert len(line["left_out"]) < 210
-    assert line["left_out"] in notices[0]
+    assert line["reason"].startswith("it sends ?[31m?xxx")
+    assert len(line["reason"]) < 210
+    assert line["reason"] in notices[0]
 
 
 def test_a_round_copies_no_model():

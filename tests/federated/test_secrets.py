@@ -51,14 +51,14 @@ def with_secrets(engine):
 def test_pseudo_images_do_not_give_the_images_away(monkeypatch):
     """The attack on FedBR: the server, or another silo, draws the matrix of the means again from the seed,
     and solves for the images."""
-    fed, asked, original = federation((48, 48, 48)), {}, FedBR.answer
+    fed, asked, original = federation((48, 48, 48)), {}, FedBR.reply
 
     def watched(self, work):
         made = original(self, work)
         asked[work.client] = made["pseudo"].flatten(1)
         return made
 
-    monkeypatch.setattr(FedBR, "answer", watched)
+    monkeypatch.setattr(FedBR, "reply", watched)
     arm(settings("fedbr", pseudo=600), fed)[0].turn()
     assert asked
     for silo in fed.silos:

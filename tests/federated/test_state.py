@@ -65,7 +65,7 @@ def test_no_method_of_the_server_s_half_gets_private_state():
             message.expects = {}
             seen.extend(turn.ask({"silo-0": message}))
 
-        def answer(self, work):
+        def reply(self, work):
             return {}
 
         def rejection(self, message, reply):
@@ -99,7 +99,7 @@ class Drawer(Algorithm):
             replies = turn.ask({name: Message(dict(state.tensors)) for name in turn.participants})
             assert [reply.error for reply in replies] == [None] * len(turn.participants)
 
-    def answer(self, work):
+    def reply(self, work):
         work.private["asked"] = torch.stack([torch.rand(()), torch.rand((), generator=work.generator)])
         return {}
 

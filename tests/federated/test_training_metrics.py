@@ -100,7 +100,7 @@ def test_metrics_are_averaged_over_members_that_have_a_value():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_client_with_a_value_that_is_not_finite_is_left_out(value):
+def test_a_client_with_a_value_that_is_not_finite_is_rejected(value):
     with pytest.raises(
         RunError,
         match=rf"0 of 3 clients sent a sound update.*\(silo-0: its drift is {value}; if the model has",
@@ -125,7 +125,7 @@ def test_the_names_of_the_frame_are_all_that_a_plain_run_records():
     for algorithm in ("fedavg", "fedbn"):
         cfg = settings(algorithm, personalized=True)
         found |= {key for record in finish(arm(cfg, federation(unseen=1))[0]) for key in record}
-    assert found | {"left_out", "epsilon", "tested"} == RESERVED | {
+    assert found | {"reason", "epsilon", "tested"} == RESERVED | {
         "train_accuracy"
     }  # which the loss of FedAvg notes
 

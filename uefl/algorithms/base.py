@@ -186,7 +186,7 @@ class Algorithm:
         return State({"values": values, "buffers": buffers})
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Prepare the messages of a turn; ``turn.ask`` gets answers of the clients first."""
+        """Prepare the messages of a turn; ``turn.ask`` gets replies of the clients first."""
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Return the message to one client: tensors, options, and the expected tensors by shape and dtype.
@@ -279,9 +279,9 @@ class Algorithm:
     def before_round(self, work: Work) -> None:
         """Prepare the training of the loaded network. A tensor in ``work.trained`` is trained with it."""
 
-    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+    def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the tensors that answer a message of :meth:`prepare`."""
-        raise NotImplementedError(f"{type(self).__name__} asks its clients, and has no method 'answer'")
+        raise NotImplementedError(f"{type(self).__name__} asks its clients, and has no method 'reply'")
 
     def weight_decay(self, work: Work) -> float:
         """Return the weight decay of the optimizer."""

@@ -5,7 +5,7 @@ Reduction" (ICML 2023), and the authors' code, with random sample means as pseud
 averaged with the model, maximizes the contrast that the features minimize.
 
 A training message has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projection [Q]``; the client returns
-``projection``. An answer has ``pseudo [n, C, H, W]``, means of the client's images.
+``projection``. A reply has ``pseudo [n, C, H, W]``, means of the client's images.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class FedBR(Algorithm):
 
     # --- the client's half ---------------------------------------------------------------------------------
 
-    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+    def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Make pseudo-images, means of ten images each, without labels.
 
         No image is in two means. Only the owner of the client's secret can repeat the selection, and the same

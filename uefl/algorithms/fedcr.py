@@ -112,7 +112,7 @@ class FedCR(GaussianFeatures):
         return message
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Refuse precisions that are negative."""
+        """Reject precisions that are negative."""
         precision = reply.tensors.get("precision")
         return (
             "precision has negative elements"
@@ -155,7 +155,7 @@ class FedCR(GaussianFeatures):
                 work.memory["sums"] += sums(gaussian, batch.labels, len(means))
         return loss
 
-    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+    def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Train the head; nothing goes to the server."""
         fit(self, work, loss=self._head_loss, epochs=self.parameters.head_epochs)
         work.private |= work.workspace.private()

@@ -93,7 +93,7 @@ class FedIIR(Algorithm):
 
     # --- the client's half ---------------------------------------------------------------------------------
 
-    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+    def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the head's gradients, summed over the batches of one pass, with batch norm and dropout as in
         training."""
         work.net.train()

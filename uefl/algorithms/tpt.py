@@ -4,7 +4,7 @@ classes.
 Source: Papyan, Han and Donoho 2020 (PNAS); in a federation, Zhang, Cao and Liu (UEFL, ICML 2025), appendix F:
 dropout is off, and the phase begins where the training accuracy exceeds 99.9 %.
 
-An answer has ``sums [C, D]`` and ``counts [C]`` of the client's training images, and ``hits []``, how many
+A reply has ``sums [C, D]`` and ``counts [C]`` of the client's training images, and ``hits []``, how many
 are predicted right. A message with the means of all clients is answered with ``spread [2]`` and ``geometry
 [4]`` of ``uefl.collapse``, and ``own [6]``, the metrics of the client.
 """
@@ -119,7 +119,7 @@ class TPT(Algorithm):
             state, turn, {"sums": sums, "counts": counts, "hits": Expected((), torch.int64)}, {}
         )
         total = {
-            name: torch.stack([answer[name] for answer in first.values()]).sum(0)
+            name: torch.stack([reply[name] for reply in first.values()]).sum(0)
             for name in ("sums", "counts", "hits")
         }
         hits, images = int(total.pop("hits")), int(total["counts"].sum())
@@ -128,7 +128,7 @@ class TPT(Algorithm):
             state, turn, {name: Expected((size,), torch.float64) for name, size in sizes.items()}, total
         )
         within, disagree = (
-            torch.stack([answer["spread"] for answer in second.values()]).sum(0) / images
+            torch.stack([reply["spread"] for reply in second.values()]).sum(0) / images
         ).tolist()
         nc2a, nc2a_weights, nc2b, nc3 = next(iter(second.values()))["geometry"].tolist()
         common = Collapse(within, nc2a, nc2a_weights, nc2b, nc3, disagree)._asdict()
@@ -147,7 +147,7 @@ class TPT(Algorithm):
     def asked(
         self, state: State, turn: Turn, expects: dict[str, Expected], tensors: dict[str, torch.Tensor]
     ) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the answers of all clients, by name."""
+        """Return the replies of all clients, by name."""
         messages = {client: self.broadcast(state, client, turn) for client in self.context.clients}
         for message in messages.values():
             message.tensors |= tensors
@@ -161,7 +161,7 @@ class TPT(Algorithm):
     # --- the client's half ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+    def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Measure the training images, with dropout off and the running statistics of batch norm."""
         work.net.eval()
         features, logits = _features(work)

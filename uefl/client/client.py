@@ -229,7 +229,7 @@ class Client:
             part.sent, part.kept, part.training = self._train(algorithm, work)
         elif options.get("ask"):
             self._seed(work, "ask", str(options["ask"]))
-            part.sent = algorithm.answer(work)
+            part.sent = algorithm.reply(work)
             part.kept = message.private | work.private
         return part
 

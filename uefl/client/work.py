@@ -27,7 +27,7 @@ RESERVED = frozenset(
         "round",
         "client",
         "unseen",
-        "left_out",
+        "reason",
         "accuracy",
         "nll",
         "ece",

@@ -80,14 +80,14 @@ class RunSection(Section):
         ge=0,
         description=(
             "seconds after which clients of a round are given up (they count against the quorum): in one"
-            " process those that have not begun, on every other engine those that have not answered; 0: none"
+            " process those that have not begun, on every other engine those that have not replied; 0: none"
         ),
     )
     max_update_norm: float = Field(
         0.0,
         ge=0,
         description=(
-            "refuse an update further than this from what was sent (L2 over all tensors that come back); 0:"
+            "reject an update further than this from what was sent (L2 over all tensors that come back); 0:"
             " no bound"
         ),
     )

@@ -78,7 +78,7 @@ def check_asked(cfg: Config) -> None:
         )
 
 
-def refused(report: Report) -> str | None:
+def refusal(report: Report) -> str | None:
     """Return why a node that reports cannot be a silo of a run, or None."""
     header, parts = report
     if header.get("error") is not None:
@@ -106,7 +106,7 @@ def refused(report: Report) -> str | None:
         ):
             return "its report does not fit itself"
         if inputs.kind != "images":
-            return _vectors_refused(inputs, shape[0], parts, sizes)
+            return _vectors_refusal(inputs, shape[0], parts, sizes)
         if shape[0] not in (1, 3) or math.prod(shape) > _VALUES:
             return (
                 f"it has images of {' x '.join(map(str, shape))}; expected 1 or 3 channels, and at most"
@@ -133,7 +133,7 @@ def _inputs(header: Mapping[str, Any]) -> Inputs:
     return Inputs(told["kind"], names, vocabulary)
 
 
-def _vectors_refused(
+def _vectors_refusal(
     inputs: Inputs, length: int, parts: Mapping[str, Mapping[str, torch.Tensor]], sizes: Sizes
 ) -> str | None:
     """Return why a silo of columns or tokens cannot be one of a run; None: it can."""
@@ -202,7 +202,7 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
     """Find the most silos that can be trained together.
 
     Args:
-        reports: by name, in their order of arrival; each is one that :func:`refused` lets in.
+        reports: by name, in their order of arrival; each is one that :func:`refusal` lets in.
         cfg: of the run.
 
     Returns:

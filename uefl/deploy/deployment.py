@@ -23,7 +23,7 @@ from ..engines.flower.members import Members, Report, Roster
 from ..errors import RunError, UserError
 from ..folder import Silos
 from ..server.checks import printable
-from .agreement import agree, check_asked, fitting, refused
+from .agreement import agree, check_asked, fitting, refusal
 from .processes import Processes, free_port
 from .setting import Setting, greeting, task, without_files
 
@@ -109,7 +109,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 
     def admit(report: Report) -> str | None:
         same = report[0].get("federation") == federation.digest
-        why = refused(report) or (
+        why = refusal(report) or (
             None if same and report[0]["client"] in names else "it has other images than the server expects"
         )
         if why is None:
@@ -169,7 +169,7 @@ def _gather(
     begun: list[bool] = []
 
     def admit(report: Report) -> str | None:
-        why = refused(report)
+        why = refusal(report)
         name = str(report[0]["client"])
         if why is not None:
             return printable(f"silo {name!r}: {why}")
@@ -206,12 +206,12 @@ def _gather(
         together, unfit = fitting(reports, cfg)
         for node, why in members.refused.items():
             if told.get(node) != why:
-                notice(f"left out: {why}")
+                notice(f"refused: {why}")
         told = dict(members.refused)
         if len(together) < silos and time.monotonic() > end:
             there = f"{', '.join(sorted(together))} of" if together else "none of"
             reasons = dict.fromkeys([*members.refused.values(), *unfit.values()])
-            left = f"; left out: {', '.join(reasons)}" if reasons else ""
+            left = f"; refused: {', '.join(reasons)}" if reasons else ""
             advice = "mend that" if reasons else "start the others"
             raise UserError(
                 f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; {advice}, or lower"
@@ -220,7 +220,7 @@ def _gather(
         time.sleep(0.05)
     begun.append(True)
     for name in reports.keys() - set(together[:silos]):
-        members.leave_out(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
+        members.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
         del reports[name]
     federation = agree(reports, cfg, address.place)
     found = {name: _told_of_itself(report) | _key(members, name) for name, report in sorted(reports.items())}

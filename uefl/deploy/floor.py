@@ -123,7 +123,7 @@ class Floor:
             raise TooLittle(f"the server asks for what no noise hides: {error}") from None
 
     def check_message(self, run: RunSection, message: Message) -> None:
-        """Refuse a message that asks for an answer without noise, for several answers at once, or for one too
+        """Refuse a message that asks for a reply without noise, for several replies at once, or for one too
         many.
 
         Raises:

@@ -95,7 +95,7 @@ class SiloProgram:
         """the setting, the name of the arm, and its network"""
 
     def __call__(self, packet: Packet | None) -> Packet:
-        """Answer one message, or None for an unreadable one; never raises."""
+        """Reply to one message, or to None for an unreadable one; never raises."""
         client = self._source.name or ""
         try:
             if packet is None:
@@ -110,7 +110,7 @@ class SiloProgram:
                 )
                 return _fault(client, faults.VERSION)
             if header["ask"] == "refused":
-                self._log.warning("left out of a run: %s", printable(str(header["why"])))
+                self._log.warning("refused by a run: %s", printable(str(header["why"])))
                 return Packet({"client": client, "error": None}, {})
             if header["ask"] == "report":
                 return self._report(header)
@@ -119,10 +119,10 @@ class SiloProgram:
             client = header["client"]
             message = message_of(packet)
             self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
-            answer = self._client(header)
+            handler = self._client(header)
             if self._kept is not None or "state" in split(message)[0].options:
-                answer = partial(self._with_own_state, header, answer)
-            return packed_reply(self._guarded(answer, message))
+                handler = partial(self._with_own_state, header, handler)
+            return packed_reply(self._guarded(handler, message))
         except Exception as error:
             known = isinstance(error, UserError)  # its message is all there is to say
             self._log.error("%s", f"{faults.LINE}{error}" if known else traceback.format_exc())

@@ -103,7 +103,7 @@ class Workers:
         if self._crew is None:
             self._crew = self._start(data_root)
         for _ in [self._crew.ask(rank, Packet(greeting(cfg), {})) for rank in self._crew.ranks]:
-            while (found := self._crew.answer(1.0)) is None:
+            while (found := self._crew.reply(1.0)) is None:
                 pass
             header, _ = found[1]
             if header["error"] is not None or header["federation"] != federation.digest:

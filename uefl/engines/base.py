@@ -55,7 +55,7 @@ class Message:
 
 @dataclass
 class Reply:
-    """The answer of one client to its message.
+    """The reply of one client to its message.
 
     The tensors may be the engine's own buffers: use them before asking for the next reply, or clone them.
     """

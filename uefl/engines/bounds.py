@@ -31,8 +31,8 @@ optimizers keep two for each parameter"""
 _MIB = 2**20
 
 
-def excess(reply: Reply, message: Message) -> str | None:
-    """Return a description of the excess of a reply over its message; None: nothing."""
+def size_rejection(reply: Reply, message: Message) -> str | None:
+    """Return why a reply is too large for its message; None: it is not."""
     metrics = len(reply.metrics) + len(reply.training)
     if metrics > METRICS:
         return f"it sends {metrics} metrics, more than {METRICS}"

@@ -14,7 +14,7 @@ from .events import EventWriter, open_event_writer
 from .run_folder import RunFolder, outcomes, own_columns, parted, read_run, summarize
 from .samples import write as write_samples
 from .samples import write_uncertain
-from .tables import Table, arm_table, client_table, left_out_table, protocol_table, tables
+from .tables import Table, arm_table, client_table, protocol_table, rejected_table, tables
 from .words import count, means
 from .write import folder_of_comparison, write_comparison, write_report
 
@@ -33,7 +33,7 @@ __all__ = [
     "client_table",
     "count",
     "differing_keys",
-    "left_out_table",
+    "rejected_table",
     "means",
     "open_event_writer",
     "outcomes",

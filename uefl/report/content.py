@@ -12,7 +12,7 @@ from . import plots
 from .compare import Comparison, configurations
 from .run_folder import RunFolder
 from .style import Picture
-from .tables import Table, arm_table, client_table, last_rounds, left_out_table, protocol_table
+from .tables import Table, arm_table, client_table, last_rounds, protocol_table, rejected_table
 from .words import count, label
 
 _NORMAL = 1.96  # 95 % of a normal distribution lie within this number of standard deviations
@@ -48,7 +48,7 @@ _DIFFERENCES_LEGEND = (
     "Accuracy is the mean over a run's last four rounds. Differences are within a run, between arms with the"
     " same seed and data, with the 95 % confidence interval of their mean (Student's t)."
 )
-_LEFT_OUT_LEGEND = "Replies of clients that are in no average and no measurement, by arm, client and reason."
+_REJECTED_LEGEND = "Replies of clients that are in no average and no measurement, by arm, client and reason."
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
                 *shown("arms.png", "loss.png"),
             ],
         ),
-        Section("Rejected replies", _left_out(run)),
+        Section("Rejected replies", _rejected(run)),
         Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
         *_findings(run, by_name),
         Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
@@ -188,16 +188,16 @@ def _warnings(run: RunFolder) -> list[str]:
         if arm.get("rejected"):
             notes.append(
                 f"{name}: {count(arm['rejected'], 'rejected reply', 'rejected replies')}"
-                f"{'; see the table below' if run.left_out else ''}."
+                f"{'; see the table below' if run.rejected else ''}."
             )
     return notes + [
         f"{arm}: {warning}." for arm, findings in run.findings.items() for warning in findings.warnings
     ]
 
 
-def _left_out(run: RunFolder) -> list[Block]:
-    table = left_out_table(run)
-    return [] if table is None else [_LEFT_OUT_LEGEND, table, *([table.note] if table.note else [])]
+def _rejected(run: RunFolder) -> list[Block]:
+    table = rejected_table(run)
+    return [] if table is None else [_REJECTED_LEGEND, table, *([table.note] if table.note else [])]
 
 
 def _facts(run: RunFolder) -> list[str]:

@@ -58,7 +58,7 @@ class RunFolder:
     """as in manifest.json; empty where there is none"""
     made: Record = field(default_factory=dict)
     """content of made.json: date, host and versions; empty if there is no such file"""
-    left_out: list[Record] = field(default_factory=list)
+    rejected: list[Record] = field(default_factory=list)
     """lines of rejected replies, each with its reason"""
 
     @property
@@ -182,11 +182,11 @@ def read_run(path: Path) -> RunFolder:
     finished = (path / "summary.json").is_file()
     config = configuration.load_whole(path / "config.toml")
     varies = config.run.evaluation < 1 or bool(config.run.joins)
-    records, left_out = _read_lines(path / "metrics.jsonl", finished, varies)
+    records, rejected = _read_lines(path / "metrics.jsonl", finished, varies)
     if not records:
         why = "".join(
-            f", rejected {line['client']} in round {line['round']}: {line['left_out']}"
-            for line in left_out[-1:]
+            f", rejected {line['client']} in round {line['round']}: {line['reason']}"
+            for line in rejected[-1:]
         )
         advice = (
             "the file is damaged: restore it, or train again"
@@ -194,7 +194,7 @@ def read_run(path: Path) -> RunFolder:
             else f"continue with `uefl train --resume {path}`"
         )
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; {advice}")
-    arms = _read_summary(path / "summary.json") if finished else outcomes([*left_out, *records], config)
+    arms = _read_summary(path / "summary.json") if finished else outcomes([*rejected, *records], config)
     return RunFolder(
         path,
         config,
@@ -203,7 +203,7 @@ def read_run(path: Path) -> RunFolder:
         finished,
         _read_manifest(path / "manifest.json"),
         _read_made(path),
-        left_out,
+        rejected,
     )
 
 
@@ -211,7 +211,7 @@ def parted(lines: Iterable[Record]) -> tuple[list[Record], list[Record]]:
     """Split lines of metrics.jsonl into measurements and rejected replies."""
     both: tuple[list[Record], list[Record]] = ([], [])
     for line in lines:
-        both["left_out" in line].append(line)
+        both["reason" in line].append(line)
     return both
 
 
@@ -252,13 +252,13 @@ def summarize(
       round of training and after the last. ``rounds_to_catch_up``: mean number of rounds that they train
       until their accuracy is at least 95 % of the mean accuracy of the other clients; null if one never
       gets there.
-    - ``rejected``, ``left_out``: number of rejected replies, in total and by reason.
+    - ``rejected``, ``reasons``: number of rejected replies, in total and by reason.
     - ``clients``: accuracy, entropy and columns by client.
     """
     arms = {}
-    records, left_out = parted(lines)
+    records, rejected = parted(lines)
     for arm, lines in _grouped(records, "arm"):
-        reasons = Counter(line["left_out"] for line in left_out if line["arm"] == arm)
+        reasons = Counter(line["reason"] for line in rejected if line["arm"] == arm)
         rounds = [chunk for _, chunk in _grouped([r for r in lines if not r.get("unseen")], "round")]
         unseen = [r for r in lines if r.get("unseen") and r["round"] == rounds[-1][0]["round"]]
         last = rounds[-1]
@@ -295,7 +295,7 @@ def summarize(
             **(_late(rounds, joins) if joins else {}),
             "rounds": len(rounds),
             "rejected": reasons.total(),
-            "left_out": dict(reasons),
+            "reasons": dict(reasons),
             **_selected(rounds),
             "clients": {
                 r["client"]: {key: r[key] for key in ("accuracy", "entropy", *own) if key in r}
@@ -379,20 +379,20 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
             record = json.loads(line)
         except json.JSONDecodeError:
             record = None
-        if not isinstance(record, dict) or not record.keys() >= (_PLACE if "left_out" in record else _KEYS):
+        if not isinstance(record, dict) or not record.keys() >= (_PLACE if "reason" in record else _KEYS):
             raise UserError(
                 f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train"
                 " again"
             )
         lines.append(record)
     from_one(lines)
-    records, left_out = parted(lines)
+    records, rejected = parted(lines)
     if finished or varies:
-        return records, left_out
+        return records, rejected
     rounds = [chunk for _, arm in _grouped(records, "arm") for _, chunk in _grouped(arm, "round")]
     if rounds and len(rounds[-1]) < len(rounds[0]):
         rounds.pop()
-    return [r for chunk in rounds for r in chunk], left_out
+    return [r for chunk in rounds for r in chunk], rejected
 
 
 def _read_summary(path: Path) -> dict[str, Record]:

@@ -178,12 +178,12 @@ def tables(run: RunFolder) -> list[Table]:
 
     On unlabeled sets there is no table of clients, since they share the model and the test images.
     """
-    left_out = left_out_table(run)
+    rejected = rejected_table(run)
     return [
         arm_table(run),
         protocol_table(run),
         *([] if run.on_sets else [client_table(run)]),
-        *([left_out] if left_out else []),
+        *([rejected] if rejected else []),
     ]
 
 
@@ -212,11 +212,11 @@ def client_table(run: RunFolder) -> Table:
     return Table("per client", ["client", *columns], rows)
 
 
-def left_out_table(run: RunFolder) -> Table | None:
+def rejected_table(run: RunFolder) -> Table | None:
     """Return the rounds of the rejected replies by arm, client and reason; None if there are none."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
-    for line in run.left_out:
-        rounds.setdefault((line["arm"], line["client"], line["left_out"]), []).append(line["round"])
+    for line in run.rejected:
+        rounds.setdefault((line["arm"], line["client"], line["reason"]), []).append(line["round"])
     if not rounds:
         return None
     rows = [

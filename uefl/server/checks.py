@@ -36,7 +36,7 @@ _MOST |= {
 }
 """what metrics of the frame are at most; all are at least 0"""
 _LONGEST = 200  # characters of a reason
-_OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "left_out"))
+_OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "reason"))
 """keys of metrics.jsonl that say which line this is, which no client may say"""
 
 
@@ -99,24 +99,24 @@ def printable(reason: str) -> str:
 
 
 def check_quorum(
-    share: float, round: int, answers: int, clients: int, what: str, rejected: Sequence[str]
+    share: float, round: int, replies: int, clients: int, what: str, rejected: Sequence[str]
 ) -> None:
     """Stop the run if too few clients have replied.
 
     Args:
         share: of the clients that is enough.
         round: counts from 1, for the message.
-        answers: clients that did.
+        replies: of clients that did.
         clients: that were asked.
         what: they were to do, in the past tense.
         rejected: clients with a rejected reply, each with the reason.
 
     Raises:
-        RunError: fewer answers than the quorum.
+        RunError: fewer replies than the quorum.
     """
     needed = math.ceil(share * clients - 1e-9)  # 0.07 * 100 is a little more than 7
-    if answers < needed:
-        why = f"{answers} of {clients} clients {what}, the quorum is {needed}; the run stops here"
+    if replies < needed:
+        why = f"{replies} of {clients} clients {what}, the quorum is {needed}; the run stops here"
         raise RunError(f"round {round}: {why}" + (f" ({rejected[0]})" if rejected else ""))
 
 

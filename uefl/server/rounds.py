@@ -25,7 +25,7 @@ from ..aggregation import Rule, magnitude, rejection
 from ..algorithms.base import Record
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
-from ..engines.bounds import excess
+from ..engines.bounds import size_rejection
 from ..lazy import Lazy
 from ..privacy import Privacy
 from .checks import check_course, check_quorum, metrics_rejection, not_finite, printable, written
@@ -169,7 +169,7 @@ class ServerLoop:
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
-            reason = excess(reply, message) or metrics_rejection(
+            reason = size_rejection(reply, message) or metrics_rejection(
                 reply, len(self.context.classes), {*self.algorithm.columns, *self.run.metrics}
             )
             if reason is None and name in measuring:
@@ -177,7 +177,7 @@ class ServerLoop:
             if reason is None and name in training:
                 reason = self._rejection(reply, message)
             if reason is not None:
-                reason = self._reject(name, reason, self.round - (name not in training))
+                reason = self._reject(name, reason, measured=name not in training)
                 reasons.append(f"{name}: {reason}")
             elif name in training:
                 for each, part in zip(self.members, self._parts(reply), strict=True):
@@ -210,7 +210,7 @@ class ServerLoop:
         """Return the turn of one member. The first member reports for all."""
         notice = self.notice if each is self.members[0] else silent
         place = (self.iteration, self.trained, self.round, measure, train, participants)
-        return Turn(*place, notice, partial(self._ask, each), self._reject_answer)
+        return Turn(*place, notice, partial(self._ask, each), self._reject)
 
     def _ask(self, each: ServerModel, messages: Mapping[str, Message]) -> Iterator[Reply]:
         """Run an exchange that the algorithm started. Its bytes count for the round."""
@@ -226,12 +226,12 @@ class ServerLoop:
             client, message = reply.client, whole[reply.client]
             self._received[client] += reply.bytes
             reason = (
-                excess(reply, message)
+                size_rejection(reply, message)
                 or rejection(reply, message, 0.0, math.inf)
                 or (None if self._names_states(reply, 1) else _NO_NAME)
             )
             if reason is not None:
-                yield Reply(client, error=self._reject_answer(client, reason))
+                yield Reply(client, error=self._reject(client, reason))
                 continue
             if client in self._known:
                 before = {} if self._home else each.private[client]
@@ -277,8 +277,8 @@ class ServerLoop:
         if reply.examples > reported:
             return f"it claims {reply.examples} examples, and reported {reported}"
         parts = zip(self.members, split(message), self._parts(reply), strict=True)
-        for i, (each, asked, answer) in enumerate(parts):
-            reason = each.rejection(asked, answer)
+        for i, (each, asked, part) in enumerate(parts):
+            reason = each.rejection(asked, part)
             if reason is not None:
                 return reason if len(self.members) == 1 else f"member {i}: {reason}"
         return not_finite(reply.training)
@@ -286,16 +286,16 @@ class ServerLoop:
     def _names_states(self, reply: Reply, members: int) -> bool:
         return not self._home or named_states(reply, members)
 
-    def _reject(self, client: str, reason: str, round: int, what: str = "") -> str:
-        """Count a rejected reply and tell the user; return the reason in printable characters."""
-        reason = printable(reason)
-        place = {"arm": self.name, "iteration": self.iteration, "round": round, "client": client}
-        self.rejected.append(place | {"left_out": reason})
-        self.notice(f"round {round + 1}: left out {what}{client}: {reason}")
-        return reason
+    def _reject(self, client: str, reason: str, measured: bool = False) -> str:
+        """Count a rejected reply and tell the user; return the reason in printable characters.
 
-    def _reject_answer(self, client: str, reason: str) -> str:
-        return self._reject(client, reason, self.round, "the answer of ")
+        A client that only measures is rejected in the round before, which it ``measured``.
+        """
+        reason, round = printable(reason), self.round - measured
+        place = {"arm": self.name, "iteration": self.iteration, "round": round, "client": client}
+        self.rejected.append(place | {"reason": reason})
+        self.notice(f"round {round + 1}: rejected {client}: {reason}")
+        return reason
 
     def _bytes(self, client: str) -> dict[str, int]:
         return {"bytes_sent": self._sent[client], "bytes_received": self._received[client]}

@@ -26,13 +26,13 @@ class Turn:
     notice: Callable[[str], None]
     """takes a line for the user"""
     ask: Callable[[Mapping[str, Message]], Iterator[Reply]]
-    """runs an exchange of the algorithm's own: the clients' ``answer`` to a message each, sorted by name. A
+    """runs an exchange of the algorithm's own: the clients' ``reply`` to a message each, sorted by name. A
     rejected reply has an ``error``; it has been counted, recorded and reported"""
     reject: Callable[[str, str], object]
     """takes a client and a reason: rejects a reply of :attr:`ask` that has the expected tensors"""
 
     def need(self, messages: Mapping[str, Message], what: str) -> Iterator[Reply]:
-        """Ask clients and require every answer; ``what`` completes the error message.
+        """Ask clients and require every reply; ``what`` completes the error message.
 
         Raises:
             RunError: a reply was rejected.

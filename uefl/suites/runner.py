@@ -203,6 +203,6 @@ def _measured(job: Job) -> int:
                 if line.startswith(b"{") and line.endswith(b"}")
             ]
         lines = (json.loads(line) for line in reversed(whole))
-        return next((int(line["round"]) for line in lines if "left_out" not in line), 0)
+        return next((int(line["round"]) for line in lines if "reason" not in line), 0)
     except (OSError, ValueError):
         return 0

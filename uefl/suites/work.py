@@ -59,9 +59,9 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
             summary = run.train(from_toml(text), preset=str(folder), out=folder, **keys)
     except (UserError, RunError) as error:
         sys.exit(f"error: {error}")
-    left_out = sum(arm["rejected"] for arm in summary["arms"].values())
-    if left_out:
-        sys.exit(f"error: {left_out} replies of clients were rejected")
+    rejected = sum(arm["rejected"] for arm in summary["arms"].values())
+    if rejected:
+        sys.exit(f"error: {rejected} replies of clients were rejected")
 
 
 def _end_with_suite() -> None:

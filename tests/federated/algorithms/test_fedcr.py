@@ -184,7 +184,7 @@ def test_a_client_whose_head_cannot_be_trained_keeps_it():
 
     one.engine._clients["silo-1"] = broken
     assert len(finish(one)) == 3
-    assert notices == ["round 2: left out the answer of silo-1: out of memory"]
+    assert notices == ["round 2: rejected silo-1: out of memory"]
 
 
 def test_a_long_gradient_is_shortened_and_a_short_one_is_not():

@@ -138,7 +138,7 @@ def test_the_exchange_is_counted_and_the_term_changes_the_model():
     assert mine["bytes_sent"] == 2 * theirs["bytes_sent"] + 4 * floats  # the model twice, and the average
 
 
-def test_a_client_without_an_answer_is_left_out_of_the_average():
+def test_a_client_without_a_reply_is_rejected():
     one, _, notices = arm(settings("fediir", rounds=[1]))
     original = one.engine._clients["silo-1"]
 
@@ -149,8 +149,8 @@ def test_a_client_without_an_answer_is_left_out_of_the_average():
 
     one.engine._clients["silo-1"] = broken
     one.turn()
-    assert notices == ["round 1: left out the answer of silo-1: out of memory"]
-    assert [line["left_out"] for line in one.rejected] == ["out of memory"]
+    assert notices == ["round 1: rejected silo-1: out of memory"]
+    assert [line["reason"] for line in one.rejected] == ["out of memory"]
     assert state(one).tensors["gradient"].norm() > 0
 
 

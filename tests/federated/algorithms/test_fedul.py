@@ -352,7 +352,7 @@ def test_the_average_of_identical_models_is_that_model():
     assert torch.equal(values(algorithm), before)
 
 
-def test_a_diverged_client_is_left_out_by_name():
+def test_a_diverged_client_is_rejected_by_name():
     algorithm = arm(configured("fedul", quorum=0.5))[0]
     original = algorithm.engine._clients["client-1"]
 

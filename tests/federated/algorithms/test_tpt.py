@@ -86,7 +86,7 @@ def test_every_dropout_is_off():
     assert {m.p for m in net.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
 
 
-def test_a_client_that_cannot_answer_ends_the_run():
+def test_a_client_that_cannot_reply_ends_the_run():
     one = arm(settings("tpt"))[0]
     original = one.engine._clients["silo-1"]
 

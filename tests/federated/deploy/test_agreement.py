@@ -10,7 +10,7 @@ from tests.federated.deploy.machines import images
 from tests.federated.engines.grid import sent
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, refused
+from uefl.deploy.agreement import agree, refusal
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder
@@ -93,13 +93,13 @@ def test_data_that_cannot_be_used_are_a_code(folder, caplog):
     header, parts = report(cfg, folder / "d")
     assert header["error"] == "data"
     assert "all 12 training images are of class 'cat'" in caplog.text
-    assert "its data cannot be used" in str(refused((header, parts)))
+    assert "its data cannot be used" in str(refusal((header, parts)))
 
 
 @pytest.mark.parametrize("damage", ["no counts", "other counts", "no sizes", "a bad name", "a shape"])
 def test_reports_that_do_not_fit_are_refused(folder, damage):
     header, parts = report(settings(folder), folder / "a")
-    assert refused((header, parts)) is None
+    assert refusal((header, parts)) is None
     match damage:
         case "no counts":
             parts = {}
@@ -111,4 +111,4 @@ def test_reports_that_do_not_fit_are_refused(folder, damage):
             header["client"] = "a\n"
         case "a shape":
             header["shape"] = [1, 8]
-    assert refused((header, parts)) is not None
+    assert refusal((header, parts)) is not None

@@ -12,7 +12,7 @@ pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
 from tests.federated import tiny
 from tests.federated.deploy.given import Given
 from tests.federated.engines.conformance import messages
-from uefl.deploy.agreement import refused
+from uefl.deploy.agreement import refusal
 from uefl.deploy.command import silo as serve
 from uefl.deploy.floor import Floor
 from uefl.deploy.setting import Setting, greeting, task
@@ -93,7 +93,7 @@ def test_a_run_below_the_floor_is_rejected(path, keys, line, caplog):
     cfg, one = settings(**keys), program(path)
     report = one(Packet(greeting(cfg), {}))
     assert error(report) == error(one(asked(cfg))) == "privacy"
-    assert "it insists on more privacy than the run gives" in refused(report)
+    assert "it insists on more privacy than the run gives" in refusal(report)
     assert caplog.text.count(line) == 2
     assert "Traceback" not in caplog.text
     assert not path.exists()

@@ -87,7 +87,7 @@ def test_no_name_of_a_file_of_the_server_goes_to_a_silo(folder, monkeypatch):
     assert len(got) == 2
 
 
-def test_who_is_left_out_is_told_why_and_so_is_the_user(folder, monkeypatch, caplog):
+def test_a_refused_silo_is_told_why_and_so_is_the_user(folder, monkeypatch, caplog):
     images(folder / "c", {"cat": 0})
     programs = [program(folder, name) for name in "abc"]
     with (
@@ -98,9 +98,9 @@ def test_who_is_left_out_is_told_why_and_so_is_the_user(folder, monkeypatch, cap
     why = "silo 'c': its data cannot be used as the run asks (fault data; its own log says more)"
     assert (
         str(error.value)
-        == f"a, b of 3 silos came to there:1 in 0.1 s; left out: {why}; mend that, or lower --silos"
+        == f"a, b of 3 silos came to there:1 in 0.1 s; refused: {why}; mend that, or lower --silos"
     )
-    assert said.count(f"left out: {why}") == 1
+    assert said.count(f"refused: {why}") == 1
     assert [one["why"] for one in got if one["ask"] == "refused"] == [why]
     told = [record.getMessage() for record in caplog.records]
     assert told == [
@@ -108,7 +108,7 @@ def test_who_is_left_out_is_told_why_and_so_is_the_user(folder, monkeypatch, cap
             "cannot answer: silo 'c': all 12 training images are of class 'cat'; a silo needs two classes or"
             " more"
         ),
-        f"left out of a run: {why}",
+        f"refused by a run: {why}",
     ]
 
 
@@ -150,7 +150,7 @@ def test_what_a_server_says_of_it_is_one_short_line(folder, caplog):
     answer = program(folder, "a")(Packet(asked, {}))
     assert answer == Packet({"client": "a", "error": None}, {})
     (record,) = caplog.records
-    assert record.getMessage().startswith("left out of a run: ?[31m?xxx")
+    assert record.getMessage().startswith("refused by a run: ?[31m?xxx")
     assert len(record.getMessage()) < 250
 
 
@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_read_is_told_too(folder, monkeypatch):
 
     with (
         joined(monkeypatch, [stranger], wait=0.1) as (run, _, _),
-        pytest.raises(UserError, match="left out: its report cannot be read"),
+        pytest.raises(UserError, match="refused: its report cannot be read"),
     ):
         run.federation(settings(folder), None, {})
     assert told == ["report", "refused"]
@@ -200,7 +200,7 @@ def test_a_name_stays_with_its_key_when_the_run_goes_on(folder, monkeypatch):
         assert run.federation(settings(folder), None, known).digest == digest
         assert run.silos == known
     assert any(
-        line.startswith("left out: the name 'a' is that of another key; give another --name") for line in said
+        line.startswith("refused: the name 'a' is that of another key; give another --name") for line in said
     )
 
 
@@ -261,9 +261,9 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
     ):
         run.federation(settings(folder), None, {})
         assert run._members.refused == {}
-    first, second = (line for line in said if line.startswith("left out"))
-    assert first == "left out: its report cannot be read"
-    assert second.startswith("left out: silo 'b': its data cannot be used")
+    first, second = (line for line in said if line.startswith("refused"))
+    assert first == "refused: its report cannot be read"
+    assert second.startswith("refused: silo 'b': its data cannot be used")
 
 
 class Quiet:

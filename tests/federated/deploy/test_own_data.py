@@ -14,7 +14,7 @@ from tests.federated.deploy.machines import images
 from tests.federated.engines.grid import MemoryGrid, sent
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, check_asked, refused
+from uefl.deploy.agreement import agree, check_asked, refusal
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
@@ -33,7 +33,7 @@ def programs(*folders):
 
 def reports(cfg, nodes):
     found = [unpack(sent(program(pack(greeting(cfg))))) for program in nodes.values()]
-    assert [refused(report) for report in found] == [None] * len(found)
+    assert [refusal(report) for report in found] == [None] * len(found)
     return {header["client"]: (header, parts) for header, parts in found}
 
 
@@ -49,7 +49,7 @@ def check_same(cfg, whole, there, nodes):
         assert [(s.name, s.sizes) for s in getattr(there, group)] == [
             (s.name, s.sizes) for s in getattr(whole, group)
         ]
-    members = Members(MemoryGrid(nodes), greeting(cfg), refused)
+    members = Members(MemoryGrid(nodes), greeting(cfg), refusal)
     for _ in range(2):
         members._looked = 0.0
         members.look()

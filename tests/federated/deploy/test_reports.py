@@ -10,7 +10,7 @@ from tests.federated import tiny_sets
 from tests.federated.data.test_own_sets import ROWS, write
 from tests.federated.deploy.machines import images
 from uefl import config
-from uefl.deploy.agreement import refused
+from uefl.deploy.agreement import refusal
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder, own
@@ -28,7 +28,7 @@ def report(tmp_path):
 
 
 def test_an_honest_one(report):
-    assert refused(report) is None
+    assert refusal(report) is None
 
 
 def test_skipped_files_are_noted_only_at_the_silo(tmp_path, caplog):
@@ -54,9 +54,9 @@ def test_one_of_sets(tmp_path):
     found = decode(
         encode(SiloProgram(own(tmp_path / "berlin", None), torch.device("cpu"))(Packet(greeting(cfg), {})))
     )
-    assert refused(found) is None
+    assert refusal(found) is None
     found.header["sizes"]["sets"] = []
-    assert refused(found) == "its report does not fit itself"
+    assert refusal(found) == "its report does not fit itself"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_one_of_sets(tmp_path):
 )
 def test_what_is_none_is_a_line(report, key, value):
     report.header[key] = value
-    line = refused(report)
+    line = refusal(report)
     assert line
     assert line.isprintable()
 
@@ -100,7 +100,7 @@ def test_what_is_none_is_a_line(report, key, value):
 def test_what_is_missing_is_a_line(report):
     for key in ("classes", "content", "shape", "kind", "precision", "sizes", "torch"):
         value = report.header.pop(key)
-        assert refused(report) == "its report is not complete", key
+        assert refusal(report) == "its report is not complete", key
         report.header[key] = value
 
 
@@ -119,4 +119,4 @@ def test_a_histogram_of_other_images_is_refused(report, how):
         case "overflow":
             counts[0, :4] += torch.tensor([2**62] * 4)  # as int64 their sum does not change
             assert int(counts.sum()) == int(report.parts["pixels"]["counts"].sum())
-    assert refused(report) == "its histogram is not of so many images of this shape"
+    assert refusal(report) == "its histogram is not of so many images of this shape"

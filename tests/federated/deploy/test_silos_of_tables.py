@@ -8,7 +8,7 @@ import torch
 from tests.federated.data.test_tables import KEYS, UEFL, frame, write
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, fitting, refused
+from uefl.deploy.agreement import agree, fitting, refusal
 from uefl.deploy.setting import Setting, greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
@@ -50,7 +50,7 @@ def reports(folder, cfg):
 def test_silos_and_one_process_agree_on_the_federation(split, normalize):
     cfg = settings(normalize=normalize)
     found = reports(split, cfg)
-    assert {refused(each) for each in found.values()} == {None}
+    assert {refusal(each) for each in found.values()} == {None}
     assert all(bool(parts) == (normalize == "standard") for _, parts in found.values())
     there = agree(found, cfg, "there:1")
     here = build(settings(split, normalize=normalize).data, kind="labeled", seed=0)
@@ -66,14 +66,14 @@ def test_the_setting_of_a_run_travels_as_json(folder):
     assert setting.context().inputs == there.inputs
 
 
-def test_a_silo_with_other_columns_is_left_out(folder):
+def test_a_silo_with_other_columns_is_refused(folder):
     frame(5, "abdce").to_csv(folder / "other.csv", index=False)
     names, why = fitting(reports(folder, settings()), settings())
     assert sorted(names) == ["silo-0", "silo-1", "silo-2"]
     assert "same columns" in why["other"]
 
 
-def test_a_silo_without_moments_is_left_out(folder):
+def test_a_silo_without_moments_is_refused(folder):
     found = reports(folder, settings())
     found["silo-1"][1].clear()
     names, why = fitting(found, settings())
@@ -112,7 +112,7 @@ def _moments(change):
 def test_what_no_silo_of_a_table_reports_is_a_line(folder, change):
     header, parts = report(folder / "silo-0.csv", settings())
     change(header, parts)
-    line = refused((header, parts))
+    line = refusal((header, parts))
     assert line
     assert line.isprintable()
 

@@ -65,7 +65,7 @@ def check_raises(make: Callable[[Config], object]) -> None:
     arm.turn()
     (line,) = arm.rejected
     assert line["client"] == "silo-1"
-    assert "computation" in line["left_out"]
+    assert "computation" in line["reason"]
     assert not any("patient" in line for line in notices)
 
 

@@ -100,7 +100,7 @@ def test_a_damaged_tensor_is_refused(array):
         unpack(records)
 
 
-def test_an_answer_that_cannot_be_packed_is_a_fault(caplog):
+def test_a_reply_that_cannot_be_packed_is_a_fault(caplog):
     for header, parts in (
         ({"client": "a", "value": object()}, {}),
         ({"client": "a"}, {"update": {"x": torch.zeros(2, dtype=torch.complex64)}}),

@@ -74,13 +74,13 @@ def test_a_client_that_raises_says_a_code_and_no_text(run, code, caplog):
     arm, _, notices = tiny.arm(cfg, federation, lambda local: flower)
     arm.turn()
     (line,) = arm.rejected
-    assert code in line["left_out"]
-    assert any("left out silo-1" in line and code in line for line in notices)
+    assert code in line["reason"]
+    assert any("rejected silo-1" in line and code in line for line in notices)
     assert not any("patient" in line for line in notices)
     assert "Traceback" in caplog.text
 
 
-def test_unreadable_and_foreign_replies_are_left_out(run):
+def test_unreadable_and_foreign_replies_are_rejected(run):
     cfg, federation = run
     nodes = programs(federation)
     honest = dict(nodes)

@@ -130,11 +130,11 @@ def round_of(reply, **private):
 
 
 @malformed
-def test_a_malformed_reply_is_left_out_and_the_others_go_on(reply):
+def test_a_malformed_reply_is_rejected_and_the_others_go_on(reply):
     assert round_of(reply) == ["its reply cannot be read", None]
 
 
-def test_an_error_without_a_reason_is_left_out_too():
+def test_an_error_without_a_reason_is_rejected_too():
     assert round_of(lambda asked, content: honest(asked, Error(ErrorCode.MESSAGE_UNAVAILABLE))) == [
         "its reply did not come whole",
         None,
@@ -142,7 +142,7 @@ def test_an_error_without_a_reason_is_left_out_too():
 
 
 @malformed
-def test_a_malformed_answer_to_a_greeting_is_a_stranger(reply):
+def test_a_malformed_reply_to_a_greeting_is_a_stranger(reply):
     one = grid(reply, lambda node: pack({"client": f"silo-{node - 7}"}))
     members = Members(one, {"ask": "report"}, lambda report: None)
     members.look()

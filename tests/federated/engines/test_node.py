@@ -155,7 +155,7 @@ def answered(answer, life=None, **parts):
         return set(), ""
 
     with pytest.raises(Enough):
-        node._answer_all((None, receive, send, None, None, pull, healthy, lambda run, name: None), answer)
+        node._reply_to_all((None, receive, send, None, None, pull, healthy, lambda run, name: None), answer)
     assert len(pulled) <= len(parts)
     (reply,) = heard
     assert reply.metadata.reply_to_message_id == message.metadata.message_id

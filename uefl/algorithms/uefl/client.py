@@ -4,7 +4,7 @@ A message of a quantized round has the client's ``codebook [..., V, d]``. If cod
 also has ``moving [..., V, d + 1]``. With the option ``new_codewords`` the client first runs k-means for this
 many codewords on its features, and writes them into the codebook from row ``new_at``. It returns the
 ``codebook`` or ``moving``, and ``usage [..., V]``, the number of assignments of each codeword in training.
-The answer to an ask has ``block [..., v, d]`` and ``mass [..., v]``, from k-means only.
+The reply to an ask has ``block [..., v, d]`` and ``mass [..., v]``, from k-means only.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class CodebookAlgorithm(Algorithm):
             work.memory |= {"codebook": codebook, "moving": moving}
         work.memory["usage"] = torch.zeros(codebook.shape[:-1], dtype=torch.int64, device=codebook.device)
 
-    def answer(self, work: Work) -> dict[str, torch.Tensor]:
+    def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return new codewords of the client's features, and the number of features of each."""
         block, mass = self.new_codewords(work)
         return {"block": block, "mass": mass}

@@ -76,7 +76,7 @@ class Crew:
         return rank not in self._busy
 
     def ask(self, rank: int, packet: Packet) -> int:
-        """Send a packet to an idle worker; return the number of its answer.
+        """Send a packet to an idle worker; return the number of its reply.
 
         Raises:
             Lost: the worker has ended.
@@ -86,8 +86,8 @@ class Crew:
         send(self._ends[rank], packet)
         return self._number
 
-    def answer(self, seconds: float) -> tuple[int, Packet] | None:
-        """Return the next answer of any worker with its number; None if none comes in time.
+    def reply(self, seconds: float) -> tuple[int, Packet] | None:
+        """Return the next reply of any worker with its number; None if none comes in time.
 
         Raises:
             Lost: a worker has ended.

@@ -81,7 +81,7 @@ class DistributedEngine:
                         client = names[queue.popleft()]
                         self._started(client)
                         awaited[self._send(rank, client, messages[client])] = client
-                found = self._crew.answer(min(left, _PAUSE))
+                found = self._crew.reply(min(left, _PAUSE))
                 if found is not None and found[0] in awaited:  # else it is late, of a round before
                     client = awaited.pop(found[0])
                     arrived[client] = self._reply(found[1], client)

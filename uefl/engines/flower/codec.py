@@ -82,7 +82,7 @@ def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDi
     """Adapt a program that answers packets to records; it receives None for unreadable records. It never
     raises."""
 
-    def answer(records: RecordDict) -> RecordDict:
+    def reply(records: RecordDict) -> RecordDict:
         try:
             packet = unpack(records)
         except Unreadable:
@@ -91,10 +91,10 @@ def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDi
         try:
             return pack(found.header, **found.parts)
         except Exception:  # a user's algorithm may put anything there
-            _LOG.exception("an answer cannot be packed")
+            _LOG.exception("a reply cannot be packed")
             return pack_reply(Reply(str(found.header.get("client", "")), error=faults.PROGRAM))
 
-    return answer
+    return reply
 
 
 def _array(tensor: torch.Tensor) -> Array:

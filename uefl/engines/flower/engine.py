@@ -18,7 +18,7 @@ from .grid import UNREADABLE
 from .limits import LARGE, at_most
 from .members import Roster, push
 
-# seconds between two questions for replies: at first, and after a long time without answers
+# seconds between two questions for replies: at first, and after a long time without replies
 _PAUSES = (0.02, 0.5)
 _RETURN = 30.0  # seconds for a client to return after Flower has noticed that it is gone
 _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that it is we who give it up

@@ -158,7 +158,7 @@ def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
     def beat() -> bool:
         try:
             return bool(client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
-        except (httpx.HTTPError, ValueError):  # the last of an answer that is none of a SuperLink
+        except (httpx.HTTPError, ValueError):  # the last: what answers is no SuperLink
             return False
 
     return beat

@@ -19,7 +19,7 @@ from .limits import at_most
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
-_WORD = 60.0  # seconds after which a word to a node that is left out is dropped
+_WORD = 60.0  # seconds after which a word to a refused node expires
 
 Report = tuple[Header, dict[str, Tensors]]
 """the report of a client when it is greeted"""
@@ -45,7 +45,7 @@ class Members:
     Args:
         grid: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
-        admit: says why a client that reports cannot take part, or None; a rejected report is left out.
+        admit: says why a client that reports cannot take part, or None; such a client is refused.
         bound: for nodes with keys: by name, the hash of the key that it belongs to. A name that is not there
             belongs to the key that brings
             it first. None: a name moves to whoever brings it last.
@@ -75,7 +75,7 @@ class Members:
         """by node, why it was refused"""
 
     def look(self) -> list[str]:
-        """Greet new nodes and read their answers; names that have moved to another node or
+        """Greet new nodes and read their replies; names that have moved to another node or
         activation."""
         if time.monotonic() - self._looked < _EVERY:
             return []
@@ -87,9 +87,9 @@ class Members:
                 number = push(self._grid, info.node_id, pack(self._greeting), _LIFE)
                 if number is not None:
                     self._greeted[number] = (info.node_id, info.last_activated_at)
-        return [name for message in self._answers() if (name := self._hear(message)) is not None]
+        return [name for message in self._replies() if (name := self._hear(message)) is not None]
 
-    def _answers(self) -> list[Message]:
+    def _replies(self) -> list[Message]:
         with at_most(bounds.REPORT):
             return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
 
@@ -134,13 +134,13 @@ class Members:
         other = next((other for other, known in self.keys.items() if known == key and other != name), None)
         return None if other is None else f"the name {name[:64]!r} comes with the key of {other!r}"
 
-    def leave_out(self, name: str, why: str) -> None:
-        """Leave out a client that was let in."""
+    def refuse(self, name: str, why: str) -> None:
+        """Refuse a client that was admitted."""
         node, _ = self.nodes.pop(name)
         self._refuse(node, why)
 
     def _refuse(self, node: int, why: str) -> None:
-        """Leave a node out, and tell it why; its answer is not awaited."""
+        """Refuse a node, and tell it why; its reply is not awaited."""
         self.refused[node] = why
         push(self._grid, node, pack(self._greeting | {"ask": "refused", "why": why}), _WORD)
 

@@ -23,16 +23,16 @@ from .keys import certificate, node_key
 from .stage import LINES, Cast, Stage, check, staged, until, without_bytes
 
 
-def _left_out(reason: str, fault: str, **keys: float) -> Callable[[Path, Cast], str]:
+def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, Cast], str]:
     """A fault that costs one silo one round: the run goes on, counts it, and says so with its exit code."""
 
     def play(folder: Path, cast: Cast) -> str:
         with staged(folder, cast, **keys) as stage:
             cast.all(fault)
             ended = stage.end(stage.train())
-            line = next((line for line in ended.said.splitlines() if "left out silo-1" in line), "")
-            check(ended.code == 1 and reason in line, f"expected 'left out silo-1: {reason}'", ended)
-            stage.check_left_out(reason, {1})
+            line = next((line for line in ended.said.splitlines() if "rejected silo-1" in line), "")
+            check(ended.code == 1 and reason in line, f"expected 'rejected silo-1: {reason}'", ended)
+            stage.check_rejected(reason, {1})
             return f"goes on; {line.strip()}; exit code 1"
 
     return play
@@ -43,7 +43,7 @@ def _quorum(folder: Path, cast: Cast) -> str:
         cast.all("nan")
         ended = stage.end(stage.train())
         check(ended.code == 1 and "the quorum is 3" in ended.said, "expected a line on the quorum", ended)
-        stage.check_left_out("values is not finite", {1})
+        stage.check_rejected("values is not finite", {1})
         return "stops: 2 of 3 clients sent a sound update, the quorum is 3; exit code 1"
 
 
@@ -74,9 +74,9 @@ def _client_gone(folder: Path, cast: Cast) -> str:
     with staged(folder, cast) as stage:
         cast.all("dies")
         ended = stage.end(stage.train())
-        check(ended.code == 1 and "left out silo-1: it is gone" in ended.said, "expected 'it is gone'", ended)
-        stage.check_left_out("it is gone", {1, 2})
-        return "left out silo-1: it is gone, in every round from then on; exit code 1"
+        check(ended.code == 1 and "rejected silo-1: it is gone" in ended.said, "expected 'it is gone'", ended)
+        stage.check_rejected("it is gone", {1, 2})
+        return "rejected silo-1: it is gone, in every round from then on; exit code 1"
 
 
 def _server_killed(folder: Path, cast: Cast) -> str:
@@ -344,24 +344,24 @@ SCENARIOS = {
     "raises": Scenario(
         "a client raises",
         f"{_GOES_ON}; its words stay with it",
-        _left_out("its computation failed", "raises"),
+        _rejected("its computation failed", "raises"),
     ),
-    "nan": Scenario("an update has a NaN", _GOES_ON, _left_out("values is not finite", "nan")),
-    "shape": Scenario("an update of another shape", _GOES_ON, _left_out("expected torch.float32", "shape")),
-    "dtype": Scenario("an update of another type", _GOES_ON, _left_out("is torch.float64", "dtype")),
+    "nan": Scenario("an update has a NaN", _GOES_ON, _rejected("values is not finite", "nan")),
+    "shape": Scenario("an update of another shape", _GOES_ON, _rejected("expected torch.float32", "shape")),
+    "dtype": Scenario("an update of another type", _GOES_ON, _rejected("is torch.float64", "dtype")),
     "norm": Scenario(
         "an update of absurd length, with max_update_norm",
         _GOES_ON,
-        _left_out("more than max_update_norm", "norm", norm=1e3),
+        _rejected("more than max_update_norm", "norm", norm=1e3),
     ),
     "late": Scenario(
-        "a client past the deadline", _GOES_ON, _left_out("deadline passed", "late", deadline=15.0)
+        "a client past the deadline", _GOES_ON, _rejected("deadline passed", "late", deadline=15.0)
     ),
     "client": Scenario(
         "a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")
     ),
     "answering": Scenario(
-        "a client killed -9 in the middle of its answer, started again",
+        "a client killed -9 in the middle of its reply, started again",
         "the same run, bit for bit",
         _client_killed("answering"),
     ),

@@ -200,24 +200,24 @@ class Stage(Processes):
         """Its metrics, all of them."""
         return (self.folder / out / "metrics.jsonl").read_text()
 
-    def check_left_out(self, reason: str, rounds: set[int]) -> None:
+    def check_rejected(self, reason: str, rounds: set[int]) -> None:
         """Only silo-1 was left out in these rounds, counted from 0; metrics and report say why,
         and quote no exception."""
         lines = [json.loads(line) for line in self.metrics().splitlines()]
-        found = [line for line in lines if "left_out" in line]
+        found = [line for line in lines if "reason" in line]
         check(
             {(line["client"], line["round"]) for line in found}
             == {("silo-1", round + 1) for round in rounds},
             f"it is recorded as {found}",
         )
-        check(all(reason in line["left_out"] for line in found), f"expected {reason!r} in {found}")
+        check(all(reason in line["reason"] for line in found), f"expected {reason!r} in {found}")
         page = self.folder / "run" / "report.md"
         if not page.exists():  # the run has stopped
             page = self.folder / "report.log"
             self.start("uefl", "report", "run", log=page.name).wait(_SECONDS)
         report = page.read_text()
         check(
-            all(re.sub(r"\W", "", line["left_out"]) in re.sub(r"\W", "", report) for line in found),
+            all(re.sub(r"\W", "", line["reason"]) in re.sub(r"\W", "", report) for line in found),
             "the report does not say it",
         )
         written = [path for path in (self.folder / "run").rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""Numbers that a client may send over the wire and that no client of ours does: they cost its answer, never
+"""Numbers that a client may send over the wire and that no client of ours does: they cost its reply, never
 the run."""
 
 import re
@@ -81,7 +81,7 @@ def more(part, value):
 )
 def test_more_than_was_asked_for(part, value, reason):
     notices, there = outcome(more(part, value))
-    assert any(re.match(f"round 2: left out silo-1: {reason}", line) for line in notices), notices
+    assert any(re.match(f"round 2: rejected silo-1: {reason}", line) for line in notices), notices
     assert there == {"silo-0", "silo-2"}
 
 
@@ -98,25 +98,25 @@ def test_more_than_was_asked_for(part, value, reason):
 )
 def test_metrics(name, value, reason):
     notices, there = outcome(measured(name, value))
-    assert any(line.startswith(f"round 2: left out silo-1: {reason}") for line in notices)
+    assert any(line.startswith(f"round 2: rejected silo-1: {reason}") for line in notices)
     assert there == {"silo-0", "silo-2"}
 
 
 @pytest.mark.parametrize("claim", [10**400, 10**30])
 def test_a_number_of_examples(claim):
     notices, _ = outcome(lambda reply: setattr(reply, "examples", claim))
-    assert any(line.startswith("round 1: left out silo-1: it claims 1000") for line in notices)
+    assert any(line.startswith("round 1: rejected silo-1: it claims 1000") for line in notices)
 
 
 def test_a_training_loss():
     notices, _ = outcome(lambda reply: reply.training.update(train_loss=10**400))
-    assert any(line.startswith("round 1: left out silo-1: its train_loss is 1000") for line in notices)
+    assert any(line.startswith("round 1: rejected silo-1: its train_loss is 1000") for line in notices)
 
 
 @pytest.mark.parametrize("name", ["__metadata__", "\ud800", "a\nb"])
 def test_a_private_tensor_that_no_file_holds(name):
     notices, _ = outcome(lambda reply: reply.private.update({name: torch.zeros(2)}))
-    assert f"round 1: left out silo-1: it keeps a tensor called {name!r}" in notices
+    assert f"round 1: rejected silo-1: it keeps a tensor called {name!r}" in notices
 
 
 def without_entropy(reply):
@@ -154,12 +154,12 @@ def constant(part, value):
         ("codebook", 3e38, "codebook has an element of 3e+38, more than 1e+15"),
     ],
 )
-def test_finite_updates_that_break_the_model_are_left_out(part, value, reason):
+def test_finite_updates_that_break_the_model_are_rejected(part, value, reason):
     """The attack on the mean: in float32 it overflows, and the model of every later round with it."""
     notices, measured = outcome(constant(part, value))
     assert measured == {"silo-0", "silo-1", "silo-2"}
-    assert [notice for notice in notices if "left out" in notice] == [
-        f"round {round}: left out silo-1: {reason}" for round in (1, 2, 3)
+    assert [notice for notice in notices if "rejected" in notice] == [
+        f"round {round}: rejected silo-1: {reason}" for round in (1, 2, 3)
     ]
 
 
@@ -209,7 +209,7 @@ def test_more_examples_than_reported_are_rejected():
         settings("fedavg", quorum=0.5), wrap=lambda engine: Changed(engine, change, ["silo-1"])
     )
     one.turn()
-    assert notices == [f"round 1: left out silo-1: it claims {2**53} examples, and reported 48"]
+    assert notices == [f"round 1: rejected silo-1: it claims {2**53} examples, and reported 48"]
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_more_examples_than_reported_are_rejected():
         ("reliability", [-1] * 30, "its reliability has a number below 0"),
     ],
 )
-def test_metrics_that_no_measurement_has_are_left_out(name, value, reason):
+def test_metrics_that_no_measurement_has_are_rejected(name, value, reason):
     notices, measured_by = outcome(measured(name, value))
     assert measured_by == {"silo-0", "silo-2"}
-    lines = [notice for notice in notices if "left out" in notice]
+    lines = [notice for notice in notices if "rejected" in notice]
     assert len(lines) == 3
     assert all(reason in line and line.isprintable() for line in lines)

@@ -1,4 +1,4 @@
-"""Every answer that is left out stands in metrics.jsonl with its reason: in a whole run, an interrupted one,
+"""Every rejected reply stands in metrics.jsonl with its reason: in a whole run, an interrupted one,
 and one that stops for it."""
 
 import json
@@ -23,7 +23,7 @@ class Failing(Algorithm):
             raise RuntimeError("no memory left")
 
 
-LINE = {"arm": "failing", "iteration": 0, "round": 2, "client": "silo-1", "left_out": "no memory left"}
+LINE = {"arm": "failing", "iteration": 0, "round": 2, "client": "silo-1", "reason": "no memory left"}
 
 
 def lines(folder):
@@ -34,13 +34,13 @@ def run(out, observer=None, quorum=0.5):
     return uefl.train(KEYS, arms={"failing": Failing()}, quorum=quorum, out=out, observer=observer)
 
 
-def test_left_out_clients_are_recorded_also_after_resume(tmp_path):
+def test_rejected_replies_are_recorded_also_after_resume(tmp_path):
     whole = run(tmp_path / "whole")
-    assert [line for line in lines(whole.path) if "left_out" in line] == [LINE]
-    assert whole.left_out.to_dict("records") == [LINE]
-    assert "left_out" not in whole.metrics.columns
+    assert [line for line in lines(whole.path) if "reason" in line] == [LINE]
+    assert whole.rejected.to_dict("records") == [LINE]
+    assert "reason" not in whole.metrics.columns
     assert whole.summary["failing"]["rejected"] == 1
-    assert whole.summary["failing"]["left_out"] == {"no memory left": 1}
+    assert whole.summary["failing"]["reasons"] == {"no memory left": 1}
     assert "| failing | silo-1 | 2 | 1 | no memory left |" in (whole.path / "report.md").read_text()
     for when in ((1, "silo-0"), (2, "silo-1")):  # in the rejected exchange, and after it
         out = tmp_path / f"stopped-{when[0]}"
@@ -62,7 +62,7 @@ def test_suite_progress_counts_measured_rounds(tmp_path):
     assert runner._measured(Job("case", "arm", 0, None, tmp_path)) == 1
 
 
-def test_an_answer_of_no_use_is_left_out_as_the_algorithm_says():
+def test_an_algorithm_rejects_a_useless_reply():
     """FedIIR: a client that reports no batch."""
     one, _, notices = arm(settings("fediir", rounds=[1], quorum=0.5))
     honest = one.engine._clients["silo-1"]
@@ -75,11 +75,11 @@ def test_an_answer_of_no_use_is_left_out_as_the_algorithm_says():
 
     one.engine._clients["silo-1"] = lazy
     one.turn()
-    assert [line["left_out"] for line in one.rejected] == ["its gradient of the head is of no batch"]
-    assert notices == ["round 1: left out the answer of silo-1: its gradient of the head is of no batch"]
+    assert [line["reason"] for line in one.rejected] == ["its gradient of the head is of no batch"]
+    assert notices == ["round 1: rejected silo-1: its gradient of the head is of no batch"]
 
 
-def test_a_client_that_only_measures_may_be_left_out():
+def test_a_client_that_only_measures_may_be_rejected():
     one, _, _ = arm(settings("fedavg", participation=0.6, quorum=0.3, rounds=[1]))
     one.turn()
     inner = one.engine
