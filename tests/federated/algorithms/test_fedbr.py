@@ -162,7 +162,7 @@ def test_a_client_makes_few_means(images, most):
 def test_clients_with_too_few_images_are_refused():
     fed = federation((12, 12, 12))
     _, room, _ = arm(settings("fedbr"), fed)
-    with pytest.raises(UserError, match="20 training images"):
+    with pytest.raises(UserError, match=r"\b20 training"):
         room.algorithm.check(fed, "arm", room.net)
 
 
@@ -176,7 +176,7 @@ def test_a_client_that_makes_none_ends_the_run():
         return reply
 
     one.engine._clients["silo-1"] = broken
-    with pytest.raises(RunError, match="silo-1 could not make pseudo-images: pseudo is missing"):
+    with pytest.raises(RunError, match=r"silo-1.*pseudo-images.*pseudo\b"):
         one.turn()
 
 
@@ -190,7 +190,7 @@ def test_the_projection_heads_have_the_sizes_of_paper_and_code():
 
 
 def test_a_network_without_such_a_head_is_refused():
-    with pytest.raises(UserError, match=r"arm 'arm': the features of fedbr need .*encoder = 'cnn'"):
+    with pytest.raises(UserError, match=r"arm 'arm'.*fedbr.*encoder = 'cnn'"):
         FedBR().check(None, "arm", torch.nn.Linear(2, 2))
 
 

@@ -154,9 +154,7 @@ def test_other_heads_are_refused(encoder):
 
 
 def test_an_infinite_divergence_is_refused():
-    with pytest.raises(
-        UserError, match=r"divergence_weight: it is infinite without draws; set 0 \(the variant FedL2R\)"
-    ):
+    with pytest.raises(UserError, match=r"divergence_weight: .*0 .*FedL2R"):
         FedSR(stochastic=False)
 
 

@@ -64,17 +64,14 @@ class NoNumber(Algorithm):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (TwoMeans, "TwoMeans.averages: no update has 'extra'; let broadcast expect it and update return it"),
-        (NoTensor, "NoTensor.client_state: 'turns' is of type float; expected a tensor"),
-        (
-            NoJson,
-            "state.plain: Object of type Tensor is not JSON serializable; it holds values of JSON alone",
-        ),
-        (NotTrained, "work.trained: 'offset' is no leaf with a gradient"),
-        (NoMean, r"NoMean.loss: expected the mean over the batch, a scalar tensor; got \[16\]"),
-        (NoReturn, "NoReturn.loss: expected the mean over the batch, a scalar tensor; got NoneType"),
-        (NoPrediction, "NoPrediction.predict: expected a Prediction of uefl.uncertainty, got Tensor"),
-        (NoNumber, "NoNumber.record: 'length' is of type Tensor; expected a number"),
+        (TwoMeans, "TwoMeans.averages: .*'extra'.*broadcast.*update"),
+        (NoTensor, "NoTensor.client_state: 'turns'.*float.*tensor"),
+        (NoJson, "state.plain: .*Tensor.*JSON"),
+        (NotTrained, "work.trained: 'offset'.*gradient"),
+        (NoMean, r"NoMean.loss: .*scalar.*\[16\]"),
+        (NoReturn, "NoReturn.loss: .*scalar.*NoneType"),
+        (NoPrediction, "NoPrediction.predict: .*Prediction.*Tensor"),
+        (NoNumber, "NoNumber.record: 'length'.*Tensor.*number"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -87,9 +84,7 @@ def test_the_method_is_named(kind, message):
 @pytest.mark.parametrize("name", ["accuracy", "round"])
 def test_what_the_frame_measures_cannot_be_replaced(method, name):
     algorithm = type("Better", (Algorithm,), {method: lambda *arguments: {name: 1.0}})()
-    with pytest.raises(
-        ValueError, match=rf"Better\.{method}: the frame itself records '{name}'; choose another name"
-    ):
+    with pytest.raises(ValueError, match=rf"Better\.{method}: .*'{name}'"):
         turns(algorithm)
 
 
@@ -98,10 +93,7 @@ def test_the_traceback_of_own_algorithms_is_logged_at_debug(caplog, monkeypatch)
         raise RuntimeError("shapes cannot be multiplied")
 
     monkeypatch.setattr(FedAvg, "loss", loss)
-    with (
-        pytest.raises(RunError, match="silo-0: shapes cannot be multiplied"),
-        caplog.at_level(logging.DEBUG, "uefl"),
-    ):
+    with pytest.raises(RunError, match=r"silo-0: .*shapes"), caplog.at_level(logging.DEBUG, "uefl"):
         arm(settings("fedavg"))[0].turn()
     said = next(record for record in caplog.records if record.exc_info)
     assert (said.levelname, said.getMessage()) == ("DEBUG", "client silo-0: FedAvg.loss raised RuntimeError")

@@ -188,15 +188,13 @@ def test_an_instance_may_be_given_for_an_arm(tmp_path):
 
 def test_names_are_taken_once_and_found_by_likeness():
     assert registry()["toy"] is Toy
-    with pytest.raises(ValueError, match="has that name; choose another one"):
+    with pytest.raises(ValueError, match=r"register\('fedavg'\): .*FedAvg"):
         uefl.register("fedavg", Toy)
-    with pytest.raises(TypeError, match=r"expected a subclass of uefl\.Algorithm"):
+    with pytest.raises(TypeError, match=r"uefl\.Algorithm"):
         uefl.register("other", object)
-    with pytest.raises(
-        UserError, match=r"^unknown key 'betta' in \[Toy\] \(did you mean 'beta'\?\); it has beta$"
-    ):
+    with pytest.raises(UserError, match=r"key 'betta' .*\[Toy\] .*'beta'"):
         Toy(betta=0.1)
-    with pytest.raises(UserError, match=r"no algorithm 'toyy' \(did you mean 'toy'\?\)"):
+    with pytest.raises(UserError, match=r"'toyy'.*'toy'"):
         find("toyy")
 
 
@@ -225,7 +223,7 @@ def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
 
     monkeypatch.setattr(base, "_complete", [])
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
-    with pytest.raises(UserError, match=r"'broken' of the package other-package cannot be loaded .*torchx"):
+    with pytest.raises(UserError, match=r"'broken'.*other-package.*torchx"):
         registry()
 
 
@@ -235,7 +233,7 @@ def test_an_instance_with_an_unwritable_parameter_is_rejected(tmp_path):
             super().__init__()
             self.scale = scale
 
-    with pytest.raises(UserError, match="'scale' of Scaled is no parameter"):
+    with pytest.raises(UserError, match=r"'scale'.*Scaled.*parameter"):
         uefl.train(KEYS, out=tmp_path / "run", arms={"mine": Scaled(scale=5.0)})
     assert not (tmp_path / "run").exists()
 
@@ -319,5 +317,5 @@ def test_a_name_of_the_package_is_taken_from_the_first_call():
         "register('fedprox'): uefl.algorithms.fedprox.FedProx has that name; choose another one"
         in done.stderr
     )
-    with pytest.raises(TypeError, match=r"register\(3\): expected a name"):
+    with pytest.raises(TypeError, match=r"register\(3\): .*name"):
         uefl.register(3, Algorithm)

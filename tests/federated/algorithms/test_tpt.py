@@ -96,12 +96,12 @@ def test_a_client_that_cannot_reply_ends_the_run():
         return reply
 
     one.engine._clients["silo-1"] = broken
-    with pytest.raises(RunError, match="silo-1 could not measure its training images: sums is missing"):
+    with pytest.raises(RunError, match=r"silo-1.*training.*sums\b"):
         finish(one)
 
 
 def test_a_network_without_a_linear_layer_is_refused():
-    with pytest.raises(UserError, match="arm 'arm': the network has no linear layer"):
+    with pytest.raises(UserError, match=r"arm 'arm': .*linear"):
         TPT().check(None, "arm", torch.nn.Conv2d(1, 3, 3))
 
 

@@ -304,10 +304,7 @@ def test_a_residual_group_extension_is_made_of_residuals(extension, has):
 def test_codebook_after_the_first_iteration_is_rejected():
     cfg, fed = settings(codebook_after=3, rounds=[2, 2]), federation()
     algorithm, room, _ = arm(cfg, fed)
-    with pytest.raises(
-        UserError,
-        match=r"^key 'arms.arm.codebook_after': expected at most the 2 rounds of the first iteration; got 3$",
-    ):
+    with pytest.raises(UserError, match=r"^key 'arms.arm.codebook_after': .*\b2 rounds.*\b3$"):
         algorithm.members[0].algorithm.check(fed, "arm", room.net)
 
 
@@ -362,16 +359,14 @@ def test_groups_are_in_the_file_of_a_run():
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ([["silo-0", "silo-1"]], "'silo-2': it is in 0 of them"),
-        ([[*NAMES], ["silo-1"]], "'silo-1': it is in 2 of them"),
-        ([[*NAMES], ["silo-9"]], "'silo-9': it is no client"),
+        ([["silo-0", "silo-1"]], r"'silo-2': .*\b0\b"),
+        ([[*NAMES], ["silo-1"]], r"'silo-1': .*\b2\b"),
+        ([[*NAMES], ["silo-9"]], "'silo-9': .*client"),
     ],
 )
 def test_groups_have_every_client_once(groups, said):
     room = workspace(settings(personal=groups))
-    with pytest.raises(
-        UserError, match=f"^key 'arms.arm.personal': expected every client in one list; {said}$"
-    ):
+    with pytest.raises(UserError, match=rf"^key 'arms.arm.personal': .*{said}"):
         room.algorithm.check(federation(), "arm", room.net)
 
 
@@ -400,7 +395,5 @@ def test_a_holdout_too_small_for_its_threshold_is_said_once():
 
 
 def test_moving_averages_have_no_learning_rate():
-    with pytest.raises(
-        UserError, match=r"^key 'arms.arm': codebook_lr is for codewords that learn by gradient"
-    ):
+    with pytest.raises(UserError, match=r"^key 'arms.arm': codebook_lr\b.*gradient"):
         settings(ema_decay=0.9, codebook_lr=2.0)

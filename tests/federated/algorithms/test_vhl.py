@@ -143,7 +143,7 @@ def test_virtual_images_are_separable_noise():
 
 
 def test_a_network_without_such_a_head_is_refused():
-    with pytest.raises(UserError, match=r"arm 'arm': virtual images need .*encoder = 'cnn'"):
+    with pytest.raises(UserError, match=r"arm 'arm': virtual .*encoder = 'cnn'"):
         VHL().check(None, "arm", torch.nn.Linear(2, 2))
 
 

@@ -92,7 +92,7 @@ def test_gray_images_and_images_of_different_sizes():
     assert federation.shape == (3, 6, 5)
     wide = {"north": parts()["north"], "south": tuple((x[..., :4], y) for x, y in parts()["south"])}
     assert from_arrays(wide, data=Data(image_size=8)).shape == (3, 8, 8)
-    with pytest.raises(UserError, match="south/train/0 is 4x6 and north/train/0 is 5x6; set image_size"):
+    with pytest.raises(UserError, match=r"south/train/0 .*4x6.*north/train/0 .*5x6.*image_size"):
         from_arrays(wide)
 
 
@@ -125,57 +125,33 @@ GOOD = (PIXELS[:20], LABELS[:20])
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ({}, "clients is empty; expected a dict"),
-        ({"a": GOOD[0]}, r"client 'a': expected a pair \(train, test\), where test may be None; got ndarray"),
-        (
-            {"a": ((PIXELS[:20].astype(np.int64), LABELS[:20]), None)},
-            "expected images of uint8, uint16, or floats in .*; got torch.int64",
-        ),
-        (
-            {"a": ((PIXELS[:20] * 1.0, LABELS[:20]), None)},
-            r"floats must lie in \[0, 1\], found 0 to 255; do not normalize",
-        ),
-        (
-            {"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)},
-            r"must lie in \[0, 1\], found nan to nan",
-        ),
-        (
-            {"a": ((PIXELS[:20, :2], LABELS[:20]), None)},
-            r"a/train: cannot tell the channels of images \[20, 2, 6, 5\]",
-        ),
-        (
-            {"a": ((PIXELS[:20, :, :, :3], LABELS[:20]), None)},
-            r"cannot tell the channels of images \[20, 3, 6, 3\]",
-        ),
-        ({"a": ((PIXELS[0], LABELS[:3]), None)}, "a silo needs two classes or more|holdout"),
-        ({"a": ((PIXELS[0, 0, 0], LABELS[:5]), None)}, r"expected images \[N, H, W\], .*, got \[5\]"),
-        (
-            {"a": ((PIXELS[:20], LABELS[:19]), None)},
-            r"a/train: expected labels as 20 integers, got torch.int64 \[19\]",
-        ),
-        ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, "expected labels as 20 integers, got float64"),
-        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, "a/train: expected labels of 0 or more, got -1"),
+        ({}, "clients .*empty.*dict"),
+        ({"a": GOOD[0]}, r"client 'a': .*\(train, test\).*None.*ndarray"),
+        ({"a": ((PIXELS[:20].astype(np.int64), LABELS[:20]), None)}, "uint8, uint16.*torch.int64"),
+        ({"a": ((PIXELS[:20] * 1.0, LABELS[:20]), None)}, r"\[0, 1\].*\b0 to 255.*normalize"),
+        ({"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)}, r"\[0, 1\].*\bnan\b"),
+        ({"a": ((PIXELS[:20, :2], LABELS[:20]), None)}, r"a/train: .*channels.*\[20, 2, 6, 5\]"),
+        ({"a": ((PIXELS[:20, :, :, :3], LABELS[:20]), None)}, r"channels.*\[20, 3, 6, 3\]"),
+        ({"a": ((PIXELS[0], LABELS[:3]), None)}, "silo 'a': .*class"),
+        ({"a": ((PIXELS[0, 0, 0], LABELS[:5]), None)}, r"\[N, H, W\], .*\[5\]"),
+        ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: .*\b20 integers.*torch.int64 \[19\]"),
+        ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, r"\b20 integers.*float64"),
+        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"a/train: .*\b0\b.*-1"),
         (
             {"a": ((PIXELS[:20], np.array(["cat", 1.5] * 10, object)), None)},
-            "a/train: expected labels as 20 integers, got object",
+            r"a/train: .*\b20 integers.*object",
         ),
-        ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: there is no image"),
-        ({"a": ([], None)}, "a/train has no image"),
-        (
-            {"a": ("images", None)},
-            "a/train: expected a pair of images and labels, or a torch Dataset with a length; got str",
-        ),
-        ({"a": ([1, 2, 3], None)}, "a/train: item 0 is int; expected a pair of an image and an integer"),
-        ({"a": ([("x", 1)], None)}, "a/train: image 0 is str; expected a tensor, an array or a PIL image"),
-        (
-            {"a": ([(PIXELS[0], b"cat")], None)},
-            "a/train: item 0: expected an integer label, got b'cat' of type bytes",
-        ),
+        ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: .*image"),
+        ({"a": ([], None)}, "a/train .*image"),
+        ({"a": ("images", None)}, "a/train: .*Dataset.*str"),
+        ({"a": ([1, 2, 3], None)}, "a/train: item 0 .*int;.*pair"),
+        ({"a": ([("x", 1)], None)}, "a/train: image 0 .*str;.*PIL"),
+        ({"a": ([(PIXELS[0], b"cat")], None)}, "a/train: item 0: .*integer.*b'cat'.*bytes"),
         (
             {"a": ([(PIXELS[0, :2], 1)], None)},
             r"a/train: image 0: expected \[C, H, W\] with C = 1 or 3, got \[2, 6, 5\]",
         ),
-        ({"a\nb": (GOOD, GOOD)}, r"silo 'a\\nb': expected printable characters"),
+        ({"a\nb": (GOOD, GOOD)}, r"silo 'a\\nb': .*printable"),
     ],
 )
 def test_what_is_refused_in_one_line(clients, message):
@@ -185,9 +161,9 @@ def test_what_is_refused_in_one_line(clients, message):
 
 
 def test_an_unseen_client_that_is_trained_on_is_refused():
-    with pytest.raises(UserError, match="client 'north' is trained on and cannot be unseen"):
+    with pytest.raises(UserError, match=r"client 'north'.*unseen"):
         from_arrays(parts(), unseen={"north": GOOD})
-    with pytest.raises(UserError, match=r"label 2 is outside \[0, 2\); expected integers counting from 0"):
+    with pytest.raises(UserError, match=r"label 2 .*\[0, 2\)"):
         from_arrays(parts(), classes=["cat", "dog"])
 
 

@@ -88,9 +88,7 @@ def test_holdout_share(share, count):
 
 
 def test_holdout_that_takes_everything_is_refused():
-    with pytest.raises(
-        UserError, match=r"silo 'silo-0': holdout = 0.99 leaves fewer than two classes of 20 training images"
-    ):
+    with pytest.raises(UserError, match=r"silo 'silo-0': holdout = 0.99 .*\b20 training"):
         labeled(clients=2, holdout=0.99)
 
 
@@ -150,40 +148,26 @@ def test_first_classes_leave_the_others_out():
     assert federation.classes == ("0", "1", "2")
     for silo in load(federation):
         assert silo.train.labels.unique().tolist() == [0, 1, 2]
-    with pytest.raises(
-        UserError, match="key 'first_classes': expected at most 10, the classes of digits; got 11"
-    ):
+    with pytest.raises(UserError, match=r"key 'first_classes': .*\b10, .*digits; got 11"):
         labeled(clients=2, first_classes=11)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            {"clients": 200},
-            (
-                "200 clients with train_per_client = 20 and test_per_client = 10 need 6000 images, digits has"
-                " 5000"
-            ),
-        ),
-        ({"source": "mnist", "clients": 3}, "need 60 training images, mnist has 40"),
-        ({"source": "mnist", "test_per_client": 11, "clients": 2}, "need 22 test images, mnist has 20"),
-        (
-            {"source": "minst"},
-            (
-                r"'minst' is none of .*digits, emnist_letters, .*\(did you mean 'mnist'\?\), and no folder or"
-                r" file of that name is there"
-            ),
-        ),
-        ({"source": " "}, "key 'source': is empty"),
-        ({}, "key 'clients': give the number of clients that digits is dealt to"),
+        ({"clients": 200}, r"\b200 clients.*train_per_client = 20 .*test_per_client = 10 .*\b6000 .*\b5000"),
+        ({"source": "mnist", "clients": 3}, r"\b60 training .*mnist.*\b40"),
+        ({"source": "mnist", "test_per_client": 11, "clients": 2}, r"\b22 test .*mnist.*\b20"),
+        ({"source": "minst"}, "'minst'.*digits, emnist_letters, .*'mnist'.*file"),
+        ({"source": " "}, "key 'source': .*empty"),
+        ({}, "key 'clients': .*digits"),
         (
             {"clients": 3, "angles": [0, 90]},
-            r"key 'data.partition.angles': expected as many as clients \(3\), .*; got 2: \[0.0, 90.0\]",
+            r"key 'data.partition.angles': .*clients \(3\), .*2: \[0.0, 90.0\]",
         ),
         (
             {"partition": {"scheme": "imbalanced"}, "clients": 4},
-            "key 'clients': expected 5, the sum of clients_per_angle, or nothing; got 4",
+            r"key 'clients': .*\b5, .*clients_per_angle, .*\b4$",
         ),
     ],
     ids=["digits", "train", "test", "no-such-data", "blank", "no-clients", "angles", "imbalanced"],
@@ -196,7 +180,7 @@ def test_too_little_or_unknown_data_is_refused(idx_root, keys, message):
 
 def test_mnist_without_a_data_root_says_how_to_get_it(monkeypatch):
     monkeypatch.delenv("UEFL_DATA", raising=False)
-    with pytest.raises(UserError, match="--data-root or in UEFL_DATA"):
+    with pytest.raises(UserError, match=r"--data-root.*UEFL_DATA"):
         labeled("mnist", clients=2)
 
 
@@ -219,22 +203,15 @@ def test_keys_of_silos_that_are_dealt_are_refused(make_images, make_npz, tmp_pat
     for silo in ("a/cat", "a/dog", "b/cat", "b/dog"):
         make_images(f"silos/{silo}")
     path = tmp_path / "silos" if folder else make_npz()
-    with pytest.raises(
-        UserError, match=r"key 'clients': .* brings 2 silos, which stay as they are; leave it out, got 5$"
-    ):
+    with pytest.raises(UserError, match=r"key 'clients': .*\b2 silos.*\b5$"):
         labeled(path, clients=5)
     assert len(labeled(path, clients=2).silos) == 2
-    with pytest.raises(
-        UserError,
-        match=r"partition 'rotations' deals a data set; .* brings silos of its own: leave the partition out",
-    ):
+    with pytest.raises(UserError, match=r"partition 'rotations'.*silos.*partition"):
         labeled(path, angles=[90.0, 0.0])
 
 
 def test_a_data_set_has_no_silos_of_its_own():
-    with pytest.raises(
-        UserError, match="partition 'natural' takes silos or domains as they are; digits has none"
-    ):
+    with pytest.raises(UserError, match=r"partition 'natural'.*digits"):
         labeled(clients=2, partition={"scheme": "natural"})
 
 
@@ -274,9 +251,7 @@ def test_image_size_resizes_every_source(make_npz):
 
 def test_images_that_do_not_fit_into_memory_are_refused(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 2**16 if name == "SC_PAGE_SIZE" else 2**10)
-    with pytest.raises(
-        UserError, match=r"^900 images of 1 x 1000 x 1000 take 1 GB, this machine has 0 GB; lower image_size$"
-    ):
+    with pytest.raises(UserError, match=r"^900 images.*\b1 x 1000 x 1000 .*\b1 GB, .*\b0 GB; .*image_size$"):
         labeled(clients=30, image_size=1000)
 
 
@@ -302,20 +277,14 @@ def test_silo_of_one_class_is_refused(make_images, tmp_path):
     make_images("silos/a/cat")
     make_images("silos/b/cat")
     make_images("silos/b/dog")
-    with pytest.raises(
-        UserError,
-        match="silo 'a': all 3 training images are of class 'cat'; a silo needs two classes or more",
-    ):
+    with pytest.raises(UserError, match=r"silo 'a': .*\b3 training.*class 'cat'"):
         labeled(tmp_path / "silos")
 
 
 @pytest.mark.parametrize("everything_is_test", [True, False], ids=["no-train", "no-test"])
 def test_silo_with_an_empty_split_is_refused(make_npz, everything_is_test):
     mask = np.full(40, everything_is_test)
-    with pytest.raises(
-        UserError,
-        match=r"silo 'north': (0 training and 20 test|20 training and 0 test) images; it needs some of both",
-    ):
+    with pytest.raises(UserError, match=r"silo 'north': (0 training .*20 test|20 training .*0 test)"):
         labeled(make_npz(test=mask))
 
 
@@ -327,25 +296,16 @@ def test_a_client_is_read_without_the_others(make_images, tmp_path):
     for path in (tmp_path / "silos" / "b").rglob("*.png"):
         path.unlink()
     assert len(federation.silos[0].load().train) == 6
-    with pytest.raises(UserError, match=r"cannot read 7 images: .*silos/b/"):
+    with pytest.raises(UserError, match=r": .*silos/b/"):
         federation.silos[1].load()
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            {"labeled": 5},
-            (
-                "key 'labeled': expected its default 0, so set it to that or leave it out: it is for clients"
-                " with unlabeled sets; got 5"
-            ),
-        ),
-        ({"strict": True}, "key 'strict': expected its default False"),
-        (
-            {"partition": {"scheme": "unlabeled"}},
-            "partition 'unlabeled' makes clients with unlabeled sets; these arms need clients with lab",
-        ),
+        ({"labeled": 5}, r"key 'labeled': .*default 0, .*unlabeled.*\b5"),
+        ({"strict": True}, "key 'strict': .*default False"),
+        ({"partition": {"scheme": "unlabeled"}}, "partition 'unlabeled'.*arms.* lab"),
     ],
 )
 def test_keys_of_unlabeled_sets_are_refused(keys, message):

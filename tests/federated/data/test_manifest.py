@@ -78,15 +78,9 @@ def test_the_digest_does_not_know_where_the_data_lie(make_npz, tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (
-            ("silo-1", "test"),
-            (
-                "partition 'rotations': image {i} of digits is in silo-0/train and in silo-1/test; every"
-                " image may be in one"
-            ),
-        ),
-        (("silo-0", "holdout"), "image {i} of digits is in silo-0/train and in silo-0/holdout"),
-        (("silo-0", "train"), "image {i} of digits is in silo-0/train twice"),
+        (("silo-1", "test"), "partition 'rotations': image {i} .*digits.* silo-0/train .* silo-1/test"),
+        (("silo-0", "holdout"), "image {i} .*digits.* silo-0/train .* silo-0/holdout"),
+        (("silo-0", "train"), "image {i} .*digits.* silo-0/train .*twice"),
     ],
 )
 def test_an_image_in_two_places_is_found(place, message):
@@ -107,8 +101,7 @@ def test_a_partition_that_shares_images_is_refused(monkeypatch):
         lambda table, data, clients: [(table.train[:30], table.train[20 + c : 40]) for c in range(clients)],
     )
     with pytest.raises(
-        UserError,
-        match=r"partition 'rotations': image \d+ of digits is in silo-0/(train|holdout) and in silo-0/test",
+        UserError, match=r"partition 'rotations': image \d+ .*digits.* silo-0/(train|holdout) .*silo-0/test"
     ):
         labeled(clients=2)
 
@@ -130,7 +123,7 @@ def test_sets_name_the_set_of_every_image_and_their_priors():
     assert set(federation.manifest["server"]) == {"labeled", "validation"}
     stolen = federation.manifest["server"]["labeled"]["indices"]
     stolen.append(entry["test"]["indices"][0])
-    with pytest.raises(UserError, match="is in client-1/test and in server/labeled"):
+    with pytest.raises(UserError, match=r"client-1/test .*server/labeled"):
         check_disjoint(federation.manifest)
 
 
@@ -139,7 +132,7 @@ def test_overlapping_sets_repeat_images_of_one_client_only():
     indices = federation.manifest["silos"]["client-0"]["train"]["indices"]
     assert len(set(indices)) < len(indices)
     federation.manifest["silos"]["client-1"]["train"]["indices"].append(indices[0])
-    with pytest.raises(UserError, match="is in client-0/train and in client-1/train"):
+    with pytest.raises(UserError, match=r"client-0/train .*client-1/train"):
         check_disjoint(federation.manifest)
 
 

@@ -111,18 +111,12 @@ def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "clinic\nnorth",
-            r"^silo 'clinic\\nnorth': expected printable characters, without blanks around them; rename it$",
-        ),
-        (
-            "n" * 120,
-            r"^silo 'nnnnnnnnnnnnnnnnnnnn\.\.\.' has 120 characters; expected at most 64, rename it$",
-        ),
-        (" a", "expected printable characters, without blanks around them"),
-        ("", "expected printable characters"),
-        ("\x1b[31mred", "expected printable characters"),
-        ("a\u202eb", "expected printable characters"),
+        ("clinic\nnorth", r"^silo 'clinic\\nnorth': .*printable"),
+        ("n" * 120, r"^silo 'nnnnnnnnnnnnnnnnnnnn\.\.\.'.*\b120 .*\b64\b"),
+        (" a", "printable"),
+        ("", "printable"),
+        ("\x1b[31mred", "printable"),
+        ("a\u202eb", "printable"),
     ],
 )
 def test_names_that_cannot_be_shown_are_refused_in_one_line(make_npz, tmp_path, name, message):
@@ -133,7 +127,7 @@ def test_names_that_cannot_be_shown_are_refused_in_one_line(make_npz, tmp_path, 
 
 
 def test_names_that_are_the_same_once_they_are_text(make_npz):
-    with pytest.raises(UserError, match="silo 'K\ufffdln' is there twice; rename one"):
+    with pytest.raises(UserError, match=r"silo 'K\ufffdln'.*twice"):
         labeled(make_npz(silo=np.repeat([b"K\xf6ln", b"K\xfcln"], 20)))
 
 
@@ -149,5 +143,5 @@ def test_a_client_of_sets_with_a_newline(tmp_path):
 
     root = write(tmp_path, table="none")
     (root / "clients" / "berlin").rename(root / "clients" / "ber\nlin")
-    with pytest.raises(UserError, match=r"client 'ber\\nlin': expected printable characters"):
+    with pytest.raises(UserError, match=r"client 'ber\\nlin': .*printable"):
         sets(root, priors="estimated")

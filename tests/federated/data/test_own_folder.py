@@ -91,7 +91,7 @@ def test_image_size_makes_different_sizes_one(make_images, tmp_path):
     make_images("silos/a/cat", size=(8, 6))
     make_images("silos/a/dog", size=(12, 12))
     assert labeled(tmp_path / "silos", image_size=10).silos[0].load().train.images.shape == (6, 1, 10, 10)
-    with pytest.raises(UserError, match=r"dog/0.png is 12x12 and .*cat/0.png is 8x6; set image_size"):
+    with pytest.raises(UserError, match=r"dog/0.png .*12x12 .*cat/0.png .*8x6.*image_size"):
         labeled(tmp_path / "silos")
 
 
@@ -149,23 +149,17 @@ def truncate(path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda root: truncate(root / "a/cat/3.png"), "cannot read image .*a/cat/3.png"),
-        (
-            lambda root: (root / "a/cat/labels.txt").write_text("no image"),
-            "cannot read image .*labels.txt .of no known format.",
-        ),
-        (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .its values are floats"),
-        (
-            lambda root: (root / "a/0.png").write_bytes(b""),
-            "a/0.png is not in a class folder; expected FOLDER/SILO/CLASS",
-        ),
-        (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg is not in a class folder"),
-        (lambda root: (root / "a/cat/more").mkdir(), "a/cat/more is a folder among the images of a class"),
-        (lambda root: (root / "empty").mkdir(), "empty has no subfolders"),
-        (lambda root: (root / "b/cat").mkdir(parents=True), "b holds no image"),
+        (lambda root: truncate(root / "a/cat/3.png"), "a/cat/3.png"),
+        (lambda root: (root / "a/cat/labels.txt").write_text("no image"), "labels.txt .*format"),
+        (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .*floats"),
+        (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png .*FOLDER/SILO/CLASS"),
+        (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg .*FOLDER/SILO/CLASS"),
+        (lambda root: (root / "a/cat/more").mkdir(), "a/cat/more .*folder"),
+        (lambda root: (root / "empty").mkdir(), "empty .*subfolders"),
+        (lambda root: (root / "b/cat").mkdir(parents=True), r"\bb .*image"),
         (
             lambda root: [(root / f"b/{part}/cat").mkdir(parents=True) for part in ("train", "test")],
-            "b/(train|test) holds no image",
+            "b/(train|test) .*image",
         ),
     ],
     ids=[
@@ -190,5 +184,5 @@ def test_what_cannot_be_used_is_named_and_never_skipped(make_images, tmp_path, s
 
 
 def test_folder_without_silos_is_refused(tmp_path):
-    with pytest.raises(UserError, match="has no subfolders"):
+    with pytest.raises(UserError, match=r"subfolders.*CLASS"):
         read(tmp_path)

@@ -87,38 +87,26 @@ def test_npz_pool_keeps_its_pairs_in_one_random_order(make_npz):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"silo": None},
-            (
-                "holds images, labels; expected either images, labels, silo .and test., or x_train, y_train,"
-                " x_test, y_test"
-            ),
-        ),
-        ({"images": None, "labels": None, "silo": None}, "holds nothing; expected"),
-        (
-            {"images": np.zeros((40, 6, 6), np.int32)},
-            r"images: expected images of uint8, uint16, or floats in .*got torch.int32",
-        ),
+        ({"silo": None}, "images, labels; .*images, labels, silo .* x_train, y_train, x_test, y_test"),
+        ({"images": None, "labels": None, "silo": None}, "nothing; .*x_train"),
+        ({"images": np.zeros((40, 6, 6), np.int32)}, "images: .*uint8, uint16.*torch.int32"),
         ({"images": np.zeros((40, 6, 6, 4), np.uint8)}, "C = 1 or 3"),
         (
             {"images": np.zeros((0, 6, 6), np.uint8), "labels": np.zeros(0, int), "silo": np.zeros(0, int)},
-            r"images: there is no image: \[0, 1, 6, 6\]",
+            r"images: .*\[0, 1, 6, 6\]",
         ),
-        ({"labels": np.arange(40) % 4 * 1.0}, "expected labels as 40 integers.*got float64"),
-        ({"labels": np.arange(39) % 4}, r"expected labels as 40 integers.*\[39\]"),
-        ({"labels": np.arange(40) % 4 - 1}, "labels: expected labels of 0 or more, got -1"),
-        ({"labels": np.arange(40) % 4 + 1}, "labels holds label 4; its 4 different"),
-        (
-            {"labels": np.where(np.arange(40) == 7, 255, np.arange(40) % 4)},
-            "labels holds label 255; its 5 different",
-        ),
-        ({"silo": np.arange(40) / 2}, "expected silo as 40 names or integers, got float64"),
-        ({"silo": np.arange(7)}, r"expected silo as 40 names or integers, got int64 \(7,\)"),
-        ({"test": np.zeros(40, int)}, "expected test as 40 booleans, got int64"),
-        ({"silo": np.array(["a", 1] * 20, dtype=object)}, "cannot read .*expected an .npz of plain arrays"),
-        (pool_arrays(y_test=np.full(9, 3)), "y_test holds label 3; expected 0 to 2"),
-        (pool_arrays(x_test=np.zeros((9, 5, 6, 3), np.uint8)), "x_train and x_test differ in shape"),
-        (pool_arrays(y_test=np.arange(9) % 3 - 1), "y_test: expected labels of 0 or more, got -1"),
+        ({"labels": np.arange(40) % 4 * 1.0}, r"labels .*\b40 integers.*float64"),
+        ({"labels": np.arange(39) % 4}, r"labels .*\b40 integers.*\[39\]"),
+        ({"labels": np.arange(40) % 4 - 1}, r"labels: .*\b0\b.*-1"),
+        ({"labels": np.arange(40) % 4 + 1}, r"labels .*label 4; .*\b4\b"),
+        ({"labels": np.where(np.arange(40) == 7, 255, np.arange(40) % 4)}, r"labels .*label 255; .*\b5\b"),
+        ({"silo": np.arange(40) / 2}, r"silo .*\b40 names.*float64"),
+        ({"silo": np.arange(7)}, r"silo .*\b40 names.*int64 \(7,\)"),
+        ({"test": np.zeros(40, int)}, r"test .*\b40 booleans.*int64"),
+        ({"silo": np.array(["a", 1] * 20, dtype=object)}, r"\.npz \(.*\.npz .*arrays"),
+        (pool_arrays(y_test=np.full(9, 3)), r"y_test .*label 3; .*\b0 to 2\b"),
+        (pool_arrays(x_test=np.zeros((9, 5, 6, 3), np.uint8)), "x_train .*x_test .*shape"),
+        (pool_arrays(y_test=np.arange(9) % 3 - 1), r"y_test: .*\b0\b.*-1"),
     ],
     ids=[
         "silo-missing",
@@ -152,12 +140,12 @@ def test_npz_that_does_not_fit_is_refused_in_one_line(make_npz, changes, message
 def test_file_that_is_no_npz_is_refused(tmp_path, content):
     path = tmp_path / "data.npz"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"cannot read .*expected an .npz"):
+    with pytest.raises(UserError, match=r"data\.npz \(.*\.npz"):
         npz_file(path)
 
 
 def test_missing_npz_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"absent.npz is not there; expected an .npz"):
+    with pytest.raises(UserError, match=r"absent.npz.*\.npz"):
         npz_file(tmp_path / "absent.npz")
 
 
@@ -170,5 +158,5 @@ def test_an_array_that_claims_more_than_is_stored_is_a_line(tmp_path):
     path = tmp_path / "claims.npz"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("images.npy", header.getvalue() + bytes(64))
-    with pytest.raises(UserError, match=r"images says that it has 729000000000 bytes, and 64 are stored"):
+    with pytest.raises(UserError, match=r"images .*\b729000000000 .*\b64\b"):
         npz_file(path)

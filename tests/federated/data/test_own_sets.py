@@ -108,9 +108,7 @@ def test_a_missing_table_is_estimated(tmp_path, npz):
     fed = build(root, priors="estimated")
     assert fed.classes == ("cat", "dog")
     np.testing.assert_allclose(load(fed)[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
-    with pytest.raises(
-        UserError, match=r"no priors given; add priors.csv or priors.json, or set priors = 'estimated'"
-    ):
+    with pytest.raises(UserError, match=r"priors.csv .*priors.json, .*priors = 'estimated'"):
         build(root)
 
 
@@ -127,13 +125,7 @@ def test_a_missing_table_is_estimated(tmp_path, npz):
     ],
 )
 def test_keys_of_sets_that_are_dealt_are_refused(tmp_path, keys):
-    with pytest.raises(
-        UserError,
-        match=(
-            f"key '{next(iter(keys))}': .*leave it out: a folder of sets brings its own; got"
-            " (7|5|50|2|unlabeled)$"
-        ),
-    ):
+    with pytest.raises(UserError, match=rf"key '{next(iter(keys))}': .*\b(7|5|50|2|unlabeled)$"):
         build(write(tmp_path), **keys)
 
 
@@ -151,35 +143,20 @@ def edited(**sets):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            edited(berlin={"a": (0.75, 0.25)}),
-            r"client 'berlin', set 1 \('b'\): no priors given; add its row to priors.csv",
-        ),
-        (
-            edited(berlin=ROWS["berlin"] | {"c": (1, 0)}),
-            r"client 'berlin': priors are given for set 'c' \(priors.csv, line 4\), which has no image",
-        ),
-        (
-            edited(paris={"a": (1, 0)}),
-            r"client 'paris' \(priors.csv, line 6\) is not in .*clients, which holds berlin, madrid",
-        ),
+        (edited(berlin={"a": (0.75, 0.25)}), r"client 'berlin', set 1 \('b'\): .*priors.csv"),
+        (edited(berlin=ROWS["berlin"] | {"c": (1, 0)}), r"client 'berlin': .*set 'c' \(priors.csv, line 4\)"),
+        (edited(paris={"a": (1, 0)}), r"client 'paris' \(priors.csv, line 6\) .*clients, .*berlin, madrid"),
         (
             edited(madrid={"9": (0.5, 0.4), "10": (1, 0)}),
-            (
-                r"client 'madrid', set 0 \('9', priors.csv, line 4\): priors do not sum to 1 within 0.0001;"
-                r" divide them by their sum"
-            ),
+            r"client 'madrid', set 0 \('9', priors.csv, line 4\): .*\b1 within 0.0001",
         ),
         (
             edited(madrid={"9": (1, 0), "10": (1.5, -0.5)}),
-            r"client 'madrid', set 1 \('10', priors.csv, line 5\): a prior is negative",
+            r"client 'madrid', set 1 \('10', priors.csv, line 5\): .*negative",
         ),
-        (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x' is not a number"),
+        (edited(madrid={"9": ("x", 0.4), "10": (1, 0)}), "priors.csv, line 4: 'x'"),
         (edited(madrid={"9": (0.5,), "10": (1, 0)}), "priors.csv, line 4: 3 cells, expected 4"),
-        (
-            edited(madrid={"9": ("1" * 140_000, 0), "10": (1, 0)}),
-            r"priors.csv, line 4: field larger than field limit .*; look for a",
-        ),
+        (edited(madrid={"9": ("1" * 140_000, 0), "10": (1, 0)}), "priors.csv, line 4: .*limit"),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, rows, message):
@@ -190,20 +167,14 @@ def test_tables_that_do_not_fit(tmp_path, rows, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "expected the header client,set,CLASS,CLASS,...; got nothing"),
-        ("a,b,c,d\n", "expected the header client,set,CLASS,CLASS,...; got a,b,c,d"),
-        (
-            "client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n",
-            "line 3: client 'berlin', set 'a' is there twice",
-        ),
-        ('client,set,cat,dog\nberlin,"a\nb",1,0\n\nberlin,c,x,0\n', "line 5: 'x' is not a number"),
+        ("", "client,set,CLASS,CLASS,...; .*nothing"),
+        ("a,b,c,d\n", "client,set,CLASS,CLASS,...; .*a,b,c,d"),
+        ("client,set,cat,dog\nberlin,a,1,0\nberlin,a,1,0\n", "line 3: client 'berlin', set 'a' .*twice"),
+        ('client,set,cat,dog\nberlin,"a\nb",1,0\n\nberlin,c,x,0\n', "line 5: 'x' .*number"),
         ('client,set,"cat\n",dog\nberlin,"a\n\nb",1\n', "line 5: 3 cells, expected 4"),
-        ("client,set,cat,cat\nberlin,a,1,0\n", "the header names a class twice: cat,cat"),
-        (
-            "client;set;cat;dog\nberlin;a;1;0\n",
-            "got client;set;cat;dog; separate the cells by commas, not semicolons",
-        ),
-        ("client,set,cat,\nberlin,a,1,0\n", "column 4 of the header has no class name"),
+        ("client,set,cat,cat\nberlin,a,1,0\n", "header .*twice: cat,cat"),
+        ("client;set;cat;dog\nberlin;a;1;0\n", "client;set;cat;dog; .*commas"),
+        ("client,set,cat,\nberlin,a,1,0\n", r"column 4\b"),
     ],
 )
 def test_csv_that_is_no_table(tmp_path, content, message):
@@ -218,29 +189,26 @@ A = '"a": {"cat": 1, "dog": 0}'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", " is not JSON"),
-        ("[" * 100_000, " is not JSON"),
-        ("[]", ': expected {"CLIENT": {"SET": {"CLASS": share}}}; got nothing$'),
-        ("{}", ': expected {"CLIENT": .*; got nothing$'),
-        ('{"berlin": 1}', ": expected .*; got 1 in client 'berlin'$"),
-        ('{"berlin": {"a": [["cat", 1], ["dog", 0]]}}', ": expected .*; got .* in client 'berlin', set 'a'$"),
-        (
-            '{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}',
-            ": client 'berlin', set 'b' names dog; expected cat",
-        ),
-        (f'{{"berlin": {{{A}}}, "berlin": {{{A}}}}}', ": client 'berlin' is there twice$"),
-        (f'{{"berlin": {{{A}, {A}}}}}', ": set 'a' is there twice in client 'berlin'$"),
+        ("{", " .*JSON"),
+        ("[" * 100_000, " .*JSON"),
+        ("[]", ': .*{"CLIENT": {"SET": {"CLASS": share}}}; .*nothing$'),
+        ("{}", ': .*{"CLIENT": .*; .*nothing$'),
+        ('{"berlin": 1}', r": .*; .*\b1 .*client 'berlin'$"),
+        ('{"berlin": {"a": [["cat", 1], ["dog", 0]]}}', ": .*; .*client 'berlin', set 'a'$"),
+        ('{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}', ": client 'berlin', set 'b' .*dog; .*cat"),
+        (f'{{"berlin": {{{A}}}, "berlin": {{{A}}}}}', ": client 'berlin' .*twice"),
+        (f'{{"berlin": {{{A}, {A}}}}}', ": set 'a' .*twice.*client 'berlin'$"),
         (
             '{"berlin": {"a": {"cat": 1, "dog": 0, "cat": 0}}}',
-            ": class 'cat' is there twice in client 'berlin', set 'a'$",
+            ": class 'cat' .*twice.*client 'berlin', set 'a'$",
         ),
         (
             f'{{"berlin": {{"a": {{"cat": 1, "dog": {"1" * 400}}}}}}}',
-            r", client 'berlin', set 'a': 1+...1+ is not a number in \[0, 1\]$",
+            r", client 'berlin', set 'a': 1+...1+ .*number.*\[0, 1\]$",
         ),
         (
             '{"berlin": {"a": {"cat": null, "dog": 1}}}',
-            r", client 'berlin', set 'a': None is not a number in \[0, 1\]$",
+            r", client 'berlin', set 'a': None .*number.*\[0, 1\]$",
         ),
     ],
 )
@@ -253,31 +221,22 @@ def test_json_that_is_no_table(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": np.zeros((4, 12, 12), np.uint8)}, "madrid.npz holds images; expected images and set"),
-        (
-            {"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)},
-            "client 'madrid': expected set as one name or integer per image",
-        ),
+        ({"images": np.zeros((4, 12, 12), np.uint8)}, r"madrid.npz .*images; .*images .*set\b"),
+        ({"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(4)}, "client 'madrid': .*set .*integer"),
         (
             {"images": np.zeros((4, 12, 12), np.uint8), "set": np.zeros(3, int)},
-            "client 'madrid': 3 entries in set for 4 images",
+            r"client 'madrid': 3 entries .*set .*\b4 images",
         ),
         (
             {"images": np.zeros((4, 12, 12), int), "set": np.zeros(4, int)},
-            "madrid.npz: images: expected images of uint8, uint16, or floats",
+            "madrid.npz: images: .*uint8, uint16",
         ),
-        (
-            {"images": np.uint8(0), "set": np.zeros(4, int)},
-            r"madrid.npz: images: expected images \[N, H, W\], .* got \[\]",
-        ),
+        ({"images": np.uint8(0), "set": np.zeros(4, int)}, r"madrid.npz: images: .*\[N, H, W\], .*\[\]"),
         (
             {"images": np.zeros((2, 12, 12), np.uint8), "set": np.array([b"a", b"K\xf6ln"])},
-            "client 'madrid': a name in set is not UTF-8 text .*; save the names as str",
+            r"client 'madrid': .*set .*UTF-8 .*str\b",
         ),
-        (
-            {"images": np.zeros((4, 9, 9), np.uint8), "set": np.array([9, 9, 10, 10])},
-            "set image_size to resize",
-        ),
+        ({"images": np.zeros((4, 9, 9), np.uint8), "set": np.array([9, 9, 10, 10])}, "image_size"),
     ],
 )
 def test_files_of_a_client_that_are_refused(tmp_path, arrays, message):
@@ -289,31 +248,29 @@ def test_files_of_a_client_that_are_refused(tmp_path, arrays, message):
 
 def test_a_table_that_is_no_text(tmp_path):
     (write(tmp_path) / "priors.csv").write_bytes("client,set,Bär,Fuchs\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"priors.csv is not UTF-8 text .*; save it as CSV UTF-8"):
+    with pytest.raises(UserError, match=r"priors.csv .*UTF-8 .*CSV UTF-8"):
         build(tmp_path)
 
 
 def test_a_client_that_is_there_twice(tmp_path):
     folder = write(tmp_path) / "clients" / "madrid"
     folder.mkdir()
-    with pytest.raises(UserError, match=r"madrid has no subfolders; expected clients/NAME/SET/\*.png"):
+    with pytest.raises(UserError, match=r"madrid .*clients/NAME/SET/\*.png"):
         build(tmp_path)
     (tmp_path / "clients" / "berlin" / "a").rename(folder / "a")
-    with pytest.raises(UserError, match="client 'madrid' is there twice"):
+    with pytest.raises(UserError, match=r"client 'madrid' .*twice"):
         build(tmp_path)
 
 
 def test_parts_that_are_missing_or_strange(tmp_path):
-    with pytest.raises(UserError, match="has no folder clients; expected clients/NAME/SET"):
+    with pytest.raises(UserError, match="clients/NAME/SET"):
         build(tmp_path)
     write(tmp_path, server=())
     np.savez(tmp_path / "test.npz", images=np.zeros((4, 12, 12), np.uint8), labels=np.array([0, 1, 2, 0]))
-    with pytest.raises(
-        UserError, match=r"labels must lie in \[0, 2\), the classes of the priors in their order"
-    ):
+    with pytest.raises(UserError, match=r"labels .*\[0, 2\)"):
         build(tmp_path)
     np.savez(tmp_path / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
-    with pytest.raises(UserError, match="has 1 test images for 2 clients"):
+    with pytest.raises(UserError, match=r"\b1 test .*\b2 clients"):
         build(tmp_path)
     (tmp_path / "test.npz").unlink()
     (tmp_path / "test" / "bird").mkdir(parents=True)
@@ -349,10 +306,7 @@ def test_doubts_name_sets_as_the_table_does(tmp_path):
 
 
 def test_a_path_that_is_not_there():
-    with pytest.raises(
-        UserError,
-        match=r"'sets' is none of .*digits.*give the path of your data, laid out as in docs/configuration.md",
-    ):
+    with pytest.raises(UserError, match=r"'sets'.*digits.*docs/configuration.md"):
         build("sets")
 
 
@@ -360,13 +314,13 @@ def test_a_client_is_read_without_the_others(tmp_path):
     fed = build(write(tmp_path))
     (tmp_path / "clients" / "berlin" / "a" / "0.png").unlink()
     assert len(fed.silos[1].load().images) == 32
-    with pytest.raises(UserError, match=r"cannot read image .*clients/berlin/a/0.png"):
+    with pytest.raises(UserError, match=r"clients/berlin/a/0.png"):
         fed.silos[0].load()
 
 
 def test_a_part_without_an_image(tmp_path):
     (write(tmp_path, server=()) / "test" / "cat").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"test holds no image; expected clients/NAME/SET"):
+    with pytest.raises(UserError, match=r"test .*image.*clients/NAME/SET"):
         build(tmp_path)
 
 
@@ -403,7 +357,7 @@ def test_parts_that_are_misspelled_are_noted(tmp_path):
 def test_one_class_is_no_task(tmp_path):
     write(tmp_path, table="none", server=())
     np.savez(tmp_path / "labeled.npz", images=np.zeros((6, 12, 12), np.uint8), labels=np.zeros(6, int))
-    with pytest.raises(UserError, match="has one class, '0'; a classifier needs two or more"):
+    with pytest.raises(UserError, match="class, '0'"):
         build(tmp_path, priors="estimated")
 
 

@@ -70,9 +70,7 @@ def test_a_scheme_of_your_own(monkeypatch):
     assert [silo.name for silo in federation.silos] == ["half-0", "half-1"]
     assert federation.manifest["partition"] == {"scheme": "every-second"}
     assert labeled(clients=2, partition={"scheme": "every-second"}).digest == federation.digest
-    with pytest.raises(
-        UserError, match=r"^key 'clients': partition 'every-second' makes 2; say so, or leave it out; got 5$"
-    ):
+    with pytest.raises(UserError, match=r"^key 'clients': partition 'every-second' .*\b2; .*\b5$"):
         labeled(clients=5, partition={"scheme": "every-second"})
 
 
@@ -181,9 +179,7 @@ def test_a_class_that_runs_short_is_replaced():
 
 def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
     monkeypatch.setattr(dirichlet, "_ATTEMPTS", 20)
-    with pytest.raises(
-        UserError, match=(r"key 'alpha': 20 draws with alpha = 0.001 left at least \d+ of 50 clients")
-    ):
+    with pytest.raises(UserError, match=r"key 'alpha': 20 draws .*alpha = 0.001 .*\d+ of 50 clients"):
         dealt(
             table(),
             {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.001},
@@ -191,9 +187,7 @@ def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
             train_per_client=30,
             test_per_client=10,
         )
-    with pytest.raises(
-        UserError, match="50 images are too few for 10 clients with 10 each, as many as there are classes"
-    ):
+    with pytest.raises(UserError, match=r"\b50 images .*\b10 clients .*\b10 each"):
         dealt(
             table(),
             {"scheme": "dirichlet", "convention": "over_clients"},
@@ -201,13 +195,13 @@ def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
             train_per_client=4,
             test_per_client=1,
         )
-    with pytest.raises(UserError, match="need 3000 images, made has 2500; lower one of the three"):
+    with pytest.raises(UserError, match=r"\b3000 images, .*\b2500"):
         dealt(table(), {"scheme": "dirichlet", "convention": "over_classes"}, clients=15)
 
 
 def test_an_impossible_partition_is_rejected_after_100_draws():
     scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}
-    with pytest.raises(UserError, match=r"key 'alpha': 100 draws .* of 400 clients with fewer than 10"):
+    with pytest.raises(UserError, match=r"key 'alpha': 100 draws .*\b400 clients .*\b10"):
         dealt(table(4000, 0), scheme, clients=400, train_per_client=8, test_per_client=2)
 
 
@@ -254,11 +248,9 @@ def test_classes_per_client_are_consecutive_and_in_equal_numbers():
 
 
 def test_classes_per_client_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match="key 'per_client': expected at most 10, the classes of made; got 11"):
+    with pytest.raises(UserError, match=r"key 'per_client': .*\b10, .*\b11"):
         dealt(table(), {"scheme": "classes", "per_client": 11}, clients=2)
-    with pytest.raises(
-        UserError, match=r"1 clients with 1 classes each need 400 images of class '0', made has \d+; lower"
-    ):
+    with pytest.raises(UserError, match=r"\b1 clients .*\b1 classes .*\b400 images .*class '0', .*\d+"):
         dealt(
             table(),
             {"scheme": "classes", "per_client": 1},
@@ -331,16 +323,8 @@ def test_so_many_images_of_each_domain():
 @pytest.mark.parametrize(
     ("scheme", "keys", "message"),
     [
-        (
-            {"domain": "domain-9"},
-            {},
-            r"'domain-9' is no domain of made \(did you mean 'domain-\d'\?\); it has domain-0, domain-1",
-        ),
-        (
-            {"domain": "domain-1"},
-            {"clients": 7},
-            "key 'clients': expected a multiple of the 5 domains that are trained on; got 7",
-        ),
+        ({"domain": "domain-9"}, {}, r"'domain-9' .*'domain-\d'.*domain-0, domain-1"),
+        ({"domain": "domain-1"}, {"clients": 7}, r"key 'clients': .*\b5 domains.*\b7"),
     ],
 )
 def test_domains_that_are_refused(scheme, keys, message):
@@ -349,9 +333,7 @@ def test_domains_that_are_refused(scheme, keys, message):
 
 
 def test_a_single_domain_cannot_be_left_out():
-    with pytest.raises(
-        UserError, match="made has one domain, 'domain-0'; leaving it out leaves nothing to train on"
-    ):
+    with pytest.raises(UserError, match="domain, 'domain-0'"):
         dealt(table(groups=1, test=0), {"scheme": "leave_one_out", "domain": "domain-0"})
 
 
@@ -405,24 +387,24 @@ ROWS = np.arange(60)
 @pytest.mark.parametrize(
     ("deal", "error", "message"),
     [
-        (None, TypeError, "partition 'made': expected a Deal, got NoneType"),
-        (Deal(()), ValueError, "partition 'made': dealt images to no client"),
+        (None, TypeError, "partition 'made': .*Deal, got NoneType"),
+        (Deal(()), ValueError, "partition 'made': .*client"),
         (
             Deal((Share("a", ROWS[:20], ROWS[20:30] - 60),)),
             ValueError,
-            r"test images of 'a': positions -40 to -31; expected 0 to 59, there are 60",
+            r"test .*'a': .*-40 to -31; .*\b0 to 59",
         ),
         (
             Deal((Share("a", ROWS[:20] + 50, ROWS[20:30]),)),
             ValueError,
-            "training images of 'a': positions 50 to 69; expected 0 to 59",
+            r"training .*'a': .*\b50 to 69; .*\b0 to 59",
         ),
-        (Deal((Share("a", [0, 1], ROWS[20:30]),)), TypeError, r"a NumPy array \[n\] of int64; got list"),
-        (Deal((Share("a", ROWS < 20, ROWS[20:30]),)), TypeError, r"of int64; got bool \[60\]"),
+        (Deal((Share("a", [0, 1], ROWS[20:30]),)), TypeError, r"NumPy .*\[n\] .*int64; .*list"),
+        (Deal((Share("a", ROWS < 20, ROWS[20:30]),)), TypeError, r"int64; .*bool \[60\]"),
         (
             Deal((Share("a", ROWS[:20], ROWS[20:30]),), (Share("b", ROWS[40:], ROWS[30:40]),)),
             ValueError,
-            "'b' is measured only",
+            "'b' .*measured",
         ),
     ],
 )

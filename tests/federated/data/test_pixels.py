@@ -229,9 +229,9 @@ NO_INTEGERS = [
 @pytest.mark.parametrize("label", NO_INTEGERS, ids=repr)
 def test_a_label_that_is_no_integer_is_refused(label):
     pairs = [(image, k) for image, k in zip(IMAGES, LABELS.tolist(), strict=True)]
-    with pytest.raises(UserError, match=r"a/train: .* 24: expected an integer label"):
+    with pytest.raises(UserError, match=r"a/train: .* 24: .*integer"):
         from_arrays({"a": ([*pairs, (IMAGES[0], label)], None)})
-    with pytest.raises(UserError, match="a/train: label 23: expected an integer label"):
+    with pytest.raises(UserError, match=r"a/train: label 23: .*integer"):
         from_arrays({"a": ((IMAGES, [*LABELS[:-1].tolist(), label]), None)})
 
 
@@ -248,22 +248,22 @@ def test_a_label_that_is_no_integer_is_refused(label):
 )
 def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
     if labels.dtype.kind != "U":
-        with pytest.raises(UserError, match="a/train: expected labels as 24 integers"):
+        with pytest.raises(UserError, match=r"a/train: .*\b24 integers"):
             from_arrays({"a": ((IMAGES, labels), None)})
     if np.asarray(labels).dtype.kind != "O":
         np.savez(tmp_path / "silos.npz", images=IMAGES, labels=labels, silo=np.zeros(24, int))
-        with pytest.raises(UserError, match=r"silos.npz: labels: expected labels as 24 integers"):
+        with pytest.raises(UserError, match=r"silos.npz: labels: .*\b24 integers"):
             labeled(tmp_path / "silos.npz")
 
 
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (IMAGES.astype(object), "expected images of uint8, uint16, or floats in .*; got object"),
-        (IMAGES > 9, "got bool"),
+        (IMAGES.astype(object), "uint8, uint16.*object"),
+        (IMAGES > 9, r"\bbool\b"),
         (IMAGES.astype(complex), "got complex128"),
-        (np.ma.masked_array(IMAGES, IMAGES > 250), "some values are masked"),
-        (torch.from_numpy(IMAGES) > 9, "got torch.bool"),
+        (np.ma.masked_array(IMAGES, IMAGES > 250), "masked"),
+        (torch.from_numpy(IMAGES) > 9, "torch.bool"),
     ],
 )
 def test_images_of_no_known_range_are_refused(images, message):
@@ -303,7 +303,7 @@ def test_all_damaged_files_are_named(tmp_path):
     assert all(str(path) in str(error.value) for path in cut)
     (root / "b/cat/0.png").write_text("no image")
     (root / "b/cat/gone.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(UserError, match="cannot read 4 images") as error:
+    with pytest.raises(UserError, match=r"\b4 images") as error:
         labeled(root)
     assert all(
         str(path) in str(error.value) for path in [*cut, root / "b/cat/0.png", root / "b/cat/gone.png"]
@@ -322,7 +322,7 @@ def test_a_huge_image_is_noted_by_name_and_not_warned_of(tmp_path, monkeypatch):
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_values_of_no_known_range_are_refused(tmp_path, mode):
     write(tmp_path / "x.tiff", Image.new(mode, (6, 8)))
-    with pytest.raises(UserError, match=r"x\.tiff .its values are"):
+    with pytest.raises(UserError, match=r"x\.tiff .*values"):
         labeled(_one_more(tmp_path))
 
 

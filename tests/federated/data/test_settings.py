@@ -33,30 +33,21 @@ def test_a_table_goes_there_and_back():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"image_size": 100_000}, "less than or equal to 1024"),
-        ({"image_size": -1}, "greater than or equal to 0"),
-        ({"clients": 0}, "greater than or equal to 1"),
-        ({"holdout": 1.0}, "less than 1"),
-        ({"holdout": float("nan")}, "finite number|greater than 0"),
-        ({"source": ""}, "at least 1 character"),
-        ({"sauce": "mnist"}, "Extra inputs are not permitted"),
+        ({"image_size": 100_000}, r"image_size\s.*\b1024\b"),
+        ({"image_size": -1}, r"image_size\s.*\b0\b"),
+        ({"clients": 0}, r"clients\s.*\b1\b"),
+        ({"holdout": 1.0}, r"holdout\s.*\b1\b"),
+        ({"holdout": float("nan")}, r"holdout\s.*(finite|\b0\b)"),
+        ({"source": ""}, r"source\s.*\b1\b"),
+        ({"sauce": "mnist"}, r"sauce\s.*extra"),
         ({"normalize": "standart"}, "'standard', 'imagenet', 'centered' or 'raw'"),
-        (
-            {"partition": {"scheme": "rotation"}},
-            r"'rotation' is no partition \(did you mean 'rotations'\?\); there are classes, dirichlet",
-        ),
-        (
-            {"partition": {"angles": [1]}},
-            "give the name of a partition as scheme; there are classes, dirichlet",
-        ),
+        ({"partition": {"scheme": "rotation"}}, "'rotation'.*'rotations'.*classes, dirichlet"),
+        ({"partition": {"angles": [1]}}, "scheme; .*classes, dirichlet"),
         ({"partition": {"scheme": "rotations", "angels": [1]}}, "angels"),
-        ({"partition": {"scheme": "rotations", "angles": [float("inf")]}}, "finite number"),
+        ({"partition": {"scheme": "rotations", "angles": [float("inf")]}}, r"angles.0\s.*finite"),
         ({"partition": {"scheme": "dirichlet"}}, "convention"),
-        (
-            {"partition": {"scheme": "imbalanced", "angles": [0.0]}},
-            "expected one number of clients per angle: 1 angles, 3 numbers",
-        ),
-        ({"legacy_holdout": True, "holdout": 0.2}, "holdout: leave it out with legacy_holdout = true"),
+        ({"partition": {"scheme": "imbalanced", "angles": [0.0]}}, r"1 angles, 3\b"),
+        ({"legacy_holdout": True, "holdout": 0.2}, "holdout: .*legacy_holdout = true"),
     ],
 )
 def test_tables_that_are_refused(table, message):

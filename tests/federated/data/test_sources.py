@@ -31,11 +31,9 @@ def test_a_source_of_your_own_is_registered_under_its_name(monkeypatch):
     monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._all()))
     source("mine")(lambda root: SOURCES["digits"](root))
     assert labeled("mine", clients=2).digest == labeled("digits", clients=2).digest
-    with pytest.raises(ValueError, match="the data set 'mine' is registered already; choose another name"):
+    with pytest.raises(ValueError, match=r"'mine'.*registered"):
         source("mine")(lambda root: SOURCES["digits"](root))
-    with pytest.raises(
-        ValueError, match=r"'digit' is no data set \(did you mean 'digits'\?\); there are arrays, cifar10, "
-    ):
+    with pytest.raises(ValueError, match=r"'digit'.*'digits'.*arrays, cifar10, "):
         SOURCES["digit"]
 
 
@@ -57,24 +55,20 @@ def made(pixels=PIXELS, labels=None, classes=("0", "1"), train=None, test=None):
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
-        (lambda: None, TypeError, "source 'mine': expected a DataSet, got NoneType"),
-        (
-            lambda: made(PIXELS.numpy()),
-            TypeError,
-            r"expected pixels as a torch tensor \[N, C, H, W\] of uint8; got a NumPy array of uint8",
-        ),
-        (lambda: made(PIXELS.float()), TypeError, r"of uint8; got torch.float32 \[6, 1, 4, 4\]"),
-        (lambda: made(PIXELS[:, 0]), TypeError, r"of uint8; got torch.uint8 \[6, 4, 4\]"),
+        (lambda: None, TypeError, "source 'mine': .*DataSet.*NoneType"),
+        (lambda: made(PIXELS.numpy()), TypeError, r"torch.*\[N, C, H, W\].*uint8; .*NumPy.*uint8"),
+        (lambda: made(PIXELS.float()), TypeError, r"pixels.*uint8; .*torch.float32 \[6, 1, 4, 4\]"),
+        (lambda: made(PIXELS[:, 0]), TypeError, r"pixels.*uint8; .*torch.uint8 \[6, 4, 4\]"),
         (
             lambda: made(labels=torch.arange(6)),
             TypeError,
-            r"source 'mine': expected labels as a NumPy array \[N\] of int64, got torch.int64",
+            r"source 'mine': .*labels.*NumPy .*\[N\] .*int64, .*torch.int64",
         ),
         (lambda: made(labels=np.arange(6, dtype=np.int32)), TypeError, r"of int64, got int32 \[6\]"),
-        (lambda: made(labels=np.arange(5) % 2), ValueError, "source 'mine': 5 labels of 6 images"),
+        (lambda: made(labels=np.arange(5) % 2), ValueError, r"source 'mine': 5 labels .*\b6\b"),
         (lambda: made(labels=np.arange(6) % 3), ValueError, "source 'mine': labels 0 to 2; expected 0 to 1"),
-        (lambda: made(classes=(0, 1)), TypeError, "names of the classes as a tuple of texts"),
-        (lambda: made(train=[0, 1, 2]), TypeError, "source 'mine': train: expected positions of images"),
+        (lambda: made(classes=(0, 1)), TypeError, "names.*classes.*tuple"),
+        (lambda: made(train=[0, 1, 2]), TypeError, "source 'mine': train: .*positions"),
         (
             lambda: made(test=np.array([6])),
             ValueError,
@@ -134,9 +128,7 @@ def test_a_file_that_is_absent_among_others_is_named(idx_root):
     (idx_root / "MNIST/raw/train-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(
         UserError,
-        match=(
-            r"no .*MNIST/raw/train-labels-idx1-ubyte.gz: run torchvision.datasets.MNIST\(ROOT, download=True"
-        ),
+        match=r"MNIST/raw/train-labels-idx1-ubyte.gz: .*torchvision.datasets.MNIST\(ROOT, download=True",
     ):
         SOURCES["mnist"](idx_root)
 
@@ -144,66 +136,26 @@ def test_a_file_that_is_absent_among_others_is_named(idx_root):
 @pytest.mark.parametrize(
     ("name", "there", "message"),
     [
-        (
-            "mnist",
-            False,
-            (
-                r"MNIST needs a data root.*: run torchvision.datasets.MNIST\(ROOT, download=True\) and give"
-                r" that ROOT"
-            ),
-        ),
-        (
-            "fashion_mnist",
-            True,
-            (
-                r"no fashion_mnist in .*: run torchvision.datasets.FashionMNIST.* an .npz named"
-                r" fashion_mnist\*.npz with"
-            ),
-        ),
-        (
-            "rotated_mnist",
-            True,
-            r"no mnist in .*: run torchvision.datasets.MNIST.*, or put there an .npz named mnist\*.npz",
-        ),
-        ("emnist_letters", False, "EMNIST needs a data root"),
+        ("mnist", False, r"MNIST .*root.*torchvision.datasets.MNIST\(ROOT, download=True\).*ROOT"),
+        ("fashion_mnist", True, r"fashion_mnist .*torchvision.datasets.FashionMNIST.*fashion_mnist\*.npz"),
+        ("rotated_mnist", True, r"mnist .*torchvision.datasets.MNIST.*mnist\*.npz"),
+        ("emnist_letters", False, "EMNIST .*root"),
         (
             "emnist_letters",
             True,
-            (
-                r'no emnist_letters in .*: run torchvision.datasets.EMNIST\(ROOT, "letters",'
-                r" download=True.*emnist_letters\*.npz"
-            ),
+            r'emnist_letters .*torchvision.datasets.EMNIST\(ROOT, "letters", .*emnist_letters\*.npz',
         ),
-        (
-            "cifar10",
-            False,
-            r"CIFAR10 needs a data root.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)",
-        ),
-        (
-            "cifar10",
-            True,
-            r"no cifar10 in .*: run torchvision.datasets.CIFAR10.*, or put there an .npz named cifar10\*.npz",
-        ),
+        ("cifar10", False, r"CIFAR10 .*root.*torchvision.datasets.CIFAR10\(ROOT, download=True\)"),
+        ("cifar10", True, r"cifar10 .*torchvision.datasets.CIFAR10.*cifar10\*.npz"),
         (
             "cifar100",
             True,
-            (
-                r"no cifar100 in .*: run torchvision.datasets.CIFAR100.*cifar100\*.npz with x_train, y_train,"
-                r" x_test, y_test"
-            ),
+            r"cifar100 .*torchvision.datasets.CIFAR100.*cifar100\*.npz .*x_train, y_train, x_test, y_test",
         ),
-        (
-            "gtsrb",
-            False,
-            'GTSRB needs a data root.*: run torchvision.datasets.GTSRB.* for the splits "train" and "test"',
-        ),
-        ("gtsrb", True, r"no gtsrb in .*gtsrb\*.npz"),
-        (
-            "pacs",
-            False,
-            r"PACS needs a data root.*: expected ROOT/pacs\*/DOMAIN/CLASS/image.jpg or ROOT/pacs\*.tar",
-        ),
-        ("pacs", True, "holds no PACS: expected ROOT/pacs"),
+        ("gtsrb", False, 'GTSRB .*root.*torchvision.datasets.GTSRB.*"train" and "test"'),
+        ("gtsrb", True, r"gtsrb .*gtsrb\*.npz"),
+        ("pacs", False, r"PACS .*root.*ROOT/pacs\*/DOMAIN/CLASS/image.jpg .*ROOT/pacs\*.tar"),
+        ("pacs", True, "PACS: .*ROOT/pacs"),
     ],
 )
 def test_files_that_are_absent_are_described(tmp_path, name, there, message):
@@ -238,15 +190,15 @@ def test_files_that_are_absent_are_described(tmp_path, name, there, message):
 def test_damaged_idx_file_is_named(idx_root, damage):
     path = idx_root / "MNIST/raw/t10k-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match=r"cannot read .*t10k-images-idx3-ubyte.gz"):
+    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte.gz"):
         SOURCES["mnist"](idx_root)
 
 
 @pytest.mark.parametrize(
     ("name", "other", "message"),
     [
-        ("train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz", "do not belong together"),
-        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "do not belong together"),
+        ("train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz", r"images \(\d.* labels \(\d"),
+        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", r"images \(\d.* labels \(\d"),
     ],
 )
 def test_idx_images_and_labels_must_belong_together(idx_root, name, other, message):
@@ -259,7 +211,7 @@ def test_idx_images_and_labels_must_belong_together(idx_root, name, other, messa
 def test_a_label_that_is_no_class(idx_root):
     path = idx_root / "MNIST/raw/train-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-1] + b"\x0a"))
-    with pytest.raises(UserError, match="train has labels outside 0 to 9"):
+    with pytest.raises(UserError, match=r"train .*labels .*\b0 to 9"):
         SOURCES["mnist"](idx_root)
 
 

@@ -39,8 +39,7 @@ def test_cifar10_that_is_not_the_published_one_is_not_unpickled(cifar_root, monk
     (cifar_root / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps([1]))
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("unpickled"))
     with pytest.raises(
-        UserError,
-        match=r"no cifar10 in .*corrupted.*: run torchvision.datasets.CIFAR10\(ROOT, download=True\)",
+        UserError, match=r"cifar10 .*corrupted.*torchvision.datasets.CIFAR10\(ROOT, download=True\)"
     ):
         SOURCES["cifar10"](cifar_root)
 
@@ -108,10 +107,7 @@ def test_an_npz_takes_the_place_of_the_published_files(tmp_path, name, classes):
     for a, b in zip(load(by_name), load(by_path), strict=True):
         assert torch.equal(a.train.images, b.train.images)
     npz_pool(tmp_path / f"{name}.npz", classes)
-    with pytest.raises(
-        UserError,
-        match=rf"holds {name}.npz, {name}_subset.npz; keep one of them, or give the path of one as source",
-    ):
+    with pytest.raises(UserError, match=rf" {name}\.npz, {name}_subset\.npz"):
         SOURCES[name](tmp_path)
 
 
@@ -123,10 +119,10 @@ def test_cifar100_is_not_taken_for_cifar10(tmp_path):
 
 def test_an_npz_of_other_arrays_is_refused(tmp_path):
     np.savez(tmp_path / "gtsrb.npz", images=np.zeros((3, 4, 4), np.uint8))
-    with pytest.raises(UserError, match=r"gtsrb.npz holds images; expected x_train, y_train, x_test, y_test"):
+    with pytest.raises(UserError, match=r"gtsrb.npz .*images; .*x_train, y_train, x_test, y_test"):
         SOURCES["gtsrb"](tmp_path)
     npz_pool(tmp_path / "gtsrb.npz", 44)
-    with pytest.raises(UserError, match=r"y_train holds label 43; expected 0 to 42"):
+    with pytest.raises(UserError, match=r"y_train .*label 43; .*\b0 to 42"):
         SOURCES["gtsrb"](tmp_path)
 
 
@@ -172,7 +168,7 @@ def test_gtsrb_is_read_as_torchvision_stores_it(tmp_path):
     assert federation.manifest["silos"]["silo-0"]["test"]["files"][0].startswith(
         "gtsrb/GTSRB/Final_Test/Images/"
     )
-    with pytest.raises(UserError, match="set image_size to resize all images to one square"):
+    with pytest.raises(UserError, match="image_size"):
         labeled("gtsrb", clients=2, train_per_client=6, test_per_client=3, data_root=root)
 
 
@@ -184,15 +180,13 @@ def test_a_byte_order_mark_in_the_table_of_gtsrb(tmp_path):
     path.write_text("\ufeff" + text, encoding="utf-8")
     assert SOURCES["gtsrb"](root).labels.tolist() == expected.labels.tolist()
     path.write_text(text.replace("ClassId", "Class"))
-    with pytest.raises(UserError, match=r"GT-final_test.csv \(its first line has no column ClassId\)"):
+    with pytest.raises(UserError, match=r"GT-final_test.csv \(.*ClassId\)"):
         SOURCES["gtsrb"](root)
 
 
 def test_gtsrb_without_its_table_of_test_images(tmp_path):
     (gtsrb_root(tmp_path) / "gtsrb" / "GT-final_test.csv").unlink()
-    with pytest.raises(
-        UserError, match=r"cannot read .*GT-final_test.csv .*: run torchvision.datasets.GTSRB"
-    ):
+    with pytest.raises(UserError, match=r"GT-final_test.csv .*torchvision.datasets.GTSRB"):
         SOURCES["gtsrb"](tmp_path)
 
 
@@ -246,7 +240,7 @@ def test_pacs_that_is_not_whole_is_refused(tmp_path):
 
     root = pacs_folder(tmp_path / "a")
     shutil.rmtree(root / "PACS" / "sketch")
-    with pytest.raises(UserError, match="has no image of the domain sketch: expected ROOT/pacs"):
+    with pytest.raises(UserError, match=r"\bsketch: .*ROOT/pacs"):
         SOURCES["pacs"](root)
     pacs_archive(root)
     with pytest.raises(UserError, match=r"holds PACS, pacs.tar: expected"):
@@ -254,10 +248,10 @@ def test_pacs_that_is_not_whole_is_refused(tmp_path):
     (tmp_path / "b").mkdir()
     with tarfile.open(tmp_path / "b" / "pacs.tar", "w") as archive:
         archive.addfile(tarfile.TarInfo("pacs/readme.txt"))
-    with pytest.raises(UserError, match=r"pacs/readme.txt is in no domain and class"):
+    with pytest.raises(UserError, match=r"pacs/readme.txt .*class"):
         SOURCES["pacs"](tmp_path / "b")
     (tmp_path / "b" / "pacs.tar").write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"cannot read .*pacs.tar"):
+    with pytest.raises(UserError, match=r"pacs.tar \("):
         SOURCES["pacs"](tmp_path / "b")
 
 

@@ -1,7 +1,6 @@
 """Columns of tables and sequences of tokens: in Python, from files, on other engines, in saved models."""
 
 import json
-import re
 
 import numpy as np
 import pandas
@@ -141,8 +140,8 @@ def test_a_constant_column_becomes_zero():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda x: x.__setitem__((3, 2), np.nan), r"a/train: column 2 has no value in row 4"),
-        (lambda x: x.__setitem__((3, 2), np.inf), r"a/train: column 2 has inf in row 4"),
+        (lambda x: x.__setitem__((3, 2), np.nan), "a/train: column 2 .*row 4"),
+        (lambda x: x.__setitem__((3, 2), np.inf), "a/train: column 2 .*inf .*row 4"),
     ],
 )
 def test_missing_values_are_refused(change, said):
@@ -212,7 +211,7 @@ def test_every_other_algorithm_trains_on_columns(name, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"model": {"encoder": "cnn"}}, "'cnn' takes images, and the data are columns; set 'mlp'"),
+        ({"model": {"encoder": "cnn"}}, "'cnn' .*columns; .*'mlp'"),
         ({"data": {"augment": "flip"}}, "data.augment"),
         ({"data": {"image_size": 8}}, "image_size"),
         ({"data": {"normalize": "imagenet"}}, "data.normalize"),
@@ -220,7 +219,7 @@ def test_every_other_algorithm_trains_on_columns(name, tmp_path):
     ],
 )
 def test_keys_for_images_are_refused(keys, said, tmp_path):
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=said):
         uefl.train(KEYS | keys, out=tmp_path / "run", clients={"a": (columns(0), None)}, arms=["fedavg"])
     assert not (tmp_path / "run").exists()
 
@@ -267,13 +266,13 @@ def test_a_table_has_silos_in_a_column_or_is_dealt(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n1,2\n", "no column 'label'"),
-        ("a,label\n1,x\n2,\n", "'label' has no value in row 2"),
-        ("a,label\n,x\n2,y\n", "'a' has no value in row 1"),
+        ("a,b\n1,2\n", "column 'label'"),
+        ("a,label\n1,x\n2,\n", "'label' .*row 2"),
+        ("a,label\n,x\n2,y\n", "'a' .*row 1"),
         ("a,label\nred,x\n2,y\n", "'a' has"),
         ("a,label,test\n1,x,perhaps\n2,y,true\n", "'perhaps'"),
-        ("a,label\n", "no rows"),
-        ("", "cannot be read"),
+        ("a,label\n", r"t\.csv .*\brows"),
+        ("", r"t\.csv .*: .*columns"),
     ],
 )
 def test_a_damaged_table_is_refused(text, said, tmp_path):
@@ -286,7 +285,7 @@ def test_a_damaged_table_is_refused(text, said, tmp_path):
 def test_silos_need_the_same_columns(tmp_path):
     folder = write(tmp_path / "data", 1)
     frame(1, "abdce").to_csv(folder / "other.csv", index=False)
-    with pytest.raises(UserError, match="'c' in place of 'd'"):
+    with pytest.raises(UserError, match=r"'c' .*'d'"):
         build(Data(source=str(folder)), kind="labeled", seed=0)
 
 
@@ -306,13 +305,13 @@ def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
         (4, 4, 4),
     }
     path.write_text("p,q,label\n,4,a\n5,5,b\n")
-    with pytest.raises(UserError, match="before a token"):
+    with pytest.raises(UserError, match="token"):
         build(Data(source=str(path), vocabulary=6, clients=1), kind="labeled", seed=0)
 
 
 def test_parquet_without_a_reader_is_one_sentence(tmp_path):
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"pyarrow|cannot be read"):
+    with pytest.raises(UserError, match=r"pyarrow|gone\.parquet"):
         build(Data(source=str(tmp_path / "t.parquet"), clients=1), kind="labeled", seed=0)
 
 
@@ -325,9 +324,9 @@ def test_a_saved_model_predicts_tables_by_column_name(trained, tmp_path):
     assert [row.image for row in rows[:2]] == [f"{path}:1", f"{path}:2"]
     expected = model.predict(table[list("abcde")].to_numpy(), uncertainty=True)
     assert [model.classes.index(row.label) for row in rows] == expected.probs.argmax(1).tolist()
-    with pytest.raises(UserError, match="column 'b' is missing"):
+    with pytest.raises(UserError, match="column 'b'"):
         model.predict(table.drop(columns="b"))
-    with pytest.raises(UserError, match=r"expected columns \[B, 5\]"):
+    with pytest.raises(UserError, match=r"columns \[B, 5\]"):
         model.predict(np.zeros((2, 4)))
 
 

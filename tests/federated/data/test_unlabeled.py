@@ -264,14 +264,9 @@ def test_estimated_priors_of_separable_classes_are_exact():
     sets = [images[labels == 0].numpy(), images[:90].numpy(), images[labels != 1].numpy()]
     rows = p.PriorEstimator(Split(images, labels), "abc")(sets)
     np.testing.assert_allclose(rows, [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0, 0.5]], atol=0.01)
-    with pytest.raises(
-        InvalidPriors,
-        match=r"client 'client-0', set \d+: the set is empty; lower sets or raise train_per_client",
-    ):
+    with pytest.raises(InvalidPriors, match=r"client 'client-0', set \d+: .*empty; .*train_per_client"):
         build(labeled=600, priors="estimated", sets=400)
-    with pytest.raises(
-        UserError, match="need 5 labeled images of every class; class 'c' has 3: raise labeled, or add"
-    ):
+    with pytest.raises(UserError, match=r"\b5 labeled .*class 'c' .*\b3: .*labeled"):
         p.PriorEstimator(Split(images[:11], labels[:11]), "abc")
 
 
@@ -287,20 +282,16 @@ def changed(row, column, value):
 @pytest.mark.parametrize(
     ("table", "sizes", "message"),
     [
-        (GOOD[0], SIZES, r"client 'north': expected priors of shape \[sets, 3 classes\], got \[3\]"),
-        (GOOD[:, :2], SIZES, r"client 'north': expected priors of shape \[sets, 3 classes\], got \[3, 2\]"),
-        (changed(1, 2, np.nan), SIZES, "client 'north', set 1: priors are not finite"),
-        (changed(2, 0, np.inf), SIZES, "client 'north', set 2: priors are not finite"),
-        (changed(0, 1, -0.2), SIZES, "client 'north', set 0: a prior is negative"),
-        (GOOD * [[1], [0], [1]], SIZES, "client 'north', set 1: all priors are zero"),
-        (changed(2, 2, 0.5002), SIZES, "client 'north', set 2: priors do not sum to 1"),
-        (
-            GOOD,
-            [4, 0, 2],
-            r"client 'north', set 1: the set is empty; lower sets or raise train_per_client \(0 images",
-        ),
-        (GOOD, [4, 3], "client 'north' has 2 sets and 3 rows of priors"),
-        (GOOD[:1], [4], "client 'north' has 1 set; expected 2 or more"),
+        (GOOD[0], SIZES, r"client 'north': .*\[sets, 3 classes\], got \[3\]"),
+        (GOOD[:, :2], SIZES, r"client 'north': .*\[sets, 3 classes\], got \[3, 2\]"),
+        (changed(1, 2, np.nan), SIZES, "client 'north', set 1: .*finite"),
+        (changed(2, 0, np.inf), SIZES, "client 'north', set 2: .*finite"),
+        (changed(0, 1, -0.2), SIZES, "client 'north', set 0: .*negative"),
+        (GOOD * [[1], [0], [1]], SIZES, "client 'north', set 1: .*zero"),
+        (changed(2, 2, 0.5002), SIZES, r"client 'north', set 2: .* sum .*\b1\b"),
+        (GOOD, [4, 0, 2], r"client 'north', set 1: .*empty; .*train_per_client \(0 images"),
+        (GOOD, [4, 3], r"client 'north' .*\b2 sets .*\b3 rows"),
+        (GOOD[:1], [4], r"client 'north' .*\b1 set; .*\b2\b"),
     ],
 )
 def test_priors_that_are_refused(table, sizes, message):
@@ -318,9 +309,9 @@ def test_rows_that_are_slightly_off_are_normalized_and_said():
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (np.array([0, 1, 3]), r"client 'north': set 3 of an image is outside \[0, 3\)"),
-        (np.array([0, -1, 2]), r"client 'north': set -1 of an image is outside"),
-        (np.array([0.0, 1.0]), "client 'north': expected integers as sets, got float64"),
+        (np.array([0, 1, 3]), r"client 'north': set 3 .*\[0, 3\)"),
+        (np.array([0, -1, 2]), r"client 'north': set -1 .*\[0, 3\)"),
+        (np.array([0.0, 1.0]), "client 'north': .*integers.*sets, got float64"),
     ],
 )
 def test_targets_that_are_refused(sets, message):
@@ -350,7 +341,7 @@ def test_doubts(table, finding):
 def test_strict_turns_doubts_into_errors():
     assert any("5 sets for 10 classes" in note for note in build(sets=5).notes)
     assert "no client's priors have full rank" in build(sets=5).notes[-1]
-    with pytest.raises(InvalidPriors, match=r"client 'client-0': 5 sets for 10 classes.*strict = true"):
+    with pytest.raises(InvalidPriors, match=r"client 'client-0': 5 sets .*\b10 classes.*strict = true"):
         build(sets=5, strict=True)
     assert build(sets=10, strict=True).notes == ()
 
@@ -376,7 +367,7 @@ def test_strict_leaves_rows_that_were_normalized(monkeypatch):
 def test_a_class_that_nobody_has(monkeypatch, blur):
     exact = p.realized
     monkeypatch.setattr(p, "realized", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
-    with pytest.raises(InvalidPriors, match="class '4' is in no set of any client"):
+    with pytest.raises(InvalidPriors, match=r"class '4' .*client"):
         build(**blur)
 
 
@@ -391,39 +382,25 @@ def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
 def test_labels_of_one_class_are_refused(tmp_path):
     images, labels = np.zeros((40, 8, 8), np.uint8), np.zeros(40, int)
     np.savez(tmp_path / "same.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    with pytest.raises(UserError, match=r"same\.npz has one class, '0'; a classifier needs two or more"):
+    with pytest.raises(UserError, match=r"same\.npz .*class, '0'"):
         build(source=tmp_path / "same.npz", train_per_client=10, test_per_client=10, sets=2)
 
 
 def test_an_empty_set_says_what_to_do():
-    with pytest.raises(
-        InvalidPriors, match=r"set \d+: the set is empty; lower sets or raise train_per_client \(0 images"
-    ):
+    with pytest.raises(InvalidPriors, match=r"set \d+: .*empty; .*train_per_client \(0 images"):
         build(train_per_client=20, sets=40)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"train_per_client": 2000}, "need 6150 images, digits has 5000; lower one of them"),
-        (
-            {"test_per_client": 300, "source": "mnist"},
-            "clients x test_per_client = 900, mnist has 20 test images; lower test_per_client",
-        ),
-        (
-            {"holdout": 0.2},
-            (
-                "key 'holdout': expected its default 0.1, so set it to that or leave it out: it is for"
-                " clients with labeled images; got 0.2"
-            ),
-        ),
+        ({"train_per_client": 2000}, r"\b6150 images, .*\b5000"),
+        ({"test_per_client": 300, "source": "mnist"}, r"test_per_client = 900, mnist .*\b20 test"),
+        ({"holdout": 0.2}, "key 'holdout': .*default 0.1, .*labeled.*got 0.2"),
         ({"legacy_holdout": True}, "key 'legacy_holdout'"),
-        ({"clients": None}, "key 'clients': give the number of clients that digits is dealt to"),
-        ({"priors": "estimated"}, "digits: estimated priors need labeled images of the server"),
-        (
-            {"partition": {"scheme": "rotations"}},
-            "partition 'rotations' makes clients with labeled images; these arms need clients with unl",
-        ),
+        ({"clients": None}, "key 'clients': .*digits"),
+        ({"priors": "estimated"}, "digits: estimated .*labeled"),
+        ({"partition": {"scheme": "rotations"}}, "partition 'rotations' .*labeled.*arms.* unl"),
     ],
 )
 def test_data_that_are_refused(idx_root, keys, message):
@@ -432,19 +409,16 @@ def test_data_that_are_refused(idx_root, keys, message):
 
 
 def test_own_silos_have_no_sets(make_npz):
-    with pytest.raises(UserError, match=r"partition 'unlabeled' deals a data set; .*data.npz brings silos"):
+    with pytest.raises(UserError, match=r"partition 'unlabeled' .*data.npz .*silos"):
         build(source=make_npz())
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"sets": 1}, "greater than or equal to 2"),
+        ({"sets": 1}, r"sets\s.*\b2\b"),
         ({"split": "iidd"}, "'iid', 'noniid' or 'legacy_noniid'"),
-        (
-            {"legacy_column_norm": True},
-            "legacy_column_norm: expected false without overlap = true and split = 'iid'",
-        ),
+        ({"legacy_column_norm": True}, "legacy_column_norm: .*overlap = true .*split = 'iid'"),
         ({"prior_noise": 1.0}, "prior_noise"),
         ({"prior_smoothing": -0.1}, "prior_smoothing"),
     ],

@@ -72,7 +72,7 @@ def test_no_name_of_a_file_and_no_pixel_is_reported(folder):
 
 def test_the_images_cannot_be_read_at_the_server(folder):
     cfg = settings(folder)
-    with pytest.raises(UserError, match="the images of silo 'a' stay with it"):
+    with pytest.raises(UserError, match=r"images .*silo 'a' "):
         agreed(cfg, {"a": report(cfg, folder / "a")}).silos[0].load()
 
 
@@ -80,10 +80,10 @@ def test_a_silo_that_differs_is_named(folder):
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
     cfg = settings(folder)
     reports = {name: report(cfg, folder / name) for name in "abc"}
-    with pytest.raises(UserError, match="silo 'c' has images of 10x10, silo 'a' of 8x8; set image_size"):
+    with pytest.raises(UserError, match=r"silo 'c' .*10x10, silo 'a' .*8x8; .*image_size"):
         agreed(cfg, reports)
     reports["b"][0]["kind"] = "sets"
-    with pytest.raises(UserError, match="silo 'b' has sets data, the arms need labeled"):
+    with pytest.raises(UserError, match=r"silo 'b' .*sets.*labeled"):
         agreed(cfg, reports)
 
 
