@@ -1,5 +1,7 @@
 """Check that the comparisons of federated rounds run, and that the published UEFL loop equals ours."""
 
+import re
+
 import pytest
 import torch
 
@@ -52,11 +54,7 @@ def test_a_gpu_that_is_not_there_is_said_in_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         uefl_round.main(["demo", "--device", "cuda"])
     assert ended.value.code == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .endswith("error: argument --device: torch finds no GPU; leave it out to measure on the CPU")
-    )
+    assert re.search("error: .*--device.*GPU", capsys.readouterr().err.splitlines()[-1])
 
 
 def test_rounds_are_compared_turn_by_turn():

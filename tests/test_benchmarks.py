@@ -105,14 +105,11 @@ def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path):
 @pytest.mark.slow
 def test_variants_are_those_of_the_kernels(capsys):
     names = ", ".join(measure.VARIANTS)
-    with (
-        pytest.raises(RuntimeError, match=f"UEFL_CPU=sse9 is not a variant; use one of {names}, or"),
-        measure.elsewhere("sse9"),
-    ):
+    with pytest.raises(RuntimeError, match=f"UEFL_CPU=sse9 .*{names}"), measure.elsewhere("sse9"):
         pass
     with pytest.raises(SystemExit):
         run.main(["--smoke", "--variants", "portable,sse9"])
-    assert f"no variant 'sse9'; there are {names}" in capsys.readouterr().err
+    assert re.search(f"'sse9'.*{names}", capsys.readouterr().err)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of the resident memory is reset through /proc")
@@ -138,7 +135,7 @@ def test_every_library_is_told_the_number_of_threads(capsys):
     assert "THREADS" not in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run.main(["--threads", "0"])
-    assert "0 threads on" in capsys.readouterr().err
+    assert "0 threads" in capsys.readouterr().err
 
 
 def test_slow_racers_get_fewer_turns():
@@ -192,19 +189,15 @@ def test_unknown_peer_is_an_error(capsys):
     with pytest.raises(SystemExit):
         run.main(["--smoke", "--peers", "eager,fais"])
     error = capsys.readouterr().err
-    assert "no peer 'fais'; there are uefl, " in error
-    assert "faiss" in error
+    assert re.search("'fais'.* uefl, .*faiss", error)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--smoke", "--shape", "9216x512x64"],
-            "--smoke has a shape of its own; leave out --smoke or --shape",
-        ),
-        (["--seconds", "nan"], "--seconds nan; expected a positive number"),
-        (["--seconds", "-1"], "--seconds -1; expected a positive number"),
+        (["--smoke", "--shape", "9216x512x64"], "--smoke or --shape"),
+        (["--seconds", "nan"], "--seconds nan"),
+        (["--seconds", "-1"], "--seconds -1"),
     ],
 )
 def test_options_that_make_no_run(arguments, message, capsys):
@@ -244,27 +237,23 @@ def test_a_custom_shape_runs_in_another_variant(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("op", "shape", "message"),
     [
-        (
-            "vq_assign",
-            "70x12",
-            "expected NxDIMxK[xSEGMENTS][xDTYPE], without sizes at their default; there are 200000x64x256,",
-        ),
-        ("vq_assign", "70x12x5x1", "expected NxDIMxK[xSEGMENTS][xDTYPE], without sizes at their default"),
-        ("vq_assign", "70x12x5x6x7", "expected NxDIMxK"),
-        ("vq_assign", "70x12x5xint8", "dtype 'int8' is not known, expected one of float32, bfloat16"),
-        ("vq_assign", "70x12x5x7", "dim 12 cannot be cut into 7 segments"),
-        ("vq_assign", "0x12x5", "n must be at least 1, got 0"),
-        ("layer", "2x3x4x5xgumbel", "estimator 'gumbel' is not known"),
-        ("vq,layer", "70x12x5", "for sizes of your own name one of our ops with --op"),
-        ("limits", "float32x64", "there are copy, read, float32, "),
+        ("vq_assign", "70x12", r"NxDIMxK\[xSEGMENTS\]\[xDTYPE\].* 200000x64x256,"),
+        ("vq_assign", "70x12x5x1", r"NxDIMxK\[xSEGMENTS\]\[xDTYPE\]"),
+        ("vq_assign", "70x12x5x6x7", "NxDIMxK"),
+        ("vq_assign", "70x12x5xint8", "dtype 'int8'.*float32, bfloat16"),
+        ("vq_assign", "70x12x5x7", "dim 12 .*7 segments"),
+        ("vq_assign", "0x12x5", "n .*got 0"),
+        ("layer", "2x3x4x5xgumbel", "estimator 'gumbel'"),
+        ("vq,layer", "70x12x5", "own .*--op"),
+        ("limits", "float32x64", "copy, read, float32, "),
     ],
 )
 def test_shape_that_cannot_be(op, shape, message, capsys):
     with pytest.raises(SystemExit):
         run.main(["--op", op, "--shape", shape])
     error = capsys.readouterr().err
-    assert f"no shape {shape!r}" in error
-    assert message in error
+    assert f"shape {shape!r}" in error
+    assert re.search(message, error)
 
 
 def test_every_shape_is_found_by_its_name():
@@ -402,7 +391,7 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     )
     with pytest.raises(SystemExit):
         roofline.main([str(tmp_path / "other.csv")])
-    assert "other.csv; python -m benchmarks.run --save writes one" in capsys.readouterr().err
+    assert "other.csv; python -m benchmarks.run --save" in capsys.readouterr().err
 
 
 def test_the_page_of_measurements_is_that_of_the_results():

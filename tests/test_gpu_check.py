@@ -57,7 +57,7 @@ def check(tmp_path):
     return run
 
 
-def test_step_that_ends_at_its_limit_keeps_what_it_found_and_stops_no_other(check):
+def test_step_at_its_limit_keeps_results_and_stops_no_other(check):
     done, summary, out = check("smoke")
     assert done.returncode == 1
     assert summary == [("timeout", "smoke"), ("ok", "profile"), ("ok", "ncu"), ("FAILED", "smoke-triton")]
@@ -90,7 +90,7 @@ def test_nothing_begins_when_the_time_is_over(check):
 def test_unknown_stage_is_refused(check):
     done, summary, _ = check("smoke", "sanitize")
     assert done.returncode == 2
-    assert "no stage 'sanitize'; there are smoke, tests, bench, call1 to call6" in done.stdout
+    assert re.search("'sanitize'.*smoke, tests, bench, call1 to call6", done.stdout)
     assert summary == []
 
 
@@ -145,10 +145,7 @@ def test_small_case_tells_what_failed(tmp_path, capsys):
         capsys.readouterr().out.splitlines(), key=lambda line: ("ok", "FAILED", "of").index(line.split()[0])
     )
     assert good.endswith(" cpu      vq_assign one row")
-    assert (
-        "mma      vq_assign one row  RuntimeError: backend 'cuda' cannot run vq_assign here: the input is"
-        " on cpu" in bad
-    )
+    assert re.search("mma      vq_assign one row  RuntimeError: backend 'cuda' .*cpu", bad)
     assert summary.startswith("of 2: 1 ok, 1 FAILED, 0 timeout, 0 stopped; ")
     assert [path.name for path in tmp_path.iterdir()] == ["mma-vq_assign-one-row.log"]
 

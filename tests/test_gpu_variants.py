@@ -114,7 +114,7 @@ def test_no_time_is_left(cubins, capsys):
 
 def test_what_a_gpu_would_refuse_is_refused(cubins):
     driver, path = Dry(), cubins / "search.cubin"
-    with pytest.raises(ValueError, match="holds no kernel g5_3_1"):
+    with pytest.raises(ValueError, match="kernel g5_3_1"):
         driver.launch(path, "g5_3_1", 132, 512, 0, [])
     with pytest.raises(ValueError, match=f"{MOST_SHARED + 1} bytes"):
         driver.launch(path, "g4_3_1", 132, 512, MOST_SHARED + 1, [])
@@ -125,7 +125,7 @@ def test_what_a_gpu_would_refuse_is_refused(cubins):
 
 def test_machine_code_that_is_not_there_is_named(tmp_path, capsys):
     assert gpu_variants.main(["search", "--cubins", str(tmp_path), "--dry"]) == 2
-    assert "lacks search.cubin; run python -m benchmarks.gpu_variants compile" in capsys.readouterr().out
+    assert "search.cubin; run python -m benchmarks.gpu_variants compile" in capsys.readouterr().out
 
 
 def test_tiles_are_swizzled():

@@ -58,7 +58,7 @@ def configure(tmp_path):
         ),
     ],
 )
-def test_nvcc_that_cannot_build_the_kernels_is_a_warning_unless_it_was_asked_for(configure, nvcc, says):
+def test_unusable_nvcc_warns_unless_cuda_was_asked_for(configure, nvcc, says):
     code, output = configure(nvcc, "AUTO")
     assert code == 0, output
     assert "Building without CUDA kernels: " in output
@@ -73,7 +73,7 @@ def test_nvcc_that_cannot_build_the_kernels_is_a_warning_unless_it_was_asked_for
 def test_architectures_that_nvcc_does_not_know_are_left_out(configure):
     code, output = configure(WITHOUT_100, "AUTO")
     assert code == 0, output
-    assert "CUDA kernels for 80-real,90a-real,90-virtual " in output
+    assert " 80-real,90a-real,90-virtual " in output
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_program_that_is_nowhere_is_named():
         [sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT, env=environment
     )
     assert done.returncode == 1
-    assert "ninja is not installed: pip install ninja" in done.stderr
+    assert "pip install ninja" in done.stderr
 
 
 @pytest.fixture
@@ -196,9 +196,9 @@ def test_without_a_compiler_there_is_one_warning_and_a_note(broken, compiler, sa
 def test_kernels_that_are_required_end_the_build_in_one_sentence(broken):
     done, package = broken(CXX="/nowhere/c++", UEFL_REQUIRE_KERNELS="1")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(
-        "uefl: the kernels cannot be compiled (UEFL_BUILD=off installs without them): "
-    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("uefl: ")
+    assert "UEFL_BUILD=off" in last
     assert not (package / "_not_compiled.txt").exists()
 
 
@@ -227,7 +227,7 @@ def test_a_python_that_is_too_old_is_named():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "Python 3.11 or newer is needed; this is Python 3.10" in done.stderr
+    assert re.search(r"Python 3\.11.*Python 3\.10", done.stderr)
 
 
 def test_only_a_build_of_kernels_asks_for_torch(monkeypatch):
@@ -242,10 +242,7 @@ def test_old_setuptools_are_named():
     code = "import setuptools, runpy; setuptools.__version__ = '76.1.0'; runpy.run_path('setup.py')"
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
-    assert (
-        "setuptools 76.1.0 is too old to build this, 77 or newer is needed: pip install 'setuptools>=77'"
-        in done.stderr
-    )
+    assert re.search("76\\.1\\.0.*'setuptools>=77'", done.stderr)
 
 
 NO_GPU, HOPPER, OLD_AND_NEW, NEWER = "exit 9", "echo 9.0", "echo 8.9; echo 10.0; echo 8.0", "echo 12.0"

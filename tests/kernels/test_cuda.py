@@ -70,7 +70,7 @@ def test_small_strides_survive_on_the_device():
 
 @pytest.mark.parametrize("d", [4, 24, 200])
 @pytest.mark.parametrize(("metric", "scale"), [("cosine", 1.0), ("l2", 2.0**62)])
-def test_small_fast_precision_is_exact_where_float16_cannot_hold_a_row(metric, scale, d):
+def test_small_fast_precision_is_exact_beyond_float16(metric, scale, d):
     x, codebook = torch.randn(50, 3 * d) * 2.0**62, torch.randn(20, d) * scale
     found = vq_assign(x.to("cuda"), codebook.to("cuda"), metric=metric, precision="fast")
     assert torch.equal(found.cpu(), reference(x, codebook, metric))
@@ -125,9 +125,7 @@ def test_small_path_that_is_not_known_is_refused(forced, monkeypatch):
     monkeypatch.setenv("UEFL_CUDA_SEARCH", "fastest")
     if forced != "cuda":
         pytest.skip("read by the CUDA C++ kernels only")
-    with pytest.raises(
-        RuntimeError, match="UEFL_CUDA_SEARCH=fastest is not known; use auto, wgmma, mma or float32"
-    ):
+    with pytest.raises(RuntimeError, match=r"UEFL_CUDA_SEARCH=fastest.*auto, wgmma"):
         vq_assign(torch.randn(4, 6, device="cuda"), torch.randn(5, 6, device="cuda"))
 
 
@@ -135,7 +133,7 @@ def test_small_wgmma_elsewhere_is_refused(forced, monkeypatch):
     monkeypatch.setenv("UEFL_CUDA_SEARCH", "wgmma")
     if forced != "cuda" or sm_90_built():
         pytest.skip("read by the CUDA C++ kernels only, and fine on sm_90")
-    with pytest.raises(RuntimeError, match="UEFL_CUDA_SEARCH=wgmma needs a GPU of compute capability"):
+    with pytest.raises(RuntimeError, match=r"UEFL_CUDA_SEARCH=wgmma.*9\.0"):
         vq_assign(torch.randn(4, 6, device="cuda"), torch.randn(5, 6, device="cuda"))
 
 
@@ -154,31 +152,22 @@ def test_small_graph_replays_with_new_data():
 WRONG = {
     "codebook on the CPU": (
         lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3), "l2"),
-        "on the same device",
+        "codebook.*device",
     ),
-    "x on the CPU": (
-        lambda: (torch.zeros(4, 6), torch.zeros(5, 3, device="cuda"), "l2"),
-        "on the same device",
-    ),
-    "length": (
-        lambda: (torch.zeros(4, 5, device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"),
-        "D must be S",
-    ),
+    "x on the CPU": (lambda: (torch.zeros(4, 6), torch.zeros(5, 3, device="cuda"), "l2"), "codebook.*device"),
+    "length": (lambda: (torch.zeros(4, 5, device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), r"S \* d"),
     "no codewords": (
         lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(0, 3, device="cuda"), "l2"),
-        "codebook is empty",
+        "codebook.*empty",
     ),
-    "scalar": (
-        lambda: (torch.zeros((), device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"),
-        "x must have shape",
-    ),
+    "scalar": (lambda: (torch.zeros((), device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), "x.*shape"),
     "codebook of one dimension": (
         lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(3, device="cuda"), "l2"),
-        "codebook must have",
+        "codebook.*shape",
     ),
     "metric": (
         lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda"), "l1"),
-        "metric must be",
+        "metric.*'l2'",
     ),
     "dtype": (
         lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda").int(), "l2"),
@@ -277,7 +266,7 @@ def test_small_kmeans_in_a_cuda_graph():
 @pytest.mark.parametrize("value", [0.0, 1e30, float("nan")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("layout", ["rows", "channels first", "per segment"])
-def test_small_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
+def test_small_outputs_of_the_search_equal_the_reference(layout, dtype, value):
     x = torch.randn(2, 12, 700).transpose(1, 2) if layout == "channels first" else torch.randn(1400, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
     # ties: rows that the first pass leaves open, and a codeword that gets none

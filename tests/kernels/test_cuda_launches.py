@@ -66,7 +66,7 @@ def test_what_is_added_to_is_zeroed_by_the_launch_that_packs():
         assert not calls(text, r"cudaMemset\w*|zero_|fill_"), source
 
 
-def test_the_driver_is_asked_about_devices_and_kernels_in_one_place():
+def test_driver_queries_are_in_one_place():
     for path in sorted(SOURCES.iterdir()):
         if path.name != "device.h":
             assert not calls(

@@ -60,17 +60,14 @@ X = normal(6, 8)
 def test_a_second_derivative_is_refused(name):
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(ALL[name][1](x), x, create_graph=True)
-    with pytest.raises(
-        RuntimeError,
-        match=r"^\w+: has no second derivative; take the first without create_graph=True, or compose the op",
-    ):
+    with pytest.raises(RuntimeError, match=r"^\w+:.*create_graph=True"):
         gradient.square().sum().backward()
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_forward_mode_is_refused(name):
     op, call = ALL[name]
-    message = f"^{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch"
+    message = f"^{op}:.*forward-mode.*PyTorch"
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match=message):
         call(forward_ad.make_dual(X, X))
     with pytest.raises(RuntimeError, match=message):
@@ -81,9 +78,7 @@ def test_forward_mode_is_refused(name):
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
 def test_functional_gradients_are_refused(name, transform):
     op, call = ALL[name]
-    with pytest.raises(
-        RuntimeError, match=rf"^{op}: torch\.func\.grad and its relatives do not take this op; use torch"
-    ):
+    with pytest.raises(RuntimeError, match=rf"^{op}: torch\.func\.grad"):
         transform(call)(X)
 
 

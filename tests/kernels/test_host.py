@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -106,29 +107,17 @@ def test_one_thread_starts_no_other():
 
 X, C = array(4, 6), array(5, 3)
 ERRORS = {
-    "x-dtype": ((X.astype(np.int32), C), TypeError, "x has dtype int32, expected float32 or float64"),
-    "x-byte-order": ((X.astype(">f4"), C), TypeError, "x has dtype >f4, expected float32 or float64"),
-    "codebook-dtype": (
-        (X, C.astype(np.float16)),
-        TypeError,
-        "codebook has dtype float16, expected float32 or float64",
-    ),
-    "metric": ((X, C, "l1"), ValueError, "metric 'l1' is not known, expected l2 or cosine"),
-    "scalar": ((np.array(1, np.float32), C), ValueError, r"x must have shape \[..., D\], got a scalar"),
-    "codebook-shape": ((X, C[0]), ValueError, r"codebook must have shape \[K, d\] or \[S, K, d\], got \[3\]"),
-    "codebook-empty": ((X, C[:0]), ValueError, r"codebook \[0, 3\] is empty"),
-    "length": (
-        (X[:, :5], C),
-        ValueError,
-        r"x \[4, 5\] does not fit codebook \[5, 3\]; make its last size a multiple of 3",
-    ),
-    "segments": (
-        (X, np.ones((3, 5, 3), np.float32)),
-        ValueError,
-        r"x \[4, 6\] does not fit codebook \[3, 5, 3\]; its last size must be 9",
-    ),
-    "threads": ((X, C, "l2", True, 0), ValueError, "threads must be at least 1, or None for all, got 0"),
-    "not-finite": ((X, np.full((5, 3), np.nan)), RuntimeError, "the codebook holds NaN or infinity"),
+    "x-dtype": ((X.astype(np.int32), C), TypeError, "x .*int32.*float32.*float64"),
+    "x-byte-order": ((X.astype(">f4"), C), TypeError, "x .*>f4.*float32.*float64"),
+    "codebook-dtype": ((X, C.astype(np.float16)), TypeError, "codebook.*float16.*float32.*float64"),
+    "metric": ((X, C, "l1"), ValueError, "metric 'l1'.*l2"),
+    "scalar": ((np.array(1, np.float32), C), ValueError, r"x.*\[..., D\].*scalar"),
+    "codebook-shape": ((X, C[0]), ValueError, r"codebook.*\[K, d\].*\[S, K, d\].*\[3\]"),
+    "codebook-empty": ((X, C[:0]), ValueError, r"codebook \[0, 3\].*empty"),
+    "length": ((X[:, :5], C), ValueError, r"x \[4, 5\].*codebook \[5, 3\].*multiple.*3"),
+    "segments": ((X, np.ones((3, 5, 3), np.float32)), ValueError, r"x \[4, 6\].*codebook \[3, 5, 3\].*9"),
+    "threads": ((X, C, "l2", True, 0), ValueError, "threads.*None.*0"),
+    "not-finite": ((X, np.full((5, 3), np.nan)), RuntimeError, ".*codebook.*NaN"),
 }
 
 
@@ -141,10 +130,7 @@ def test_errors(case):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (([[1.0]], C), "x must be a NumPy array, got list"),
-        ((X, torch.from_numpy(C)), "codebook must be a NumPy array, got Tensor"),
-    ],
+    [(([[1.0]], C), "x .*NumPy.*list"), ((X, torch.from_numpy(C)), "codebook.*NumPy.*Tensor")],
     ids=["list", "tensor"],
 )
 def test_what_is_no_array_is_refused(arguments, message):
@@ -165,7 +151,7 @@ def test_plan_and_features():
     assert _host.plan(0, 1, 1)["blocks"] == 0
     assert _host.plan(1, 1, 1)["threads"] == 1
     assert all(isinstance(present, bool) for present in _host.cpu_features().values())
-    with pytest.raises(ValueError, match=r"^plan: n must be >= 0"):
+    with pytest.raises(ValueError, match=r"^plan: n .*0"):
         _host.plan(1, 0, 1)
 
 
@@ -188,7 +174,4 @@ def test_variant_is_forced_by_the_environment():
     assert f"'variant': '{best}'" in always.stdout, always.stderr
     result = variant("sse9")
     assert result.returncode != 0
-    assert (
-        "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it"
-        in result.stderr
-    )
+    assert re.search("UEFL_CPU=sse9 .*amx, avx512vnni, avx512, avx2, portable", result.stderr)

@@ -302,156 +302,92 @@ REFUSED = {
     "x not a tensor": (
         lambda: kmeans([[1.0]], 1),
         TypeError,
-        r"^kmeans: x must be a torch.Tensor, got list; uefl_kernels.numpy",
+        r"^kmeans: x .*torch\.Tensor.*list; uefl_kernels\.numpy",
     ),
     "x of integers": (
         lambda: kmeans(torch.ones(3, 2, dtype=torch.int64), 1),
         TypeError,
-        r"^kmeans: x has dtype torch.int64, expected",
+        r"^kmeans: x .*torch\.int64",
     ),
-    "x of one dimension": (
-        lambda: kmeans(X[0], 1),
-        ValueError,
-        r"^kmeans: x must have shape \[N, d\], got \[3\]",
-    ),
-    "no columns": (lambda: kmeans(torch.ones(4, 0), 1), ValueError, r"^kmeans: x \[4, 0\] has no elements"),
-    "too many clusters": (
-        lambda: kmeans(X, 7),
-        ValueError,
-        r"^kmeans: 7 clusters need at least 7 rows, got 6; lower k or give more data",
-    ),
-    "no clusters": (lambda: kmeans(X, 0), ValueError, r"^kmeans: k must be at least 1, got 0"),
-    "k not an int": (lambda: kmeans(X, 2.0), TypeError, r"^kmeans: k must be an int, got 2.0"),
-    "k of many lines": (
-        lambda: kmeans(X, torch.ones(9, 9)),
-        TypeError,
-        r"^kmeans: k must be an int, got Tensor$",
-    ),
-    "seed too large": (
-        lambda: kmeans(X, 2, seed=2**63),
-        ValueError,
-        r"^kmeans: seed must be from -2\^63 to 2\^63 - 1, got 9223",
-    ),
-    "n_init": (
-        lambda: kmeans(X, 2, n_init=0),
-        ValueError,
-        r"^kmeans: n_init must be 'auto' or an int of at least 1, got 0",
-    ),
-    "n_init by name": (
-        lambda: kmeans(X, 2, n_init="warn"),
-        ValueError,
-        r"^kmeans: n_init must be 'auto' or an int .*'warn'",
-    ),
-    "max_iter": (
-        lambda: kmeans(X, 2, max_iter=0),
-        ValueError,
-        r"^kmeans: max_iter must be at least 1, got 0",
-    ),
-    "tol": (
-        lambda: kmeans(X, 2, tol=-1e-4),
-        ValueError,
-        r"^kmeans: tol must be finite and not negative, got -0.0001; use 0",
-    ),
-    "metric": (
-        lambda: kmeans(X, 2, metric="l1"),
-        ValueError,
-        r"^kmeans: metric .l1. is not known, expected one of",
-    ),
-    "init": (
-        lambda: kmeans(X, 2, init="++"),
-        ValueError,
-        r"^kmeans: init '\+\+' is not known, expected one of .* or the centers",
-    ),
-    "init an array": (
-        lambda: kmeans(X, 2, init=X[:2].numpy()),
-        TypeError,
-        r"^kmeans: init must be one of .* or the centers .*got ndarray",
-    ),
+    "x of one dimension": (lambda: kmeans(X[0], 1), ValueError, r"^kmeans: x .*\[N, d\].*\[3\]"),
+    "no columns": (lambda: kmeans(torch.ones(4, 0), 1), ValueError, r"^kmeans: x \[4, 0\]"),
+    "too many clusters": (lambda: kmeans(X, 7), ValueError, "^kmeans: 7 clusters.*got 6"),
+    "no clusters": (lambda: kmeans(X, 0), ValueError, "^kmeans: k .*got 0"),
+    "k not an int": (lambda: kmeans(X, 2.0), TypeError, r"^kmeans: k .*int.*2\.0"),
+    "k of many lines": (lambda: kmeans(X, torch.ones(9, 9)), TypeError, "^kmeans: k .*int.*Tensor$"),
+    "seed too large": (lambda: kmeans(X, 2, seed=2**63), ValueError, r"^kmeans: seed.*-2\^63.*9223"),
+    "n_init": (lambda: kmeans(X, 2, n_init=0), ValueError, "^kmeans: n_init.*'auto'.*got 0"),
+    "n_init by name": (lambda: kmeans(X, 2, n_init="warn"), ValueError, "^kmeans: n_init.*'auto'.*'warn'"),
+    "max_iter": (lambda: kmeans(X, 2, max_iter=0), ValueError, "^kmeans: max_iter.*got 0"),
+    "tol": (lambda: kmeans(X, 2, tol=-1e-4), ValueError, r"^kmeans: tol.*-0\.0001"),
+    "metric": (lambda: kmeans(X, 2, metric="l1"), ValueError, "^kmeans: metric .l1."),
+    "init": (lambda: kmeans(X, 2, init="++"), ValueError, r"^kmeans: init '\+\+'.*centers"),
+    "init an array": (lambda: kmeans(X, 2, init=X[:2].numpy()), TypeError, "^kmeans: init.*centers.*ndarray"),
     "init of another shape": (
         lambda: kmeans(X, 2, init=X[:3]),
         ValueError,
-        r"^kmeans: init must have shape \[2, 3\], got \[3, 3\]",
+        r"^kmeans: init.*\[2, 3\].*\[3, 3\]",
     ),
     "init of integers": (
         lambda: kmeans(X, 2, init=X[:2].long()),
         TypeError,
-        r"^kmeans: init has dtype torch.int64, expected float32",
+        r"^kmeans: init.*torch\.int64.*float32",
     ),
     "weights of another shape": (
         lambda: kmeans(X, 2, weights=W[:5]),
         ValueError,
-        r"^kmeans: weights must have shape \[6\], got \[5\]",
+        r"^kmeans: weights.*\[6\].*\[5\]",
     ),
     "weights not a tensor": (
         lambda: kmeans(X, 2, weights=[1.0] * 6),
         TypeError,
-        r"^kmeans: weights must be a torch.Tensor, got list",
+        r"^kmeans: weights.*torch\.Tensor.*list",
     ),
-    "device": (
-        lambda: kmeans(X, 2, weights=W.to("meta")),
-        ValueError,
-        r"^kmeans: x is on cpu and weights on meta; move one of them",
-    ),
+    "device": (lambda: kmeans(X, 2, weights=W.to("meta")), ValueError, "^kmeans: x .*cpu.*weights.*meta"),
     "batch of lists": (
         lambda: kmeans_batched([[1.0]], 1),
         TypeError,
-        r"^kmeans_batched: xs\[0\] must be a torch.Tensor, got list",
+        r"^kmeans_batched: xs\[0\].*torch\.Tensor.*list",
     ),
-    "batch of nothing": (
-        lambda: kmeans_batched(5, 4),
-        TypeError,
-        r"^kmeans_batched: xs must be tensors \[N, d\], or one .*, got int",
-    ),
-    "batch with k of text": (
-        lambda: kmeans_batched([X], "a"),
-        TypeError,
-        r"^kmeans_batched: k must be an int, or one for each .* got 'a'",
-    ),
+    "batch of nothing": (lambda: kmeans_batched(5, 4), TypeError, r"^kmeans_batched: xs.*\[N, d\].*int"),
+    "batch with k of text": (lambda: kmeans_batched([X], "a"), TypeError, "^kmeans_batched: k .*'a'"),
     "batch without seed": (
         lambda: kmeans_batched([X], 1, seed=None),
         TypeError,
-        r"^kmeans_batched: seed must be an int, .* got None",
+        "^kmeans_batched: seed.*None",
     ),
-    "batch with k of bool": (
-        lambda: kmeans_batched([X], True),
-        TypeError,
-        r"^kmeans_batched: k must be an int, .* got True",
-    ),
-    "tol of text": (lambda: kmeans(X, 1, tol="a"), TypeError, r"^kmeans: tol must be a number, got 'a'"),
+    "batch with k of bool": (lambda: kmeans_batched([X], True), TypeError, "^kmeans_batched: k .*True"),
+    "tol of text": (lambda: kmeans(X, 1, tol="a"), TypeError, "^kmeans: tol.*'a'"),
     "batch of one matrix": (
         lambda: kmeans_batched(X, 1),
         ValueError,
-        r"^kmeans_batched: xs must be tensors .*got \[6, 3\]; kmeans takes",
+        r"^kmeans_batched: xs.*\[6, 3\]; kmeans",
     ),
     "batch of two dtypes": (
         lambda: kmeans_batched([X, X.double()], 1),
         ValueError,
-        r"^kmeans_batched: the problems must have the same",
+        "^kmeans_batched: .*dtype.*device",
     ),
-    "batch with too few k": (
-        lambda: kmeans_batched([X, X], [1]),
-        ValueError,
-        r"^kmeans_batched: k has 1 entries for 2 problems",
-    ),
+    "batch with too few k": (lambda: kmeans_batched([X, X], [1]), ValueError, "^kmeans_batched: k .*1.*2"),
     "batch, one too small": (
         lambda: kmeans_batched([X, X[:1]], 2),
         ValueError,
-        r"^kmeans_batched: problem 1: 2 clusters need .* got 1",
+        "^kmeans_batched: problem 1: 2 clusters.*got 1",
     ),
     "batch with weights": (
         lambda: kmeans_batched([X], 2, weights=[W[:3]]),
         ValueError,
-        r"^kmeans_batched: weights\[0\] must have shape",
+        r"^kmeans_batched: weights\[0\].*shape",
     ),
     "batch with weights in lists": (
         lambda: kmeans_batched([X], 2, weights=[[1.0]]),
         TypeError,
-        r"weights\[0\] must be a torch.Tensor",
+        r"weights\[0\].*torch\.Tensor",
     ),
     "batch with centers": (
         lambda: kmeans_batched([X], 2, init=[X]),
         ValueError,
-        r"^kmeans_batched: init\[0\] must have shape \[2, 3\]",
+        r"^kmeans_batched: init\[0\].*\[2, 3\]",
     ),
 }
 
@@ -470,38 +406,28 @@ def test_values_that_are_refused(name):
             x = torch.ones(300, 70)
             x[299, 69] = value
             for metric in ("l2", "cosine"):
-                with pytest.raises(
-                    RuntimeError, match="kmeans: x holds NaN or infinity; remove or replace those rows"
-                ):
+                with pytest.raises(RuntimeError, match=r"kmeans: x .*NaN"):
                     kmeans(x, 2, metric=metric)
-        with pytest.raises(
-            RuntimeError,
-            match=r"kmeans: x holds values beyond 2\^480 \(3e144\), whose squares overflow; scale x down",
-        ):
+        with pytest.raises(RuntimeError, match=r"kmeans: x .*2\^480 \(3e144\)"):
             kmeans(-X.double() * 1e150, 2)
         for bad in (float("nan"), float("inf"), 1e300):
             for dtype in (torch.float32, torch.float64):
                 init = X[:2].double()
                 init[1, 2] = bad
-                with pytest.raises(
-                    RuntimeError, match=r"kmeans: init must be finite, and at most 2\^480 \(3e144\)"
-                ):
+                with pytest.raises(RuntimeError, match=r"kmeans: init.*2\^480 \(3e144\)"):
                     kmeans(X.to(dtype), 2, init=init)
         for bad in (-1.0, float("nan"), float("inf"), 1e305):
             weights = torch.ones(6).double()
             weights[5] = bad
-            with pytest.raises(
-                RuntimeError,
-                match=r"kmeans: weights must be finite \(at most 2\^1000\), not negative and not all zero",
-            ):
+            with pytest.raises(RuntimeError, match=r"kmeans: weights.*2\^1000"):
                 kmeans(X, 2, weights=weights)
-        with pytest.raises(RuntimeError, match=r"kmeans: problem 1: weights must be .* not all zero"):
+        with pytest.raises(RuntimeError, match=r"kmeans: problem 1: weights.*zero"):
             kmeans_batched([X, X], 2, weights=[W, W * 0])
         broken = X * float("nan")
         for batch, options, what in (
-            ([X, X, broken], {}, "2: x holds NaN or infinity"),
-            ([X, broken, broken], {}, "1: x holds NaN or infinity"),
-            ([X, X], {"init": [X[:2], broken[:2]]}, "1: init must be finite"),
+            ([X, X, broken], {}, "2: x .*NaN"),
+            ([X, broken, broken], {}, "1: x .*NaN"),
+            ([X, X], {"init": [X[:2], broken[:2]]}, "1: init.*finite"),
         ):
             with pytest.raises(RuntimeError, match=f"^kmeans: problem {what}"):
                 kmeans_batched(batch, 2, **options)

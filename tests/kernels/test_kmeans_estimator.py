@@ -78,10 +78,7 @@ def test_masked_values_are_refused():
         "sample_weight": lambda: KMeans(3).fit(DATA, sample_weight=masked[:, 0]),
         "init": lambda: KMeans(3, init=masked[:3]).fit(DATA),
     }.items():
-        with pytest.raises(
-            TypeError,
-            match=f"^KMeans: {name} is a masked array with masked values, .*; remove those rows or fill them",
-        ):
+        with pytest.raises(TypeError, match=f"^KMeans: {name} .*masked"):
             call()
 
 
@@ -148,10 +145,7 @@ def test_parameters():
     assert (model.max_iter, model.tol) == (5, 0.0)
     assert repr(KMeans(3, max_iter=5)) == "KMeans(max_iter=5, n_clusters=3)"
     assert model.fit(DATA).n_iter_ <= 5
-    with pytest.raises(
-        ValueError,
-        match=r"(?s)Invalid parameter 'k' for estimator KMeans.* Valid parameters are: \['algorithm'",
-    ):
+    with pytest.raises(ValueError, match=r"(?s)'k'.*KMeans.*\['algorithm'"):
         model.set_params(k=3)
 
 
@@ -263,7 +257,7 @@ class LazyFrame:
 
 
 def test_what_holds_no_numbers_is_refused_in_words():
-    with pytest.raises(TypeError, match=r"^KMeans: X is a LazyFrame, .*collect\(\)"):
+    with pytest.raises(TypeError, match=r"^KMeans: X .*LazyFrame.*collect\(\)"):
         KMeans(2).fit(LazyFrame())
     ragged = np.empty(3, dtype=object)
     ragged[:] = [[1.0, 2.0], [3.0, 4.0], [5.0]]
@@ -277,135 +271,79 @@ def test_what_holds_no_numbers_is_refused_in_words():
 
 
 REFUSED = {
-    "too many clusters": (
-        lambda: KMeans(9).fit(DATA[:8]),
-        ValueError,
-        r"^n_samples=8 should be >= n_clusters=9\.$",
-    ),
+    "too many clusters": (lambda: KMeans(9).fit(DATA[:8]), ValueError, r"^n_samples=8 .*n_clusters=9\.$"),
     "too many clusters for blocks": (
         lambda: KMeans(9).fit_blocks([DATA[:8]]),
         ValueError,
-        "^n_samples=8 should be >= n_clusters=9",
+        "^n_samples=8 .*n_clusters=9",
     ),
-    "NaN": (
-        lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])),
-        ValueError,
-        "^KMeans: X holds NaN or infinity",
-    ),
-    "NaN later": (
-        lambda: KMeans(2).fit(DATA).predict(DATA * np.inf),
-        ValueError,
-        "KMeans: X holds NaN or infinity",
-    ),
-    "columns": (
-        lambda: KMeans(2).fit(DATA).predict(DATA[:, :3]),
-        ValueError,
-        "X has 3 features, but KMeans is expecting 5",
-    ),
-    "one dimension": (lambda: KMeans(2).fit(DATA[0]), ValueError, "Expected 2D array, got 1D array instead"),
-    "no rows": (lambda: KMeans(2).fit(DATA[:0]), ValueError, r"Found array with 0 sample\(s\)"),
-    "no columns": (lambda: KMeans(2).fit(DATA[:, :0]), ValueError, r"Found array with 0 feature\(s\)"),
-    "not fitted": (lambda: KMeans(2).predict(DATA), AttributeError, "This KMeans instance is not fitted yet"),
+    "NaN": (lambda: KMeans(2).fit(np.array([[1.0], [np.nan]])), ValueError, "^KMeans: X .*NaN"),
+    "NaN later": (lambda: KMeans(2).fit(DATA).predict(DATA * np.inf), ValueError, "KMeans: X .*NaN"),
+    "columns": (lambda: KMeans(2).fit(DATA).predict(DATA[:, :3]), ValueError, "X .*3 features.*KMeans.*5"),
+    "one dimension": (lambda: KMeans(2).fit(DATA[0]), ValueError, "2D array.*1D array"),
+    "no rows": (lambda: KMeans(2).fit(DATA[:0]), ValueError, r"0 sample\(s\)"),
+    "no columns": (lambda: KMeans(2).fit(DATA[:, :0]), ValueError, r"0 feature\(s\)"),
+    "not fitted": (lambda: KMeans(2).predict(DATA), AttributeError, "KMeans.*fitted"),
     "weights": (
         lambda: KMeans(2).fit(DATA, sample_weight=-np.ones(200)),
         ValueError,
-        "^KMeans: sample_weight must be finite",
+        "^KMeans: sample_weight.*finite",
     ),
     "shape of weights": (
         lambda: KMeans(2).fit(DATA, sample_weight=np.ones(3)),
         ValueError,
-        r"sample_weight must have shape \[200\]",
+        r"sample_weight.*\[200\]",
     ),
     "init by a function, blocks": (
         lambda: KMeans(2, init=max).fit_blocks([DATA]),
         TypeError,
-        "^KMeans: fit_blocks has no X .*init",
+        "^KMeans: fit_blocks.*init",
     ),
     "shape of what a function returns": (
         lambda: KMeans(2, init=lambda X, k, random_state: X[:3]).fit(DATA),
         ValueError,
-        r"^The shape .* \(3, 5\) .* number of clusters 2",
+        r"\(3, 5\).*clusters 2",
     ),
     "algorithm": (
         lambda: KMeans(2, algorithm="full").fit(DATA),
         ValueError,
-        "^The 'algorithm' parameter of KMeans must be .* 'full'",
+        "^The 'algorithm'.*KMeans.*'full'",
     ),
-    "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex data not supported"),
+    "complex": (lambda: KMeans(2).fit(DATA * 1j), ValueError, "Complex"),
     "seed": (
         lambda: KMeans(2, random_state="a").fit(DATA),
         TypeError,
-        "^The 'random_state' parameter of KMeans must be .* Got 'a'",
+        "^The 'random_state'.*KMeans.*Got 'a'",
     ),
-    "n_clusters": (
-        lambda: KMeans("a").fit(DATA),
-        TypeError,
-        "^The 'n_clusters' parameter of KMeans must be .* Got 'a'",
-    ),
-    "no clusters": (
-        lambda: KMeans(0).fit(DATA),
-        ValueError,
-        "^The 'n_clusters' parameter of KMeans must be .* Got 0 instead",
-    ),
+    "n_clusters": (lambda: KMeans("a").fit(DATA), TypeError, "^The 'n_clusters'.*KMeans.*Got 'a'"),
+    "no clusters": (lambda: KMeans(0).fit(DATA), ValueError, "^The 'n_clusters'.*KMeans.*Got 0"),
     "random_state": (
         lambda: KMeans(2, random_state=2**63).fit(DATA),
         ValueError,
-        "^The 'random_state' parameter of KMeans must be",
+        "^The 'random_state' .*KMeans",
     ),
-    "init": (
-        lambda: KMeans(2, init="best").fit(DATA),
-        ValueError,
-        "^The 'init' parameter of KMeans must be a str among",
-    ),
-    "rows of init": (
-        lambda: KMeans(2, init=DATA[:3]).fit(DATA),
-        ValueError,
-        r"^The shape .* \(3, 5\) .* number of clusters 2\.",
-    ),
-    "columns of init": (
-        lambda: KMeans(2, init=DATA[:2, :3]).fit(DATA),
-        ValueError,
-        r"^The shape .* \(2, 3\) .* features of the data 5\.",
-    ),
-    "init of text": (
-        lambda: KMeans(2, init=["a"]).fit(DATA),
-        TypeError,
-        "^KMeans: init must hold real numbers, got an array of dtype <U1",
-    ),
+    "init": (lambda: KMeans(2, init="best").fit(DATA), ValueError, "^The 'init' .*KMeans.*str"),
+    "rows of init": (lambda: KMeans(2, init=DATA[:3]).fit(DATA), ValueError, r"\(3, 5\).*clusters 2\."),
+    "columns of init": (lambda: KMeans(2, init=DATA[:2, :3]).fit(DATA), ValueError, r"\(2, 3\).*5\."),
+    "init of text": (lambda: KMeans(2, init=["a"]).fit(DATA), TypeError, "^KMeans: init.*<U1"),
     "weights of text": (
         lambda: KMeans(2).fit(DATA, sample_weight=["a"] * 200),
         TypeError,
-        "^KMeans: sample_weight must hold real numbers, got .* <U1",
+        "^KMeans: sample_weight.*<U1",
     ),
-    "no tol": (
-        lambda: KMeans(2, tol=None).fit(DATA),
-        TypeError,
-        "^The 'tol' parameter of KMeans must be a float in .* Got None instead",
-    ),
-    "tol": (
-        lambda: KMeans(2, tol="x").fit(DATA),
-        TypeError,
-        "^The 'tol' parameter of KMeans must be a float in .* Got 'x' instead",
-    ),
-    "complex tensor": (
-        lambda: KMeans(2).fit(torch.from_numpy(DATA * 1j)),
-        ValueError,
-        "^Complex data not supported",
-    ),
-    "complex weights": (
-        lambda: KMeans(2).fit(DATA, sample_weight=np.ones(200) * 1j),
-        ValueError,
-        "^Complex data not supported",
-    ),
+    "no tol": (lambda: KMeans(2, tol=None).fit(DATA), TypeError, "^The 'tol'.*KMeans.*Got None"),
+    "tol": (lambda: KMeans(2, tol="x").fit(DATA), TypeError, "^The 'tol'.*KMeans.*Got 'x'"),
+    "complex tensor": (lambda: KMeans(2).fit(torch.from_numpy(DATA * 1j)), ValueError, "^Complex"),
+    "complex weights": (lambda: KMeans(2).fit(DATA, sample_weight=np.ones(200) * 1j), ValueError, "^Complex"),
     "score, negative weights": (
         lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=-np.ones(200)),
         ValueError,
-        "^KMeans: sample_weight must be .* not negative",
+        "^KMeans: sample_weight.*negative",
     ),
     "score, NaN as a weight": (
         lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=np.full(200, np.nan)),
         ValueError,
-        "^KMeans: sample_weight must be finite",
+        "^KMeans: sample_weight.*finite",
     ),
 }
 
@@ -419,7 +357,7 @@ def test_refused(case):
 
 def test_a_backend_that_is_absent_is_not_blamed_on_the_data(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with backend("triton"), pytest.raises(RuntimeError, match="backend 'triton' cannot run kmeans here"):
+    with backend("triton"), pytest.raises(RuntimeError, match=r"'triton'.*kmeans"):
         KMeans(2).fit(DATA)
 
 
@@ -489,125 +427,78 @@ def test_numpy_takes_either_byte_order(dtype):
 
 MASKED = np.ma.masked_less(DATA, -1.0)
 NUMPY_REFUSED = {
-    "list": (lambda front: front.kmeans([[1.0]], 1), TypeError, "^kmeans: x must be a NumPy array, got list"),
+    "list": (lambda front: front.kmeans([[1.0]], 1), TypeError, "^kmeans: x .*NumPy.*list"),
     "dtype": (
         lambda front: front.kmeans(DATA.astype(np.float16), 1),
         TypeError,
-        "^kmeans: x has dtype float16, expected float32",
+        "^kmeans: x .*float16.*float32",
     ),
-    "text": (lambda front: front.kmeans("x", 1), TypeError, "^kmeans: x must be a NumPy array, got str"),
+    "text": (lambda front: front.kmeans("x", 1), TypeError, "^kmeans: x .*NumPy.*str"),
     "text as weights": (
         lambda front: front.kmeans(DATA, 1, weights="x"),
         TypeError,
-        "^kmeans: weights must be a NumPy array, got str",
+        "^kmeans: weights.*NumPy.*str",
     ),
-    "complex": (
-        lambda front: front.kmeans(DATA, 4, init=DATA[:4] * 1j),
-        TypeError,
-        "^kmeans: init has dtype complex.*, expected real",
-    ),
+    "complex": (lambda front: front.kmeans(DATA, 4, init=DATA[:4] * 1j), TypeError, "^kmeans: init.*complex"),
     "init not finite": (
         lambda front: front.kmeans(DATA, 1, init=np.full((1, 5), 1e300)),
         RuntimeError,
-        "^kmeans: init must be finite",
+        "^kmeans: init.*finite",
     ),
-    "shape": (
-        lambda front: front.kmeans(DATA[0], 1),
-        ValueError,
-        r"^kmeans: x must have shape \[N, d\], got \[5\]",
-    ),
-    "k": (
-        lambda front: front.kmeans(DATA[:3], 4),
-        ValueError,
-        "^kmeans: 4 clusters need at least 4 rows, got 3",
-    ),
-    "threads of text": (
-        lambda front: front.kmeans(DATA, 4, threads="2"),
-        TypeError,
-        "^kmeans: threads must be an int .*, got '2'",
-    ),
+    "shape": (lambda front: front.kmeans(DATA[0], 1), ValueError, r"^kmeans: x .*\[N, d\].*\[5\]"),
+    "k": (lambda front: front.kmeans(DATA[:3], 4), ValueError, "^kmeans: 4 clusters.*got 3"),
+    "threads of text": (lambda front: front.kmeans(DATA, 4, threads="2"), TypeError, "^kmeans: threads.*'2'"),
     "threads in parts": (
         lambda front: front.vq_assign(DATA, DATA, threads=2.5),
         TypeError,
-        "^vq_assign: threads must be .* got 2.5",
+        r"^vq_assign: threads.*got 2\.5",
     ),
     "threads of truth": (
         lambda front: front.kmeans(DATA, 4, threads=True),
         TypeError,
-        "^kmeans: threads must be an int .*, got True",
+        "^kmeans: threads.*True",
     ),
-    "tol of text": (
-        lambda front: front.kmeans(DATA, 4, tol="a"),
-        TypeError,
-        "^kmeans: tol must be a number, got 'a'",
-    ),
-    "threads": (
-        lambda front: front.kmeans(DATA, 4, threads=0),
-        ValueError,
-        "^kmeans: threads must be at least 1, or None for all, got 0",
-    ),
+    "tol of text": (lambda front: front.kmeans(DATA, 4, tol="a"), TypeError, "^kmeans: tol.*'a'"),
+    "threads": (lambda front: front.kmeans(DATA, 4, threads=0), ValueError, "^kmeans: threads.*None.*got 0"),
     "weights": (
         lambda front: front.kmeans(DATA, 4, weights=DATA[0]),
         ValueError,
-        r"^kmeans: weights must have shape \[200\], got \[5\]",
+        r"^kmeans: weights.*\[200\].*\[5\]",
     ),
     "init": (
         lambda front: front.kmeans(DATA, 4, init=DATA),
         ValueError,
-        r"^kmeans: init must have shape \[4, 5\], got \[200, 5\]",
+        r"^kmeans: init.*\[4, 5\].*\[200, 5\]",
     ),
-    "method": (
-        lambda front: front.kmeans(DATA, 4, init="best"),
-        ValueError,
-        "^kmeans: init 'best' is not known",
-    ),
-    "values": (
-        lambda front: front.kmeans(DATA * np.nan, 4),
-        RuntimeError,
-        "^kmeans: x holds NaN or infinity",
-    ),
+    "method": (lambda front: front.kmeans(DATA, 4, init="best"), ValueError, "^kmeans: init 'best'"),
+    "values": (lambda front: front.kmeans(DATA * np.nan, 4), RuntimeError, "^kmeans: x .*NaN"),
     "codebook dtype": (
         lambda front: front.vq_assign(DATA, DATA.astype(">f2")),
         TypeError,
-        "^vq_assign: codebook has dtype >f2, expected float32",
+        "^vq_assign: codebook.*>f2.*float32",
     ),
-    "integers": (
-        lambda front: front.vq_assign(DATA.astype(int), DATA),
-        TypeError,
-        "^vq_assign: x has dtype int64, .*; convert it",
-    ),
+    "integers": (lambda front: front.vq_assign(DATA.astype(int), DATA), TypeError, "^vq_assign: x .*int64"),
     "list of codewords": (
         lambda front: front.vq_assign(DATA, [[1.0]]),
         TypeError,
-        "^vq_assign: codebook must be a NumPy array, got list",
+        "^vq_assign: codebook.*NumPy.*list",
     ),
     "a codebook that no memory holds": (
         lambda front: front.vq_assign(DATA, np.broadcast_to(DATA[:1], (2**44, 5))),
         MemoryError,
-        (
-            r"^vq_assign: codebook \[17592186044416, 5\]: Unable to allocate .* TiB for an array .*; give"
-            r" fewer rows$"
-        ),
+        r"^vq_assign: codebook \[17592186044416, 5\]: .* TiB .*rows$",
     ),
-    "masked": (
-        lambda front: front.kmeans(MASKED, 4),
-        TypeError,
-        "^kmeans: x is a masked array with masked values",
-    ),
+    "masked": (lambda front: front.kmeans(MASKED, 4), TypeError, "^kmeans: x .*masked"),
     "masked weights": (
         lambda front: front.kmeans(DATA, 4, weights=MASKED[:, 0]),
         TypeError,
-        "^kmeans: weights is a masked array",
+        "^kmeans: weights .*masked",
     ),
-    "masked rows": (
-        lambda front: front.vq_assign(MASKED, DATA),
-        TypeError,
-        "^vq_assign: x is a masked array .*; remove",
-    ),
+    "masked rows": (lambda front: front.vq_assign(MASKED, DATA), TypeError, "^vq_assign: x .*masked"),
     "precision": (
         lambda front: front.vq_assign(DATA, DATA, precision="half"),
         ValueError,
-        "^vq_assign: precision 'half' is not known",
+        "^vq_assign: precision 'half'",
     ),
 }
 

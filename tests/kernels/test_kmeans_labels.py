@@ -66,10 +66,7 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(n, d, k, value, on):
             broken = x.clone()
             broken[row, column] = value
             for op in (kmeans_labels, kmeans_labels_and_squares, kmeans_distances):
-                with (
-                    backend(on),
-                    pytest.raises(RuntimeError, match=r"^kmeans_labels: x holds NaN or infinity"),
-                ):
+                with backend(on), pytest.raises(RuntimeError, match=r"^kmeans_labels: x .*NaN"):
                     op(broken, centers)
 
 
@@ -83,7 +80,7 @@ def test_large_numbers_are_finite():
     wide = x.double()
     wide[7, 3] = 1e200
     for method in (model.predict, model.transform, model.score):
-        with pytest.raises(ValueError, match=r"^KMeans: X holds values beyond 2\^480"):
+        with pytest.raises(ValueError, match=r"^KMeans: X .*2\^480"):
             method(wide)
 
 
@@ -102,9 +99,7 @@ def test_every_method_refuses_what_is_not_finite(options, make):
             model.partial_fit,
             KMeans(4, **options).fit,
         ):
-            with pytest.raises(
-                ValueError, match=r"^KMeans: X holds NaN or infinity; remove or replace those rows$"
-            ):
+            with pytest.raises(ValueError, match=r"^KMeans: X .*NaN.*rows$"):
                 method(make(broken))
 
 

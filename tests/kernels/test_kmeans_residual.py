@@ -103,33 +103,19 @@ def test_collision_report():
     codes = np.array([[0, 1], [0, 1], [0, 2], [3, 2], [0, 1], [3, 2]])
     for given in (codes, torch.from_numpy(codes), codes.tolist()):
         assert collision_report(given) == (6, 3, 5, 3, (2, 2))
-    with pytest.raises(
-        ValueError, match=r"^collision_report: codes must have shape \[n_samples, n_levels\] .* got \[6\]"
-    ):
+    with pytest.raises(ValueError, match=r"^collision_report: codes.*\[n_samples, n_levels\].*\[6\]"):
         collision_report(codes[:, 0])
 
 
 REFUSED = {
-    "not fitted": (
-        lambda: ResidualKMeans().predict(DATA),
-        AttributeError,
-        "^This ResidualKMeans instance is not fitted yet",
-    ),
+    "not fitted": (lambda: ResidualKMeans().predict(DATA), AttributeError, "ResidualKMeans.*fitted"),
     "init": (
         lambda: ResidualKMeans(2, 3, init=DATA[:3]).fit(DATA),
         TypeError,
-        "^ResidualKMeans: init must be the name of a seeding",
+        "^ResidualKMeans: init.*seeding",
     ),
-    "levels": (
-        lambda: ResidualKMeans(0, 3).fit(DATA),
-        ValueError,
-        "^The 'n_levels' parameter of ResidualKMeans must be .* Got 0",
-    ),
-    "too few rows": (
-        lambda: ResidualKMeans(2, 301).fit(DATA),
-        ValueError,
-        "^n_samples=300 should be >= n_clusters=301",
-    ),
+    "levels": (lambda: ResidualKMeans(0, 3).fit(DATA), ValueError, "^The 'n_levels'.*ResidualKMeans.*Got 0"),
+    "too few rows": (lambda: ResidualKMeans(2, 301).fit(DATA), ValueError, "^n_samples=300 .*n_clusters=301"),
     "columns": (
         lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA[:, :2]),
         ValueError,
@@ -143,13 +129,9 @@ REFUSED = {
     "codes": (
         lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 2, 0]]),
         ValueError,
-        r"codes must have shape \[n_samples, 2\]",
+        r"codes.*\[n_samples, 2\]",
     ),
-    "no such code": (
-        lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 3]]),
-        ValueError,
-        "codes must be whole numbers from 0 to 2",
-    ),
+    "no such code": (lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 3]]), ValueError, "codes.*0.*2"),
 }
 
 

@@ -3,6 +3,7 @@ and without it."""
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -48,23 +49,21 @@ def test_columns_in_another_order_are_an_error():
     model = KMeans(2, random_state=0).fit(FRAME)
     assert model.feature_names_in_.tolist() == ["a", "b", "c"]
     for call in (model.predict, model.transform, model.score):
-        with pytest.raises(ValueError, match="Feature names must be in the same order as they were in fit"):
+        with pytest.raises(ValueError, match=r"Feature names .*order"):
             call(FRAME[["c", "a", "b"]])
-    with pytest.raises(ValueError, match=r"(?s)unseen at fit time:\n- d\n.*yet now missing:\n- c\n"):
+    with pytest.raises(ValueError, match=r"(?s)unseen.*\n- d\n.*missing.*\n- c\n"):
         model.predict(FRAME.rename(columns={"c": "d"}))
 
 
 def test_names_on_one_side_only_are_a_warning():
-    with pytest.warns(
-        UserWarning, match="X does not have valid feature names, but KMeans was fitted with feature names"
-    ):
+    with pytest.warns(UserWarning, match="X .*valid.*KMeans"):
         KMeans(2, random_state=0).fit(FRAME).predict(DATA)
-    with pytest.warns(UserWarning, match="X has feature names, but KMeans was fitted without feature names"):
+    with pytest.warns(UserWarning, match="X .*KMeans.*without"):
         KMeans(2, random_state=0).fit(DATA).predict(FRAME)
 
 
 def test_names_of_which_some_are_no_strings():
-    with pytest.raises(TypeError, match=r"Feature names are only supported if all .* \['int', 'str'\]"):
+    with pytest.raises(TypeError, match=r"Feature names .*\['int', 'str'\]"):
         KMeans(2).fit(FRAME.rename(columns={"c": 3}))
     assert not hasattr(KMeans(2).fit(pd.DataFrame(DATA)), "feature_names_in_")
 
@@ -76,9 +75,9 @@ def test_names_of_the_columns_of_transform():
         == model.get_feature_names_out(["a", "b", "c"]).tolist()
         == ["kmeans0", "kmeans1"]
     )
-    with pytest.raises(ValueError, match="input_features is not equal to feature_names_in_"):
+    with pytest.raises(ValueError, match=r"input_features .*feature_names_in_"):
         model.get_feature_names_out(["b", "a", "c"])
-    with pytest.raises(ValueError, match="input_features should have length equal to number of features"):
+    with pytest.raises(ValueError, match=r"input_features .*length"):
         KMeans(2).fit(DATA).get_feature_names_out(["a"])
     with pytest.raises(NotFittedError):
         KMeans(2).get_feature_names_out()
@@ -115,10 +114,7 @@ def test_metadata_routing():
 def test_fewer_different_rows_than_clusters_is_a_warning():
     for x in (np.ones((10, 2)), torch.ones(10, 2), np.array([[0.0], [0.0], [1.0], [1.0]])):
         different = len(np.unique(np.asarray(x), axis=0))
-        with pytest.warns(
-            ConvergenceWarning,
-            match=rf"Number of distinct clusters \({different}\) found smaller than n_clusters \(3\)",
-        ):
+        with pytest.warns(ConvergenceWarning, match=rf"\({different}\).*n_clusters \(3\)"):
             assert len(set(KMeans(3, random_state=0).fit(x).labels_.tolist())) == different
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -126,7 +122,7 @@ def test_fewer_different_rows_than_clusters_is_a_warning():
 
 
 def test_more_starts_than_one_from_given_centers_are_a_warning():
-    with pytest.warns(RuntimeWarning, match="performing only one init in KMeans instead of n_init=4"):
+    with pytest.warns(RuntimeWarning, match="KMeans.*n_init=4"):
         KMeans(2, init=DATA[:2], n_init=4).fit(DATA)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -139,11 +135,11 @@ def test_columns_of_pandas_own_types():
     expected = KMeans(2, random_state=0).fit(DATA)
     assert np.array_equal(KMeans(2, random_state=0).fit(nullable).cluster_centers_, expected.cluster_centers_)
     nullable.iloc[3, 1] = pd.NA
-    with pytest.raises(ValueError, match=r"^KMeans: X holds NaN or infinity"):
+    with pytest.raises(ValueError, match=r"^KMeans: X .*NaN"):
         KMeans(2).fit(nullable)
-    with pytest.raises(ValueError, match=r"^KMeans: X holds NaN or infinity"):
+    with pytest.raises(ValueError, match=r"^KMeans: X .*NaN"):
         KMeans(2).fit(pd.DataFrame({"a": [1, 2, pd.NA]}, dtype="Int64"))
-    with pytest.raises(ValueError, match=r"^KMeans: sample_weight must be finite"):
+    with pytest.raises(ValueError, match=r"^KMeans: sample_weight.*finite"):
         KMeans(2).fit(DATA, sample_weight=pd.Series([pd.NA] + [1.0] * 59, dtype="Float64"))
 
 
@@ -194,15 +190,16 @@ print(caught[0].category.__name__)
 def test_without_scikit_learn():
     done = python(WITHOUT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "This KMeans instance is not fitted yet. Call 'fit' with appropriate arguments before using it.",
-        "KMeans(max_iter=5, n_clusters=2, random_state=0) kmeans0 kmeans1",
+    expected = (
+        r".*KMeans.*fitted.*'fit'.*",
+        r"KMeans\(max_iter=5, n_clusters=2, random_state=0\) kmeans0 kmeans1",
         (
-            "Invalid parameter 'k' for estimator KMeans(max_iter=5, n_clusters=2, random_state=0). Valid"
-            " parameters are: ['algorithm', 'copy_x', 'init', 'max_iter', 'metric', 'n_clusters', 'n_init',"
-            " 'random_state', 'tol', 'verbose']."
+            r".*'k'.* KMeans\(max_iter=5, n_clusters=2, random_state=0\).*\['algorithm', 'copy_x', 'init',"
+            r" 'max_iter', 'metric', 'n_clusters', 'n_init', 'random_state', 'tol', 'verbose'\]\."
         ),
-        "input_features should have length equal to number of features (3), got 1",
-        "KMeans: n_clusters must be at least 1, got 0",
-        "ConvergenceWarning",
-    ]
+        r"input_features .*\(3\).*1",
+        r"KMeans: n_clusters .*0",
+        r"ConvergenceWarning",
+    )
+    for pattern, line in zip(expected, done.stdout.splitlines(), strict=True):
+        assert re.fullmatch(pattern, line)

@@ -190,5 +190,5 @@ def test_what_cannot_be_clustered_is_refused(value):
     for call in (KMeans(3).fit, model.predict, model.transform, model.score):
         with pytest.raises(ValueError, match=r"^KMeans: X holds"):
             call(broken)
-    with pytest.raises(ValueError, match="X has 7 features, but KMeans is expecting 60"):
+    with pytest.raises(ValueError, match=r"X .*7 features.*KMeans.*60"):
         model.predict(DATA[:, :7])

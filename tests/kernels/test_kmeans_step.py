@@ -165,65 +165,41 @@ def test_triton_equals_the_reference(monkeypatch, dtype):
 X, C, W = torch.randn(6, 3), torch.randn(2, 3), torch.ones(6)
 UNITS = KMeansUnits(*torch.ops.uefl.kmeans_units(X[:, :2], None))
 REFUSED = {
-    "x not a tensor": (
-        lambda: kmeans_step([[1.0]], C),
-        TypeError,
-        r"^kmeans_step: x must be a torch.Tensor, got list",
-    ),
+    "x not a tensor": (lambda: kmeans_step([[1.0]], C), TypeError, r"^kmeans_step: x .*torch\.Tensor.*list"),
     "centers not a tensor": (
         lambda: kmeans_step(X, [[1.0]]),
         TypeError,
-        r"^kmeans_step: centers must be a torch.Tensor, got list",
+        r"^kmeans_step: centers.*torch\.Tensor.*list",
     ),
     "x of integers": (
         lambda: kmeans_step(X.long(), C),
         TypeError,
-        r"^kmeans_step: x has dtype torch.int64, expected float32, bfloat16",
+        r"^kmeans_step: x .*torch\.int64.*float32, bfloat16",
     ),
     "weights of integers": (
         lambda: kmeans_step(X, C, weights=W.long()),
         TypeError,
-        r"^kmeans_step: weights has dtype torch.int64",
+        r"^kmeans_step: weights.*torch\.int64",
     ),
-    "device": (
-        lambda: kmeans_step(X, C.to("meta")),
-        ValueError,
-        r"^kmeans_step: x is on cpu and centers on meta; move one of them",
-    ),
-    "x of one dimension": (
-        lambda: kmeans_step(X[0], C),
-        ValueError,
-        r"^kmeans_step: x must have shape \[N, d\] with d of .* got \[3\]",
-    ),
+    "device": (lambda: kmeans_step(X, C.to("meta")), ValueError, "^kmeans_step: x .*cpu.*centers.*meta"),
+    "x of one dimension": (lambda: kmeans_step(X[0], C), ValueError, r"^kmeans_step: x .*\[N, d\].*\[3\]"),
     "no columns": (
         lambda: kmeans_step(X[:, :0], C[:, :0]),
         ValueError,
-        r"^kmeans_step: x must have shape \[N, d\] with .* \[6, 0\]",
+        r"^kmeans_step: x .*\[N, d\].*\[6, 0\]",
     ),
-    "no centers": (
-        lambda: kmeans_step(X, C[:0]),
-        ValueError,
-        r"^kmeans_step: centers must have shape \[k, 3\] with .* got \[0, 3\]",
-    ),
+    "no centers": (lambda: kmeans_step(X, C[:0]), ValueError, r"^kmeans_step: centers.*\[k, 3\].*\[0, 3\]"),
     "other columns": (
         lambda: kmeans_step(X, C[:, :2]),
         ValueError,
-        r"^kmeans_step: centers must have shape \[k, 3\] .* got \[2, 2\]",
+        r"^kmeans_step: centers.*\[k, 3\].*\[2, 2\]",
     ),
-    "weights": (
-        lambda: kmeans_step(X, C, weights=W[:5]),
-        ValueError,
-        r"^kmeans_step: weights must have shape \[6\], got \[5\]",
-    ),
-    "units not units": (
-        lambda: kmeans_step(X, C, units=X),
-        TypeError,
-        r"^kmeans_step: units must be those of an earlier .*got Tensor",
-    ),
+    "weights": (lambda: kmeans_step(X, C, weights=W[:5]), ValueError, r"^kmeans_step: weights.*\[6\].*\[5\]"),
+    "units not units": (lambda: kmeans_step(X, C, units=X), TypeError, "^kmeans_step: units.*Tensor"),
     "units of others": (
         lambda: kmeans_step(X, C, units=UNITS),
         ValueError,
-        r"^kmeans_step: units.middle must have shape \[3\], got \[2\]",
+        r"^kmeans_step: units\.middle.*\[3\].*\[2\]",
     ),
 }
 
@@ -240,22 +216,14 @@ def test_values_that_are_refused(name):
     with backend(name):
         for bad in (float("nan"), float("inf")):
             x = torch.where(torch.arange(18).reshape(6, 3) == 17, bad, X)
-            with pytest.raises(
-                RuntimeError, match="kmeans_step: x holds NaN or infinity; remove or replace those rows"
-            ):
+            with pytest.raises(RuntimeError, match=r"kmeans_step: x .*NaN"):
                 kmeans_step(x, C)
-            with pytest.raises(
-                RuntimeError, match=r"kmeans_step: centers must be finite, and at most 2\^480 \(3e144\)"
-            ):
+            with pytest.raises(RuntimeError, match=r"kmeans_step: centers.*finite.*2\^480 \(3e144\)"):
                 kmeans_step(X, x[4:])
-        with pytest.raises(
-            RuntimeError, match=r"kmeans_step: x holds values beyond 2\^480 \(3e144\), whose squares overflow"
-        ):
+        with pytest.raises(RuntimeError, match=r"kmeans_step: x .*2\^480 \(3e144\)"):
             kmeans_step(-X.double() * 1e150, C)
         for weights in (-W, W * float("nan"), W * 0, W.double() * 1e305):
-            with pytest.raises(
-                RuntimeError, match=r"kmeans_step: weights must be finite \(at most 2\^1000\), not negative"
-            ):
+            with pytest.raises(RuntimeError, match=r"kmeans_step: weights.*2\^1000"):
                 kmeans_step(X, C, weights=weights)
 
 
@@ -265,22 +233,14 @@ def test_values_that_are_refused_in_units_given(name):
     with backend(name):
         units = kmeans_step(X, C, weights=W).units
         for weights in (-W, W * float("nan"), W * 1e9, W * float("inf")):
-            with pytest.raises(
-                RuntimeError,
-                match=r"^kmeans_step: weights must be finite, not negative and not above those of the units",
-            ):
+            with pytest.raises(RuntimeError, match=r"^kmeans_step: weights.*finite.*units"):
                 kmeans_step(X, C, weights=weights, units=units)
         for bad in (float("nan"), float("inf"), -float("inf")):
             x = torch.where(torch.arange(18).reshape(6, 3) == 17, bad, X)
             for given in (None, W):
-                with pytest.raises(
-                    RuntimeError, match=r"^kmeans_step: x holds NaN or infinity; remove or replace those rows"
-                ):
+                with pytest.raises(RuntimeError, match=r"^kmeans_step: x .*NaN"):
                     kmeans_step(x, C, weights=given, units=units)
-        with pytest.raises(
-            RuntimeError,
-            match=r"^kmeans_step: units are of fewer rows than x has; give those of these rows or of more",
-        ):
+        with pytest.raises(RuntimeError, match=r"^kmeans_step: units .*fewer.*x"):
             kmeans_step(X.repeat(2, 1), C, units=units)
         assert float(kmeans_step(X, C, weights=W * 0, units=units).masses.sum()) == 0
 
@@ -290,19 +250,10 @@ def test_direct_calls_are_checked():
     """By the op itself: the arguments as the public function passes them."""
     middle, scale, mass_scale, _ = torch.ops.uefl.kmeans_units(X, None)
     for arguments, message in (
-        (
-            (X, C.double(), None, middle, scale, mass_scale),
-            r"kmeans_step: centers must have shape \[k, d\] and the dtype of the result",
-        ),
-        ((X, C, W, middle, scale, mass_scale), r"kmeans_step: weights must be float64 of shape \[N\]"),
-        (
-            (X, C, None, middle[:2], scale, mass_scale),
-            r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]",
-        ),
-        (
-            (X, C, None, middle, scale.float(), mass_scale),
-            r"kmeans_step: units must be float64 of shapes \[d\], \[d\] and \[\]",
-        ),
+        ((X, C.double(), None, middle, scale, mass_scale), r"kmeans_step: centers.*\[k, d\].*dtype"),
+        ((X, C, W, middle, scale, mass_scale), r"kmeans_step: weights.*float64.*\[N\]"),
+        ((X, C, None, middle[:2], scale, mass_scale), r"kmeans_step: units.*float64.*\[d\]"),
+        ((X, C, None, middle, scale.float(), mass_scale), r"kmeans_step: units.*float64.*\[d\]"),
     ):
         with pytest.raises(RuntimeError, match=message):
             torch.ops.uefl.kmeans_step(*arguments, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -31,21 +33,17 @@ def test_backend_restores_itself_after_an_error():
 
 def test_unknown_backend():
     with (
-        pytest.raises(
-            ValueError, match=r"^backend 'gpu' is not known; use one of auto, reference, triton, cuda, cpu"
-        ),
+        pytest.raises(ValueError, match=r"^backend 'gpu'.*auto, reference, triton, cuda, cpu"),
         backend("gpu"),
     ):
         pass
 
 
 def test_backend_that_is_absent_is_an_error_not_a_fallback():
-    message = (
-        r"^backend 'cuda' cannot run vq_assign here: the input is on cpu, expected cuda; see `uefl doctor`"
-    )
+    message = "^backend 'cuda'.*vq_assign.*cpu.*doctor"
     with backend("cuda"), pytest.raises(RuntimeError, match=message):
         vq_assign(normal(4, 3), normal(5, 3))
-    with backend("cpu"), pytest.raises(RuntimeError, match="the input is on meta, expected cpu"):
+    with backend("cpu"), pytest.raises(RuntimeError, match=r"meta.*cpu"):
         vq_assign(normal(4, 3).to("meta"), normal(5, 3).to("meta"))
 
 
@@ -54,9 +52,7 @@ def test_environment_chooses_the_backend():
     assert python(code, UEFL_BACKEND="reference").stdout.strip() == "reference"
     result = python(code, UEFL_BACKEND="gpu")
     assert result.returncode != 0
-    assert (
-        "UEFL_BACKEND='gpu' is not a backend; use one of auto, reference, triton, cuda, cpu" in result.stderr
-    )
+    assert re.search("UEFL_BACKEND='gpu' .*auto, reference, triton, cuda, cpu", result.stderr)
 
 
 def test_empty_variables_mean_unset():
@@ -75,28 +71,17 @@ def test_check_finds_a_variant_that_does_not_exist(forced):
         " print(error)"
     )
     done = python(code, UEFL_CPU="sse9", UEFL_BACKEND=forced)
-    assert (
-        done.stdout
-        == "UEFL_CPU=sse9 is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it\n"
-    ), done.stderr
+    message = "UEFL_CPU=sse9 .*amx, avx512vnni, avx512, avx2, portable.*\n"
+    assert re.fullmatch(message, done.stdout), done.stderr
     assert python(code, UEFL_CPU="sse9", UEFL_BACKEND="reference").stdout == ""
 
 
 def test_check_raises_what_the_op_would():
     for name in ("vq", "vq_assign"):
         check(name, "cpu")
-        with (
-            backend("cuda"),
-            pytest.raises(
-                RuntimeError,
-                match=f"^backend 'cuda' cannot run {name} here: the input is on cpu, expected cuda",
-            ),
-        ):
+        with backend("cuda"), pytest.raises(RuntimeError, match=f"^backend 'cuda' .*{name} .*cpu.*cuda"):
             check(name, torch.device("cpu"))
-        with (
-            backend("cpu"),
-            pytest.raises(RuntimeError, match=f"^backend 'cpu' cannot run {name} here: the input is on meta"),
-        ):
+        with backend("cpu"), pytest.raises(RuntimeError, match=f"^backend 'cpu' .*{name} .*meta"):
             check(name, "meta")
 
 
@@ -110,10 +95,7 @@ def test_a_device_that_the_cuda_kernels_were_not_built_for(monkeypatch):
     monkeypatch.setattr(_library, "has_kernel", lambda namespace, name, key: True)
     monkeypatch.setattr(_library, "_cuda_architectures", ("90a-real",))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert (
-        _library._absent("cuda", "vq", torch.device("cuda", 0))
-        == "the CUDA kernels are built for 90a-real, none of which cuda:0 runs"
-    )
+    assert re.search("90a-real.*cuda:0", _library._absent("cuda", "vq", torch.device("cuda", 0)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert _library._absent("cuda", "vq", torch.device("cuda", 0)) is None
 
@@ -206,9 +188,7 @@ except RuntimeError as error:
 def test_package_works_without_the_compiled_library():
     result = python(WITHOUT)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(
-        "backend 'cpu' cannot run vq here: the compiled CPU kernels are absent (not built"
-    )
+    assert re.match("backend 'cpu' .*vq .*absent", result.stdout)
 
 
 BROKEN = """
@@ -256,7 +236,5 @@ DIFFERENTIABLE = {
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE)
 def test_forward_mode_is_an_error_and_not_a_zero(op):
-    with pytest.raises(
-        RuntimeError, match=f"^{op}: has no forward-mode derivative; use reverse mode, or compose the op"
-    ):
+    with pytest.raises(RuntimeError, match=f"^{op}:.*forward-mode"):
         torch.func.jvp(DIFFERENTIABLE[op], (Z,), (Z,))

@@ -98,7 +98,7 @@ def test_autocast_and_forced_backends_are_torch():
 
 
 @compiled
-def test_bits_of_a_row_change_with_the_number_of_rows_only_where_tiles_are_used():
+def test_number_of_rows_changes_bits_only_with_tiles():
     x, weight, bias = operands()
     every_shape = os.environ.get("UEFL_CPU_EVERY_SHAPE")  # then 40 rows go through tiles as well
     tiles = import_module("uefl_kernels._host").variant() == "amx" and not every_shape
@@ -118,16 +118,10 @@ def test_extremes_are_torch(position, value):
 @compiled
 def test_errors_of_a_direct_call():
     x, weight, bias = operands()
-    message = (
-        r"linear: expected x \[N, D\], weight \[M, D\] and bias \[M\], got x \[700, 300\] weight \[100, 299\]"
-        r" bias \[100\]"
-    )
+    message = r"linear: .*x \[700, 300\] weight \[100, 299\] bias \[100\]"
     with pytest.raises(RuntimeError, match=message):
         torch.ops.uefl.linear(x, weight[:, 1:], bias)
-    with pytest.raises(
-        RuntimeError,
-        match=r"linear: bias is not float32 on the CPU; torch\.nn\.functional\.linear takes others",
-    ):
+    with pytest.raises(RuntimeError, match=r"linear: bias .*float32.*CPU"):
         torch.ops.uefl.linear(x, weight, bias.double())
     with pytest.raises(RuntimeError):
         torch.ops.uefl.linear(x.to("meta"), weight[:, 1:].to("meta"), bias.to("meta"))

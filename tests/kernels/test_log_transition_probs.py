@@ -63,16 +63,9 @@ def test_worked_example_of_the_double_softmax(name):
 @pytest.mark.parametrize(
     ("target", "wrong", "message"),
     [
-        (5, 0.0, r"transition_double_softmax: targets\[1\] is 5, expected the index of a set, 0 to 3"),
-        (
-            2,
-            -torch.inf,
-            (
-                r"transition_double_softmax: targets\[1\] is 2, but that set of group 0 has a row of -inf"
-                r" throughout"
-            ),
-        ),
-        (2, torch.nan, "transition_double_softmax: log_transition of group 0 holds NaN"),
+        (5, 0.0, r"transition_double_softmax: targets\[1\].*5.*0 to 3"),
+        (2, -torch.inf, (r"transition_double_softmax: targets\[1\].*2.*group 0.*-inf")),
+        (2, torch.nan, "transition_double_softmax: log_transition.*group 0.*NaN"),
     ],
 )
 def test_the_double_softmax_refuses_what_the_loss_refuses(target, wrong, message):
@@ -145,11 +138,11 @@ def test_wrong_values_and_the_second_derivative():
     logits, _, matrix, groups = transition_case("groups")
     with pytest.raises(RuntimeError, match=r"^log_transition_probs: groups\[0\] is 5, expected 0 to 2"):
         log_transition_probs(logits, matrix, groups=torch.full_like(groups, 5))
-    with pytest.raises(ValueError, match=r"^log_transition_probs: logits must have shape"):
+    with pytest.raises(ValueError, match=r"^log_transition_probs: logits.*shape"):
         log_transition_probs(logits[0], matrix, groups=groups)
     logits.requires_grad_()
     first = torch.autograd.grad(log_transition_probs(logits, matrix[0]).sum(), logits, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match=r"^log_transition_probs: has no second derivative"):
+    with pytest.raises(RuntimeError, match=r"^log_transition_probs: .*create_graph"):
         first.sum().backward()
 
 

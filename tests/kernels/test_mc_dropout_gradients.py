@@ -64,7 +64,7 @@ def test_second_derivative_is_an_error():
     (gradient,) = torch.autograd.grad(
         mc_dropout_mlp(x, weights, biases, p=0.3, seed=0).entropy.sum(), x, create_graph=True
     )
-    with pytest.raises(RuntimeError, match="mc_dropout_mlp: has no second derivative"):
+    with pytest.raises(RuntimeError, match=r"mc_dropout_mlp: .*create_graph"):
         gradient.sum().backward()
 
 

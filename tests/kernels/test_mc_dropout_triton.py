@@ -66,7 +66,7 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
 @pytest.mark.slow
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("classes", [10, 300])
-def test_dropout_of_logits_of_other_strides_and_in_half_precision(classes, consistent):
+def test_logit_dropout_with_strides_and_in_half_precision(classes, consistent):
     """Also of more classes than one program keeps in registers."""
     for logits in (torch.randn(classes, 40).T, torch.randn(40, classes).bfloat16()):
         arguments = (logits, torch.empty(0), [classes], [0.3], 3, "gelu", consistent, torch.tensor(1))

@@ -9,54 +9,19 @@ from uefl_kernels.metrics import accuracy, brier, ece, nll
 
 PROBS, LABELS = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]), torch.tensor([0, 1, 1])
 WRONG = {
-    "probs is a list": ([[1.0]], LABELS, TypeError, "probs must be a torch.Tensor, got list"),
-    "labels is a list": (PROBS, [0, 1, 1], TypeError, "labels must be a torch.Tensor, got list"),
-    "probs of integers": (
-        PROBS.long(),
-        LABELS,
-        TypeError,
-        "probs has dtype torch.int64, expected floating point",
-    ),
-    "labels of floats": (
-        PROBS,
-        LABELS.float(),
-        TypeError,
-        "labels has dtype torch.float32, expected int64, the classes by number",
-    ),
-    "shape of probs": (
-        PROBS[0],
-        LABELS,
-        ValueError,
-        r"probs must have shape \[B, C\] with at least one class, got \[2\]",
-    ),
-    "no classes": (
-        PROBS[:, :0],
-        LABELS,
-        ValueError,
-        r"probs must have shape \[B, C\] with at least one class, got \[3, 0\]",
-    ),
-    "length": (
-        PROBS,
-        LABELS[:2],
-        ValueError,
-        r"labels must have shape \[3\], one for each row of probs, got \[2\]",
-    ),
-    "one label": (PROBS, LABELS[:1], ValueError, r"labels must have shape \[3\], .* got \[1\]"),
-    "column of labels": (
-        PROBS,
-        LABELS[:, None],
-        ValueError,
-        r"labels must have shape \[3\], .* got \[3, 1\]",
-    ),
-    "device": (PROBS, LABELS.to("meta"), ValueError, "probs is on cpu and labels on meta; move one of them"),
-    "label too high": (PROBS, LABELS + 1, ValueError, r"labels must be in \[0, 2\), got 1 to 2"),
-    "label too low": (PROBS, LABELS - 1, ValueError, r"labels must be in \[0, 2\), got -1 to 0"),
-    "logits": (
-        PROBS * 9 - 4,
-        LABELS,
-        ValueError,
-        r"probs must be in \[0, 1\]; apply softmax to logits first",
-    ),
+    "probs is a list": ([[1.0]], LABELS, TypeError, r"probs.*torch\.Tensor.*list"),
+    "labels is a list": (PROBS, [0, 1, 1], TypeError, r"labels.*torch\.Tensor.*list"),
+    "probs of integers": (PROBS.long(), LABELS, TypeError, r"probs.*torch\.int64"),
+    "labels of floats": (PROBS, LABELS.float(), TypeError, r"labels.*torch\.float32.*int64"),
+    "shape of probs": (PROBS[0], LABELS, ValueError, r"probs.*\[B, C\].*\[2\]"),
+    "no classes": (PROBS[:, :0], LABELS, ValueError, r"probs.*\[B, C\].*\[3, 0\]"),
+    "length": (PROBS, LABELS[:2], ValueError, r"labels.*\[3\].*probs.*\[2\]"),
+    "one label": (PROBS, LABELS[:1], ValueError, r"labels.*\[3\].*\[1\]"),
+    "column of labels": (PROBS, LABELS[:, None], ValueError, r"labels.*\[3\].*\[3, 1\]"),
+    "device": (PROBS, LABELS.to("meta"), ValueError, "probs.*cpu.*labels.*meta"),
+    "label too high": (PROBS, LABELS + 1, ValueError, r"labels.*\[0, 2\).*got 1.*2"),
+    "label too low": (PROBS, LABELS - 1, ValueError, r"labels.*\[0, 2\).*got -1.*0"),
+    "logits": (PROBS * 9 - 4, LABELS, ValueError, r"probs.*\[0, 1\].*logits"),
 }
 
 
@@ -77,7 +42,7 @@ def test_rows_of_nan_are_seen():
 
 @pytest.mark.parametrize("bins", [0, -1, 2.5, True])
 def test_bins(bins):
-    with pytest.raises(ValueError, match=f"^ece: bins must be an integer of at least 1, got {bins}"):
+    with pytest.raises(ValueError, match=f"^ece: bins.*{bins}"):
         ece(PROBS, LABELS, bins)
 
 

@@ -72,7 +72,7 @@ def same(plain, compiled, run=None, **given):
         torch.testing.assert_close(compiled.state_dict()[name], value)
 
 
-def test_first_steps_of_a_layer_have_the_gradients_of_plain_pytorch():
+def test_first_steps_have_the_gradients_of_plain_pytorch():
     same(layer(codebook_size=16), layer(codebook_size=16))
 
 
@@ -111,7 +111,7 @@ def test_kmeans_of_the_first_batch(full_graph):
 
 
 @pytest.mark.slow
-def test_a_checkpointed_region_recomputes_from_the_codewords_that_were_chosen():
+def test_checkpointed_region_recomputes_with_the_same_codewords():
     plain, compiled = layer(), Checkpointed(layer())
     same(plain, compiled.inner, torch.compile(compiled, fullgraph=True))
 

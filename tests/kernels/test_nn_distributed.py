@@ -175,7 +175,7 @@ def give_rows(rank):
 def give_nan(rank):
     """By one process: all others raise an error, too, and none waits."""
     vq = layer(kmeans_init=True)
-    with pytest.raises(RuntimeError, match="the batch for k-means initialization holds NaN or infinity"):
+    with pytest.raises(RuntimeError, match=r"batch.*k-means.*NaN"):
         vq(torch.full((30, 8), float("nan") if rank == 0 else 1.0))
     return vq.state_dict()
 
@@ -258,7 +258,7 @@ def test_averages_are_those_of_one_process_with_all_rows(states):
 
 
 @pytest.mark.parametrize("name", [name for name in UPDATES if name.startswith("apart")])
-def test_codebooks_that_are_not_shared_are_those_of_a_process_alone(states, name):
+def test_unshared_codebooks_equal_those_of_one_process(states, name):
     for rank, found in enumerate(states):
         assert_same(train_updated(rank, name), found["updates", name])  # also that nothing was sent
     books = [found["updates", name]["_codebook.embed"] for found in states]
@@ -281,7 +281,7 @@ def test_kinds_of_updates_are_those_of_one_process_with_all_rows(states, name):
         assert state["messages"].tolist() == [0, 0, 1, 0, 0, 1]
 
 
-def test_accumulated_batches_under_ddp_are_those_of_one_process_with_all_rows(states):
+def test_accumulation_under_ddp_equals_one_process(states):
     state, vq = state_of(states, "accumulated under ddp"), layer(codebook_dim=4)
     for step in range(2):
         vq(torch.cat([rows(rank, step) for rank in range(len(states))]), accum_ema_update=step == 0)

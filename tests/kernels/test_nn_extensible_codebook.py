@@ -142,33 +142,31 @@ def test_half_precision_and_compile(full_graph):
 
 
 def test_refuses():
-    with pytest.raises(ValueError, match=r"shared must have shape \[1 to capacity=5, d\], got \[6, 4\]"):
+    with pytest.raises(ValueError, match=r"shared.*capacity=5.*\[6, 4\]"):
         book(capacity=5)
-    with pytest.raises(ValueError, match=r"clients must be distinct names, at least one, got \['a', 'a'\]"):
+    with pytest.raises(ValueError, match=r"clients.*distinct.*\['a', 'a'\]"):
         book(clients=["a", "a"])
     codes = book()
-    with pytest.raises(ValueError, match=r"there is no client 'south', only north, silo\.2"):
+    with pytest.raises(ValueError, match=r"'south'.*north, silo\.2"):
         codes(normal(3, 4), "south")
-    with pytest.raises(ValueError, match=r"name the client, one of north, silo\.2"):
+    with pytest.raises(ValueError, match=r"client.*north, silo\.2"):
         codes(normal(3, 4))
-    with pytest.raises(ValueError, match=r"a block must have shape \[v, 4\], got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"block.*\[v, 4\].*\[2, 3\]"):
         codes.extend("north", normal(2, 3))
-    with pytest.raises(ValueError, match=r"11 more codewords for 'north' make 17, and capacity is 16"):
+    with pytest.raises(ValueError, match=r"'north'.*17.*capacity.*16"):
         codes.extend("north", normal(11, 4))
-    with pytest.raises(ValueError, match="the block holds NaN or infinity"):
+    with pytest.raises(ValueError, match=r"block.*NaN"):
         codes.extend("north", torch.full((1, 4), float("nan")))
-    with pytest.raises(ValueError, match=r"mass must have shape \[2\] or \[2, 6\], got \[3\]"):
+    with pytest.raises(ValueError, match=r"mass.*\[2\].*\[2, 6\].*\[3\]"):
         codes.average(0, [1, 2, 3])
-    with pytest.raises(ValueError, match="mass must be finite and not negative"):
+    with pytest.raises(ValueError, match=r"mass.*finite"):
         codes.average(0, [1, -1])
-    with pytest.raises(ValueError, match=r"block 0 has shape \[6, 4\], got \[5, 4\]"):
+    with pytest.raises(ValueError, match=r"block 0.*\[6, 4\].*\[5, 4\]"):
         codes.set_block(0, normal(5, 4))
-    with pytest.raises(
-        ValueError, match=r"a block must have distinct members, at least one, got \['north', 'north'\]"
-    ):
+    with pytest.raises(ValueError, match=r"block.*distinct.*\['north', 'north'\]"):
         codes.extend(["north", "north"], normal(1, 4))
     assert codes.size("north") == 6
     assert len(codes.members) == 1
     codes.extend("north", normal(1, 4))
-    with pytest.raises(ValueError, match=r"client 'silo\.2' does not see block 1"):
+    with pytest.raises(ValueError, match=r"client 'silo\.2'.*block 1"):
         codes.rows(1, "silo.2")

@@ -107,7 +107,7 @@ def test_functional_call():
     assert vq.codebook.any()
 
 
-def test_codewords_that_are_set_stay_and_are_where_training_begins():
+def test_training_begins_from_codewords_that_were_set():
     codes = normal(10, 8, seed=4)
     for options in (
         {"kmeans_init": True},

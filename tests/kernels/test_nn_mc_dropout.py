@@ -225,7 +225,7 @@ def test_gradients_reach_every_parameter(make):
 
 def test_a_model_that_cannot_be_traced_runs_as_a_whole():
     model, x = Branching(), torch.randn(4, 6)
-    with pytest.warns(UserWarning, match="Branching cannot be traced .*whole model runs for every pass"):
+    with pytest.warns(UserWarning, match="Branching.*traced.*whole"):
         layer = MCDropout(model, 1200)
     assert not layer.fused
     found, model = layer(x), model.train()
@@ -239,7 +239,7 @@ def test_a_model_that_cannot_be_traced_runs_as_a_whole():
     "dropout", [torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout]
 )
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
+@pytest.mark.filterwarnings("ignore:MCDropout. Applied .*traced")
 def test_dropouts_of_the_torch_namespace(dropout, train, branches):
     layer = MCDropout(Applied(lambda x: dropout(x, 0.5, train), branches), 20)
     assert float(layer(torch.randn(3, 6)).variance.detach().min()) > 0

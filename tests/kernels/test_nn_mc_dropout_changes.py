@@ -56,7 +56,7 @@ def test_follows_a_model_whose_modules_change():
     hook.remove()
     model[1].p = model[3].p = 0.0
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"^MCDropout: the model has no dropout with p > 0"):
+        with pytest.raises(ValueError, match=r"^MCDropout: .*p > 0"):
             layer(x)
 
 
@@ -120,39 +120,33 @@ def test_a_model_that_stays_is_traced_once(monkeypatch):
 
 def test_models_without_dropout_get_an_error():
     for model in (nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), Functional(p=0.0)):
-        with pytest.raises(ValueError, match="the model has no dropout with p > 0; add"):
+        with pytest.raises(ValueError, match=r"p > 0.*nn\.Dropout"):
             MCDropout(model)
-    with pytest.warns(UserWarning, match="cannot be traced"):
+    with pytest.warns(UserWarning, match="traced"):
         layer = MCDropout(Branching(dropout=False))
-    with pytest.raises(RuntimeError, match="the model has no dropout with p > 0"):
+    with pytest.raises(RuntimeError, match="p > 0"):
         layer(torch.randn(2, 6))
 
 
 def test_a_dropout_that_evaluation_mode_does_not_reach_is_named():
-    message = (
-        r"^MCDropout: Dropout 'inner.0' is not reached in evaluation mode; call it whatever self.training is"
-    )
+    message = r"^MCDropout: Dropout 'inner\.0'.*self\.training"
     with pytest.raises(ValueError, match=message):
         MCDropout(OnlyInTraining())
-    with pytest.warns(UserWarning, match="cannot be traced"):
+    with pytest.warns(UserWarning, match="traced"):
         layer = MCDropout(OnlyInTraining(branches=True))
     with pytest.raises(RuntimeError, match=message):
         layer(torch.randn(2, 6))
 
 
-@pytest.mark.filterwarnings("ignore:MCDropout. Applied cannot be traced")
+@pytest.mark.filterwarnings("ignore:MCDropout. Applied .*traced")
 def test_functional_dropouts_that_drop_everything_are_refused():
     for function, name in (
         (lambda x: nn.functional.dropout(x, 1.0), "dropout"),
         (lambda x: torch.dropout(x, 1, True), "dropout"),
     ):
-        with pytest.raises(
-            ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"
-        ):
+        with pytest.raises(ValueError, match=rf"^MCDropout: {name}.*\(p = 1\).*\[0, 1\)"):
             MCDropout(Applied(function))
-        with pytest.raises(
-            ValueError, match=rf"^MCDropout: {name} drops everything \(p = 1\); use a rate in \[0, 1\)"
-        ):
+        with pytest.raises(ValueError, match=rf"^MCDropout: {name}.*\(p = 1\).*\[0, 1\)"):
             MCDropout(Applied(function, branches=True))(torch.randn(2, 6))
 
 
@@ -161,64 +155,41 @@ def test_attention_with_a_rate_of_its_own_is_named():
         heads = x.reshape(-1, 1, 5, 4)
         return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5).flatten(1)
 
-    with pytest.raises(
-        ValueError,
-        match=r"add nn.Dropout \(dropout_p of F.scaled_dot_product_attention is not switched on\) or give",
-    ):
+    with pytest.raises(ValueError, match=r"dropout_p.*F\.scaled_dot_product_attention"):
         MCDropout(Applied(attend))
 
 
 @pytest.mark.parametrize("make", [classifier, Functional, Branching])
-@pytest.mark.filterwarnings("ignore:MCDropout. Branching cannot be traced")
+@pytest.mark.filterwarnings("ignore:MCDropout. Branching .*traced")
 def test_seeds_and_passes_are_checked_in_every_call(make):
     layer, x = MCDropout(make(), 3), torch.randn(2, 6)
     for seed in (-1, 1.5, 2**63, "a", True):
-        with pytest.raises(
-            ValueError, match=rf"^MCDropout: seed must be an integer in \[0, 2\^63\) or None, got {seed!r}"
-        ):
+        with pytest.raises(ValueError, match=rf"^MCDropout: seed.*\[0, 2\^63\).*None.*{seed!r}"):
             layer(x, seed=seed)
     for passes in (0, 2.5, True):
         layer.passes = passes
-        with pytest.raises(
-            ValueError, match=f"^MCDropout: passes must be an integer of at least 1, got {passes}"
-        ):
+        with pytest.raises(ValueError, match=f"^MCDropout: passes.*{passes}"):
             layer(x)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (
-            lambda: MCDropout(torch.relu),
-            TypeError,
-            "model must be a torch.nn.Module, got builtin_function_or_method",
-        ),
-        (lambda: MCDropout(classifier(), 0), ValueError, "passes must be an integer of at least 1, got 0"),
-        (
-            lambda: MCDropout(classifier())(np.zeros((2, 6))),
-            TypeError,
-            "takes tensors, got a NumPy array; give torch.from_numpy",
-        ),
-        (
-            lambda: MCDropout(classifier(), max_rows=0),
-            ValueError,
-            "max_rows must be an integer of at least 1, got 0",
-        ),
+        (lambda: MCDropout(torch.relu), TypeError, r"model.*torch\.nn\.Module.*builtin_function_or_method"),
+        (lambda: MCDropout(classifier(), 0), ValueError, "passes.*got 0"),
+        (lambda: MCDropout(classifier())(np.zeros((2, 6))), TypeError, r"NumPy.*torch\.from_numpy"),
+        (lambda: MCDropout(classifier(), max_rows=0), ValueError, "max_rows.*got 0"),
         (
             lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))),
             ValueError,
-            r"Dropout drops everything \(p = 1\)",
+            r"Dropout .*\(p = 1\)",
         ),
         (
             lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3)),
             TypeError,
-            r"must return logits \[B, ..., C\], got \[3\]",
+            r"logits \[B, ..., C\].*\[3\]",
         ),
-        (
-            lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3, 1)),
-            ValueError,
-            r"one logit \[3, 1\] is one class; let the model",
-        ),
+        (lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3, 1)), ValueError, r"logit \[3, 1\]"),
     ],
 )
 def test_bad_input(call, error, message):

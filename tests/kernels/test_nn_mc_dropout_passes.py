@@ -16,7 +16,7 @@ from uefl_kernels.ops.mc_dropout_mlp import composed
 
 from .mc_dropout_models import Branching, Coupled, Functional, Residual, Transposed, classifier
 
-pytestmark = pytest.mark.filterwarnings("ignore:MCDropout. .* cannot be traced")
+pytestmark = pytest.mark.filterwarnings("ignore:MCDropout. .*traced")
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ def test_consistent_passes_have_the_distribution_of_others():
     torch.testing.assert_close(one.variance, other.variance, atol=0.02, rtol=0)
 
 
-def test_the_part_before_the_first_dropout_runs_once_for_consistent_passes():
+def test_consistent_passes_run_the_prefix_once():
     model = Functional()
     layer, x = MCDropout(model, 20, consistent=True), torch.randn(5, 6)
     layer(x)
@@ -171,10 +171,7 @@ def test_the_part_before_the_first_dropout_runs_once_for_consistent_passes():
 
 def test_rows_that_see_each_other_have_no_mask_of_one_network():
     for attention in (False, True):
-        with pytest.raises(
-            ValueError,
-            match=r"^MCDropout: consistent=True needs rows that do not see each other, and every tensor with",
-        ):
+        with pytest.raises(ValueError, match=r"^MCDropout: consistent=True.*rows"):
             MCDropout(Coupled(attention), 3, consistent=True)(torch.randn(4, 3, 8))
 
 
@@ -209,7 +206,7 @@ def plain(branches=False):
 @torch.no_grad()
 def test_a_dropout_before_the_last_linear():
     model, x = plain(), torch.randn(5, 6)
-    with pytest.raises(ValueError, match=r"no dropout with p > 0; add nn.Dropout .* or give insert=0\.1"):
+    with pytest.raises(ValueError, match=r"p > 0.*nn\.Dropout.*insert=0\.1"):
         MCDropout(model)
     layer = MCDropout(model, 6, insert=0.4)
     expected = MCDropout(nn.Sequential(model.body, nn.Dropout(0.4), model.head), 6)
@@ -272,27 +269,12 @@ class Attention(nn.Module):
 
 
 INSERTIONS = {
-    "no linear": (
-        nn.Conv1d(2, 2, 1),
-        0.1,
-        ValueError,
-        r"has no nn.Linear to put a dropout before; name a module: insert={name: rate}",
-    ),
-    "no module": (
-        plain(),
-        {"heads": 0.1},
-        ValueError,
-        "insert names 'heads', which is no module of the model, expected one of body, body",
-    ),
-    "rate 1": (plain(), 1.0, ValueError, r"insert must be a rate in \(0, 1\), or {name: rate}, got 1.0"),
+    "no linear": (nn.Conv1d(2, 2, 1), 0.1, ValueError, r"nn\.Linear.*insert={name: rate}"),
+    "no module": (plain(), {"heads": 0.1}, ValueError, "insert.*'heads'.*body, body"),
+    "rate 1": (plain(), 1.0, ValueError, r"insert.*\(0, 1\).*{name: rate}.*got 1\.0"),
     "rate 0": (plain(), {"head": 0}, ValueError, "got 0"),
     "flag": (plain(), True, ValueError, "got True"),
-    "never called": (
-        Attention(),
-        0.1,
-        ValueError,
-        "the model never calls NonDynamicallyQuantizableLinear 'layer.out_proj' with a tensor",
-    ),
+    "never called": (Attention(), 0.1, ValueError, r"NonDynamicallyQuantizableLinear 'layer\.out_proj'"),
 }
 
 
@@ -306,15 +288,10 @@ def test_insertions_that_are_refused(case):
 def test_insertions_that_a_call_refuses():
     model = plain(branches=True)
     model.other = nn.Linear(2, 2)
-    with pytest.raises(
-        RuntimeError,
-        match=r"^MCDropout: the model never calls Linear 'other' with a tensor as its first argument",
-    ):
+    with pytest.raises(RuntimeError, match=r"^MCDropout: .*Linear 'other'"):
         MCDropout(model, insert=0.1)(torch.randn(2, 6))
     words = nn.Sequential(nn.Embedding(5, 6), nn.Flatten(), nn.Linear(6, 2))
-    with pytest.raises(
-        TypeError, match=r"^MCDropout: a dropout got a tensor of torch.int64, expected floating point"
-    ):
+    with pytest.raises(TypeError, match=r"^MCDropout: .*torch\.int64"):
         MCDropout(words, insert={"0": 0.1})(torch.zeros(3, 1, dtype=torch.int64))
 
 

@@ -387,7 +387,7 @@ def test_residual_with_channels_second():
     assert torch.equal(second.get_output_from_indices(got[1]), plain.get_output_from_indices(want[1]).mT)
 
 
-def test_residual_cross_entropy_is_the_sum_of_those_of_the_layers():
+def test_residual_cross_entropy_is_the_sum_over_layers():
     rvq = ResidualVQ(dim=16, num_quantizers=2, codebook_size=24).eval()
     x, targets = normal(2, 20, 16), torch.randint(24, (2, 20, 2))
     first, second = rvq.layers

@@ -126,29 +126,29 @@ def test_mask_autocast_and_compile(full_graph):
         (
             {"shared_codebook": True, "codebook_size": [3, 4, 5]},
             ValueError,
-            "^ResidualVQ: shared_codebook=True needs one codebook_size",
+            "^ResidualVQ: shared_codebook=True.*codebook_size",
         ),
-        ({"heads": 2}, ValueError, "^ResidualVQ: heads=2 is not supported, a residual has one"),
+        ({"heads": 2}, ValueError, "^ResidualVQ: heads=2"),
         ({"eval_beam_size": 2}, ValueError, "eval_beam_size needs beam_size"),
         (
             {"beam_size": 2, "beam_score_quantizer_weights": [1.0]},
             ValueError,
-            "must name 3, one for each quantizer",
+            "beam_score_quantizer_weights.*3",
         ),
         (
             {"beam_size": 2, "implicit_neural_codebook": True},
             ValueError,
             "implicit_neural_codebook excludes beam_size",
         ),
-        ({"codebok_dim": 3}, TypeError, "unexpected keyword argument 'codebok_dim'"),
-        ({"num_quantizers": None}, ValueError, "name num_quantizers, or one codebook_size for each"),
+        ({"codebok_dim": 3}, TypeError, "'codebok_dim'"),
+        ({"num_quantizers": None}, ValueError, "num_quantizers.*codebook_size"),
         (
             {"num_quantizers": 2, "codebook_size": [3, 3, 3]},
             ValueError,
-            r"codebook_size \[3, 3, 3\] does not fit num_quantizers=2",
+            r"codebook_size \[3, 3, 3\].*num_quantizers=2",
         ),
-        ({"num_quantizers": 0}, ValueError, "does not fit num_quantizers=0"),
-        ({"quantize_dropout_cutoff_index": 3}, ValueError, "quantize_dropout_cutoff_index=3 must be 0 to 2"),
+        ({"num_quantizers": 0}, ValueError, "num_quantizers=0"),
+        ({"quantize_dropout_cutoff_index": 3}, ValueError, "quantize_dropout_cutoff_index=3.*0.*2"),
     ],
 )
 def test_constructor_refuses(options, error, message):
@@ -158,16 +158,16 @@ def test_constructor_refuses(options, error, message):
 
 def test_forward_refuses():
     rvq = layer(codebook_dim=4)
-    with pytest.raises(ValueError, match=r"^ResidualVQ: beam_size is 0, expected an int of at least 1"):
+    with pytest.raises(ValueError, match=r"^ResidualVQ: beam_size.*0"):
         rvq(normal(4, 8), beam_size=0)
-    with pytest.raises(ValueError, match=r"^ResidualVQ: x must have shape \[\.\.\., 8\], got \[4, 7\]"):
+    with pytest.raises(ValueError, match=r"^ResidualVQ: x .*\[\.\.\., 8\].*\[4, 7\]"):
         rvq(normal(4, 7))
-    with pytest.raises(ValueError, match=r"indices must have shape \[\.\.\., 1 to 3\], got \[4, 5\]"):
+    with pytest.raises(ValueError, match=r"indices.*\[\.\.\., 1 to 3\].*\[4, 5\]"):
         rvq.get_codes_from_indices(torch.zeros(4, 5).long())
     images = layer(accept_image_fmap=True)
-    with pytest.raises(ValueError, match=r"x must have shape \[B, 8, H, W\], got \[4, 8\]"):
+    with pytest.raises(ValueError, match=r"x .*\[B, 8, H, W\].*\[4, 8\]"):
         images(normal(4, 8))
-    with pytest.raises(ValueError, match="mask is for sequences"):
+    with pytest.raises(ValueError, match=r"mask.*accept_image_fmap"):
         images(normal(4, 8, 2, 2), mask=torch.ones(4, 2, 2).bool())
 
 

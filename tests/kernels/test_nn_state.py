@@ -117,7 +117,7 @@ def test_codebook_can_be_set_and_read():
         codes = normal(*vq.codebook.shape, seed=3)
         vq.codebook = codes
         assert torch.equal(vq.codebook, codes)
-        with pytest.raises(ValueError, match=r"codebook must have shape \[.*10, .\], got \[3, 3\]"):
+        with pytest.raises(ValueError, match=r"codebook.*\[.*10, .\].*\[3, 3\]"):
             vq.codebook = torch.zeros(3, 3)
 
 
@@ -198,7 +198,7 @@ def test_an_optimizer_of_codewords_that_were_replaced_says_so():
         in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
     vq.load_state_dict(state(vq), assign=True)
-    with pytest.raises(RuntimeError, match=r"holds codewords that were replaced.*make it anew"):
+    with pytest.raises(RuntimeError, match=r"in_place_codebook_optimizer.*replaced"):
         vq(normal(30, 8))
     vq.in_place_codebook_optimizer = torch.optim.SGD(vq._codebook.parameters(), lr=0.1)
     before = state(vq)["_codebook.embed"]
@@ -220,26 +220,18 @@ def test_a_batch_of_nan_does_not_reach_the_averages():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"codebok_dim": 3}, TypeError, "unexpected keyword argument 'codebok_dim'"),
-        ({"codebook_size": 0}, ValueError, "codebook_size is 0, expected an int of at least 1"),
-        ({"dim": 8.0}, ValueError, "dim is 8.0, expected an int of at least 1"),
-        ({"decay": "0.8"}, ValueError, "decay is '0.8', expected a number from 0 to 1"),
-        (
-            {"threshold_ema_dead_code": -1},
-            ValueError,
-            "threshold_ema_dead_code is -1, expected a number of at least 0",
-        ),
-        ({"dim": True}, ValueError, "dim is True, expected an int of at least 1"),
-        ({"kmeans_iters": 0}, ValueError, "kmeans_iters is 0, expected an int of at least 1"),
-        ({"kmeans_iters": 2.5}, ValueError, "kmeans_iters is 2.5, expected an int of at least 1"),
-        ({"heads": -1}, ValueError, "heads is -1, expected an int of at least 1"),
-        ({"decay": 1.5}, ValueError, "decay is 1.5, expected a number from 0 to 1"),
-        (
-            {"commitment_weight": -1.0},
-            ValueError,
-            "commitment_weight is -1.0, expected a number of at least 0",
-        ),
-        ({"eps": float("nan")}, ValueError, "eps is nan, expected a number of at least 0"),
+        ({"codebok_dim": 3}, TypeError, "'codebok_dim'"),
+        ({"codebook_size": 0}, ValueError, "codebook_size.*0"),
+        ({"dim": 8.0}, ValueError, r"dim.*8\.0"),
+        ({"decay": "0.8"}, ValueError, r"decay.*'0\.8'"),
+        ({"threshold_ema_dead_code": -1}, ValueError, "threshold_ema_dead_code.*-1"),
+        ({"dim": True}, ValueError, "dim.*True"),
+        ({"kmeans_iters": 0}, ValueError, "kmeans_iters.*0"),
+        ({"kmeans_iters": 2.5}, ValueError, r"kmeans_iters.*2\.5"),
+        ({"heads": -1}, ValueError, "heads.*-1"),
+        ({"decay": 1.5}, ValueError, r"decay.*1\.5"),
+        ({"commitment_weight": -1.0}, ValueError, r"commitment_weight.*-1\.0"),
+        ({"eps": float("nan")}, ValueError, "eps.*nan"),
         (
             {"learnable_codebook": True, "ema_update": True},
             ValueError,
@@ -254,32 +246,28 @@ def test_a_batch_of_nan_does_not_reach_the_averages():
         (
             {"accept_image_fmap": True, "accept_3d_fmap": True},
             ValueError,
-            "accept_image_fmap and accept_3d_fmap exclude each other",
+            "accept_image_fmap.*accept_3d_fmap",
         ),
-        (
-            {"straight_through": True},
-            ValueError,
-            "exclude each other; set rotation_trick=False for another one",
-        ),
+        ({"straight_through": True}, ValueError, "straight_through.*rotation_trick=False"),
         (
             {"learnable_codebook": True, "straight_through": True},
             ValueError,
             "learnable_codebook=True excludes straight_through=True",
         ),
         ({"directional_reparam": True}, ValueError, "set threshold_ema_dead_code above 0"),
-        ({"sync_update_v": 0.5}, ValueError, "move codewords by gradients; set learnable_codebook=True"),
+        ({"sync_update_v": 0.5}, ValueError, "sync_update_v.*learnable_codebook=True"),
         (
             {"in_place_codebook_optimizer": torch.optim.SGD},
             ValueError,
-            "move codewords by gradients; set learnable_codebook=True",
+            "sync_update_v.*learnable_codebook=True",
         ),
-        ({"sync_update_v": 2}, ValueError, "sync_update_v is 2, expected a number from 0 to 1"),
-        ({"affine_param": True, "use_cosine_sim": True}, ValueError, "affine_param=True moves codewords"),
+        ({"sync_update_v": 2}, ValueError, "sync_update_v.*2"),
         (
-            {"orthogonal_reg_weight": -1},
+            {"affine_param": True, "use_cosine_sim": True},
             ValueError,
-            "orthogonal_reg_weight is -1, expected a number of at least 0",
+            "affine_param=True.*use_cosine_sim=True",
         ),
+        ({"orthogonal_reg_weight": -1}, ValueError, "orthogonal_reg_weight.*-1"),
     ],
 )
 def test_constructor_refuses(options, error, message):
@@ -296,54 +284,24 @@ def test_arguments_at_the_defaults_of_the_peer_pass():
 @pytest.mark.parametrize(
     ("x", "given", "error", "message"),
     [
-        (
-            torch.zeros(4, 7),
-            {},
-            ValueError,
-            r"^VectorQuantize: x must have shape \[\.\.\., 8\], got \[4, 7\]",
-        ),
-        (torch.zeros(8), {}, ValueError, r"x must have shape \[\.\.\., 8\], got \[8\]"),
-        (torch.zeros(4, 8).long(), {}, TypeError, "x has dtype torch.int64, expected float32"),
-        (
-            torch.zeros(4, 8).to_sparse(),
-            {},
-            TypeError,
-            r"x is a sparse_coo tensor, expected a dense one; call to_dense\(\) on it",
-        ),
-        (torch.zeros(4, 8), {"mask": [True] * 4}, TypeError, "mask must be a torch.Tensor, got list"),
-        ([1.0], {}, TypeError, "x must be a torch.Tensor, got list"),
-        (
-            torch.zeros(4, 8),
-            {"mask": torch.ones(4)},
-            TypeError,
-            "mask has dtype torch.float32, expected bool",
-        ),
-        (
-            torch.zeros(4, 8),
-            {"mask": torch.ones(3).bool()},
-            ValueError,
-            r"mask must have shape \[4\] for x \[4, 8\], got \[3\]",
-        ),
-        (torch.zeros(4, 8), {"topk": 0}, ValueError, "topk is 0, expected an int of at least 1"),
-        (
-            torch.zeros(4, 8),
-            {"lens": torch.ones(4)},
-            TypeError,
-            "lens has dtype torch.float32, expected int64 or int32",
-        ),
-        (
-            torch.zeros(4, 8),
-            {"lens": torch.ones(4).long()},
-            ValueError,
-            r"lens must have shape \[B\] for x of three dimensions",
-        ),
+        (torch.zeros(4, 7), {}, ValueError, r"^VectorQuantize: x .*\[\.\.\., 8\].*\[4, 7\]"),
+        (torch.zeros(8), {}, ValueError, r"x .*\[\.\.\., 8\].*\[8\]"),
+        (torch.zeros(4, 8).long(), {}, TypeError, r"x .*torch\.int64.*float32"),
+        (torch.zeros(4, 8).to_sparse(), {}, TypeError, r"x .*sparse_coo.*to_dense\(\)"),
+        (torch.zeros(4, 8), {"mask": [True] * 4}, TypeError, r"mask.*torch\.Tensor.*list"),
+        ([1.0], {}, TypeError, r"x .*torch\.Tensor.*list"),
+        (torch.zeros(4, 8), {"mask": torch.ones(4)}, TypeError, r"mask.*torch\.float32.*bool"),
+        (torch.zeros(4, 8), {"mask": torch.ones(3).bool()}, ValueError, r"mask.*\[4\].*x \[4, 8\].*\[3\]"),
+        (torch.zeros(4, 8), {"topk": 0}, ValueError, "topk.*0"),
+        (torch.zeros(4, 8), {"lens": torch.ones(4)}, TypeError, r"lens.*torch\.float32.*int64.*int32"),
+        (torch.zeros(4, 8), {"lens": torch.ones(4).long()}, ValueError, r"lens.*\[B\].*x"),
         (
             torch.zeros(4, 3, 8),
             {"lens": torch.ones(4).long(), "mask": torch.ones(4, 3).bool()},
             ValueError,
-            "mask and lens say the same; give one of them",
+            "mask.*lens",
         ),
-        (torch.zeros(4, 8), {"maks": None}, TypeError, "unexpected keyword argument 'maks'"),
+        (torch.zeros(4, 8), {"maks": None}, TypeError, "'maks'"),
     ],
 )
 def test_forward_refuses(x, given, error, message):
@@ -356,26 +314,26 @@ def test_forward_refuses(x, given, error, message):
 
 def test_images_and_channels():
     vq = layer(accept_image_fmap=True)
-    with pytest.raises(ValueError, match=r"x must have shape \[B, 8, H, W\], got \[2, 8, 5\]"):
+    with pytest.raises(ValueError, match=r"x .*\[B, 8, H, W\].*\[2, 8, 5\]"):
         vq(torch.zeros(2, 8, 5))
-    with pytest.raises(ValueError, match="mask is for sequences"):
+    with pytest.raises(ValueError, match=r"mask.*accept_image_fmap"):
         vq(torch.zeros(2, 8, 5, 5), mask=torch.ones(2, 5, 5).bool())
-    with pytest.raises(ValueError, match=r"x must have shape \[B, 8, \.\.\.\], got \[2, 5, 8\]"):
+    with pytest.raises(ValueError, match=r"x .*\[B, 8, \.\.\.\].*\[2, 5, 8\]"):
         layer(channel_last=False)(torch.zeros(2, 5, 8))
 
 
 def test_indices_are_checked():
     vq = layer(heads=2, codebook_dim=4)
-    with pytest.raises(TypeError, match=r"indices have dtype torch.float32, expected integers"):
+    with pytest.raises(TypeError, match=r"indices.*torch\.float32"):
         vq.get_codes_from_indices(torch.zeros(3, 2))
-    with pytest.raises(ValueError, match=r"indices must have shape \[\.\.\., 2\] for 2 heads, got \[3, 5\]"):
+    with pytest.raises(ValueError, match=r"indices.*\[\.\.\., 2\].*2 heads.*\[3, 5\]"):
         vq.get_output_from_indices(torch.zeros(3, 5).long())
 
 
 def test_codewords_that_are_not_finite():
     vq = layer()
     vq._codebook.embed[0, 3, 2] = float("inf")
-    with pytest.raises(RuntimeError, match="the codebook holds NaN or infinity"):
+    with pytest.raises(RuntimeError, match=r"codebook.*NaN"):
         vq(normal(4, 8))
 
 

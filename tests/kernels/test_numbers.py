@@ -87,16 +87,10 @@ def test_kmeans_takes_them(three):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: kmeans(x, torch.tensor([2])), r"^kmeans: k must be an int, got Tensor$"),
-        (
-            lambda x: kmeans_batched([x], torch.tensor(2.5)),
-            r"^kmeans_batched: k must be an int, or one for each problem, got tensor\(2.5",
-        ),
-        (
-            lambda x: kmeans_batched([x, x], [1, 2.5]),
-            r"^kmeans_batched: problem 1: k must be an int, got 2.5",
-        ),
-        (lambda x: KMeans(np.array([2])).fit(x), r"n_clusters.* must be an int.*\b[Gg]ot array\(\[2\]\)"),
+        (lambda x: kmeans(x, torch.tensor([2])), "^kmeans: k .*int.*Tensor$"),
+        (lambda x: kmeans_batched([x], torch.tensor(2.5)), r"^kmeans_batched: k .*tensor\(2\.5"),
+        (lambda x: kmeans_batched([x, x], [1, 2.5]), r"^kmeans_batched: problem 1: k .*got 2\.5"),
+        (lambda x: KMeans(np.array([2])).fit(x), r"n_clusters.*int.*array\(\[2\]\)"),
     ],
 )
 def test_kmeans_refuses_what_is_none(call, message):

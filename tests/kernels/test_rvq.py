@@ -202,7 +202,7 @@ def test_decomposition_is_the_op():
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_function_transforms():
     x, codebooks = normal(3, 6, 4), normal(2, 3, 2, seed=1)
-    with pytest.raises(RuntimeError, match=r"torch\.func\.grad and its relatives do not take this op"):
+    with pytest.raises(RuntimeError, match=r"torch\.func\.grad"):
         torch.func.grad(lambda a: rvq(a, codebooks).losses.sum())(x)
     losses = torch.func.vmap(lambda a, c: rvq(a, [c, codebooks[1]]).losses, in_dims=(0, None))(
         x, codebooks[0]
@@ -217,18 +217,18 @@ def test_a_codebook_that_is_not_finite_is_refused(name):
     codebooks = normal(2, 5, 6, seed=1)
     codebooks[1, 3, 2] = torch.nan
     for n in (3, 300):
-        with backend(name), pytest.raises(RuntimeError, match="the codebook holds NaN or infinity"):
+        with backend(name), pytest.raises(RuntimeError, match=r"codebook.*NaN"):
             rvq(normal(n, 6), codebooks)
 
 
 @pytest.mark.parametrize(
     ("codebooks", "message"),
     [
-        ([], "^rvq: codebooks is empty"),
-        (normal(4, 6), r"^rvq: codebooks must have shape \[Q, K, d\] or \[Q, S, K, d\], .* got \[4, 6\]"),
-        ([normal(4, 6), normal(4, 3)], r"^rvq: codebook 1 has shape \[4, 3\] and the first \[4, 6\]"),
-        ([normal(4, 6), normal(1, 4, 6)], r"^rvq: codebook 1 has shape \[1, 4, 6\]"),
-        ([normal(4, 5)], r"^rvq: x \[\.\.\., 6\] cannot be cut into segments of the codeword length 5"),
+        ([], "^rvq: codebooks .*empty"),
+        (normal(4, 6), r"^rvq: codebooks .*\[Q, S, K, d\].*\[4, 6\]"),
+        ([normal(4, 6), normal(4, 3)], r"^rvq: codebook 1.*\[4, 3\].*\[4, 6\]"),
+        ([normal(4, 6), normal(1, 4, 6)], r"^rvq: codebook 1.*\[1, 4, 6\]"),
+        ([normal(4, 5)], r"^rvq: x \[\.\.\., 6\].*length 5"),
     ],
 )
 def test_codebooks_that_do_not_fit(codebooks, message):
@@ -239,9 +239,9 @@ def test_codebooks_that_do_not_fit(codebooks, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "tilted"}, "^rvq: estimator 'tilted' is not known"),
-        ({"codebook_weight": torch.inf}, "^rvq: codebook_weight must be a finite number, got inf"),
-        ({"metric": "l1"}, "^rvq: metric 'l1' is not known"),
+        ({"estimator": "tilted"}, "^rvq: estimator 'tilted'"),
+        ({"codebook_weight": torch.inf}, "^rvq: codebook_weight.*finite.*inf"),
+        ({"metric": "l1"}, "^rvq: metric 'l1'"),
     ],
 )
 def test_options_that_are_not_known(options, message):

@@ -147,7 +147,7 @@ def test_a_score_costs_few_instructions(kernels, comparison, most):
         assert len(operations) / sass.SCORES <= most, f"{name}: {len(operations) / sass.SCORES}"
 
 
-def test_long_rows_are_multiplied_without_a_wait_for_each_product(kernels):
+def test_long_rows_multiply_without_a_wait_per_product(kernels):
     """The innermost loop takes 64 elements of each codeword; the products of two such chunks are under
     way."""
     for name, lines in kernels(*SEARCH).items():

@@ -139,7 +139,7 @@ def test_opcheck_compile_and_the_second_derivative(full_graph):
     assert torch.equal(*gradients)
     z = logits.clone().requires_grad_()
     first = torch.autograd.grad(step(z), z, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match=r"^set_proportion_loss: has no second derivative"):
+    with pytest.raises(RuntimeError, match=r"^set_proportion_loss: .*create_graph"):
         first.sum().backward()
 
 
@@ -155,77 +155,29 @@ def test_autocast():
 Z, BOUNDS, T = torch.zeros(5, 3), torch.tensor([0, 2, 5]), torch.full((2, 3), 1 / 3)
 PERCENT = torch.tensor([[1.0], [100.0]])
 WRONG = {
-    "offsets dtype": (
-        (Z, BOUNDS.int(), T),
-        TypeError,
-        "offsets has dtype torch.int32, expected int64; convert it, as by .to.torch.int64",
-    ),
+    "offsets dtype": ((Z, BOUNDS.int(), T), TypeError, r"offsets.*torch\.int32.*\.to\(torch\.int64\)"),
     "proportions dtype": (
         (Z, BOUNDS, T.bfloat16()),
         TypeError,
-        "proportions has dtype torch.bfloat16, expected float32 or float64",
+        r"proportions.*torch\.bfloat16.*float32.*float64",
     ),
-    "logits shape": (
-        (Z[0], BOUNDS, T),
-        ValueError,
-        r"logits must have shape \[N, K\] with at least one class, got \[3\]",
-    ),
-    "offsets shape": (
-        (Z, BOUNDS[:1], T),
-        ValueError,
-        r"offsets must have shape \[S \+ 1\] with at least one set, got \[1\]",
-    ),
-    "sets differ": (
-        (Z, BOUNDS, T[:1]),
-        ValueError,
-        r"proportions must have shape \[2, 3\], sets by classes, got \[1, 3\]",
-    ),
-    "sizes": (
-        (Z, BOUNDS.diff(), T),
-        ValueError,
-        ".*; offsets are where the sets begin and the last one ends, not their sizes",
-    ),
-    "list": (
-        (Z.tolist(), BOUNDS, T),
-        TypeError,
-        "logits must be a torch.Tensor, got list; torch.tensor makes it one",
-    ),
-    "learns": (
-        (Z, BOUNDS, T.clone().requires_grad_()),
-        ValueError,
-        "proportions requires a gradient, but it is a constant here",
-    ),
-    "start": (
-        (Z, BOUNDS + 1, T),
-        RuntimeError,
-        "offsets run from 1 to 6, expected from 0 to the 5 rows of logits",
-    ),
-    "end": (
-        (Z[:4], BOUNDS, T),
-        RuntimeError,
-        "offsets run from 0 to 5, expected from 0 to the 4 rows of logits",
-    ),
-    "empty set": (
-        (Z, torch.tensor([0, 0, 5]), T),
-        RuntimeError,
-        "set 0 has 0 rows, expected at least one; leave empty sets out",
-    ),
+    "logits shape": ((Z[0], BOUNDS, T), ValueError, r"logits.*\[N, K\].*\[3\]"),
+    "offsets shape": ((Z, BOUNDS[:1], T), ValueError, r"offsets.*\[S \+ 1\].*\[1\]"),
+    "sets differ": ((Z, BOUNDS, T[:1]), ValueError, r"proportions.*\[2, 3\].*\[1, 3\]"),
+    "sizes": ((Z, BOUNDS.diff(), T), ValueError, ".*; offsets .*sizes"),
+    "list": ((Z.tolist(), BOUNDS, T), TypeError, r"logits.*torch\.Tensor.*list.*torch\.tensor"),
+    "learns": ((Z, BOUNDS, T.clone().requires_grad_()), ValueError, "proportions.*gradient"),
+    "start": ((Z, BOUNDS + 1, T), RuntimeError, "offsets .*1 to 6.*5 rows.*logits"),
+    "end": ((Z[:4], BOUNDS, T), RuntimeError, "offsets .*0 to 5.*4 rows.*logits"),
+    "empty set": ((Z, torch.tensor([0, 0, 5]), T), RuntimeError, "set 0 .*0 rows"),
     "descending": ((Z, torch.tensor([0, 7, 5]), T), RuntimeError, "set 1 has -2 rows"),
-    "negative": (
-        (Z, BOUNDS, -T),
-        RuntimeError,
-        r"proportions\[0, 0\] is -0.333333, expected a finite number of at least 0",
-    ),
-    "percent": (
-        (Z, BOUNDS, T * PERCENT),
-        RuntimeError,
-        "proportions of set 1 sum to 100, expected 1 within 0.001; divide each row",
-    ),
-    "none": ((Z, BOUNDS, 0 * T), RuntimeError, "proportions of set 0 sum to 0, expected 1 within 0.001"),
+    "negative": ((Z, BOUNDS, -T), RuntimeError, r"proportions\[0, 0\].*-0\.333333.*finite"),
+    "percent": ((Z, BOUNDS, T * PERCENT), RuntimeError, r"proportions.*set 1.*100.*0\.001"),
+    "none": ((Z, BOUNDS, 0 * T), RuntimeError, r"proportions.*set 0 .*0,.*0\.001"),
     "NaN": (
         (Z, BOUNDS, T.index_fill(0, torch.tensor([1]), torch.nan)),
         RuntimeError,
-        r"proportions\[1, 0\] is nan",
+        r"proportions\[1, 0\].*nan",
     ),
 }
 

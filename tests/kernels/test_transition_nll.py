@@ -244,7 +244,7 @@ def test_second_derivative_raises():
     (gradient,) = torch.autograd.grad(
         transition_nll(logits, targets, matrix).sum(), logits, create_graph=True
     )
-    with pytest.raises(RuntimeError, match=r"^transition_nll: has no second derivative"):
+    with pytest.raises(RuntimeError, match=r"^transition_nll: .*create_graph"):
         gradient.sum().backward()
 
 

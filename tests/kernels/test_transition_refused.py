@@ -19,61 +19,26 @@ BACKENDS = ("auto", "reference")
 
 Z, Y, A = torch.zeros(3, 4), torch.tensor([0, 1, 1]), torch.zeros(2, 4)
 WRONG = {
-    "no tensor": (([[1.0]], Y, A), {}, TypeError, "logits must be a torch.Tensor, got list"),
+    "no tensor": (([[1.0]], Y, A), {}, TypeError, r"logits.*torch\.Tensor.*list"),
     "logits dtype": (
         (Z.int(), Y, A),
         {},
         TypeError,
-        "logits has dtype torch.int32, expected float32, bfloat16, float16 or float64",
+        r"logits.*torch\.int32.*float32, bfloat16, float16.*float64",
     ),
-    "targets dtype": ((Z, Y.float(), A), {}, TypeError, "targets has dtype torch.float32, expected int64"),
-    "matrix dtype": (
-        (Z, Y, A.half()),
-        {},
-        TypeError,
-        "log_transition has dtype torch.float16, expected float32 or float64",
-    ),
-    "logits shape": (
-        (Z[0], Y, A),
-        {},
-        ValueError,
-        r"logits must have shape \[B, K\] with at least one class, got \[4\]",
-    ),
-    "no classes": ((Z[:, :0], Y, A), {}, ValueError, r"at least one class, got \[3, 0\]"),
-    "targets shape": (
-        (Z, Y[:2], A),
-        {},
-        ValueError,
-        r"targets must have shape \[3\], one for each row of logits, got \[2\]",
-    ),
-    "classes differ": (
-        (Z, Y, A[:, :3]),
-        {},
-        ValueError,
-        r"log_transition must have shape \[M, 4\] or \[G, M, 4\].*got \[2, 3\]",
-    ),
-    "no sets": ((Z, Y, A[:0]), {}, ValueError, r"log_transition must have shape .* got \[0, 4\]"),
-    "groups missing": ((Z, Y, A[None]), {}, ValueError, r"log_transition \[1, 2, 4\] needs groups \[B\]"),
-    "groups given": ((Z, Y, A), {"groups": Y}, ValueError, r"log_transition \[2, 4\] needs no groups"),
-    "groups shape": ((Z, Y, A[None]), {"groups": Y[:1]}, ValueError, r"groups must have shape \[3\]"),
-    "marginal shape": (
-        (Z, Y, A),
-        {"log_marginal": A},
-        ValueError,
-        r"log_marginal must have shape \[4\].*got \[2, 4\]",
-    ),
-    "matrix learns": (
-        (Z, Y, A.clone().requires_grad_()),
-        {},
-        ValueError,
-        "log_transition requires a gradient, but it is a constant here",
-    ),
-    "device": (
-        (Z.to("meta"), Y, A),
-        {},
-        ValueError,
-        "logits is on meta and log_transition on cpu; move one of them",
-    ),
+    "targets dtype": ((Z, Y.float(), A), {}, TypeError, r"targets.*torch\.float32.*int64"),
+    "matrix dtype": ((Z, Y, A.half()), {}, TypeError, r"log_transition.*torch\.float16.*float32.*float64"),
+    "logits shape": ((Z[0], Y, A), {}, ValueError, r"logits.*\[B, K\].*\[4\]"),
+    "no classes": ((Z[:, :0], Y, A), {}, ValueError, r"class.*\[3, 0\]"),
+    "targets shape": ((Z, Y[:2], A), {}, ValueError, r"targets.*\[3\].*logits.*\[2\]"),
+    "classes differ": ((Z, Y, A[:, :3]), {}, ValueError, r"log_transition.*\[M, 4\].*\[G, M, 4\].*\[2, 3\]"),
+    "no sets": ((Z, Y, A[:0]), {}, ValueError, r"log_transition.*\[0, 4\]"),
+    "groups missing": ((Z, Y, A[None]), {}, ValueError, r"log_transition \[1, 2, 4\].*groups \[B\]"),
+    "groups given": ((Z, Y, A), {"groups": Y}, ValueError, r"log_transition \[2, 4\].*groups"),
+    "groups shape": ((Z, Y, A[None]), {"groups": Y[:1]}, ValueError, r"groups.*\[3\]"),
+    "marginal shape": ((Z, Y, A), {"log_marginal": A}, ValueError, r"log_marginal.*\[4\].*got \[2, 4\]"),
+    "matrix learns": ((Z, Y, A.clone().requires_grad_()), {}, ValueError, "log_transition.*gradient"),
+    "device": ((Z.to("meta"), Y, A), {}, ValueError, "logits .*meta.*log_transition .*cpu"),
 }
 
 
@@ -86,50 +51,28 @@ def test_wrong_arguments(case):
 
 INF = torch.inf
 WRONG_VALUES = {
-    "target": (
-        (Z, torch.tensor([0, 1, 2]), A),
-        {},
-        r"targets\[2\] is 2, expected the index of a set, 0 to 1",
-    ),
-    "negative target": (
-        (Z, torch.tensor([0, -1, 0]), A),
-        {},
-        r"targets\[1\] is -1, expected the index of a set, 0 to 1",
-    ),
-    "group": (
-        (Z, Y, torch.stack([A, A])),
-        {"groups": Y + 1},
-        r"groups\[1\] is 2, expected 0 to 1, the groups of log_transition",
-    ),
+    "target": ((Z, torch.tensor([0, 1, 2]), A), {}, r"targets\[2\].*2.*0 to 1"),
+    "negative target": ((Z, torch.tensor([0, -1, 0]), A), {}, r"targets\[1\].*-1.*0 to 1"),
+    "group": ((Z, Y, torch.stack([A, A])), {"groups": Y + 1}, r"groups\[1\].*2.*0 to 1.*log_transition"),
     "NaN": (
         (Z, Y, torch.tensor([[0, 0, torch.nan, 0], [0, 0, 0, 0]])),
         {},
-        "log_transition of group 0 holds NaN or .inf for class 2",
+        "log_transition.*group 0.*NaN.*class 2",
     ),
     "infinity": (
         (Z, Y, torch.tensor([[0, INF, 0, 0], [0, 0, 0, 0]])),
         {},
-        "log_transition of group 0 holds NaN or .inf for class 1",
+        "log_transition.*group 0.*NaN.*class 1",
     ),
-    "nothing": (
-        (Z, Y, A - INF),
-        {},
-        "log_transition of group 0 is -inf throughout; at least one class needs a positive prior",
-    ),
+    "nothing": ((Z, Y, A - INF), {}, "log_transition.*group 0 .*-inf.*prior"),
     "empty set": (
         (Z, Y, torch.tensor([[0.0] * 4, [-INF] * 4])),
         {},
-        (
-            r"targets\[1\] is 1, but that set of group 0 has a row of -inf throughout in log_transition; a"
-            r" set with samples needs a class"
-        ),
+        r"targets\[1\].*1.*group 0.*-inf.*log_transition",
     ),
 }
 
-SHARES = (
-    "log_transition of group {} has shares that sum to 1 for set {}, expected their logarithms; make it by"
-    " log_transition_matrix"
-)
+SHARES = "log_transition.*group {}.*shares.*1.*set {}.*log_transition_matrix"
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -193,16 +136,13 @@ def test_wrong_values(case, name):
 
 
 DIRECT = {
-    "logits": ((Z.int(), Y, A[None], A[:1], None), "expected logits of float32"),
-    "logits shape": ((Z[0], Y, A[None], A[:1], None), "logits must have shape"),
-    "matrix": ((Z, Y, A, A[:1], None), "log_transition must have shape"),
-    "matrix dtype": ((Z, Y, A[None].int(), A[:1], None), "expected constants of float32 or float64"),
-    "marginal": ((Z, Y, A[None], A, None), "shapes do not fit together"),
-    "targets": ((Z, Y.int(), A[None], A[:1], None), "expected indices of int64"),
-    "groups": (
-        (Z, Y, torch.stack([A, A]), A, None),
-        r"without groups log_transition must have shape \[1, M, K\]",
-    ),
+    "logits": ((Z.int(), Y, A[None], A[:1], None), ".*logits.*float32"),
+    "logits shape": ((Z[0], Y, A[None], A[:1], None), "logits.*shape"),
+    "matrix": ((Z, Y, A, A[:1], None), "log_transition.*shape"),
+    "matrix dtype": ((Z, Y, A[None].int(), A[:1], None), ".*constants.*float32"),
+    "marginal": ((Z, Y, A[None], A, None), "shapes"),
+    "targets": ((Z, Y.int(), A[None], A[:1], None), ".*indices.*int64"),
+    "groups": ((Z, Y, torch.stack([A, A]), A, None), r".*groups.*log_transition.*\[1, M, K\]"),
 }
 
 

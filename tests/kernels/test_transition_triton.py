@@ -59,10 +59,7 @@ def test_set_proportion_equals_the_reference(dtype):
 
 
 def test_more_classes_than_a_tile_holds_are_refused():
-    with (
-        backend("triton"),
-        pytest.raises(ValueError, match="takes at most 16384 classes, got 16385; use backend 'reference'"),
-    ):
+    with backend("triton"), pytest.raises(ValueError, match=r"16384 classes.*16385.*'reference'"):
         set_proportion_loss(torch.zeros(2, 16385), torch.tensor([0, 2]), torch.full((1, 16385), 1 / 16385))
 
 

@@ -167,7 +167,7 @@ METRICS, OFFSETS, SIZES = ("l2", "cosine"), (0.0, 100.0), ((3, 40), (32, 300), (
     ],
     ids=str,
 )
-def test_each_pass_certifies_most_rows_and_all_that_it_certifies_are_right(passes, size, offset, metric):
+def test_each_pass_certifies_most_rows_and_only_right_ones(passes, size, offset, metric):
     """The certificate at work: neither does it let a wrong row through, nor does everything go to the slow
     pass."""
     d, k = size
@@ -364,7 +364,7 @@ def test_searches_spill_nothing(compiled):
 
 
 @pytest.mark.slow
-def test_products_are_float16_summed_in_float32_as_the_certificate_assumes(compiled):
+def test_float16_products_are_summed_in_float32(compiled):
     """On the matrix unit of each generation; no TF32, no bfloat16, and no flush to zero (but in roots, of
     normal numbers)."""
     unit = {

@@ -72,7 +72,7 @@ print(json.dumps([report, sorted(grids)]))
 
 
 @pytest.mark.slow
-def test_another_number_of_rows_passes_or_sets_compiles_nothing_anew(tmp_path):
+def test_other_numbers_of_rows_passes_or_sets_do_not_recompile(tmp_path):
     """Nor does another seed or matrix, be it 1 or divisible by 16, which Triton takes for something else,
     where rows follow one another. And every grid has one dimension: the others end at 65535."""
     report, grids = ahead.report(SCRIPT, tmp_path)

@@ -130,7 +130,7 @@ def test_outliers_leave_the_gradients_of_other_codewords_alone(name, shared):
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_only_codewords_with_a_row_that_is_not_finite_have_gradients_of_nan(name, value, metric):
+def test_rows_that_are_not_finite_spoil_only_their_codewords(name, value, metric):
     x, codebook = normal(200, 4, dtype=torch.float64), normal(9, 4, seed=1, dtype=torch.float64)
     x[7, 2], x[30, 0] = value, value
     with backend(name):
@@ -230,7 +230,7 @@ def test_a_second_derivative_raises(name):
     with backend(name):
         first = torch.autograd.grad(vq(x, codebook).loss, (x, codebook), create_graph=True)
     for gradient in first:
-        with pytest.raises(RuntimeError, match=r"^vq: has no second derivative"):
+        with pytest.raises(RuntimeError, match=r"^vq: .*create_graph"):
             gradient.sum().backward(retain_graph=True)
 
 
@@ -238,9 +238,7 @@ def test_a_second_derivative_raises(name):
 def test_gradient_of_the_codebook_without_its_sums_raises(name):
     x, codebook = normal(6, 4).requires_grad_(), normal(3, 2, seed=1).requires_grad_()
     op = getattr(torch.ops, name).vq
-    with pytest.raises(
-        RuntimeError, match=r"^vq: with_sums=False leaves out what the codebook's gradient needs"
-    ):
+    with pytest.raises(RuntimeError, match=r"^vq: with_sums=False.*gradient"):
         op(x, codebook, "l2", True, False, 1.0, 0.25, False)[2].backward()
     op(x, codebook, "l2", True, False, 0.0, 0.25, False)[2].backward()  # needs none
     assert not codebook.grad.any()
@@ -250,7 +248,7 @@ def test_gradient_of_the_codebook_without_its_sums_raises(name):
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_function_transforms():
     x, codebook = normal(3, 6, 4), normal(3, 2, seed=1)
-    with pytest.raises(RuntimeError, match=r"torch\.func\.grad and its relatives do not take this op"):
+    with pytest.raises(RuntimeError, match=r"torch\.func\.grad"):
         torch.func.grad(lambda a: vq(a, codebook).loss)(x)
     losses = torch.func.vmap(lambda a: vq(a, codebook).loss)(x)
     assert torch.equal(losses, torch.stack([vq(a, codebook).loss for a in x]))
@@ -352,27 +350,22 @@ def test_uninitialized_memory_does_not_leak():
 def test_codebook_that_is_not_finite(name):
     codebook = normal(5, 3)
     codebook[2, 1] = float("nan")
-    with (
-        backend(name),
-        pytest.raises(RuntimeError, match=r"^vq: the codebook holds NaN or infinity, or values beyond"),
-    ):
+    with backend(name), pytest.raises(RuntimeError, match=r"^vq:.*codebook.*NaN"):
         vq(normal(4, 3), codebook)
 
 
 def test_errors_name_the_op():
-    with pytest.raises(
-        ValueError, match=r"^vq: x \[..., 5\] cannot be cut into segments of the codeword length 3"
-    ):
+    with pytest.raises(ValueError, match=r"^vq: x \[..., 5\].*length 3"):
         vq(torch.zeros(4, 5), torch.zeros(5, 3))
-    with pytest.raises(TypeError, match=r"^vq: codebook must be a torch.Tensor, got ndarray"):
+    with pytest.raises(TypeError, match=r"^vq: codebook.*torch\.Tensor.*ndarray"):
         vq(torch.zeros(3, 4), np.zeros((5, 4)))
-    with pytest.raises(TypeError, match=r"^vq: x has dtype torch.int64"):
+    with pytest.raises(TypeError, match=r"^vq: x .*torch\.int64"):
         vq(torch.zeros(4, 6).long(), torch.zeros(5, 3))
 
 
 @pytest.mark.parametrize("weight", [float("nan"), -float("inf"), "1", torch.ones(2)], ids=str)
 def test_a_weight_that_is_no_finite_number(weight):
-    with pytest.raises(ValueError, match=r"^vq: commitment_weight must be a finite number, got"):
+    with pytest.raises(ValueError, match=r"^vq: commitment_weight.*finite"):
         vq(normal(4, 6), normal(5, 3), commitment_weight=weight)
 
 
@@ -384,10 +377,7 @@ def test_weights_that_change_under_compile(full_graph):
 
 
 def test_an_estimator_that_is_not_known():
-    with pytest.raises(
-        ValueError,
-        match=r"^vq: estimator 'gumbel' is not known, expected one of \('straight_through', 'rotation'\)",
-    ):
+    with pytest.raises(ValueError, match=r"^vq: estimator 'gumbel'.*\('straight_through', 'rotation'\)"):
         vq(normal(4, 6), normal(5, 3), estimator="gumbel")
 
 
@@ -396,5 +386,5 @@ def test_forward_mode_is_an_error_and_not_a_zero(position):
     arguments = [normal(4, 6), normal(5, 3)]
     with forward_ad.dual_level():
         arguments[position] = forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))
-        with pytest.raises(RuntimeError, match=r"^vq: has no forward-mode derivative; use reverse mode"):
+        with pytest.raises(RuntimeError, match=r"^vq: .*forward-mode"):
             vq(*arguments)

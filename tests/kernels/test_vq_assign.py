@@ -75,9 +75,7 @@ def test_codewords_whose_squares_overflow(name, metric):
         vq_assign(x, codebook, metric=metric)
         codebook[2, 1] *= 1.01
         for call in (vq_assign, vq):
-            with pytest.raises(
-                RuntimeError, match=rf"^{call.__name__}: the codebook holds .* values beyond 2\^480 \(3e144\)"
-            ):
+            with pytest.raises(RuntimeError, match=rf"^{call.__name__}:.*codebook.*2\^480 \(3e144\)"):
                 call(x, codebook, metric=metric)
 
 
@@ -183,10 +181,7 @@ def test_strided_codebook():
     ids=["vq_assign", "vq", "kmeans_step"],
 )
 def test_a_codebook_that_no_memory_holds_is_named_in_one_line(op, name, capfd):
-    named = (
-        rf"^{op.__name__}: a contiguous copy of {name} \[1099511627776, 8\] takes 35,184,372,088,832 bytes;"
-        r" give fewer rows \(.*allocate"
-    )
+    named = rf"^{op.__name__}: .*{name} \[1099511627776, 8\] .*35,184,372,088,832.*\(.*allocate"
     with pytest.raises(RuntimeError, match=named) as error:
         op(torch.randn(4, 8), torch.randn(1, 8).expand(2**40, 8))
     assert "\n" not in str(error.value)
@@ -246,12 +241,7 @@ def test_infinite_row_gets_index_0():
 def test_codebook_that_is_not_finite(name, value):
     codebook = normal(5, 3)
     codebook[2, 1] = value
-    with (
-        backend(name),
-        pytest.raises(
-            RuntimeError, match=r"^vq_assign: the codebook holds NaN or infinity, or values beyond"
-        ),
-    ):
+    with backend(name), pytest.raises(RuntimeError, match=r"^vq_assign:.*codebook.*NaN"):
         vq_assign(normal(4, 3), codebook)
 
 
@@ -260,61 +250,25 @@ RAGGED = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
 with FakeTensorMode():
     ON_MPS = torch.empty(4, 6, device="mps")
 ERRORS = {
-    "x-type": (lambda: vq_assign([1.0], C), TypeError, "x must be a torch.Tensor, got list"),
-    "codebook-type": (lambda: vq_assign(X, None), TypeError, "codebook must be a torch.Tensor, got NoneType"),
-    "x-dtype": (lambda: vq_assign(X.int(), C), TypeError, "x has dtype torch.int32, expected float32"),
-    "codebook-dtype": (
-        lambda: vq_assign(X, C.to(torch.complex64)),
-        TypeError,
-        "codebook has dtype torch.complex64, expected",
-    ),
-    "sparse": (
-        lambda: vq_assign(X.to_sparse(), C),
-        TypeError,
-        r"x is a sparse_coo tensor, expected a dense one; call to_dense\(\) on it",
-    ),
-    "nested": (
-        lambda: vq_assign(RAGGED, C),
-        TypeError,
-        "x is a nested tensor, expected a dense one; give its rows as one tensor",
-    ),
-    "mps": (
-        lambda: vq_assign(ON_MPS, C),
-        ValueError,
-        "x is on mps:0, which has no float64; move it to the CPU",
-    ),
-    "metric": (lambda: vq_assign(X, C, metric="l1"), ValueError, "metric 'l1' is not known, expected one of"),
-    "precision": (
-        lambda: vq_assign(X, C, precision="high"),
-        ValueError,
-        "precision 'high' is not known, expected one of",
-    ),
-    "device": (
-        lambda: vq_assign(X, C.to("meta")),
-        ValueError,
-        "x is on cpu and codebook on meta; move one of them",
-    ),
-    "x-scalar": (
-        lambda: vq_assign(torch.tensor(1.0), C),
-        ValueError,
-        r"x must have shape \[..., D\], got a scalar",
-    ),
-    "codebook-shape": (
-        lambda: vq_assign(X, C[0]),
-        ValueError,
-        r"codebook must have shape \[K, d\] or \[S, K, d\], got \[3\]",
-    ),
-    "codebook-empty": (lambda: vq_assign(X, C[:0]), ValueError, "is empty; it needs at least one codeword"),
+    "x-type": (lambda: vq_assign([1.0], C), TypeError, r"x .*torch\.Tensor.*list"),
+    "codebook-type": (lambda: vq_assign(X, None), TypeError, r"codebook.*torch\.Tensor.*NoneType"),
+    "x-dtype": (lambda: vq_assign(X.int(), C), TypeError, r"x .*torch\.int32.*float32"),
+    "codebook-dtype": (lambda: vq_assign(X, C.to(torch.complex64)), TypeError, r"codebook.*torch\.complex64"),
+    "sparse": (lambda: vq_assign(X.to_sparse(), C), TypeError, r"x .*sparse_coo.*to_dense\(\)"),
+    "nested": (lambda: vq_assign(RAGGED, C), TypeError, "x .*nested.*dense"),
+    "mps": (lambda: vq_assign(ON_MPS, C), ValueError, "x .*mps:0.*float64.*CPU"),
+    "metric": (lambda: vq_assign(X, C, metric="l1"), ValueError, "metric 'l1'"),
+    "precision": (lambda: vq_assign(X, C, precision="high"), ValueError, "precision 'high'"),
+    "device": (lambda: vq_assign(X, C.to("meta")), ValueError, "x .*cpu.*codebook.*meta"),
+    "x-scalar": (lambda: vq_assign(torch.tensor(1.0), C), ValueError, r"x.*\[..., D\].*scalar"),
+    "codebook-shape": (lambda: vq_assign(X, C[0]), ValueError, r"codebook.*\[K, d\].*\[S, K, d\].*\[3\]"),
+    "codebook-empty": (lambda: vq_assign(X, C[:0]), ValueError, "codebook.*empty"),
     "segments": (
         lambda: vq_assign(X, C.expand(3, 5, 3)),
         ValueError,
-        r"3 segments of 3, which needs x \[..., 9\], got \[..., 6\]",
+        r"3 segments.*x \[..., 9\].*\[..., 6\]",
     ),
-    "length": (
-        lambda: vq_assign(X[:, :5], C),
-        ValueError,
-        "cannot be cut into segments of the codeword length 3; make D a multiple",
-    ),
+    "length": (lambda: vq_assign(X[:, :5], C), ValueError, "length 3.*D"),
 }
 
 
@@ -328,13 +282,13 @@ def test_errors(case):
 UNCHECKED = {
     "dtype": (X.int(), C, "l2", "expected float32, bfloat16, float16 or float64"),
     "codebook-dtype": (X, C.int(), "l2", "expected float32, bfloat16, float16 or float64"),
-    "metric": (X, C, "l1", "metric must be 'l2' or 'cosine'"),
-    "scalar": (torch.tensor(1.0), C, "l2", r"x must have shape \[..., D\]"),
-    "codebook-shape": (X, C[0], "l2", r"codebook must have shape \[K, d\] or \[S, K, d\]"),
-    "codebook-empty": (X, C[:0], "l2", "the codebook is empty"),
-    "no-elements": (X[:, :0], C, "l2", r"D must be S \* d of the codebook"),
-    "length": (X[:, :5], C, "l2", r"D must be S \* d of the codebook"),
-    "segments": (X, C.expand(3, 5, 3), "l2", r"D must be S \* d of the codebook"),
+    "metric": (X, C, "l1", "metric.*'l2'.*'cosine'"),
+    "scalar": (torch.tensor(1.0), C, "l2", r"x .*\[..., D\]"),
+    "codebook-shape": (X, C[0], "l2", r"codebook.*\[K, d\].*\[S, K, d\]"),
+    "codebook-empty": (X, C[:0], "l2", ".*codebook.*empty"),
+    "no-elements": (X[:, :0], C, "l2", r"D .*S \* d .*codebook"),
+    "length": (X[:, :5], C, "l2", r"D .*S \* d .*codebook"),
+    "segments": (X, C.expand(3, 5, 3), "l2", r"D .*S \* d .*codebook"),
 }
 
 

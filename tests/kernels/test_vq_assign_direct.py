@@ -78,5 +78,5 @@ def test_a_row_that_is_not_finite_is_refused_in_a_prediction():
         x = normal(60, 4)
         x[51, 2] = bad
         for call in (model.predict, model.transform, model.score):
-            with pytest.raises(ValueError, match="KMeans: X holds NaN or infinity"):
+            with pytest.raises(ValueError, match=r"KMeans: X .*NaN"):
                 call(x)

@@ -74,7 +74,7 @@ def test_a_codebook_that_is_not_finite_is_refused(bad, precision, metric):
     codebook = torch.randn(40, 6)
     codebook[17, 3] = bad
     for x in (torch.randn(2, 6), torch.full((1, 6), torch.nan)):
-        with pytest.raises(RuntimeError, match="vq_assign: the codebook"):
+        with pytest.raises(RuntimeError, match=r"vq_assign: .*codebook"):
             vq_assign(x, codebook, metric=metric, precision=precision)
 
 
