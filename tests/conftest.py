@@ -58,16 +58,14 @@ THREADS = torch.get_num_threads()  # before any test
 
 
 def pytest_collection_finish():
-    """Some tests fork processes off one that has not imported the package. It starts before the first
-    test."""
+    """Start the process that some tests fork from before the package is imported."""
     if "tests.fresh" in sys.modules:
         sys.modules["tests.fresh"].start()
 
 
 @pytest.fixture(autouse=True)
 def _whatever_ran_before():
-    """A draw without a seed of its own is the same in every selection and order of tests; threads that a run
-    has set do not stay."""
+    """Make unseeded draws equal in every selection and order of tests, and restore the number of threads."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  # some libraries draw from it
     torch.manual_seed(0)
@@ -76,8 +74,7 @@ def _whatever_ran_before():
 
 @pytest.fixture(scope="session")
 def published_wheel(tmp_path_factory):
-    """The wheel as ``make wheel`` has it, where nvcc is installed with CUDA kernels, of one generation; built
-    once, for slow tests."""
+    """Build the wheel once as ``make wheel`` does; with nvcc it has CUDA kernels for one architecture."""
     pytest.importorskip("auditwheel")
     folder = tmp_path_factory.mktemp("wheel")
     environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=80-real"}
@@ -91,7 +88,7 @@ def published_wheel(tmp_path_factory):
 
 @pytest.fixture
 def data_root():
-    """Folder of the real data sets."""
+    """Return the folder of the real data sets."""
     root = os.environ.get("UEFL_DATA")
     if not root:
         pytest.skip("UEFL_DATA does not name a folder of data sets")
@@ -136,15 +133,14 @@ def make_npz(tmp_path):
 
 @pytest.fixture
 def idx_root(tmp_path):
-    """A data root with MNIST as torchvision stores it, of 40 training and 20 test images."""
+    """Return a data root with MNIST as torchvision stores it: 40 training and 20 test images."""
     write_idx(tmp_path / "root" / "MNIST" / "raw", ("train", "t10k"), (40, 20))
     return tmp_path / "root"
 
 
 @pytest.fixture
 def cifar_root(tmp_path, monkeypatch):
-    """A data root with CIFAR-10 as torchvision stores it, with 200 training and 40 test images; torchvision
-    gets their checksums."""
+    """Return a data root with CIFAR-10 as torchvision stores it: 200 training and 40 test images."""
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / "root" / CIFAR10.base_folder

@@ -11,7 +11,7 @@ import numpy as np
 def write_idx(
     raw: Path, stems: tuple[str, str], counts: tuple[int, int], *, classes: int = 10, first_label: int = 0
 ) -> None:
-    """A data set as MNIST and its relatives are published, 28 x 28: its labels go round in turn."""
+    """Write a data set in the format of MNIST: 28 x 28 pixels, labels 0, 1, 2, ... in turn."""
     raw.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for stem, count in zip(stems, counts, strict=True):

@@ -1,8 +1,7 @@
-"""A process that has imported torch and nothing of ours, in a moment: it is forked from one that has, where a
-new Python takes seconds.
+"""Fast processes that have imported torch and nothing of ours.
 
-For tests of what happens while ``uefl_kernels`` is imported. Tests of the start of Python, or without torch,
-need a new Python.
+They are forked from one process; a new Python would take seconds. Tests of the import of ``uefl_kernels`` use
+them. Tests of the start of Python, or without torch, need a new Python.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ _processes = multiprocessing.get_context("forkserver")
 
 
 def start() -> None:
-    """Start the process to fork from. There is one for all; suites would start it with the package
-    imported."""
+    """Start the process to fork from, once, before a test imports the package."""
     _processes.set_forkserver_preload(["pytest", "torch"])
     multiprocessing.forkserver.ensure_running()
 

@@ -1,9 +1,7 @@
-"""Triton's interpreter without its most expensive habit, so that tests of kernels take two thirds of the
-time.
+"""Speed up Triton's interpreter: tests of kernels take two thirds of the time.
 
-Triton 3.6 replaces every builtin of ``triton.language`` with one that runs on NumPy, again at each call of
-one jitted function by another; to find the builtins it lists all members of the module each time. Within a
-launch the first time suffices.
+Triton 3.6 replaces every builtin of ``triton.language`` with one that runs on NumPy. It repeats this, with a
+list of all members of the module, at each call of one jitted function by another. Once per launch is enough.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 
 
 def patch_once_a_launch() -> None:
-    """Call before the first launch. Does nothing where this Triton's interpreter is built otherwise."""
+    """Patch the interpreter, before the first launch; do nothing for another version of it."""
     from triton import language as tl
     from triton.runtime import interpreter
 

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md: their code is complete and works."""
+"""The code of the recipes in CONTRIBUTING.md is complete and works."""
 
 import re
 import subprocess

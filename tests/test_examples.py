@@ -63,7 +63,7 @@ def test_swap_from_vector_quantize_pytorch(capsys):
 
 @pytest.mark.slow
 def test_federated(tmp_path, monkeypatch):
-    """The notebook, cell by cell as in a fresh kernel."""
+    """Run the notebook cell by cell, as in a new kernel."""
     cells = [
         cell
         for cell in json.loads((EXAMPLES / "federated.ipynb").read_text())["cells"]

@@ -31,8 +31,8 @@ esac
 
 @pytest.fixture
 def check(tmp_path):
-    """Runs the script with a Python that does nothing and limits of a second; the exit code, the lines of the
-    summary and the folder."""
+    """Return a function that runs the script with a stand-in for Python and limits of one second; it returns
+    the process, the summary and the folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {

@@ -36,7 +36,7 @@ def kernels() -> list[str]:
 
 @pytest.fixture
 def cubins(tmp_path):
-    """Files with the names of the kernels and no machine code."""
+    """Write files with the names of the kernels and no machine code."""
     for source in gpu_variants.SOURCES:
         (tmp_path / f"{source}.cubin").write_bytes(b"".join(f".text.{name}\0".encode() for name in kernels()))
     return tmp_path
@@ -137,8 +137,7 @@ def test_tiles_are_swizzled():
 
 @pytest.mark.parametrize("name", ["packed_3_1", "g4_3_1_turns", "g8_3_1_turns_first"])
 def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
-    """The scores that four lanes would keep lead to the nearest codeword; of scores of other codewords it
-    does not."""
+    """The scores that four lanes keep lead to the nearest codeword; scores of other codewords do not."""
     monkeypatch.setattr(gpu_variants, "CHECKED", 128)
     variant, data = Variant(name), gpu_variants.Data(256, 64, 384, "cpu")
     starts = data.starts(variant)

@@ -1,5 +1,4 @@
-"""Triton kernels compiled ahead of time, in a process of their own: the process of the tests has imported
-Triton for interpretation."""
+"""Compile Triton kernels ahead of time, in a new process: the process of the tests interprets them."""
 
 from __future__ import annotations
 

@@ -47,15 +47,14 @@ def cuda_built(op: str) -> bool:
 
 @pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def full_graph(request) -> functools.partial[Callable[..., Any]]:
-    """``torch.compile`` without a break. Inductor compiles C++ for seconds, so one fast test has it,
-    in ``test_nn_compile.py``."""
+    """Return ``torch.compile`` without graph breaks. Inductor takes seconds: one fast test uses it."""
     torch._dynamo.reset()
     return functools.partial(torch.compile, fullgraph=True, backend=request.param)
 
 
 @contextlib.contextmanager
 def no_waiting() -> Iterator[None]:
-    """Inside, to wait for the GPU is an error."""
+    """Make a synchronization with the GPU an error in this context."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -64,8 +63,8 @@ def no_waiting() -> Iterator[None]:
 
 
 def captured(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A CUDA graph of a call, and its results, which a replay overwrites; called once before, so
-    that Triton has compiled."""
+    """Return a CUDA graph of a call and its results, which a replay overwrites. One call before compiles
+    Triton."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

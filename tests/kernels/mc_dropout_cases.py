@@ -1,4 +1,4 @@
-"""Shared by the tests of mc_dropout_mlp: networks, the composition with all passes kept, comparisons."""
+"""Networks, a reference that keeps all passes, and comparisons for the tests of mc_dropout_mlp."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mlp(shape, dtype=torch.float32, offset=0.0):
 def stacked(
     x, weights, biases, *, p, passes, activation="gelu", logit_dropout=False, consistent=False, seed=0
 ):
-    """The composition of the docstring, in float64, with all passes kept; differentiable."""
+    """Compute the formula of the docstring in float64, differentiably, and keep all passes."""
     act, generator = composed.ACTIVATIONS[activation], torch.tensor(seed)
 
     def drop(value, t, stream):

@@ -1,4 +1,4 @@
-"""Small classifiers for MCDropout, of every way to have dropouts."""
+"""Small classifiers for MCDropout, with dropouts in many places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Counted(nn.Module):
 
 
 class Opaque(Counted):
-    """A leaf for the tracer, so that its calls can be counted."""
+    """A leaf for the tracer: its calls are counted."""
 
 
 Opaque.__module__ = "torch.nn.opaque"
@@ -51,7 +51,7 @@ class Residual(nn.Module):
 
 
 class Branching(nn.Module):
-    """Cannot be traced: the way depends on the data."""
+    """A model that cannot be traced: it branches on the data."""
 
     def __init__(self, dropout: bool = True) -> None:
         super().__init__()
@@ -63,8 +63,7 @@ class Branching(nn.Module):
 
 
 class Transposed(nn.Module):
-    """The batch comes second where the dropout is, so passes must not be stacked along the first
-    dimension."""
+    """The batch is the second dimension at the dropout: passes cannot be stacked along the first."""
 
     def __init__(self) -> None:
         super().__init__()

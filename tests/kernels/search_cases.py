@@ -1,5 +1,4 @@
-"""Small searches that are hard to get right, as name -> (x, codebook); inputs that the GPU kernels, native or
-interpreted, must answer exactly."""
+"""Small searches that are hard to get right, as name -> (x, codebook), also for GPU kernels."""
 
 import torch
 

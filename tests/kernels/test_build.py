@@ -274,8 +274,7 @@ def test_local_kernels_are_those_of_the_gpus_here(tmp_path, gpus, says):
 
 
 def test_kernels_know_nothing_of_torch():
-    """Of the C++ ``csrc/ops`` alone speaks to torch, and ``host.cpp`` to Python; the kernels take raw
-    pointers."""
+    """Only ``csrc/ops`` includes torch, and only ``host.cpp`` Python; kernels take raw pointers."""
     speaking = {
         path.relative_to(ROOT / "csrc").parts[0]
         for path in (ROOT / "csrc").rglob("*.*")

@@ -58,7 +58,7 @@ def test_small_equals_the_reference(case, metric):
 
 
 def test_small_strides_survive_on_the_device():
-    """``.to`` makes some layouts dense; these views are taken on the device."""
+    """Take the views on the device: ``.to`` makes some layouts dense."""
     x, codebook = (
         torch.randn(2, 12, 7, 5, device="cuda").permute(0, 2, 3, 1),
         torch.randn(3, 40, 4, device="cuda"),
@@ -138,8 +138,8 @@ def test_small_wgmma_elsewhere_is_refused(forced, monkeypatch):
 
 
 def test_small_graph_replays_with_new_data():
-    """Neither a wait for the host nor a launch that depends on the data: the list of open rows and the middle
-    of the codebook are new at every replay."""
+    """No launch waits for the host or depends on the data: open rows and the middle of the codebook change at
+    every replay."""
     x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
     graph, found = captured(lambda: vq_assign(x, codebook))
     for scale, offset in ((1.0, 0.0), (1e3, 0.0), (1.0, 5.0)):

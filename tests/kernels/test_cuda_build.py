@@ -1,4 +1,4 @@
-"""csrc/cuda compiles for every generation of GPU that the package promises; needs nvcc and no GPU."""
+"""csrc/cuda compiles for every supported GPU architecture. Needs nvcc and no GPU."""
 
 import os
 import re
@@ -19,8 +19,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def begun(request):
-    """Every source for every architecture asked for, one at a time on each core: the files of the next are
-    compiled while one is checked."""
+    """Compile every source for every architecture asked for, one on each core, ahead of the tests."""
     asked = {item.callspec.params["build"] for item in request.session.items if item.module is request.module}
     with ThreadPoolExecutor(os.cpu_count()) as processes:
         yield {
@@ -33,8 +32,8 @@ def begun(request):
 
 @pytest.fixture(scope="module", params=ARCHITECTURES, ids="sm_{}".format)
 def build(request, begun):
-    """The output of nvcc and ptxas for all sources and one architecture, and the machine code of each. A
-    warning is an error."""
+    """Return the output of nvcc and ptxas for one architecture, and the machine code of each source. Warnings
+    are errors."""
     log, code = "", {}
     for stem, future in begun[request.param].items():
         code[stem], said = future.result()
@@ -66,7 +65,7 @@ def test_every_kernel_is_there_for_every_dtype(build):
 
 
 def test_products_of_sm_90a_run_asynchronously(build):
-    """The compiler waits after every product where it cannot follow the registers, and says so."""
+    """Where the compiler cannot follow the registers, it serializes the products and prints a message."""
     _, log, _ = build
     assert "serialized" not in log
 
@@ -93,8 +92,8 @@ def test_the_instructions_are_those_of_the_architecture(build, kernel, architect
 
 
 def test_nothing_spills(build):
-    """Except the state of the MC dropout head between two pairs of passes, and in float64 a number that a
-    block of sums needs once."""
+    """Two exceptions: the state of the MC dropout head between pairs of passes, and one float64 number per
+    block of sums."""
     _, log, _ = build
     spilled = {
         name: int(stored)

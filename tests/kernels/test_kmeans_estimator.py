@@ -218,7 +218,7 @@ def test_init_by_a_function():
 
 
 def test_a_default_device_that_is_not_that_of_the_data(tmp_path):
-    """As where "cuda" is the default device and the rows are arrays."""
+    """The default device is another one than the device of the rows, as with "cuda" and arrays."""
     x = DATA.astype(np.float64)
     x.tofile(tmp_path / "x")
     mapped = np.memmap(tmp_path / "x", np.float64, "r", shape=x.shape)
@@ -250,7 +250,7 @@ def test_a_default_device_that_is_not_that_of_the_data(tmp_path):
 
 
 class LazyFrame:
-    """As polars has: without values until ``collect``."""
+    """A stand-in for polars' LazyFrame: no values before ``collect``."""
 
     def collect(self):
         return DATA

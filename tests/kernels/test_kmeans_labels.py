@@ -1,4 +1,4 @@
-"""``kmeans_labels`` and ``kmeans_distances``: what ``KMeans`` does with rows after a fit."""
+"""``kmeans_labels`` and ``kmeans_distances``, which ``KMeans`` applies to rows after a fit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(n, d, k, value, on):
 
 
 def test_large_numbers_are_finite():
-    """Squares that overflow in float32 are no reason to refuse a row; beyond 2^480 they are in float64."""
+    """Rows with squares that overflow float32 are accepted; values above 2^480, with squares that overflow
+    float64, are not."""
     x = normal(300, 9) * 1e30
     model = KMeans(4, random_state=0).fit(x)
     assert torch.equal(model.predict(x), model.labels_)

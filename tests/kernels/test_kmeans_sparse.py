@@ -1,5 +1,4 @@
-"""Sparse rows: centers and labels have the bits of the same rows in memory, and no row is made dense without
-need."""
+"""Sparse rows: centers and labels equal the ones of dense rows bit for bit, and few rows are made dense."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def test_every_format(make):
 
 
 def test_columns_of_every_kind():
-    """Full, of one sign, far from zero, constant and empty ones; rows of zeros; entries that are stored twice
+    """The columns are full, of one sign, far from zero, constant or empty; some rows are zero; entries repeat
     or are zero."""
     rng = np.random.default_rng(1)
     dense = rng.standard_normal((300, 12)) * (rng.random((300, 12)) < 0.3)
@@ -119,7 +118,7 @@ def test_only_rows_in_doubt_are_made_dense(monkeypatch):
 
 
 def close(one, other):
-    """As ``equal``, with centers up to rounding."""
+    """Compare like ``equal``, with centers up to rounding."""
     np.testing.assert_allclose(one.cluster_centers_, other.cluster_centers_, rtol=1e-13, atol=1e-15)
     for name in ("labels_", "counts_", "n_iter_"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name

@@ -1,4 +1,4 @@
-"""``kmeans_step``: against the textbook, the same bits from every kernel and thread count, refusals."""
+"""``kmeans_step``: a step of Lloyd's algorithm, the same bits from every kernel and thread count; errors."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_equals_the_reference(dtype):
     st.integers(0, 99),
 )
 def test_odd_values(n, d, k, scale, steps, weighted, seed):
-    """Coarse values, so that distances tie; extremes of float64; weights that vanish."""
+    """Distances tie, values are extremes of float64, and weights are zero."""
     generator = torch.Generator().manual_seed(seed)
     x = (torch.randn(n, d, generator=generator).double() * 2.0**steps).round() * scale
     weights = 10.0 ** torch.randint(-30, 30, (n,), generator=generator) if weighted else None
@@ -94,7 +94,7 @@ def test_odd_values(n, d, k, scale, steps, weighted, seed):
 
 
 def test_steps_are_kmeans():
-    """As long as no cluster is empty, and to the bit."""
+    """Bit for bit, as long as no cluster is empty."""
     x = normal(400, 6, scale=2.0)
     fit = kmeans(x, 5, init=x[:5], tol=0.0)
     step = kmeans_step(x, x[:5])
@@ -151,7 +151,7 @@ def test_number_of_threads_does_not_matter():
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_triton_equals_the_reference(monkeypatch, dtype):
-    """Interpreted: a kernel, or the composition around the search."""
+    """Interpreted, as one kernel or as steps around the search."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for n, d, k in ((0, 3, 2), (90, 17, 7)):
         x, centers, weights = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), torch.rand(n)
@@ -247,7 +247,7 @@ def test_values_that_are_refused_in_units_given(name):
 
 @compiled
 def test_direct_calls_are_checked():
-    """By the op itself: the arguments as the public function passes them."""
+    """The op checks its arguments itself, in the form in which the public function passes them."""
     middle, scale, mass_scale, _ = torch.ops.uefl.kmeans_units(X, None)
     for arguments, message in (
         ((X, C.double(), None, middle, scale, mass_scale), r"kmeans_step: centers.*\[k, d\].*dtype"),

@@ -54,7 +54,7 @@ def assert_same_advance(*arguments, **options):
     [(torch.float32, False), (torch.float32, True), (torch.float64, True), (torch.half, False)],
 )
 def test_advance_equals_the_reference(dtype, spherical):
-    """Also where clusters are empty, more of them than there are rows to take, and rows weigh nothing."""
+    """Also with more empty clusters than rows to fill them, and with rows of weight zero."""
     for n, d, k, far in ((1, 1, 1, 0), (70, 9, 5, 2), (3, 2, 6, 5)):
         x = normal(n, d, seed=n).to(dtype)
         centers = normal(k, d, seed=k, dtype=result_dtype(x))
@@ -77,7 +77,7 @@ def test_an_iteration_after_the_end_changes_nothing():
 
 
 def test_moves_are_added_up_in_one_order(monkeypatch):
-    """Of many clusters by torch, of few by a kernel."""
+    """torch sums many clusters, a kernel few."""
     x, centers = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
     data = composed.Data(x, None, composed.Grid)
     moved = composed.update(
@@ -93,8 +93,7 @@ def test_moves_are_added_up_in_one_order(monkeypatch):
 
 @pytest.mark.parametrize("method", ["k-means++", "k-means||", "random"])
 def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
-    """Over several blocks of rows and of sums; of weights, some zero; of fewer different rows than clusters;
-    of a single row."""
+    """Several blocks of rows and sums; zero weights; fewer distinct rows than clusters; a single row."""
     monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
     monkeypatch.setattr(triton_seeding, "_SUMS", 2)
     weights = torch.rand(300, dtype=torch.float64) * (torch.arange(300) % 3 > 0)
@@ -111,7 +110,7 @@ def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
 
 
 def test_potentials_are_compared_as_whole_numbers(monkeypatch):
-    """Candidates that leave the same: the first. Rows at opposite edges of the grid: no overflow."""
+    """Of equally good candidates the first is taken; rows at opposite edges of the grid do not overflow."""
     monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
     x = torch.tensor([-1.0, 1.0]).repeat(40)[:, None] * torch.ones(1, 70)
     for seed in range(3):

@@ -1,5 +1,7 @@
-"""More than 2^31 elements, where 32 bits no longer count them. Not part of a plain run: ``pytest -m large``
-(14 GB), or ``-m cuda``."""
+"""Tensors of more than 2^31 elements, which 32-bit indices cannot count.
+
+Run them with ``pytest -m large`` (14 GB), or ``-m cuda``; a plain run leaves them out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def device(request):
 
 
 def rows_and_codebook(device):
-    """A few rows repeated, so that the answers of a few rows hold for all."""
+    """Repeat a few rows, so that a few answers hold for all."""
     few, codebook = normal(PERIOD, D, dtype=torch.bfloat16), normal(K, D, seed=1)
     x = few.to(device).repeat(-(-ROWS // PERIOD), 1)[:ROWS]
     assert x.numel() > 1 << 31

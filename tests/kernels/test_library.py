@@ -1,4 +1,4 @@
-"""Backends: their choice, refusals, and the package without its compiled library."""
+"""The choice of a backend, its errors, and the package without its compiled library."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_the_package_finds_a_function_once():
 
 
 class OnGpu:
-    """As much of a CUDA tensor as resolve() looks at."""
+    """The attributes of a CUDA tensor that resolve() reads."""
 
     device, is_cuda = torch.device("cuda", 0), True
 
 
 @pytest.mark.parametrize(("built", "namespace"), [(True, "uefl_cuda"), (False, "uefl")])
 def test_an_eager_call_on_a_gpu_goes_to_the_kernel_itself(monkeypatch, built, namespace):
-    """Without the Python function that compiled graphs and direct calls pass."""
+    """Compiled graphs and direct calls skip the Python function."""
     monkeypatch.setattr(_library, "_native", lambda name, device: built)
     for name in ("vq_assign", "kmeans_step", "transition_nll"):
         assert _library.resolve(name, OnGpu()) is _library._overloads[namespace, name]

@@ -134,7 +134,8 @@ def test_opcheck():
 
 
 def test_head_with_a_layer_before_its_first_dropout():
-    """The hidden layer by ``linear`` and by torch: the same masks, so the same statistics up to rounding."""
+    """With the hidden layer from ``linear`` or from torch, the masks are equal and the statistics equal up to
+    rounding."""
     x, weights = normal(N, D), [normal(M, D, seed=1, scale=D**-0.5), normal(5, M, seed=2, scale=0.1)]
     found = mc_dropout_mlp(x, weights, p=0.3, seed=1)
     hidden = F.gelu(F.linear(x, weights[0]))

@@ -1,5 +1,5 @@
-"""log_transition_matrix: its refusals, and the effect of rounding on its shares; test_transition_nll.py has
-its numbers."""
+"""Errors of log_transition_matrix, and the effect of rounding on its shares; test_transition_nll.py tests its
+values."""
 
 from __future__ import annotations
 

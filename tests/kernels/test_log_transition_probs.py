@@ -1,4 +1,4 @@
-"""log_transition_probs and the loss of the published code made of it."""
+"""log_transition_probs, and the loss of the published code, which uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BACKENDS = ("auto", "reference")
 
 
 def probs_and_gradient(logits, matrix, groups):
-    """With random weights, none on the sets that are not there."""
+    """The weights are random, and zero for absent sets."""
     logits = logits.clone().requires_grad_()
     log_g = log_transition_probs(logits, matrix, groups=groups)
     weight = normal(*log_g.shape, seed=5, dtype=log_g.dtype)
@@ -103,7 +103,7 @@ def test_is_the_loss_for_every_set(name):
 
 
 def test_the_matrix_can_be_undone():
-    """With one set per class, and different priors, the posterior of the classes comes back."""
+    """With one set per class, the posterior of the classes follows from the posterior of the sets."""
     priors, p = (torch.eye(5, dtype=torch.float64) * 3 + 1) / 8, normal(20, 5, dtype=torch.float64).softmax(1)
     g = log_transition_probs(p.log(), log_transition_matrix(priors)).exp()
     back = torch.linalg.solve(priors, g.T).T

@@ -1,4 +1,4 @@
-"""Refusals of mc_dropout_mlp, and direct calls of its ops."""
+"""Errors of mc_dropout_mlp, and direct calls of its ops."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_gradcheck(consistent):
 
 
 def test_gradient_of_the_logits_alone():
-    """No layer after the first dropout."""
+    """The network has no layer after the first dropout."""
     x = normal(4, 5, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda x: mc_dropout_mlp(x, [torch.eye(5).double()], p=0.4, logit_dropout=True, seed=1), [x]

@@ -24,7 +24,7 @@ KNOWN_ANSWERS = [  # Random123, kat_vectors
 
 @pytest.mark.parametrize(("counter", "seed", "expected"), KNOWN_ANSWERS)
 def test_philox_known_answers(counter, seed, expected):
-    """On tensors, and on arrays, where k-means draws from it."""
+    """Philox on tensors, and on arrays, from which k-means draws."""
     assert [
         int(word) for word in philox([torch.tensor(word) for word in counter], torch.tensor(seed))
     ] == expected

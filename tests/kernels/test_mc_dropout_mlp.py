@@ -251,8 +251,7 @@ def test_a_row_does_not_depend_on_the_size_of_the_batch():
 
 
 def test_the_layer_before_the_dropout_adds_its_own_rounding_only():
-    """Through the public function: the product before may round a row otherwise in a batch of another size,
-    and nothing else may differ."""
+    """Only the first product may round a row differently in a batch of another size."""
     x, weights, biases = mlp((100, 200, 64, 5))
     whole = mc_dropout_mlp(x, weights, biases, p=0.3, passes=5, seed=6)
     for rows in (1, 3, 37):

@@ -67,7 +67,7 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("classes", [10, 300])
 def test_logit_dropout_with_strides_and_in_half_precision(classes, consistent):
-    """Also of more classes than one program keeps in registers."""
+    """Also for more classes than one program keeps in registers."""
     for logits in (torch.randn(classes, 40).T, torch.randn(40, classes).bfloat16()):
         arguments = (logits, torch.empty(0), [classes], [0.3], 3, "gelu", consistent, torch.tensor(1))
         found, expected = (
@@ -80,7 +80,7 @@ def test_logit_dropout_with_strides_and_in_half_precision(classes, consistent):
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "silu", "tanh"])
 def test_deeper_heads_take_every_activation(activation):
-    """Also on values that are not finite: only the statistics of those rows are NaN."""
+    """Values that are not finite make NaN in the statistics of their rows only."""
     x, weights, biases = mlp((5, 6, 7, 8, 3))
     x[1, 2] = torch.nan
     options = {"p": 0.2, "passes": 2, "activation": activation, "seed": 3}
@@ -97,7 +97,7 @@ def test_deeper_heads_take_every_activation(activation):
 
 @pytest.mark.parametrize("widths", [(3,), (3, 4), (3, 5, 4)], ids=str)
 def test_units_more_than_2_31_elements_apart(widths):
-    """x is stored by columns, which lie in 4 GB of address space: few pages of it are touched."""
+    """x is a view by columns of 4 GB of address space, of which few pages are touched."""
     stride = 1 << 30
     x = torch.empty(2 * stride + 2, dtype=torch.bfloat16).as_strided((2, 3), (1, stride))
     x.copy_(torch.randn(2, 3))
@@ -112,7 +112,7 @@ def test_units_more_than_2_31_elements_apart(widths):
 
 
 def test_masks_of_late_passes():
-    """Words of 32 bits count the passes and the streams."""
+    """Passes and streams are counted in 32 bits."""
     arguments = (torch.tensor(9), 3, 20, 2**32 - 1, 2**31, 0.5, False)
     assert torch.equal(
         torch.ops.uefl_triton.dropout_mask(*arguments), torch.ops.uefl_reference.dropout_mask(*arguments)

@@ -1,4 +1,4 @@
-"""Refusals of the metrics of classifiers; their values are tested in tests/federated/test_metrics.py."""
+"""Errors of the metrics of classifiers; tests/federated/test_metrics.py tests their values."""
 
 from __future__ import annotations
 

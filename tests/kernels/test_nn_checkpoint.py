@@ -1,4 +1,4 @@
-"""Checkpointed regions: the gradients and the codewords are those without, though the layer runs twice."""
+"""Checkpointed regions have the gradients and codewords of plain ones, though the layer runs twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
 
 
 def run(model, call, views=1):
-    """Three steps, each with several batches of one shape in flight."""
+    """Take three steps, each with several batches of one shape in flight."""
     for step in range(3):
         model.zero_grad()
         total = 0.0
@@ -89,7 +89,7 @@ def test_a_graph_that_is_kept_can_be_run_again():
 
 
 def test_a_batch_with_nan_whose_backward_pass_never_came():
-    """As training loops skip it: the next batch is not taken for it."""
+    """The next batch is not confused with a batch that a training loop skipped."""
     plain = Model(LAYERS["averages"])
     model = copy.deepcopy(plain)
     broken, gradients = normal(30, 8).index_fill(0, torch.tensor([3]), torch.nan), []

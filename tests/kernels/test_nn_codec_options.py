@@ -1,5 +1,8 @@
-"""Options that codecs need and the peer does not have: search by the angle, two loss weights, projections of
-each quantizer; and FSP and HierarchicalVQ by their definitions."""
+"""Options for codecs that vector-quantize-pytorch lacks, and FSP and HierarchicalVQ against their
+definitions.
+
+The options are: search by angle, two loss weights, and a projection for each quantizer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes of layers: encode and decode, how many quantizers, integers of any width, bits."""
+"""Codes of layers: encode and decode, numbers of quantizers, integers of any width, bits."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from .nn_layers import layer
 
 
 class Averaged(torch.nn.Module):
-    """A user's own layer: the codebook is updated in place behind the op, with or without the clone that
-    eager autograd asks for."""
+    """A custom layer that updates the codebook in place after the op, with or without the clone that eager
+    autograd needs."""
 
     def __init__(self, cloned: bool) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_beams_whose_codewords_are_updated_behind_the_search(rotation, full_grap
 
 
 def test_drawn_codewords(full_graph):
-    """The mode that draws in a graph what plain PyTorch draws."""
+    """A mode in which a graph draws the numbers of plain PyTorch."""
     options = {
         "stochastic_sample_codes": True,
         "straight_through": True,
@@ -105,7 +105,7 @@ def test_drawn_codewords(full_graph):
 
 
 def test_kmeans_of_the_first_batch(full_graph):
-    """Its codewords come from the compiled graph, and the next steps make another one."""
+    """The first step has a graph of its own; the next steps compile another one."""
     same(layer(kmeans_init=True), compiled := layer(kmeans_init=True), full_graph(compiled))
     assert compiled._codebook.initted
 

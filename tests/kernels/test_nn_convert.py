@@ -1,5 +1,5 @@
-"""State dicts of codecs and image tokenizers, to layers of ours and back; what their code computes is written
-out here."""
+"""Convert state dicts of codecs and image tokenizers to our layers and back; their formulas are written out
+here."""
 
 from __future__ import annotations
 

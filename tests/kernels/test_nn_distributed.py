@@ -82,7 +82,7 @@ def train(rank, name, masked):
 
 
 def train_updated(rank, name):
-    """The state after the first step and after the last one."""
+    """Return the state after the first step and after the last one."""
     options, given = UPDATES[name]
     vq, messages, states = layer(**options), [], {}
     torch.manual_seed(rank)
@@ -122,7 +122,7 @@ def train_under_ddp(rank, **options):
 
 
 def accumulate_under_ddp(rank):
-    """Without no_sync(): every forward pass copies the buffers of the first process."""
+    """Train without no_sync(): every forward pass copies the buffers of the first process."""
     model = torch.nn.parallel.DistributedDataParallel(layer(codebook_dim=4))
     for step in range(2):
         quantized, _, loss = model(rows(rank, step), accum_ema_update=step == 0)
@@ -131,8 +131,8 @@ def accumulate_under_ddp(rank):
 
 
 def train_compiled(rank):
-    """Beside the same steps without the compiler: 1 for each step and tensor of the state that agree to the
-    roundings of inductor."""
+    """Compare with the same steps without the compiler: 1 for each step and tensor that agrees up to
+    rounding."""
     torch._inductor.config.fallback_random = True  # the same draws
     eager, compiled = (layer(threshold_ema_dead_code=1) for _ in range(2))
     run, same = torch.compile(compiled, fullgraph=True), []
@@ -173,7 +173,7 @@ def give_rows(rank):
 
 
 def give_nan(rank):
-    """By one process: all others raise an error, too, and none waits."""
+    """Give NaN in one process: all others raise an error, too, and none waits."""
     vq = layer(kmeans_init=True)
     with pytest.raises(RuntimeError, match=r"batch.*k-means.*NaN"):
         vq(torch.full((30, 8), float("nan") if rank == 0 else 1.0))
@@ -213,7 +213,7 @@ def work(rank, folder, world):
 
 @pytest.fixture(scope="module", params=WORLDS)
 def states(request, tmp_path_factory):
-    """The result of every job in each process; a group of them does all, because they take seconds to
+    """Return the result of every job in each process. One group runs all jobs: processes take seconds to
     start."""
     folder = tmp_path_factory.mktemp("processes")
     mp.start_processes(work, (str(folder), request.param), nprocs=request.param, start_method="forkserver")
@@ -221,7 +221,7 @@ def states(request, tmp_path_factory):
 
 
 def state_of(states, job):
-    """Of the first process, once all are seen to have the same."""
+    """Return the state of the first process, after a check that all processes agree."""
     if job not in states[0]:
         pytest.skip("run in another number of processes")
     first, *others = (found[job] for found in states)

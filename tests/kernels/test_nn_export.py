@@ -1,4 +1,4 @@
-"""Layers exported: ONNX run by onnxruntime; TorchScript is refused in one sentence."""
+"""Export of layers: ONNX runs in onnxruntime; TorchScript raises an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ExtensibleCodebook: visible codewords, state of optimizers, refusals."""
+"""ExtensibleCodebook: visible codewords, states of optimizers, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether k-means of the first batch is still to come is what the buffer ``initted`` says, in every copy."""
+"""The buffer ``initted`` records in every copy whether k-means of the first batch is done."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from .mc_dropout_models import (
 
 
 def plain(model, x, passes):
-    """Whole forward passes with the dropouts on, everything else in evaluation mode."""
+    """Run whole forward passes with only the dropouts in training mode."""
     model.eval()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -92,7 +92,7 @@ def test_the_part_before_the_first_dropout_runs_once(make):
 
 @pytest.mark.parametrize(("max_rows", "rows"), [(1, 10), (35, 30), (10_000, 200)])
 def test_folded_batches_are_bounded(max_rows, rows):
-    """Ten rows, twenty passes."""
+    """Ten rows with twenty passes run in batches of at most ``max_rows``."""
     model = Functional()
     layer, x = MCDropout(model, 20, max_rows=max_rows), torch.randn(10, 6)
     sizes = []
@@ -113,7 +113,7 @@ def test_how_passes_are_folded_changes_no_distribution():
 
 @pytest.mark.parametrize("sequence", [5, 7])
 def test_passes_are_not_folded_where_the_batch_is_not_first(sequence):
-    """Five rows: with a sequence of five, only the trial can tell."""
+    """With five rows and a sequence of five, only a trial run tells the dimensions apart."""
     model, x = Transposed(), torch.randn(5, sequence, 4)
     found = MCDropout(model, 1500)(x)
     for got, want in zip(found, plain(model, x, 1500), strict=True):
@@ -145,7 +145,7 @@ def test_hooks_are_run():
 
 
 def test_a_forward_that_was_replaced_in_an_instance_is_run():
-    """As accelerate does to move weights, before or after the model was cut."""
+    """accelerate replaces it to move weights, before or after the model is cut."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)), torch.randn(5, 4)
     layer = MCDropout(model, 5)
     assert layer.fused

@@ -1,4 +1,4 @@
-"""MCDropout: models that are changed after they were traced, and refusals."""
+"""MCDropout: models that change after they were traced, and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_follows_the_model_to_another_dtype_and_new_weights():
 
 
 def test_follows_a_model_whose_modules_change():
-    """A module replaced, a hook added, a dropout that begins to drop: as if it were wrapped again."""
+    """A replaced module, a new hook or a changed rate has the effect of wrapping the model again."""
     model, x = (
         nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)),
         torch.randn(9, 6),

@@ -1,5 +1,4 @@
-"""MCDropout: every pass on request, one mask for the whole batch, dropouts put into a model that has none,
-heads of many classes."""
+"""MCDropout: results of every pass, one mask for a whole batch, inserted dropouts, many classes."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def seed():
 
 
 class Recurrent(nn.Module):
-    """Its dropout is inside an op that vmap does not take."""
+    """The dropout is inside an op that vmap does not support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +35,7 @@ class Recurrent(nn.Module):
 
 
 class Attentive(nn.Module):
-    """The heads are folded into the batch where its dropout is."""
+    """The heads are folded into the batch at the dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class Attentive(nn.Module):
 
 
 class Reshaped(nn.Module):
-    """The rest after the dropout takes the number of rows, which is no tensor."""
+    """The part after the dropout takes the number of rows, which is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +257,7 @@ def test_torchvision_without_a_dropout():
 
 
 class Attention(nn.Module):
-    """Its last linear layer is never called: attention takes the weights of it."""
+    """Its last linear layer is never called: attention uses its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,8 +337,7 @@ print(peak(240) - few)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fused", "any"])
 def test_a_head_of_many_classes_holds_no_passes(kind):
-    """200 passes more, each of 1.6 MB of probabilities, in a process of their own, to measure its peak
-    memory."""
+    """200 more passes of 1.6 MB each do not raise the peak memory of a process."""
     done = subprocess.run([sys.executable, "-c", PEAK, kind], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 30 * 1.6e6

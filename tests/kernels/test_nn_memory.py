@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def peak(step):
-    """The most bytes that tensors held at one time during the step, above the bytes before it."""
+    """Return the peak bytes of tensors during the step, above the bytes before it."""
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         step()
     held = most = 0

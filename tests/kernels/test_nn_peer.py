@@ -76,7 +76,7 @@ MASKED = (
 
 
 def pair(**options):
-    """Ours and the peer's layer in the same state: ours loads the peer's state_dict."""
+    """Return our layer and the peer's in the same state: ours loads the peer's state_dict."""
     options = {"dim": 16, "codebook_size": 24} | options
     torch.manual_seed(0)
     theirs = peer.VectorQuantize(**options)
@@ -89,7 +89,7 @@ def pair(**options):
 
 
 def run(layer, x, weight, seed=0, **arguments):
-    """Results, gradients of x and of the parameters, and the state after one step."""
+    """Return results, gradients of x and of the parameters, and the state after one step."""
     x = x.clone().requires_grad_()
     layer.zero_grad()
     torch.manual_seed(seed)
@@ -182,7 +182,7 @@ def test_freezing_for_one_call():
     "options", [{}, {"use_cosine_sim": True}, {"learnable_codebook": True, "ema_update": False}], ids=str
 )
 def test_dead_codewords_are_revived_alike(options):
-    """Which rows the dead codewords take is drawn differently, so every row of a batch is the same here."""
+    """All rows of a batch are equal, because the draws of the two layers differ."""
     ours, theirs = pair(threshold_ema_dead_code=0.9, **options)
     before = ours.codebook.detach().clone()
     for step in range(4):

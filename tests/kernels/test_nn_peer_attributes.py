@@ -1,5 +1,4 @@
-"""Attributes of vector-quantize-pytorch's layers on ours: setting one works, or raises; none is taken without
-effect."""
+"""Attributes of vector-quantize-pytorch's layers on ours: setting one has an effect or raises an error."""
 
 from __future__ import annotations
 

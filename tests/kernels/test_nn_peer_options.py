@@ -1,5 +1,7 @@
-"""Every further argument of VectorQuantize, and the classes made of it, compared with
-vector-quantize-pytorch; tolerances as in test_nn_peer."""
+"""All other arguments of VectorQuantize, and classes built on it, against vector-quantize-pytorch.
+
+Tolerances are the ones of test_nn_peer.
+"""
 
 from __future__ import annotations
 
@@ -267,7 +269,7 @@ def test_cross_entropy_of_given_codewords():
 
 
 def test_diversity_of_what_is_no_padding():
-    """The peer uses the padding, too."""
+    """The peer includes the padding."""
     vq, mask = pair(codebook_diversity_loss_weight=1.0)[0], torch.arange(40).expand(3, 40) < 17
     found = vq(
         normal(3, 40, 16).masked_fill(~mask[..., None], torch.nan),
@@ -376,7 +378,7 @@ def test_residual_same_results_and_codewords(name, masked):
 
 
 def test_residual_with_channels_second():
-    """The peer fails here."""
+    """The peer raises an error here."""
     plain, second = (
         ResidualVQ(dim=16, num_quantizers=3, codebook_size=24, channel_last=last) for last in (True, False)
     )

@@ -172,7 +172,7 @@ def test_forward_refuses():
 
 
 def test_implicit_codewords_of_as_many_positions_as_codewords():
-    """Of which each still has all K, not one."""
+    """Each position has all K codewords, not one."""
     torch.manual_seed(0)
     rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=6, implicit_neural_codebook=True).eval()
     x = normal(1, 6, 8)
@@ -188,7 +188,7 @@ class InTurn(ResidualVQ):
 
 
 def run(rvq, x):
-    """Return all that a step leaves."""
+    """Return the results, gradients and state after a step."""
     torch.manual_seed(1)
     x = x.clone().requires_grad_()
     quantized, indices, losses = rvq(x)

@@ -1,4 +1,4 @@
-"""VectorQuantize in its surroundings: precision, compile, determinism, copies and state, refusals."""
+"""VectorQuantize: precision, compile, determinism, copies and state, errors."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
 )
 @torch._inductor.config.patch(fallback_random=True)  # the same draws
 def test_compiles_without_a_break(kind, backend):
-    """A graph break is also where the device would be waited for: there is none, in the averages and the
-    revival either."""
+    """A graph break would also synchronize with the device. Averages and revival have none, too."""
     torch._dynamo.reset()  # each kind again: dynamo counts the versions of a function over all of them
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
     run = torch.compile(compiled, fullgraph=True, backend=backend)
@@ -149,7 +148,7 @@ def test_no_rows_have_a_loss_of_zero(options):
 
 @pytest.mark.parametrize("topk", [1, 4])
 def test_distances_do_not_follow_autocast(topk):
-    """Codewords far from zero and near each other, which bfloat16 cannot tell apart."""
+    """bfloat16 cannot tell these codewords apart: they are far from zero and close together."""
     vq = VectorQuantize(8, 500, stochastic_sample_codes=True).eval()
     vq.codebook, x = 20 + normal(500, 8), 20 + normal(40, 8, seed=1)
     found = vq(x, topk=topk)[1]
@@ -192,7 +191,7 @@ def test_codewords_that_a_module_makes_do_not_follow_autocast(make):
 
 
 def test_an_optimizer_of_codewords_that_were_replaced_says_so():
-    """It would move nothing."""
+    """The optimizer would move nothing."""
     vq = layer(
         learnable_codebook=True,
         in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),

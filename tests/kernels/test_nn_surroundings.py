@@ -1,5 +1,4 @@
-"""The layers where models are kept, shipped and spread: export, AOTInductor, saved files, averages,
-processes."""
+"""Layers in export, AOTInductor, saved files, averaged models and several processes."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def test_export(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["averages"])
 def test_aot_inductor(name, tmp_path):
-    """In a new process, which has to import uefl_kernels for the op."""
+    """A new process imports uefl_kernels for the op."""
     model, x = trained(name), normal(20, 8)
     with torch.no_grad():
         package = torch._inductor.aoti_compile_and_package(
@@ -141,7 +140,7 @@ def work(rank, folder):
 
 @pytest.mark.slow
 def test_fully_sharded(tmp_path):
-    """FSDP2 on two processes: they hold the same codewords in the end, which have moved."""
+    """Two processes with FSDP2 end with the same codewords, which have moved."""
     mp.start_processes(work, (str(tmp_path),), nprocs=2, start_method="spawn")
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for name, state in first.items():

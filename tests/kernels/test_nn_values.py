@@ -1,4 +1,4 @@
-"""Values that are not numbers, default dtypes that are small, and tensors without values."""
+"""NaN and infinity, small default dtypes, and tensors without values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_batch_of_nan_says_so_in_every_loss_of_a_residual():
 
 
 def test_mc_dropout_of_a_layer_without_dropout_is_refused():
-    """It would report that every pass agrees."""
+    """Its passes would all be equal."""
     with pytest.raises(ValueError, match="input_dropout=True"):
         mc_dropout_mlp(normal(4, 8), [normal(3, 8)], p=0.5)
     assert mc_dropout_mlp(normal(4, 8), [normal(3, 8)], p=0.5, input_dropout=True).mutual_info.any()

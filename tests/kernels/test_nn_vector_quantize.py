@@ -154,7 +154,7 @@ def test_dead_codewords_come_back_on_distinct_rows(kind):
 
 
 def test_more_dead_codewords_than_rows():
-    """Each row is given once, to a random one of the dead; the others wait and are served later."""
+    """Each row revives one random dead codeword; the others are revived later."""
     vq = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=100, ema_update=False)
     x, start = normal(7, 8), vq.codebook.clone()
     vq(x)
@@ -227,7 +227,7 @@ def test_kmeans_init():
     [{}, {"use_cosine_sim": True}, {"heads": 2, "codebook_dim": 4, "separate_codebook_per_head": True}],
 )
 def test_kmeans_init_does_not_wait_for_the_device(options):
-    """Fake tensors have no values: whatever needed one, a GPU would have to be waited for."""
+    """Fake tensors have no values: code that reads one would synchronize with a GPU."""
     with FakeTensorMode():
         vq = layer(kmeans_init=True, **options)
         assert vq(torch.empty(5, 30, 8))[0].shape == (5, 30, 8)
@@ -239,7 +239,7 @@ def test_kmeans_init_does_not_wait_for_the_device(options):
     "make", ["one", "residual", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 )
 def test_kmeans_init_refuses_what_is_not_finite(make, bad):
-    """Before anything changes, the generator included; the same batch with its bad row masked begins."""
+    """Nothing changes, the generator included. The same batch with its bad row masked is accepted."""
     options = {"dim": 8, "codebook_size": 5, "kmeans_init": True, "kmeans_iters": 1}
     module = ResidualVQ(num_quantizers=2, **options) if make == "residual" else layer(**options)
     run = module if make in ("one", "residual") else torch.compile(module, fullgraph=True, backend=make)

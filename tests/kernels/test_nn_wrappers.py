@@ -1,5 +1,4 @@
-"""Layers in other people's wrappers: averaged models, offloading, sharding, inference mode, passes without
-gradient."""
+"""Layers in wrappers: averaged models, offloading, sharding, inference mode, passes without gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def trained(**options):
 
 @pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
 def test_codewords_that_were_copied_without_their_flag(options):
-    """As in ema_pytorch, which averages floating-point values."""
+    """ema_pytorch copies only floating-point values."""
     source, average = trained(**options), copy.deepcopy(layer(1, kmeans_init=True, **options))
     for mine, other in zip(
         (*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True
@@ -59,8 +58,7 @@ def test_ema_pytorch():
 
 
 class Offload:
-    """Hooks as accelerate puts around each module with tensors of its own: these are there while it runs, and
-    only then."""
+    """Hooks like accelerate's: the tensors of a module are on the device only while it runs."""
 
     def __init__(self, model):
         self.calls = []
@@ -187,7 +185,7 @@ def test_hooks_without_recomputation_keep_no_extra_tensors():
 
 
 def tracked(model, clusters=16, steps=150):
-    """The mean distance of a codeword to the mean of its rows, after training on well-parted clusters."""
+    """Return the mean distance of a codeword to the mean of its rows, after training on separate clusters."""
     generator = torch.Generator().manual_seed(0)
     centers = 4 * torch.randn(clusters, 8, generator=generator)
     rows = centers.repeat(8, 1) + 0.1 * torch.randn(clusters * 8, 8, generator=generator)

@@ -63,7 +63,7 @@ def test_ops_and_layers_take_them():
     "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
 )
 def test_kmeans_takes_them(three):
-    """By every front end, in place of every int."""
+    """Every front end takes them for every int."""
     x = torch.randn(30, 2)
 
     def same(found, expected):

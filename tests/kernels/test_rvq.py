@@ -1,4 +1,4 @@
-"""rvq: the bits of one vq after the other, on every backend, and its gradients."""
+"""rvq equals repeated vq bit for bit, on every backend; its gradients."""
 
 from __future__ import annotations
 

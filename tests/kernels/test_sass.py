@@ -1,7 +1,7 @@
-"""The machine code of the CUDA kernels: the instructions that their speed was planned with. Needs nvcc
-and no GPU.
+"""Count instructions in the machine code of the CUDA kernels. Needs nvcc and no GPU.
 
-For sm_90a, and the search by mma.sync, which is the first pass of all other GPUs, for theirs.
+The kernels are compiled for sm_90a, and the search by mma.sync, the first pass of all other GPUs, for each of
+these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEARCH, MMA, GATHER, SUMS, STEP, HEAD = (
 
 @pytest.fixture(scope="module")
 def kernels():
-    """The instances of a kernel by their template arguments; each source is compiled once in a session."""
+    """Return the instances of a kernel by template arguments; each source is compiled once in a session."""
 
     def found(stem, kernel, number, architecture=ARCHITECTURE):
         instances = sass.instances(stem, architecture, kernel)
@@ -79,8 +79,7 @@ def test_the_loop_of_the_head_keeps_to_registers(kernels):
 
 @pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
 def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
-    """A reduction returns nothing. The one atomic that does is the ticket that tells the last block that it
-    is the last."""
+    """Reductions return nothing. The only atomic with a result is the ticket of the last block."""
     for name, lines in kernels(*kernel).items():
         found = Counter(
             operation for operation in sass.operations(lines) if re.match(r"(ATOM|RED)(?!S|UX)", operation)
@@ -95,15 +94,14 @@ def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
 
 @pytest.mark.parametrize("kernel", [SEARCH, MMA], ids=lambda kernel: kernel[1])
 def test_a_search_fetches_no_number_of_others(kernels, kernel):
-    """Its second pass counts the candidates of a row, in shared memory."""
+    """The second pass counts the candidates of a row in shared memory."""
     for name, lines in kernels(*kernel).items():
         found = Counter(operation for operation in sass.operations(lines) if re.match(r"ATOM|RED", operation))
         assert set(found) == {"ATOMS.ADD"}, f"{name}: {found}"
 
 
 def test_gather_moves_16_bytes_at_a_time(kernels):
-    """float32 has four pieces of x and four of codewords in flight, 16-bit types two of x and four of
-    codewords, in the loop."""
+    """The loop has four pieces of x and four of codewords in flight; two of x for 16-bit types."""
     for name, lines in kernels(*GATHER).items():
         pieces = {"ffLi4E": (4, 8), "6__halffLi8E": (2, 6), "13__nv_bfloat16fLi8E": (2, 6)}.get(name)
         if pieces is None:  # unaligned rows, or float64: by the element
@@ -148,8 +146,7 @@ def test_a_score_costs_few_instructions(kernels, comparison, most):
 
 
 def test_long_rows_multiply_without_a_wait_per_product(kernels):
-    """The innermost loop takes 64 elements of each codeword; the products of two such chunks are under
-    way."""
+    """The innermost loop takes 64 elements of each codeword, with the products of two chunks in flight."""
     for name, lines in kernels(*SEARCH).items():
         if "Lb1ELb1E" not in name:
             continue
@@ -199,7 +196,7 @@ def test_threads_fit(kernels):
 
 @pytest.mark.parametrize("stem", [source.stem for source in sass.SOURCES])
 def test_the_compiler_has_no_complaint(stem):
-    """C7510 and its like: products that wait for each other because registers are in the way. They are no
-    warnings to -Werror."""
+    """Messages such as C7510, about products that are serialized for lack of registers; -Werror does not
+    catch them."""
     _, log = sass.compiled(stem, ARCHITECTURE)
     assert not re.findall(r".*(?:serialized|C75\d\d|warning).*", log)

@@ -1,4 +1,4 @@
-"""Refusals of the transition ops, their messages, and inputs that look wrong and are not."""
+"""Errors of the transition ops, and inputs that only look wrong."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_logarithms_may_be_above_zero(name):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_weights_whose_logarithms_look_like_shares(name):
-    """They pass with a constant added; one class passes as it is, as a constant changes nothing."""
+    """The weights are accepted with a constant added, and for one class as they are."""
     weights, first = (
         torch.tensor([[1.0, torch.e]], dtype=torch.float64).log(),
         torch.zeros(3, dtype=torch.int64),

@@ -24,7 +24,7 @@ def _interpreted(monkeypatch):
 
 
 def both(call, logits):
-    """The result and the gradient of a weighted sum, by the reference and by Triton."""
+    """Return the result and the gradient of a weighted sum, from the reference and from Triton."""
     for name in ("reference", "triton"):
         z = logits.clone().requires_grad_()
         with backend(name):

@@ -141,7 +141,7 @@ def passes(monkeypatch):
 
 
 def test_only_uncertain_rows_are_rescored(passes):
-    """Certain rows hold the answer after the first pass; the others, here the exact ties, are on the list
+    """Certain rows have their answer after the first pass; the others, here exact ties, stay on the list
     until the last."""
     codebook = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [5.0, 0.0]])
     x = torch.tensor([[-0.5, 3.0], [0.0, 3.0], [0.5, 3.0], [3.0, 0.0], [4.0, 0.0], [float("nan"), 0.0]])
@@ -168,8 +168,7 @@ METRICS, OFFSETS, SIZES = ("l2", "cosine"), (0.0, 100.0), ((3, 40), (32, 300), (
     ids=str,
 )
 def test_each_pass_certifies_most_rows_and_only_right_ones(passes, size, offset, metric):
-    """The certificate at work: neither does it let a wrong row through, nor does everything go to the slow
-    pass."""
+    """The certificate accepts no wrong row, and sends few rows to the slow pass."""
     d, k = size
     # far from the origin all directions are nearly one: every row goes to the slow pass
     alike = metric == "cosine" and offset > 0
@@ -223,8 +222,8 @@ GRID = [(i, j, k) for i in range(len(LAYOUTS)) for j in range(len(FLOATS)) for k
     ids=str,
 )
 def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
-    """quantized, counts and the fixed-point sums, be they counted once or again in another unit; the loss
-    adds in another order."""
+    """quantized, counts and fixed-point sums are equal, also after a change of the unit; the loss adds in
+    another order."""
     n = 40 if value == 1e-30 else 70  # all rows are scored again then, one by one
     x = torch.randn(2, 12, n).transpose(1, 2) if layout == "channels first" else torch.randn(2 * n, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
@@ -365,8 +364,8 @@ def test_searches_spill_nothing(compiled):
 
 @pytest.mark.slow
 def test_float16_products_are_summed_in_float32(compiled):
-    """On the matrix unit of each generation; no TF32, no bfloat16, and no flush to zero (but in roots, of
-    normal numbers)."""
+    """Products run on the matrix unit of each generation, without TF32, bfloat16 or flush to zero (except
+    roots of normal numbers)."""
     unit = {
         80: "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         90: "wgmma.mma_async.sync.aligned",

@@ -1,5 +1,4 @@
-"""The launches on a GPU: the ops in Triton on CPU tensors, in a process of its own where
-launches are counted, not made."""
+"""Count the launches of the ops in Triton: on CPU tensors, in a new process, without a launch."""
 
 import pytest
 
@@ -73,8 +72,8 @@ print(json.dumps([report, sorted(grids)]))
 
 @pytest.mark.slow
 def test_other_numbers_of_rows_passes_or_sets_do_not_recompile(tmp_path):
-    """Nor does another seed or matrix, be it 1 or divisible by 16, which Triton takes for something else,
-    where rows follow one another. And every grid has one dimension: the others end at 65535."""
+    """Sizes of 1 and multiples of 16 included, which Triton specializes. Every grid has one dimension: the
+    others end at 65535."""
     report, grids = ahead.report(SCRIPT, tmp_path)
     first, *others = report
     assert len(first) > 20

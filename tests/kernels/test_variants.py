@@ -66,7 +66,7 @@ def outcome(case: str) -> subprocess.CompletedProcess[str] | None:
 
 @pytest.fixture(scope="module")
 def begun(request):
-    """All cases that are asked for, so that the later ones run while the first is waited for."""
+    """Start all selected cases, so that later ones run while the first is awaited."""
     asked = [item.callspec.params["case"] for item in request.session.items if item.module is request.module]
     with ThreadPoolExecutor(os.cpu_count()) as processes:
         yield {case: processes.submit(outcome, case) for case in asked}

@@ -97,7 +97,7 @@ def test_rows_that_are_not_finite():
 
 
 def codebook_gradients(x, codebook, metric="l2"):
-    """Our result and the result of the composition, both in float64."""
+    """Return our result and the result of the formula, both in float64."""
     gradients = []
     for function in (lambda b: vq(x, b, metric=metric).loss, lambda b: eager(x, b, metric=metric)[1]):
         codes = codebook.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Searches that evaluate the definition for every codeword: few or short ones, and very long ones."""
+"""Searches that compute every distance by its definition: few or short codewords, and very long ones."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def test_segments_and_strides(metric):
 
 @pytest.mark.parametrize("k", [4, 10, 16])
 def test_rows_between_two_codewords(k):
-    """More than the scores in float32 can tell apart."""
+    """Float32 scores cannot tell these codewords apart."""
     codebook, (a, b) = normal(k, 200), torch.randint(k, (2, 500), generator=torch.Generator().manual_seed(0))
     x = (codebook[a] + codebook[b]) / 2
     assert torch.equal(vq_assign(x, codebook), expected(x, codebook))

@@ -1,5 +1,5 @@
-"""The search in plain PyTorch that runs where no kernel is compiled: the indices of the definition, at the
-cost of a matrix product."""
+"""The search in plain PyTorch, for use without compiled kernels: exact indices at the cost of a matrix
+product."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_fuzz(seed, n, k, d, kind, dtypes, metric):
 
 
 def test_the_bound_is_needed(monkeypatch):
-    """Without it the product decides, and is wrong."""
+    """Without the error bound the product decides, and is wrong."""
     codebook = normal(40, 24, offset=5)
     x = (codebook[:, None] + codebook[None]).reshape(-1, 24) / 2
     assert wrong(x, codebook, "l2") == 0

@@ -1,4 +1,4 @@
-"""Calls with at most 48 rows (16 of short codewords), which the CPU compares with the codebook as it lies."""
+"""Calls with at most 48 rows (16 for short codewords), which the CPU compares with the codebook in place."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def test_every_dtype_and_offset(rows, k, d, metric):
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_rows_between_two_codewords(metric):
-    """The float32 scores cannot tell the two apart."""
+    """Float32 scores cannot tell the two codewords apart."""
     torch.manual_seed(0)
     codebook = torch.randn(200, 24)
     a, b = torch.randint(200, (2, 2000))

@@ -1,5 +1,4 @@
-"""Thousands of small searches of every shape, dtype, layout and kind of value that has ever been trouble, on
-every CPU variant."""
+"""Thousands of small random searches: shapes, dtypes, layouts and difficult values, on every CPU variant."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def _powers(count: int, lowest: float, highest: float, random: torch.Generator) 
 
 
 def _near_ties(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
-    """Rows half-way between two codewords, some of them one float32 away from it in one element."""
+    """Return rows halfway between two codewords, some of them one float32 away from it in one element."""
     a, b = (torch.randint(len(c), (len(x),), generator=random) for _ in range(2))
     middle = ((c[a] + c[b]) / 2).float()
     element = torch.randint(c.shape[1], (len(x),), generator=random)
@@ -39,15 +38,13 @@ def _near_ties(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pai
 
 
 def _gaps_of_every_size(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
-    """Rows near the middle of two codewords, so that the gap lies on either side of the bound of every
-    arithmetic."""
+    """Return rows near the middle of two codewords, with gaps on both sides of every error bound."""
     a, b = (torch.randint(len(c), (len(x),), generator=random) for _ in range(2))
     return (c[a] + c[b]) / 2 + (c[a] - c[b]) * _powers(len(x), -9, -1, random), c
 
 
 def _clumps(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
-    """From one to all codewords lie close together: more than there is room for in a list of candidates, or
-    just fewer."""
+    """Return a codebook with one to all codewords close together, around the length of a candidate list."""
     size = int(torch.randint(1, len(c) + 1, (1,), generator=random))
     c[:size] = c[0] + 1e-4 * c[:size]
     x[::2] = c[0] + 1e-3 * x[::2]
@@ -159,7 +156,7 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
 @settings(max_examples=2000 if os.environ.get("UEFL_CPU") else 500)
 @searches
 def test_fuzz(**search):
-    """Longer on a variant that is asked for by its name, as ``test_variants.py`` does with each."""
+    """Run longer on a variant that UEFL_CPU names, as ``test_variants.py`` does."""
     assert_exact(**search)
 
 
@@ -172,7 +169,7 @@ def test_more_than_2_to_the_31_elements():
 
 
 def test_addresses_beyond_2_to_the_31_elements():
-    """Rows 2^26 elements apart; little more memory than those rows is ever touched."""
+    """Rows are 2^26 elements apart; only their memory is touched."""
     memory = torch.empty((1 << 31) + (1 << 27), dtype=torch.bfloat16)
     x = memory.as_strided((34, 16), (1 << 26, 1))
     expected = torch.arange(34) % 7

@@ -42,8 +42,7 @@ def inputs(x, codebook, seed=2, pull=0.3):
 
 
 def compare(op, x, codebook, indices, g, pull):
-    """Straight through, with and without g, to the bit; rotated, where the order of the dot products is free,
-    to one rounding."""
+    """The straight-through gradient is equal bit for bit; the rotated one up to one rounding."""
     for gradient in (g, None):
         arguments = (x, codebook, indices, gradient, pull, False)
         got, want = op(*arguments), reference(*arguments)
@@ -103,8 +102,7 @@ def test_rounding_to_half_precision(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_float64_reaches_half_precision_by_way_of_float32(op, dtype):
-    """As torch converts it: what lies so close to the middle of two numbers that float32 takes it for the
-    middle goes to the even one."""
+    """Conversion as in torch: values that float32 rounds to the middle of two numbers go to the even one."""
     if "triton" in str(op) and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter truncates to bfloat16 where a GPU rounds")
     numbers = torch.arange(0x3C00, 0x3D00).to(torch.int16).view(dtype).double()
@@ -154,7 +152,7 @@ def test_no_rows(op):
 
 
 def composed(x, codebook):
-    """The docstring of vq written out: the rotation and its scale are constants."""
+    """Compute the formula of vq's docstring: the rotation and its scale are constants."""
     q = codebook[vq_assign(x, codebook).squeeze(-1)]
     u, v = (
         torch.nn.functional.normalize(x.detach(), dim=-1),
@@ -181,7 +179,7 @@ def test_rotation_is_the_derivative_of_the_rotated_row():
 
 
 def test_rotation_onto_the_opposite_direction_is_accurate():
-    """x almost -q: u + v cancels, which float32 would not survive."""
+    """For x close to -q, u + v cancels, and float32 would lose all digits."""
     codebook = normal(1, 8, seed=1)
     x = (-codebook + 1e-4 * normal(20, 8)).requires_grad_()
     vq(x, codebook, estimator="rotation").quantized.sum().backward()

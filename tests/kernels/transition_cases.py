@@ -14,7 +14,7 @@ TARGETS = torch.tensor([0, 2, 3])
 
 
 def equal(found, expected):
-    """To the digits of the worked numbers."""
+    """Compare up to the digits of the worked numbers."""
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-10)
 
 

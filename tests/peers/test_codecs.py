@@ -20,7 +20,7 @@ def package(name):
 
 
 def randomized(model, seed=0):
-    """Give every parameter and codebook random values, and none that makes a code a tie."""
+    """Give every parameter and codebook random values without ties."""
     generator = torch.Generator().manual_seed(seed)
     for name, value in model.state_dict().items():
         if value.is_floating_point() and name.rsplit(".", 1)[-1] not in ("inited", "initialized"):
@@ -45,7 +45,7 @@ def after_steps(model, loss_of, inputs, steps=5):
 
 
 def assert_same_training(theirs, ours, loss_of, inputs, shared):
-    """The parameters that both have, and the losses, are equal after five steps, and have moved."""
+    """Assert that shared parameters and losses are equal after five steps, and that parameters have moved."""
     before = copy.deepcopy(dict(theirs.named_parameters()))
     (want, want_losses), (got, got_losses) = (after_steps(m, loss_of, inputs) for m in (theirs, ours))
     torch.testing.assert_close(got_losses, want_losses, **CLOSE)
