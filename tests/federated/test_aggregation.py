@@ -22,7 +22,7 @@ def test_weighted_mean_of_nothing_is_what_was_there():
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "3", None])
 def test_a_weight_of_no_meaning_is_refused(weight):
-    with pytest.raises(ValueError, match="the weight of an update: expected a number of 0 or more, got "):
+    with pytest.raises(ValueError, match=r"weight .*\b0\b"):
         WeightedMean(torch.zeros(1)).add(torch.ones(1), weight)
 
 

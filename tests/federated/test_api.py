@@ -173,28 +173,19 @@ def test_a_run_of_own_parts_resumes_only_with_the_same_parts(tmp_path, finished,
     out = tmp_path / "run"
     with pytest.raises(Killed):
         own(out, observer=KillAfter("mine", 2))
-    with pytest.raises(
-        uefl.UserError,
-        match=r"clients of source 'arrays' are given in Python.*uefl.resume\(out, clients=...\)",
-    ):
+    with pytest.raises(uefl.UserError, match=r"'arrays' .*Python.*uefl.resume\(out, clients=...\)"):
         uefl.resume(out)
-    with pytest.raises(
-        uefl.UserError, match=r"its network was given in Python; give it again: uefl.resume\(out, model=...\)"
-    ):
+    with pytest.raises(uefl.UserError, match=r"network .*Python; .*uefl.resume\(out, model=...\)"):
         uefl.resume(out, clients=clients())
-    with pytest.raises(uefl.UserError, match="the network that was given is another one since"):
+    with pytest.raises(uefl.UserError, match=r"network .*another"):
         uefl.resume(out, clients=clients(), model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
     others = clients() | {"arrays": (part(30, 9), part(12, 1))}
-    with pytest.raises(uefl.UserError, match="the clients have other images"):
+    with pytest.raises(uefl.UserError, match=r"clients .*images"):
         uefl.resume(out, clients=others, model=network)
     monkeypatch.setattr(
         base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk}
     )
-    unknown = (
-        r"no algorithm 'mine'.*or your own after uefl.register: in Python, import the script that registers"
-        r" it first"
-    )
-    with pytest.raises(uefl.UserError, match=unknown):  # as in a new process
+    with pytest.raises(uefl.UserError, match=r"'mine'.*uefl.register: .*Python"):  # as in a new process
         uefl.resume(out, clients=clients(), model=network)
     run = uefl.resume(out, clients=clients(), model=network, arms={"mine": Shrunk(penalty=0.5)})
     assert (run.path / "metrics.jsonl").read_text() == (finished.path / "metrics.jsonl").read_text()
@@ -220,45 +211,27 @@ def not_finite():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model": nn.Flatten()}, "model: it has no parameters to train"),
-        ({"model": nn.Linear(64, 3).double()}, r"model: 'weight' is torch.float64; expected float32"),
-        ({"model": not_finite()}, "model: 'weight' holds numbers that are not finite"),
-        ({"model": Wordless}, r"model: it cannot take normalized inputs \[2, 1, 8, 8\]: ValueError"),
-        ({"model": nn.LazyLinear(3)}, r"model: 'weight' has no shape yet"),
-        (
-            {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))},
-            r"model: it cannot take normalized inputs \[2, 1, 8, 8\]",
-        ),
-        (
-            {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},
-            r"model: expected logits \[2, 3\] .*, got \[2, 4\]",
-        ),
-        ({"model": lambda: 3}, "model: the function returned int; expected a torch module"),
-        ({"model": 3}, "model: expected a torch module, a function that makes one, or a dict"),
-        (
-            {"model": network(), "uncertainty": "ensemble", "passes": None},
-            "model: the members of an ensemble begin with different weights",
-        ),
-        (
-            {"arms": ["uefl"]},
-            "model: a codebook needs a network with a method tokens.*; Sequential has no method 'tokens'",
-        ),
-        (
-            {"arms": {"mine": Shrunk}},
-            "arm 'mine': expected an instance of uefl.Algorithm .*, got the class; make an instance",
-        ),
-        (
-            {"arms": {"mine": 3}},
-            "arm 'mine': expected an instance of uefl.Algorithm or a dict of parameters, got int",
-        ),
-        ({"arms": {"fedprox": Shrunk()}}, "arm 'fedprox': another algorithm has its name"),
-        ({"arms": ["fedavg"], "lr": -1}, "key 'training.lr': expected greater than 0"),
-        ({"clients": {}}, "clients is empty"),
-        ({"clients": [1, 2]}, r"clients: expected a dict of name: \(train, test\), or a number; got list"),
+        ({"model": nn.Flatten()}, "model: .*parameters"),
+        ({"model": nn.Linear(64, 3).double()}, "model: 'weight' .*torch.float64; .*float32"),
+        ({"model": not_finite()}, "model: 'weight' .*finite"),
+        ({"model": Wordless}, r"model: .*\[2, 1, 8, 8\]: ValueError"),
+        ({"model": nn.LazyLinear(3)}, "model: 'weight' .*shape"),
+        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))}, r"model: .*\[2, 1, 8, 8\]"),
+        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"model: .*\[2, 3\] .*\[2, 4\]"),
+        ({"model": lambda: 3}, r"model: .*\bint; .*module"),
+        ({"model": 3}, "model: .*module, .*dict"),
+        ({"model": network(), "uncertainty": "ensemble", "passes": None}, "model: .*members"),
+        ({"arms": ["uefl"]}, "model: .*tokens.*; Sequential .*'tokens'"),
+        ({"arms": {"mine": Shrunk}}, "arm 'mine': .*uefl.Algorithm .*class;"),
+        ({"arms": {"mine": 3}}, r"arm 'mine': .*uefl.Algorithm .*dict.*\bint$"),
+        ({"arms": {"fedprox": Shrunk()}}, "arm 'fedprox': .*name"),
+        ({"arms": ["fedavg"], "lr": -1}, r"key 'training.lr': .*\b0\b"),
+        ({"clients": {}}, "clients .*empty"),
+        ({"clients": [1, 2]}, r"clients: .*\(train, test\).*\blist$"),
         ({"clients": {"a": (part(9, 0)[0], None)}}, "a/train"),
-        ({"source": 3}, "expected the name of a preset"),
-        ({"source": "demoo"}, r"no preset 'demoo' \(did you mean 'demo'\?\)"),
-        ({"gama": 1}, r"unknown key 'gama' \(did you mean 'gamma'\?\)"),
+        ({"source": 3}, "preset"),
+        ({"source": "demoo"}, "'demoo' .*'demo'"),
+        ({"gama": 1}, "key 'gama' .*'gamma'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -273,27 +246,23 @@ def test_mistakes_are_one_line_and_write_nothing(tmp_path, monkeypatch, keys, me
 
 
 def test_parameters_of_an_instance_are_checked():
-    with pytest.raises(
-        uefl.UserError, match=r"key 'Shrunk.penalty': expected greater than or equal to 0; got -1"
-    ):
+    with pytest.raises(uefl.UserError, match=r"key 'Shrunk.penalty': .*\b0; .*-1"):
         Shrunk(penalty=-1)
-    with pytest.raises(uefl.UserError, match=r"unknown key 'penalti' in .Shrunk.*did you mean 'penalty'"):
+    with pytest.raises(uefl.UserError, match=r"key 'penalti' .*Shrunk.*'penalty'"):
         Shrunk(penalti=1)
 
 
 def test_clients_and_a_federation_are_not_given_together(tmp_path):
-    with pytest.raises(uefl.UserError, match="give clients or a federation, not both"):
+    with pytest.raises(uefl.UserError, match=r"clients .*federation"):
         own(tmp_path / "run", federation=from_arrays(clients()))
 
 
 def test_models_are_asked_for_by_the_arms_that_are_there(finished):
-    with pytest.raises(uefl.UserError, match=r"no arm 'absent' in .*; it has mine, fedavg"):
+    with pytest.raises(uefl.UserError, match=r"arm 'absent' .*mine, fedavg"):
         finished.model("absent")
-    with pytest.raises(uefl.UserError, match="holds the models of several arms"):
+    with pytest.raises(uefl.UserError, match=r"model-fedavg.*model-mine"):
         finished.model()
-    with pytest.raises(
-        uefl.UserError, match=r"its network was given in Python; give it again: uefl.load\(out, model=...\)"
-    ):
+    with pytest.raises(uefl.UserError, match=r"network .*Python; .*uefl.load\(out, model=...\)"):
         uefl.load(finished.path).model("mine")
 
 
@@ -310,14 +279,14 @@ def test_the_counts_of_the_last_round_are_those_of_its_metrics(finished):
 
 def test_a_run_inside_of_a_run_is_refused(finished):
     for inside in (finished.path / "again", finished.path / "plots" / "deep" / "er"):
-        with pytest.raises(uefl.UserError, match="lies inside the run folder"):
+        with pytest.raises(uefl.UserError, match=rf"{finished.path}; .*--out"):
             own(inside)
         assert not inside.exists()
 
 
 def test_a_checked_configuration_takes_no_overrides(tmp_path):
     cfg = config.load("demo")
-    with pytest.raises(uefl.UserError, match="a checked configuration takes no overrides"):
+    with pytest.raises(uefl.UserError, match=r"configuration .*overrides"):
         uefl.train(cfg, out=tmp_path / "run", lr=1.0)
 
 
@@ -333,7 +302,7 @@ def test_an_error_on_a_client_names_client_and_method(tmp_path, caplog, kind):
             return super().loss(work, batch)
 
     end = uefl.RunError if kind is RuntimeError else KeyError
-    with pytest.raises(end, match="a mistake of mine"):
+    with pytest.raises(end, match="mistake"):
         own(tmp_path / "run", arms={"broken": Broken()})
     (said,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert said.getMessage() == f"client dataset: Broken.loss raised {kind.__name__}"
@@ -349,7 +318,7 @@ def test_a_network_that_raises_on_a_client_is_named_too(tmp_path, caplog):
         def forward(self, x):
             return super().forward(x.flatten(1) if not self.training else x)
 
-    with pytest.raises(uefl.RunError, match="0 of 3 clients sent a sound update"):
+    with pytest.raises(uefl.RunError, match=r"\b0 of 3 clients"):
         own(tmp_path / "run", model=lambda: Odd(64, 3), arms={"fedavg": {}})
     said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert said[0] == "client arrays: FedAvg.loss raised RuntimeError"
@@ -358,26 +327,11 @@ def test_a_network_that_raises_on_a_client_is_named_too(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("source", "keys", "message"),
     [
-        (
-            "demo",
-            {"width": 4},
-            (
-                "key 'model.width': .* so set it to that or leave it out: a network that is given does not"
-                " use it; got 4"
-            ),
-        ),
-        (
-            {"model": {"hidden": 8}, "arms": {"fedavg": {}}},
-            {},
-            "key 'model.hidden': .* a network that is given does not use it; got 8",
-        ),
-        (
-            {"base": "demo", "model": {"encoder": "cnn"}},
-            {},
-            "a network is given and the section .* the encoder 'cnn'; leave out one",
-        ),
-        ("file", {}, "a network is given and the section .* the encoder 'resnet18'; leave out one of them"),
-        ("config", {}, "a network is given and the section .* the encoder 'cnn'; leave out one of them"),
+        ("demo", {"width": 4}, r"key 'model.width': .*network .*\b4$"),
+        ({"model": {"hidden": 8}, "arms": {"fedavg": {}}}, {}, r"key 'model.hidden': .*network .*\b8$"),
+        ({"base": "demo", "model": {"encoder": "cnn"}}, {}, "network .*encoder 'cnn'"),
+        ("file", {}, "network .*encoder 'resnet18'"),
+        ("config", {}, "network .*encoder 'cnn'"),
     ],
     ids=["key", "mapping", "base", "file", "config"],
 )
@@ -416,6 +370,6 @@ def test_no_client_has_the_name_of_a_server_that_trains(tmp_path):
 
     fed = federation(server=ServerData(split(12, 5, 0.1), None))
     named = replace(fed, silos=(replace(fed.silos[0], name="server"), *fed.silos[1:]))
-    with pytest.raises(uefl.UserError, match="client 'server' has the name that the server trains under"):
+    with pytest.raises(uefl.UserError, match=r"client 'server' .*name"):
         uefl.train("demo", out=tmp_path / "run", federation=named)
     assert not (tmp_path / "run").exists()

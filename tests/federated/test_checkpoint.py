@@ -64,10 +64,10 @@ def damage(kind, directory):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("truncated tensors", "truncated or altered"),
+        ("truncated tensors", "truncated .*altered"),
         ("missing tensors", "missing"),
-        ("truncated index", "truncated or no checkpoint"),
-        ("other version", "schema 99, this version of uefl reads schema 4"),
+        ("truncated index", "truncated .*checkpoint"),
+        ("other version", "schema 99, .*schema 4"),
         ("no state", "incomplete"),
     ],
 )

@@ -1,5 +1,4 @@
 import itertools
-import re
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def test_the_document_names_every_data_set():
 
 
 def test_a_document_without_a_generated_part_is_refused():
-    with pytest.raises(ValueError, match="expected the lines"):
+    with pytest.raises(ValueError, match="generated"):
         docs.rewritten("# Configuration\n")
 
 
@@ -107,7 +106,7 @@ def test_a_base_is_merged_key_by_key(tmp_path):
 
 
 def test_names_with_commas_are_told_how_a_list_is_written():
-    with pytest.raises(UserError, match=re.escape("""a list is 'arms=["uefl","fedavg"]'""")):
+    with pytest.raises(UserError, match=r"""'arms=\["uefl","fedavg"\]'"""):
         config.load("demo", ["arms=uefl,fedavg"])
 
 
@@ -153,9 +152,7 @@ def test_one_algorithm_may_stand_twice():
 
 @pytest.mark.parametrize("base", ['"mnist"', "3", '["demo"]'])
 def test_a_base_that_is_no_preset(tmp_path, base):
-    with pytest.raises(
-        UserError, match=r"key 'base': expected the name of a preset, got .*; see `uefl presets`"
-    ):
+    with pytest.raises(UserError, match=r"key 'base': .*presets`"):
         config.load(written(tmp_path, f"base = {base}"))
 
 
@@ -165,11 +162,11 @@ def test_a_file_with_a_byte_order_mark(tmp_path):
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"absent.toml is not there; expected a .toml file"):
+    with pytest.raises(UserError, match=r"absent.toml .*\.toml"):
         config.load(str(tmp_path / "absent.toml"))
     for content in (b"[data", b"\xff\xfe"):
         (tmp_path / "broken.toml").write_bytes(content)
-        with pytest.raises(UserError, match=r"broken.toml is not valid TOML") as error:
+        with pytest.raises(UserError, match=r"broken.toml .*TOML") as error:
             config.load(str(tmp_path / "broken.toml"))
         assert "\n" not in str(error.value)
 
@@ -177,18 +174,12 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 def test_a_truncated_or_foreign_configuration_is_rejected(tmp_path):
     path, text = tmp_path / "config.toml", config.load("demo").to_toml()
     for damaged, message in (
-        ('arms = ["fedavg"]\nwidth = 64\n', r"config.toml lacks the section \[run\]"),
-        (text.replace("quorum = 1.0\n", ""), "config.toml lacks the key 'run.quorum'"),
-        (
-            text.replace("width = 8", "width = -3"),
-            "config.toml: key 'model.width': expected greater than or equal to 1; got -3",
-        ),
+        ('arms = ["fedavg"]\nwidth = 64\n', r"config\.toml .*\[run\]"),
+        (text.replace("quorum = 1.0\n", ""), r"config\.toml .*key 'run\.quorum'"),
+        (text.replace("width = 8", "width = -3"), r"config\.toml: key 'model\.width': .*\b1; .*-3"),
     ):
         path.write_text(damaged)
-        with pytest.raises(
-            UserError,
-            match=rf"{message}\. It was changed, is cut off, or is of another version of uefl; restore it",
-        ):
+        with pytest.raises(UserError, match=rf"{message}.*\bversion"):
             config.load_whole(path)
 
 
@@ -237,7 +228,7 @@ def test_an_ambiguous_key_is_refused_with_the_list(monkeypatch):
         lr: float = 1.0
 
     monkeypatch.setattr(registry()["uefl"], "Parameters", Parameters)
-    with pytest.raises(UserError, match=r"^key 'lr' is ambiguous; write one of training.lr, arms.uefl.lr$"):
+    with pytest.raises(UserError, match=r"key 'lr' .*training.lr, arms.uefl.lr$"):
         config.load("demo", ["arms=uefl", "lr=0.1"])
     assert config.load("demo", ["training.lr=0.1"]).arms["uefl"].parameters.lr == 1.0
 
@@ -248,13 +239,10 @@ def test_a_bare_key_may_stand_before_what_it_belongs_to():
         partition = config.load("demo", ["arms=fedavg", *items]).data.partition
         assert (partition.name, partition.alpha, partition.convention) == ("dirichlet", 0.4, "over_clients")
     for items in itertools.permutations(["scheme=dirichlet", "alpha=0.4", "arms.other.algorithm=distrans"]):
-        with pytest.raises(
-            UserError,
-            match=r"^key 'alpha' is ambiguous; write one of data.partition.alpha, arms.other.alpha$",
-        ):
+        with pytest.raises(UserError, match=r"key 'alpha' .*data.partition.alpha, arms.other.alpha$"):
             config.load("demo", [*items, "convention=over_clients"])
     assert list(config.load("demo", ["gamma=0.1", "arms=fedavg"]).arms) == ["fedavg"]
-    with pytest.raises(UserError, match="unknown key 'gamma'"):
+    with pytest.raises(UserError, match="key 'gamma'"):
         config.load("demo", ["arms=fedavg", "gamma=0.1"])
     assert config.load("demo", ["mu=0.5", 'arms=["fedavg", "fedprox"]']).arms["fedprox"].parameters.mu == 0.5
     # the later one
@@ -271,110 +259,69 @@ def test_later_overrides_and_keywords_win():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "gama=1",
-            "unknown key 'gama' (did you mean 'gamma'?); the keys are listed in docs/configuration.md",
-        ),
-        ("run.lr=3", "unknown key 'lr' in [run]; it is a key of [training]"),
-        ("arms.uefl.gama=1", "unknown key 'gama' in [arms.uefl] (did you mean 'gamma'?)"),
-        (
-            "data.partition.angels=[0]",
-            "unknown key 'angels' in [data.partition] (did you mean 'angles'?); the keys are listed in ",
-        ),
+        ("gama=1", "key 'gama' .*'gamma'.*docs/configuration.md"),
+        ("run.lr=3", r"key 'lr' .*\[run\]; .*\[training\]"),
+        ("arms.uefl.gama=1", r"key 'gama' .*\[arms.uefl\] .*'gamma'"),
+        ("data.partition.angels=[0]", r"key 'angels' .*\[data.partition\] .*'angles'"),
         (
             "data.partition.sets=4",
-            (
-                "unknown key 'sets' in [data.partition]; it is a key of [data.partition] with scheme ="
-                " 'unlabeled'"
-            ),
+            r"key 'sets' .*\[data.partition\]; .*\[data.partition\] .*scheme = 'unlabeled'",
         ),
-        ("sets=4", "unknown key 'sets'; it is a key of [data.partition] with scheme = 'unlabeled'"),
-        ("loss=nll", "unknown key 'loss'; it is a key of arms with algorithm = "),
-        ("fedcr.samples=4", "unknown key 'fedcr.samples'; it is a key of [arms.fedcr]"),
-        ("algorithm=fedprox", "unknown key 'algorithm'; it is a key of [arms.NAME]"),
-        ("gamma", "--set 'gamma': expected key=value, in one line"),
-        ("seed=1\nlr=2", "--set 'seed=1\\nlr=2': expected key=value, in one line"),
-        ("arms.uefl=3", "--set arms.uefl: expected arms.NAME.key=value"),
-        ("arms=['uefl', 'uefl']", "key 'arms': expected different names of arms"),
-        (
-            "arms=fedavgg",
-            (
-                "key 'arms.fedavgg': no algorithm 'fedavgg' (did you mean 'fedavg'?); an arm with a name of"
-                ' its own says which it is, algorithm = "..."; there are '
-            ),
-        ),
-        (
-            "arms.nobody.gamma=1.0",
-            (
-                "key 'arms.nobody': no algorithm 'nobody'; an arm with a name of its own says which it is,"
-                " algorithm = "
-            ),
-        ),
-        ("data=runs/x", "key 'data' is a section; set one of its keys, as in data.source=runs/x"),
-        ("training=3", "key 'training' is a section; set one of its keys, as in training.lr=VALUE"),
-        ("arms.a/b.algorithm=uefl", "key 'arms': 'a/b' names files of the run; expected up to 40 letters"),
-        ("arms=[]", "key 'arms': expected at least one table [arms.NAME]; the algorithms are centralized, "),
-        (
-            "arms.x.algorithm=fedul",
-            (
-                "key 'arms': arms on labeled silos and on unlabeled sets do not go together (on labeled"
-                " silos: fedavg"
-            ),
-        ),
-        ("scheme=rotation", "key 'data.partition': 'rotation' is no partition (did you mean 'rotations'?)"),
-        ("lr=fast", "key 'training.lr': expected a number; got 'fast'"),
-        ("rounds=[]", "key 'training.rounds': expected at least 1 item; got []"),
-        ("source=", "key 'data.source': expected at least 1 character; got ''"),
-        ("arms.uefl.personal=last", "key 'arms.uefl.personal': expected true or false; got 'last'"),
-        ("personalized=yes", "key 'run.personalized': expected true or false; got 'yes'"),
-        ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' is missing; give it a value"),
-        (
-            "data.partition=natural",
-            "key 'data.partition': is a table; name its scheme, data.partition.scheme=natural",
-        ),
-        (
-            "partition.scheme=natural",
-            "unknown key 'partition.scheme' (did you mean 'data.partition.scheme'?)",
-        ),
-        ("trainin.lr=1", "unknown key 'trainin.lr' (did you mean 'training.lr'?)"),
-        ("threads=3.5", "key 'run.threads': expected an integer; got 3.5"),
-        ("seed=true", "key 'run.seed': expected an integer; got True"),
-        (
-            "encoder=resnet",
-            (
-                "key 'model.encoder': expected 'cnn', 'cnn5x5', 'conv1d', 'mlp', 'resnet18',"
-                " 'resnet18_nopool', 'vgg16_bn' or 'given'; got 'resnet'"
-            ),
-        ),
-        ("rounds=5", "key 'training.rounds': expected a list, as in [1]; got 5"),
-        ("image_size=100000", "key 'data.image_size': expected less than or equal to 1024; got 100000"),
-        ("passes=4294967296", "key 'run.passes': expected less than or equal to 100000; got 4294967296"),
+        ("sets=4", r"key 'sets'; .*\[data.partition\] .*scheme = 'unlabeled'"),
+        ("loss=nll", "key 'loss'; .*algorithm = "),
+        ("fedcr.samples=4", r"key 'fedcr.samples'; .*\[arms.fedcr\]"),
+        ("algorithm=fedprox", r"key 'algorithm'; .*\[arms.NAME\]"),
+        ("gamma", "'gamma': .*key=value"),
+        ("seed=1\nlr=2", r"'seed=1\\nlr=2': .*key=value"),
+        ("arms.uefl=3", "arms.uefl: .*arms.NAME.key=value"),
+        ("arms=['uefl', 'uefl']", "key 'arms': .*names"),
+        ("arms=fedavgg", "key 'arms.fedavgg': .*'fedavg'.*algorithm = \"...\""),
+        ("arms.nobody.gamma=1.0", "key 'arms.nobody': .*'nobody'; .*algorithm = "),
+        ("data=runs/x", "key 'data' .*data.source=runs/x"),
+        ("training=3", "key 'training' .*training.lr=VALUE"),
+        ("arms.a/b.algorithm=uefl", r"key 'arms': 'a/b' .*\b40\b"),
+        ("arms=[]", r"key 'arms': .*\[arms.NAME\]; .*centralized, "),
+        ("arms.x.algorithm=fedul", "key 'arms': .*labeled.*unlabeled.*: fedavg"),
+        ("scheme=rotation", "key 'data.partition': 'rotation' .*'rotations'"),
+        ("lr=fast", "key 'training.lr': .*'fast'$"),
+        ("rounds=[]", r"key 'training.rounds': .*\b1 item; .*\[\]$"),
+        ("source=", r"key 'data.source': .*\b1 character; .*''$"),
+        ("arms.uefl.personal=last", "key 'arms.uefl.personal': .*'last'$"),
+        ("personalized=yes", "key 'run.personalized': .*'yes'$"),
+        ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' .*missing"),
+        ("data.partition=natural", "key 'data.partition': .*data.partition.scheme=natural"),
+        ("partition.scheme=natural", "key 'partition.scheme' .*'data.partition.scheme'"),
+        ("trainin.lr=1", "key 'trainin.lr' .*'training.lr'"),
+        ("threads=3.5", r"key 'run.threads': .*integer; .*\b3.5$"),
+        ("seed=true", "key 'run.seed': .*integer; .*True$"),
+        ("encoder=resnet", "key 'model.encoder': .*'cnn', 'cnn5x5', .*'vgg16_bn' .*'given'; .*'resnet'"),
+        ("rounds=5", r"key 'training.rounds': .*\[1\]; .*\b5$"),
+        ("image_size=100000", r"key 'data.image_size': .*\b1024; .*\b100000$"),
+        ("passes=4294967296", r"key 'run.passes': .*\b100000; .*\b4294967296$"),
     ],
 )
 def test_mistakes_are_one_line(override, message):
-    with pytest.raises(UserError, match=f"^{re.escape(message)}") as error:
+    with pytest.raises(UserError, match=rf"^(unknown |--set )?{message}") as error:
         config.load("demo", [override])
     assert "\n" not in str(error.value)
 
 
 def test_a_key_outside_of_a_section_is_told_where_it_belongs():
     for key, place in (
-        ("lr", "[training]"),
-        ("gamma", "arms with algorithm = "),
-        ("angles", "[data.partition] with scheme = "),
+        ("lr", r"\[training\]"),
+        ("gamma", r"\barms .*algorithm = "),
+        ("angles", r"\[data.partition\] .*scheme = "),
     ):
-        with pytest.raises(
-            UserError, match=re.escape(f"key {key!r} stands outside of a section; it is a key of {place}")
-        ):
+        with pytest.raises(UserError, match=rf"key {key!r} .*{place}"):
             config.from_table(table(**{key: 1}))
-    with pytest.raises(UserError, match=r"unknown key 'trainin' \(did you mean 'training'\?\)"):
+    with pytest.raises(UserError, match=r"key 'trainin' .*'training'"):
         config.from_table(table(trainin={}))
-    with pytest.raises(UserError, match=r"key 'run': expected a table \[run\], got 3"):
+    with pytest.raises(UserError, match=r"key 'run': .*\[run\], .*\b3$"):
         config.from_table(table(run=3))
 
 
 def test_unknown_preset_names_the_nearest():
-    with pytest.raises(UserError, match=r"no preset 'mnist9' .did you mean 'mnist-9'.*uefl presets"):
+    with pytest.raises(UserError, match=r"'mnist9' .*'mnist-9'.*presets"):
         config.load("mnist9")
 
 
@@ -393,79 +340,40 @@ KINDS = {"run": RunSection, "model": Model, "training": Training}
 )
 def test_every_number_has_a_range_and_is_finite(section, key):
     for value in (-1, float("nan"), float("inf")):
-        with pytest.raises(UserError, match=f"key '{section}.{key}': expected .*; got "):
+        with pytest.raises(UserError, match=f"key '{section}.{key}': expected "):
             config.from_table(table(**{section: {key: value}}))
 
 
 @pytest.mark.parametrize("name", registry())
 def test_every_number_of_an_algorithm_has_a_range(name):
     for key in _numbers(registry()[name].Parameters):
-        with pytest.raises(UserError, match=f"key 'arms.{name}.{key}': expected .*; got -1"):
+        with pytest.raises(UserError, match=f"key 'arms.{name}.{key}': expected .*-1"):
             config.from_table({"arms": {name: {key: -1}}})
 
 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        (
-            {"model": {"encoder": "vgg16_bn", "width": 64}},
-            (
-                "key 'model.width': expected its default 128, so set it to that or leave it out: vgg16_bn"
-                " does not use it"
-            ),
-        ),
-        ({"model": {"pretrained": True}}, "key 'model.pretrained': cnn has no pretrained weights"),
-        ({"model": {"encoder": "cnn5x5", "hidden": 3}}, "key 'model.hidden': expected its default 512"),
-        ({"model": {"encoder": "cnn5x5", "pooled": True}}, "key 'model.pooled': expected its default False"),
-        (
-            {"training": {"batch_size": 1}},
-            "key 'training.batch_size': expected 2 or more, for batch norm; got 1",
-        ),
-        (
-            {"run": {"passes": 7}, "arms": {"uefl-published": {}}},
-            (
-                "key 'run.passes': expected its default 20, so set it to that or leave it out: its arms"
-                " measure one pass with dropout off"
-            ),
-        ),
-        (
-            {"training": {"momentum": 0.9}},
-            (
-                "key 'training.momentum': expected its default 0.0, so set it to that or leave it out: it is"
-                " for optimizer = 'sgd'"
-            ),
-        ),
-        ({"run": {"members": 3}}, "key 'run.members': expected its default 5"),
-        (
-            {"run": {"select": "validation"}},
-            (
-                "key 'run.select': expected its default 'last', so set it to that or leave it out: it is for"
-                " arms on unlabeled"
-            ),
-        ),
-        (
-            {"data": {"labeled": 3}},
-            (
-                "key 'data.labeled': expected its default 0, so set it to that or leave it out: it is for"
-                " arms on unlabeled sets"
-            ),
-        ),
-        (
-            {"arms": {"fedul": {}}},
-            "key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration",
-        ),
+        ({"model": {"encoder": "vgg16_bn", "width": 64}}, "key 'model.width': .*default 128, .*vgg16_bn"),
+        ({"model": {"pretrained": True}}, r"key 'model.pretrained': cnn\b"),
+        ({"model": {"encoder": "cnn5x5", "hidden": 3}}, "key 'model.hidden': .*default 512"),
+        ({"model": {"encoder": "cnn5x5", "pooled": True}}, "key 'model.pooled': .*default False"),
+        ({"training": {"batch_size": 1}}, r"key 'training.batch_size': .*\b2 .*\b1$"),
+        ({"run": {"passes": 7}, "arms": {"uefl-published": {}}}, "key 'run.passes': .*default 20, .*dropout"),
+        ({"training": {"momentum": 0.9}}, "key 'training.momentum': .*default 0.0, .*optimizer = 'sgd'"),
+        ({"run": {"members": 3}}, "key 'run.members': .*default 5"),
+        ({"run": {"select": "validation"}}, "key 'run.select': .*default 'last', .*unlabeled"),
+        ({"data": {"labeled": 3}}, "key 'data.labeled': .*default 0, .*unlabeled"),
+        ({"arms": {"fedul": {}}}, "key 'training.rounds': .*unlabeled"),
         (
             {"arms": {"fedul": {}}, "training": {"rounds": [1], "batch_size": 1}},
-            "key 'training.batch_size': expected 2 or more",
+            r"key 'training.batch_size': .*\b2\b",
         ),
-        (
-            {"arms": {"fedul": {"test_prior": [0.5, 0.1]}}},
-            "key 'arms.fedul': test_prior: expected numbers that sum to 1, they sum to 0.6",
-        ),
+        ({"arms": {"fedul": {"test_prior": [0.5, 0.1]}}}, r"key 'arms.fedul': test_prior: .*\b1, .*\b0.6"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(sections, message):
-    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+    with pytest.raises(UserError, match=rf"^{message}"):
         config.from_table(table(**sections))
 
 

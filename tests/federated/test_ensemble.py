@@ -178,25 +178,10 @@ def test_one_request_carries_all_members_without_a_copy():
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
-        (
-            "uefl",
-            {"passes": 7},
-            (
-                "key 'run.passes': expected its default 20, so set it to that or leave it out: an ensemble"
-                " has members, not passes"
-            ),
-        ),
-        ("uefl", {"members": 1}, "key 'run.members': expected greater than or equal to 2; got 1"),
-        (
-            "uefl",
-            {"uncertainty": "mc_dropout", "members": 3},
-            "key 'run.members': expected its default 5, so set it to that or leave it out: it is for",
-        ),
-        (
-            "fedul",
-            {"encoder": "cnn5x5", "rounds": [1]},
-            "key 'run.uncertainty': .* arms on unlabeled sets measure one pass without dropout",
-        ),
+        ("uefl", {"passes": 7}, "key 'run.passes': .*default 20, .*ensemble"),
+        ("uefl", {"members": 1}, r"key 'run.members': .*\b2; .*\b1$"),
+        ("uefl", {"uncertainty": "mc_dropout", "members": 3}, "key 'run.members': .*default 5"),
+        ("fedul", {"encoder": "cnn5x5", "rounds": [1]}, "key 'run.uncertainty': .*unlabeled"),
     ],
     ids=["passes", "one", "dropout", "sets"],
 )
@@ -255,5 +240,5 @@ def test_the_report_says_what_the_entropy_is_of(finished):
 def test_members_of_another_number_are_refused_on_resume(tmp_path):
     path = interrupted(tmp_path / "run", *RUN, after=4) / "config.toml"
     path.write_text(path.read_text().replace("members = 2", "members = 3"))
-    with pytest.raises(UserError, match=r"config\.toml has been changed"):
+    with pytest.raises(UserError, match=r"config\.toml .*changed"):
         go_on(tmp_path / "run", Watcher())

@@ -87,7 +87,7 @@ def test_the_quorum_is_of_those_that_measure():
                     reply.error, reply.metrics = "lost", {}
                 yield reply
 
-    with pytest.raises(RunError, match=r"[01] of 2 clients measured the model, the quorum is 2"):
+    with pytest.raises(RunError, match=r"[01] of 2 clients .*quorum .*\b2\b"):
         tiny.finish(tiny.arm(cfg, federation, Refuses)[0])
 
 

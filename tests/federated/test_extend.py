@@ -59,7 +59,7 @@ def test_an_extension_that_is_interrupted_goes_on(tmp_path, calls):
     start(tmp_path / "run", *keys, "rounds=[1]")
     with pytest.raises(KeyboardInterrupt):
         extend(tmp_path / "run", 2, Watcher(stop_after=calls))
-    with pytest.raises(UserError, match="has not finished"):
+    with pytest.raises(UserError, match="train --resume"):
         extend(tmp_path / "run", 1)
     run.resume(tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     same(tmp_path / "run", tmp_path / "long")
@@ -71,7 +71,7 @@ def test_what_cannot_be_extended_is_said_and_left_as_it_was(tmp_path):
         extend(tmp_path / "cosine", 1)
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
     (tmp_path / "run" / "ends" / "fedavg" / "checkpoint.json").unlink()
-    with pytest.raises(UserError, match=r"ends/fedavg is missing"):
+    with pytest.raises(UserError, match=r"ends/fedavg .*missing"):
         extend(tmp_path / "run", 1)
     for name in ("cosine", "run"):
         assert (tmp_path / name / "summary.json").is_file()

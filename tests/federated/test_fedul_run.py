@@ -127,7 +127,7 @@ def test_own_sets_through_the_command(tmp_path):
     assert set(read_run(tmp_path / "run").arms) == {"fedul", "m1"}
     assert saved.load(tmp_path / "run" / "model-m1.safetensors").classes == ("cat", "dog")
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(UserError, match=r"sets' is none of .*digits"):
+    with pytest.raises(UserError, match=r"'.*sets' .*digits"):
         go_on(tmp_path / "run")
 
 
@@ -161,13 +161,10 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            ["arms.fedul.server=finetune"],
-            "arm 'fedul' needs labeled images of the server; set data.labeled, or add the folder labeled",
-        ),
-        (["arms=['fedavg-labeled']"], "arm 'fedavg-labeled' needs labels of the clients' images"),
-        (["select=validation"], "run.select = 'validation' needs validation images of the server"),
-        (["priors=estimated"], "estimated priors need labeled images of the server"),
+        (["arms.fedul.server=finetune"], "arm 'fedul' .*data.labeled"),
+        (["arms=['fedavg-labeled']"], "arm 'fedavg-labeled' .*labels"),
+        (["select=validation"], "run.select = 'validation'"),
+        (["priors=estimated"], "estimated .*labeled"),
     ],
 )
 def test_what_an_arm_lacks_is_said_before_anything_is_written(tmp_path, keys, message):
@@ -188,10 +185,7 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
             (root / "labeled" / name).rmdir()
     images = np.zeros((2, 12, 12), np.uint8)
     np.savez(root / "clients" / "madrid.npz", images=images, set=np.array([9, 10]))
-    for arm, message in (
-        ("supervised", "the server has 1 labeled image"),
-        ("fedllp", "client 'madrid' has sets of one image only"),
-    ):
+    for arm, message in (("supervised", r"server .*\b1 labeled"), ("fedllp", "client 'madrid' .*sets")):
         cfg = config.load("own-sets", [f"source={root}", f"arms=['{arm}']"])
         with pytest.raises(UserError, match=message):
             run.train(

@@ -89,11 +89,7 @@ def without(name):
 
 @pytest.mark.parametrize(("name", "kind"), [("tokens", "method"), ("head", "module")])
 def test_one_that_lacks_a_part_is_refused_by_name(tmp_path, name, kind):
-    needs = (
-        r"a codebook needs a network with a method tokens\(images\) -> \[B, T, D\] and a module"
-        r" head\(tokens\)"
-    )
-    with pytest.raises(UserError, match=rf"model: {needs} .*; Lacking has no {kind} '{name}'"):
+    with pytest.raises(UserError, match=rf"model: .*\[B, T, D\].*Lacking .*{kind} '{name}'"):
         uefl.train(KEYS, out=tmp_path / "run", model=without(name))
     assert not (tmp_path / "run").exists()
     uefl.train(KEYS, out=tmp_path / "run", model=without(name), arms=["fedavg"], rounds=[1])
@@ -104,7 +100,7 @@ def test_tokens_of_another_shape_are_refused(tmp_path):
         def tokens(self, images):
             return super().tokens(images).flatten(1)
 
-    with pytest.raises(UserError, match=r"for two images its tokens have the shape \[2, 128\]"):
+    with pytest.raises(UserError, match=r"tokens .*\[2, 128\]"):
         uefl.train(KEYS, out=tmp_path / "run", model=Flat)
 
 
@@ -116,5 +112,5 @@ def test_tokens_that_are_no_tensor_are_refused(tmp_path):
         def forward(self, images):
             return self.head(self.tokens(images)[0])
 
-    with pytest.raises(UserError, match=r"'tokens' returned tuple; expected a tensor \[B, T, D\]"):
+    with pytest.raises(UserError, match=r"'tokens' .*tuple; .*\[B, T, D\]"):
         uefl.train(KEYS, out=tmp_path / "run", model=Pair)

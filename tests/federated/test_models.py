@@ -1,6 +1,5 @@
 import copy
 import platform
-import re
 import resource
 from contextlib import nullcontext
 
@@ -115,11 +114,7 @@ def test_batch_norm_refuses_a_client_of_one_image():
     clients = small_images(3, 1)
     for encoder, refused in (("resnet18", True), ("cnn", False)):
         room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), clients)
-        with (
-            pytest.raises(UserError, match=r"^silo 'silo-1' has one training image")
-            if refused
-            else nullcontext()
-        ):
+        with pytest.raises(UserError, match=r"silo 'silo-1' .*training") if refused else nullcontext():
             room.algorithm.check(clients, "fedavg", room.net)
 
 
@@ -134,7 +129,7 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
     room = workspace(settings(name), fed)
     room.net.encoder = torch.nn.Sequential(room.net.encoder, torch.nn.BatchNorm2d(16))
-    with pytest.raises(UserError, match=r"^silo 'silo-1' has one training image"):
+    with pytest.raises(UserError, match=r"silo 'silo-1' .*training"):
         room.algorithm.check(fed, "arm", room.net)
 
 
@@ -170,10 +165,7 @@ def test_pretrained_encoders_see_gray_as_three_channels(encoder, imagenet):
 def test_pretrained_weights_come_from_the_cache_only(imagenet, monkeypatch, tmp_path):
     cache = tmp_path / "checkpoints"
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(
-        UserError,
-        match=r"uefl downloads nothing; fetch https://download.pytorch.org/models/resnet18-f37072fd.pth to /",
-    ):
+    with pytest.raises(UserError, match=r"https://download.pytorch.org/models/resnet18-f37072fd.pth .* /"):
         Net(Model(encoder="resnet18", pretrained=True), (3, 32, 32), 10)
     cache.mkdir()
     (cache / imagenet["resnet18"].name).symlink_to(imagenet["resnet18"])
@@ -188,22 +180,14 @@ def test_a_file_of_other_weights_is_refused(imagenet, tmp_path):
     (tmp_path / "text.pth").write_text("no weights")
     torch.save([1, 2], tmp_path / "list.pth")
     for name, said in (
-        (str(tmp_path / "absent.pth"), "there is no file"),
-        (str(tmp_path / "text.pth"), "holds no weights"),
-        (str(tmp_path / "list.pth"), "expected a state dict, names with tensors; got list"),
-        (
-            str(imagenet["vgg16_bn"]),
-            "expected weights 'conv1.weight' of shape [64, 3, 7, 7], as torchvision's; got none",
-        ),
+        (str(tmp_path / "absent.pth"), r"absent\.pth"),
+        (str(tmp_path / "text.pth"), r"text\.pth .*weights"),
+        (str(tmp_path / "list.pth"), r"list\.pth.*\blist$"),
+        (str(imagenet["vgg16_bn"]), r"'conv1.weight' .*\[64, 3, 7, 7\], .*none"),
     ):
-        with pytest.raises(UserError, match=re.escape(said)):
+        with pytest.raises(UserError, match=said):
             Net(Model(encoder="resnet18", pretrained=name), (3, 32, 32), 10)
-    with pytest.raises(
-        UserError,
-        match=(
-            r"^key 'model.pretrained': pretrained weights are for images of 3 channels or 1, not 2; set false"
-        ),
-    ):
+    with pytest.raises(UserError, match=r"^key 'model.pretrained': .*\b3 channels .*\b1, .*\b2;"):
         Net(Model(encoder="resnet18", pretrained=str(imagenet["resnet18"])), (2, 32, 32), 10)
 
 
@@ -213,10 +197,7 @@ def test_resnet18_takes_gray_images():
 
 
 def test_images_too_small_for_the_encoder():
-    with pytest.raises(
-        UserError,
-        match=r"^images of 1 x 4 x 4 are too small for encoder 'cnn'; set a larger image_size, or another",
-    ):
+    with pytest.raises(UserError, match=r"\b1 x 4 x 4 .*encoder 'cnn'.*image_size"):
         Net(TINY, (1, 4, 4), 10)
 
 

@@ -74,7 +74,7 @@ def test_names_that_are_no_metrics_are_refused(names):
 def test_a_metric_cannot_take_the_name_of_another_column(taken, monkeypatch):
     monkeypatch.setattr(METRICS, "_entries", dict(METRICS._all()))
     metric(taken)(lambda probs, labels: 1.0)
-    with pytest.raises(UserError, match=f"'{taken}' is there already"):
+    with pytest.raises(UserError, match=rf"key 'run\.metrics': '{taken}'"):
         config.load("demo", run={"metrics": [taken]})
 
 

@@ -82,9 +82,9 @@ def test_other_capitals_are_named(tmp_path):
     with pytest.raises(UserError, match=r"\(but Silos is"):
         labeled(tmp_path / "silos")
     np.savez(tmp_path / "Data.npz", images=np.zeros((12, 4, 4), np.uint8))
-    with pytest.raises(UserError, match=r"\(but Data.npz is"):
+    with pytest.raises(UserError, match=r"\(but Data.npz"):
         labeled(tmp_path / "data.npz")
-    with pytest.raises(UserError, match=r"\(but Data.npz is"):
+    with pytest.raises(UserError, match=r"\(but Data.npz"):
         saved.load(tmp_path / "DATA.npz")
     assert "(but Silos is" in refused("report", tmp_path / "SILOS")
 
@@ -139,18 +139,18 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pipe, place):
     if path.suffix == ".toml" and path.name != "config.toml":
         assert "is a pipe" in refused("train", path, "--out", tmp_path / "new")
     elif path.suffix == ".safetensors":
-        with pytest.raises(UserError, match="is a pipe"):
+        with pytest.raises(UserError, match=r"\bpipe;"):
             saved.load(path)
     elif place == "run":
         assert "is no run folder" in refused("train", "demo", "--out", path)
         for arguments in (("train", "--resume", path), ("report", path)):
             refused(*arguments)
-        with pytest.raises(UserError, match="is a pipe"):
+        with pytest.raises(UserError, match=r"\bpipe;"):
             labeled(path)
     elif path.name == "config.toml":
         refused("report", path.parent)
     else:
-        with pytest.raises(UserError, match="is a pipe"):
+        with pytest.raises(UserError, match=r"\bpipe;"):
             labeled(path if path.suffix == ".npz" else tmp_path / "silos")
 
 
@@ -159,13 +159,13 @@ def test_sockets_and_devices(tmp_path):
     with socket.socket(socket.AF_UNIX) as server:
         place = Path(os.path.relpath(tmp_path / "silos" / "a" / "cat" / "s.png"))
         server.bind(str(place))
-        with pytest.raises(UserError, match="is a socket"):
+        with pytest.raises(UserError, match=r"\bsocket;"):
             labeled(tmp_path / "silos")
     (tmp_path / "silos" / "a" / "cat" / "s.png").unlink()
     (tmp_path / "silos" / "a" / "cat" / "null.png").symlink_to("/dev/null")
-    with pytest.raises(UserError, match="is a device"):
+    with pytest.raises(UserError, match=r"\bdevice;"):
         labeled(tmp_path / "silos")
-    with pytest.raises(UserError, match="is a device"):
+    with pytest.raises(UserError, match=r"\bdevice;"):
         saved.load("/dev/null")
 
 

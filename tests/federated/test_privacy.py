@@ -336,18 +336,18 @@ def test_only_algorithms_that_send_just_a_model_are_private(name):
 
 def test_batch_norm_is_refused():
     cfg, place = room(norm_layer="batch")
-    with pytest.raises(UserError, match=r"running statistics of batch norm.* set norm_layer = 'group'"):
+    with pytest.raises(UserError, match="norm_layer = 'group'"):
         check(cfg, "arm", place)
 
 
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"normalize": "standard"}, r"key 'data\.normalize': with privacy = 'central' expected 'centered'"),
-        ({"uncertainty": "ensemble", "members": 2}, r"key 'run\.privacy': expected 'none' with an ensemble"),
-        ({"aggregation": "median"}, r"key 'run\.aggregation'.*noise is for a sum"),
+        ({"normalize": "standard"}, r"key 'data\.normalize': .*privacy = 'central' .*'centered'"),
+        ({"uncertainty": "ensemble", "members": 2}, r"key 'run\.privacy': .*'none' .*ensemble"),
+        ({"aggregation": "median"}, r"key 'run\.aggregation'.*noise"),
         ({"privacy": "local", "max_update_norm": 3.0}, r"key 'run\.max_update_norm'"),
-        ({"privacy": "none", "noise_multiplier": 2.0}, r"key 'run\.noise_multiplier'.*it is for privacy"),
+        ({"privacy": "none", "noise_multiplier": 2.0}, r"key 'run\.noise_multiplier'.*privacy"),
     ],
 )
 def test_keys_that_do_not_go_together(keys, line):
@@ -357,11 +357,11 @@ def test_keys_that_do_not_go_together(keys, line):
 
 def test_a_budget_below_a_round_and_no_library_are_refused(monkeypatch):
     cfg, place = room(max_epsilon=0.1)
-    with pytest.raises(UserError, match=r"key 'run\.max_epsilon': one round spends 4\.73"):
+    with pytest.raises(UserError, match=r"key 'run\.max_epsilon': .*\b4\.73"):
         check(cfg, "arm", place)
     monkeypatch.setitem(sys.modules, "opacus", None)
     cfg, place = room()
-    with pytest.raises(UserError, match=r"needs an accountant; .*pip install '\.\[privacy\]'"):
+    with pytest.raises(UserError, match=r"'\.\[privacy\]'"):
         check(cfg, "arm", place)
 
 
@@ -369,7 +369,7 @@ def test_an_algorithm_that_lies_about_its_averages_is_found_out():
     class Other:
         old = torch.zeros(1)
 
-    with pytest.raises(TypeError, match="must say only_the_model = False"):
+    with pytest.raises(TypeError, match="only_the_model = False"):
         privacy().averages(Plain({"a": Other()}), None)
 
 
@@ -381,9 +381,7 @@ def test_a_tensor_that_a_client_keeps_is_found_out(mode):
 
     cfg = settings("fedavg", **(PRIVATE | LITTLE | {"privacy": mode}))
     one, *_ = arm(cfg, federation(), algorithm=Keeper(), privacy=Privacy(cfg.run, SECRET))
-    with pytest.raises(
-        TypeError, match=r"Keeper: work\.private has 'seen', which no noise hides; .* only_the_model = False"
-    ):
+    with pytest.raises(TypeError, match=r"Keeper: work\.private .*'seen', .*only_the_model = False"):
         finish(one)
 
 

@@ -79,5 +79,5 @@ def test_without_its_key_a_run_does_not_go_on(keyed, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         begin(tmp_path / "run", Watcher(stop_after=4))
     (tmp_path / "run" / KEY).unlink()
-    with pytest.raises(UserError, match="from which the noise of this run is made, is missing"):
+    with pytest.raises(UserError, match=rf"{KEY}, .*missing"):
         go_on(tmp_path / "run")

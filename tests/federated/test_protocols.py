@@ -57,7 +57,7 @@ def test_the_quorum_is_of_those_who_were_asked():
     one, _, _ = arm(
         settings("fedavg", participation=0.5, quorum=1.0, seed=3), wrap=lambda e: Meddler(e, broken)
     )
-    with pytest.raises(RunError, match="of 2 clients sent a sound update, the quorum is 2"):
+    with pytest.raises(RunError, match=r"\b2 clients .*quorum .*\b2\b"):
         one.turn()
 
 

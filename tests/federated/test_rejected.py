@@ -50,10 +50,10 @@ def test_rejected_replies_are_recorded_also_after_resume(tmp_path):
 
 
 def test_a_run_that_stops_for_it_says_so_too(tmp_path):
-    with pytest.raises(RunError, match=r"the quorum is 2; the run stops here \(silo-1: no memory left\)"):
+    with pytest.raises(RunError, match=r"quorum .*\b2; .*\(silo-1: .*memory"):
         run(tmp_path / "run", quorum=1.0)
     assert lines(tmp_path / "run")[-1] == LINE
-    with pytest.raises(UserError, match="silo-1 in round 2: no memory left"):
+    with pytest.raises(UserError, match=r"silo-1 .*round 2: .*memory"):
         uefl.load(tmp_path / "run")
 
 

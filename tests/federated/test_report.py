@@ -63,10 +63,7 @@ def test_rounds_count_from_one_also_in_old_folders(tmp_path):
 def test_a_folder_of_another_version_says_so(tmp_path):
     config = run_folder.write(tmp_path) / "config.toml"
     config.write_text('arms = ["fedavg"]\nwidth = 64\n')
-    with pytest.raises(
-        UserError,
-        match=r"config.toml lacks the section \[run\]. It was changed, is cut off, or is of another version",
-    ):
+    with pytest.raises(UserError, match=r"config.toml .*\[run\]"):
         read_run(tmp_path)
 
 
@@ -140,10 +137,7 @@ def test_a_run_that_repeats_another_is_found(tmp_path):
 
 def test_a_folder_of_runs_is_no_run_but_holds_some(tmp_path):
     run_folder.write(tmp_path / "a")
-    with pytest.raises(
-        UserError,
-        match=re.escape(f"{tmp_path} has no config.toml; it is a folder of runs: uefl report {tmp_path}/*"),
-    ):
+    with pytest.raises(UserError, match=rf"config\.toml; .* report {tmp_path}/\*"):
         read_run(tmp_path)
 
 
@@ -390,7 +384,7 @@ def test_unfinished_run_is_reported_from_its_whole_rounds(tmp_path):
 def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path, missing):
     run_folder.write(tmp_path)
     (tmp_path / missing).unlink()
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path} has no {missing}")):
+    with pytest.raises(UserError, match=f"{tmp_path} .*{missing}"):
         read_run(tmp_path)
 
 
@@ -401,32 +395,28 @@ def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
     run_folder.write(tmp_path)
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join([*path.read_text().splitlines()[:4], line, ""]))
-    with pytest.raises(UserError, match=re.escape(f"{path}, line 5 is not a record")):
+    with pytest.raises(UserError, match=f"{path}, line 5 "):
         write_report(tmp_path)
     assert not (tmp_path / "report.md").exists()
 
 
 @pytest.mark.parametrize(
     ("summary", "message"),
-    [
-        ("{", "is not a summary"),
-        ("[]", "is not a summary"),
-        ('{"schema": 9, "arms": {}}', "has schema 9, expected 2"),
-    ],
+    [("{", "summary"), ("[]", "summary"), ('{"schema": 9, "arms": {}}', r"schema 9, .*\b2\b")],
     ids=["torn", "no-object", "other-version"],
 )
 def test_damaged_summary_names_the_file(tmp_path, summary, message):
     run_folder.write(tmp_path)
     (tmp_path / "summary.json").write_text(summary)
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'summary.json'} {message}")):
+    with pytest.raises(UserError, match=f"{tmp_path / 'summary.json'} .*{message}"):
         read_run(tmp_path)
 
 
 def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
-    for finished, advice in ((False, "continue with `uefl train --resume"), (True, "the file is damaged")):
+    for finished, advice in ((False, "--resume"), (True, "damaged")):
         run_folder.write(tmp_path, finished=finished)
         (tmp_path / "metrics.jsonl").write_text("")
-        with pytest.raises(UserError, match=f"holds no finished round yet; {advice}"):
+        with pytest.raises(UserError, match=f"round .*{advice}"):
             read_run(tmp_path)
 
 

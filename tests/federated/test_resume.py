@@ -56,19 +56,15 @@ def test_resuming_a_finished_run_only_returns_its_summary(finished):
 
 def test_two_processes_do_not_share_a_folder(finished):
     out = finished[0]
-    with folder.lock(out), pytest.raises(UserError, match="in use by another process"):
+    with folder.lock(out), pytest.raises(UserError, match=r"\bprocess;"):
         go_on(out)
 
 
 def test_resuming_what_is_no_run(tmp_path):
-    with pytest.raises(
-        UserError, match=r"holds no run \(no config.toml\); start one with: uefl train PRESET --out "
-    ):
+    with pytest.raises(UserError, match=r"config.toml\); .*PRESET --out "):
         go_on(tmp_path / "free")
     (tmp_path / "other").touch()
-    with pytest.raises(
-        UserError, match=r"holds no run \(no config.toml\); expected a run folder, as `uefl train` writes it$"
-    ):
+    with pytest.raises(UserError, match=r"config.toml\); .*folder"):
         go_on(tmp_path)
 
 
@@ -110,28 +106,28 @@ def test_metrics_that_differ_from_the_checkpoint_are_rejected(tmp_path, damage):
         metrics.unlink()
     else:
         metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
-    with pytest.raises(UserError, match=r"metrics.jsonl is (shorter|damaged)"):
+    with pytest.raises(UserError, match=r"metrics.jsonl .*(shorter|damaged)"):
         go_on(tmp_path / "run")
 
 
 def test_a_truncated_configuration_is_rejected(tmp_path):
     path = interrupted(tmp_path / "run") / "config.toml"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
-    with pytest.raises(UserError, match=r"lacks the (section|key)"):
+    with pytest.raises(UserError, match=r"lacks .*(section|key)"):
         go_on(tmp_path / "run")
 
 
 def test_a_configuration_that_was_changed_is_refused(tmp_path):
     path = interrupted(tmp_path / "run") / "config.toml"
     path.write_text(path.read_text().replace("gamma = 0.0", "gamma = 0.5"))
-    with pytest.raises(UserError, match=r"config\.toml has been changed"):
+    with pytest.raises(UserError, match=r"config\.toml .*changed"):
         go_on(tmp_path / "run")
 
 
 def test_other_images_are_refused(tmp_path, monkeypatch):
     interrupted(tmp_path / "run")
     monkeypatch.setattr(run, "build", lambda *given, **more: replace(build(*given, **more), digest="another"))
-    with pytest.raises(UserError, match="the clients have other images"):
+    with pytest.raises(UserError, match=r"clients .*images"):
         go_on(tmp_path / "run")
 
 

@@ -191,11 +191,7 @@ def test_which_algorithms_take_nothing_but_means():
 @pytest.mark.parametrize(
     ("keys", "clients", "line"),
     [
-        (
-            {"aggregation": "median"},
-            2,
-            "needs 3 updates in every round, and quorum and participation let 2 of 2",
-        ),
+        ({"aggregation": "median"}, 2, r"\b3 updates .*quorum .*participation .*\b2 of 2"),
         ({"aggregation": "krum", "attackers": 1}, 4, "needs 5 updates"),
         ({"aggregation": "krum", "attackers": 1, "quorum": 0.5}, 8, "let 4 of 8"),
         ({"aggregation": "trimmed_mean", "attackers": 2}, 4, "needs 5 updates"),
@@ -207,7 +203,7 @@ def test_too_few_clients_are_refused(keys, clients, line):
 
 
 def test_what_protects_nothing_is_refused():
-    with pytest.raises(UserError, match="does not protect arm 'arm', which takes more than weighted means"):
+    with pytest.raises(UserError, match=r"arm 'arm', .*means"):
         check_rule(settings("uefl", aggregation="median").run, "arm", False, 9)
     with pytest.raises(UserError, match=r"key 'run\.attackers'"):
         settings("fedavg", attackers=1)
@@ -244,5 +240,5 @@ def test_every_algorithm_says_the_truth_of_its_means(name):
             one.turn()
         assert all(bool(torch.isfinite(t).all()) for t in one.members[0].state.tensors.values())
     else:
-        with pytest.raises(UserError, match="does not protect"):
+        with pytest.raises(UserError, match=r"arm 'arm', .*means"):
             check_rule(cfg.run, "arm", one.members[0].algorithm.plain_means, 9)

@@ -131,13 +131,7 @@ def test_a_non_finite_update_is_rejected_counted_and_noted():
 
 def test_below_the_quorum_the_run_ends_with_an_error():
     algorithm, _, _ = arm(settings("fedavg", quorum=1.0), wrap=lambda e: Meddler(e, broken))
-    with pytest.raises(
-        RunError,
-        match=(
-            r"2 of 3 clients sent a sound update, the quorum is 3; the run stops here \(silo-1: values is not"
-            r" finite\)"
-        ),
-    ):
+    with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3; .*\(silo-1: values .*finite\)"):
         algorithm.turn()
 
 
@@ -160,7 +154,7 @@ def silent(reply):
 def test_a_client_that_does_not_answer_counts_against_the_quorum():
     strict, _, _ = arm(settings("fedavg"), wrap=lambda e: Meddler(e, silent))
     strict.turn()
-    with pytest.raises(RunError, match="2 of 3 clients measured the model, the quorum is 3"):
+    with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3\b"):
         strict.turn()
     lenient, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, silent))
     records = finish(lenient)
@@ -175,7 +169,7 @@ def test_a_client_that_does_not_answer_counts_against_the_quorum():
 )
 def test_the_quorum_is_rounded_up_without_float_noise(quorum, clients, needed):
     check_quorum(quorum, 1, needed, clients, "answered", [])
-    with pytest.raises(RunError, match=f"the quorum is {needed};"):
+    with pytest.raises(RunError, match=rf"quorum .*\b{needed};"):
         check_quorum(quorum, 1, needed - 1, clients, "answered", [])
 
 
@@ -203,9 +197,7 @@ def test_a_loss_far_above_its_beginning_is_divergence():
     algorithm, _, _ = arm(settings("fedavg", rounds=[4]), wrap=lambda e: Meddler(e, meddle))
     algorithm.turn()
     algorithm.turn()
-    with pytest.raises(
-        RunError, match=r"diverged: the training loss is 5e\+03 in round 2, it began at 2; lower lr"
-    ):
+    with pytest.raises(RunError, match=r"diverged: .*5e\+03 .*round 2, .*\b2; .*\blr$"):
         algorithm.turn()
 
 
@@ -248,13 +240,7 @@ def test_its_update_of_that_turn_is_not_averaged():
 def test_below_the_quorum_of_measurements_the_run_ends():
     algorithm, _, _ = arm(settings("fedavg"), wrap=measures(nll=float("nan")))
     algorithm.turn()
-    with pytest.raises(
-        RunError,
-        match=(
-            r"2 of 3 clients measured the model.* \(silo-1: its nll is nan; if the model has diverged, lower"
-            r" lr\)"
-        ),
-    ):
+    with pytest.raises(RunError, match=r"\b2 of 3 clients .*\(silo-1: .*nll .*nan; .*\blr\)"):
         algorithm.turn()
 
 
@@ -265,10 +251,7 @@ def test_a_number_of_the_server_that_is_not_finite_ends_the_run():
 
     algorithm, _, _ = arm(settings("fedavg"), algorithm=Lost())
     algorithm.turn()
-    with pytest.raises(
-        RunError,
-        match="diverged after round 1: silo-0: its drift is nan; if the model has diverged, lower lr",
-    ):
+    with pytest.raises(RunError, match=r"diverged .*round 1: silo-0: .*drift .*nan; .*\blr$"):
         algorithm.turn()
 
 

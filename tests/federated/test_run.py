@@ -87,19 +87,19 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(finished, tmp_path):
 
 def test_a_folder_in_use_is_left_alone(finished, tmp_path):
     out = finished[0]
-    with pytest.raises(UserError, match=r"holds a finished run;.* uefl report"):
+    with pytest.raises(UserError, match=r"\bfinished .*--out.*report"):
         start(out)
     begun = interrupted(tmp_path / "begun")
-    with pytest.raises(UserError, match=r"holds an unfinished run;.* uefl train --resume"):
+    with pytest.raises(UserError, match=r"unfinished .*--out.*--resume"):
         start(begun)
-    with folder.lock(begun), pytest.raises(UserError, match="is in use by another process"):
+    with folder.lock(begun), pytest.raises(UserError, match=r"\bprocess;"):
         start(begun)
-    with pytest.raises(UserError, match=r"/proc/foo cannot be made \(.*\); choose another folder with --out"):
+    with pytest.raises(UserError, match=r"/proc/foo .*--out"):
         start(Path("/proc/foo"))
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match=r"other .*empty.*--out"):
         start(other)
     assert [p.name for p in other.iterdir()] == ["notes.txt"]
 
@@ -138,7 +138,7 @@ def test_own_silos_leave_the_number_of_clients_out(make_npz, tmp_path, monkeypat
 def test_a_missing_backend_is_rejected_before_writing(tmp_path, name):
     if torch.cuda.is_available():
         pytest.skip("the backend is not absent here")
-    with backend(name), pytest.raises(UserError, match=f"backend '{name}' cannot run vq here"):
+    with backend(name), pytest.raises(UserError, match=f"backend '{name}' .* vq"):
         start(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -170,13 +170,13 @@ def test_the_number_of_threads_is_set(tmp_path):
 
 
 def test_too_few_feature_vectors_are_rejected_before_writing(tmp_path):
-    with pytest.raises(UserError, match="too few for 2000 new codewords; lower codewords"):
+    with pytest.raises(UserError, match=r"\b2000 .*codewords"):
         start(tmp_path / "run", "codewords=2000")
     assert not (tmp_path / "run").exists()
 
 
 def test_imagenet_normalization_of_gray_images(tmp_path):
-    with pytest.raises(UserError, match="images of 3 channels, these have 1"):
+    with pytest.raises(UserError, match=r"\b3 channels, .*\b1\b"):
         start(tmp_path / "run", "normalize=imagenet")
     assert not (tmp_path / "run").exists()
 
@@ -198,7 +198,9 @@ def test_the_saved_model_predicts_as_the_run_measured(finished):
 def test_a_file_that_is_no_model(tmp_path, content):
     if content is not None:
         (tmp_path / "m.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match="cannot be read" if content is not None else "is not there"):
+    with pytest.raises(
+        UserError, match=r"m\.safetensors .*read" if content is not None else r"m\.safetensors .*model-<arm>"
+    ):
         saved.load(tmp_path / "m.safetensors")
 
 
@@ -206,7 +208,7 @@ def test_a_model_of_another_format(tmp_path):
     from uefl.checkpoint import save_tensors
 
     save_tensors(tmp_path / "m.safetensors", {"x": torch.zeros(1)}, {"format": "other"})
-    with pytest.raises(UserError, match="is no model of this version"):
+    with pytest.raises(UserError, match=r"m\.safetensors .*version"):
         saved.load(tmp_path / "m.safetensors")
 
 
@@ -218,7 +220,7 @@ def test_a_diverged_run_ends_with_an_error(tmp_path):
 
 def test_devices(tmp_path):
     cfg = config.load("demo", KEYS)
-    with pytest.raises(UserError, match="not one of auto, cpu, cuda"):
+    with pytest.raises(UserError, match="auto, cpu, cuda"):
         run.train(cfg, preset="demo", out=tmp_path / "a", device="tpu", data_root=None, observer=Watcher())
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):

@@ -74,17 +74,14 @@ def test_any_number_of_images(model, monkeypatch):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (IMAGES.float(), r"images: floats must lie in \[0, 1\], found 0 to 205; do not normalize them"),
-        (IMAGES.numpy() / 255 - 0.5, r"images: floats must lie in \[0, 1\], found -0.5 to"),
-        (IMAGES.long(), "images: expected images of uint8, uint16, or floats in .* got torch.int64"),
-        (IMAGES[..., :7], r"images: expected shape \[B, 1, 8, 8\], got \[12, 1, 8, 7\]"),
-        (IMAGES.expand(-1, 3, -1, -1), r"images: expected shape \[B, 1, 8, 8\], got \[12, 3, 8, 8\]"),
-        (IMAGES[0, 0], r"images: expected shape \[B, 1, 8, 8\], got \[8, 8\]"),
-        (
-            IMAGES.movedim(1, 3),
-            r"got \[12, 8, 8, 1\] \(channels come before height and width: permute them\)",
-        ),
-        ([[0, 1]], "images: expected a tensor, a NumPy array or a list of paths, got list"),
+        (IMAGES.float(), r"images: .*\[0, 1\], .*\b0 to 205; .*normalize"),
+        (IMAGES.numpy() / 255 - 0.5, r"images: .*\[0, 1\], .*-0.5 to"),
+        (IMAGES.long(), "images: .*uint8, uint16.*torch.int64"),
+        (IMAGES[..., :7], r"images: .*\[B, 1, 8, 8\], .*\[12, 1, 8, 7\]"),
+        (IMAGES.expand(-1, 3, -1, -1), r"images: .*\[B, 1, 8, 8\], .*\[12, 3, 8, 8\]"),
+        (IMAGES[0, 0], r"images: .*\[B, 1, 8, 8\], .*\[8, 8\]"),
+        (IMAGES.movedim(1, 3), r"\[12, 8, 8, 1\] \(channels.*permute"),
+        ([[0, 1]], r"images: .*NumPy .*\blist$"),
     ],
     ids=["0-255", "normalized", "int64", "size", "channels", "one-image", "channels-last", "list"],
 )
@@ -100,13 +97,10 @@ def test_images_not_resized_as_in_the_run_are_told_how(folder):
         IMAGES.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy(),
     )
     for images in (large, large[:, 0]):
-        message = (
-            f"images: expected shape [B, 1, 8, 8], got {list(images.shape)}; the run resized its images to"
-            " 8x8: "
-        )
+        shape = re.escape(str(list(images.shape)))
         with pytest.raises(
             UserError,
-            match=re.escape(message + "uefl.data.rotate.resize(torch.as_tensor(images), 8) does the same"),
+            match=rf"images: .*\[B, 1, 8, 8\], .*{shape}; .*8x8: uefl\.data\.rotate\.resize\(.*, 8\)",
         ):
             model.predict(images)
         assert torch.equal(
@@ -119,31 +113,16 @@ def test_images_not_resized_as_in_the_run_are_told_how(folder):
 
 def test_a_client_that_is_not_there_is_refused(model, folder):
     assert model.clients == ("silo-0", "silo-1", "silo-2")
-    with pytest.raises(
-        UserError,
-        match="client 'berlin' has no part of its own in this model; expected one of silo-0, silo-1, silo-2",
-    ):
+    with pytest.raises(UserError, match=r"client 'berlin' .*silo-0, silo-1, silo-2"):
         model.predict(IMAGES, "berlin")
-    with pytest.raises(
-        UserError,
-        match=(
-            "client 'silo-0' has no part of its own in this model; expected None, its clients share all of it"
-        ),
-    ):
+    with pytest.raises(UserError, match=r"client 'silo-0' .*None"):
         saved.load(folder / "model-fedavg.safetensors").predict(IMAGES, "silo-0")
 
 
 def test_a_folder_stands_for_its_only_model(folder, tmp_path):
-    with pytest.raises(
-        UserError,
-        match=(
-            r"holds the models of several arms; load one of them: .*model-fedavg.safetensors, .*model-fedper"
-        ),
-    ):
+    with pytest.raises(UserError, match=r"model-fedavg.safetensors, .*model-fedper"):
         saved.load(folder)
-    with pytest.raises(
-        UserError, match=r"holds no model-<arm>.safetensors; a run writes one when an arm has ended"
-    ):
+    with pytest.raises(UserError, match=r"model-<arm>.safetensors"):
         saved.load(tmp_path)
     (tmp_path / "model-uefl.safetensors").write_bytes((folder / "model-uefl.safetensors").read_bytes())
     assert saved.load(str(tmp_path)).clients == ("silo-0", "silo-1", "silo-2")
@@ -184,37 +163,22 @@ def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
     checkpoint.save_tensors(
         path, load_file(folder / "model-fedavg.safetensors"), {"uefl-model-4": json.dumps(about)}
     )
-    with pytest.raises(UserError, match=r"no algorithm 'fedavgg' \(did you mean 'fedavg'\?\)"):
+    with pytest.raises(UserError, match=r"'fedavgg' .*'fedavg'"):
         saved.load(path)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            {"normalize": "imagenet"},
-            "key 'data.normalize': 'imagenet' is for images of 3 channels, these have 1; use 'standard'",
-        ),
+        ({"normalize": "imagenet"}, r"key 'data.normalize': 'imagenet' .*\b3 channels, .*\b1; .*'standard'"),
         ({"model": {"encoder": "resnet50"}}, "key 'model.encoder': expected 'cnn', 'cnn5x5'"),
-        ({"model": {"width": -3}}, "key 'model.width': expected greater than or equal to 1; got -3"),
-        (
-            {"model": {"width": 8}},
-            (
-                "weights 'encoder.0.weight': the network of its configuration has [8, 1, 3, 3], the file [4,"
-                " 1, 3, 3]"
-            ),
-        ),
-        ({"parameters": {"mu": 1}}, "unknown key 'mu' in [parameters]"),
-        ({"members": 2}, "key 'members': the file holds other networks than those of 2 members"),
-        (
-            {"members": 4},
-            "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none",
-        ),
-        (
-            {"members": 1},
-            "weights 'encoder.0.weight': the network of its configuration has [4, 1, 3, 3], the file none",
-        ),
-        ({"clients": {"silo-0": ["codebook"]}}, "'codebook' of client 'silo-0' is missing"),
+        ({"model": {"width": -3}}, r"key 'model.width': .*\b1; .*-3"),
+        ({"model": {"width": 8}}, r"weights 'encoder.0.weight': .*\[8, 1, 3, 3\], .*\[4, 1, 3, 3\]"),
+        ({"parameters": {"mu": 1}}, r"key 'mu' .*\[parameters\]"),
+        ({"members": 2}, r"key 'members': .*\b2 members"),
+        ({"members": 4}, r"weights 'encoder.0.weight': .*\[4, 1, 3, 3\], .*none"),
+        ({"members": 1}, r"weights 'encoder.0.weight': .*\[4, 1, 3, 3\], .*none"),
+        ({"clients": {"silo-0": ["codebook"]}}, "'codebook' .*client 'silo-0'"),
     ],
     ids=["imagenet", "resnet50", "width", "wider", "parameter", "none", "more", "single", "codebook"],
 )
@@ -229,22 +193,18 @@ def test_a_model_with_a_changed_description_is_rejected(tmp_path, keys, message)
         about = json.loads(file.metadata()["uefl-model-4"])
     changed = about | {key: about[key] | value if key == "model" else value for key, value in keys.items()}
     checkpoint.save_tensors(path, load_file(path), {"uefl-model-4": json.dumps(changed)})
-    with pytest.raises(
-        UserError, match=f"^{re.escape(f'{path}: {message}')}.*of another version of uefl; restore it$"
-    ):
+    with pytest.raises(UserError, match=rf"^{path}: .*{message}.*\bversion\b"):
         saved.load(path)
 
 
 @pytest.mark.parametrize(
-    ("description", "message"),
-    [("{", "Expecting property name"), ("{}", "its description is damaged")],
-    ids=["json", "empty"],
+    ("description", "message"), [("{", "Expecting"), ("{}", "description")], ids=["json", "empty"]
 )
 def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, description, message):
     checkpoint.save_tensors(
         tmp_path / "model-uefl.safetensors", {"x": torch.zeros(1)}, {"uefl-model-4": description}
     )
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'model-uefl.safetensors'}: {message}")):
+    with pytest.raises(UserError, match=f"{tmp_path / 'model-uefl.safetensors'}: .*{message}"):
         saved.load(tmp_path)
 
 
@@ -265,7 +225,7 @@ def test_a_model_moves_as_a_whole_and_the_first_stays(model):
 
 @pytest.mark.parametrize("device", ["nope", "cuda:99"])
 def test_a_device_that_is_not_here_is_a_line(model, device):
-    with pytest.raises(UserError, match=rf"^device '{device}' is not here: ."):
+    with pytest.raises(UserError, match=rf"^device '{device}' .*: ."):
         model.to(device)
 
 
@@ -282,12 +242,12 @@ def test_a_model_on_a_gpu_takes_and_returns_tensors_of_the_cpu(folder):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda about: json.dumps(about)[:-1] + ', "deep": ' + 100_000 * "[", "nested without end"),
+        (lambda about: json.dumps(about)[:-1] + ', "deep": ' + 100_000 * "[", "nested"),
         (lambda about: json.dumps(about | {"members": 10**9}), "key 'members'"),
         (lambda about: json.dumps(about | {"members": -1}), "key 'members'"),
         (
             lambda about: json.dumps(about | {"model": about["model"] | {"width": 4096, "hidden": 65536}}),
-            "the network of its configuration has",
+            "weights '",
         ),
     ],
     ids=["deep", "members", "negative", "large"],

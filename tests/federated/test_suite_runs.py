@@ -33,9 +33,7 @@ from .test_suites import TINY, tiny
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
     job, *_ = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     run_folder.write(job.folder, run_folder.records(("fedavg",)))
-    with pytest.raises(
-        UserError, match=r"seed-0: a run with another configuration \(.*\bdata.clients.*\); remove it, or "
-    ):
+    with pytest.raises(UserError, match=r"seed-0: .*\bdata.clients.*\)"):
         runner.check_configurations([job])
 
 
@@ -46,9 +44,7 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     jobs = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
     runner.check_own(tmp_path / "out", "tiny", jobs)  # not there yet
     run_folder.write(tmp_path / "out" / "other" / "uefl" / "seed-0")
-    with pytest.raises(
-        UserError, match="out holds the runs of another suite; choose another folder with --out"
-    ):
+    with pytest.raises(UserError, match=r"/out .*suite.*--out"):
         runner.check_own(tmp_path / "out", "tiny", jobs)
     results = tmp_path / "out" / "results.json"
     results.write_text(json.dumps(report.plain(report.Result(whole, "cpu", {}, {}))))
@@ -61,12 +57,12 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
         f"error: {tmp_path / 'out'} holds the suite 'tiny'; choose another folder with --out\n",
     )
     assert results.read_bytes() == before
-    with pytest.raises(UserError, match=r"few lies in .*out, the folder of the suite 'tiny'; choose another"):
+    with pytest.raises(UserError, match=r"/few .*/out, .*suite 'tiny'"):
         runner.check_own(tmp_path / "out" / "few", "mine", [])
     results.unlink()
     run_folder.write(jobs[0].folder)
     runner.check_own(tmp_path / "out", "tiny", jobs)  # interrupted
-    with pytest.raises(UserError, match="seed-0 holds a run; choose"):
+    with pytest.raises(UserError, match=r"/seed-0 .*\brun\b"):
         runner.check_own(jobs[0].folder, "tiny", jobs)
 
 
@@ -76,7 +72,7 @@ def test_a_chosen_precision_matches_an_open_one(tmp_path: Path) -> None:
     job.folder.mkdir(parents=True)
     (job.folder / "config.toml").write_text(job.config.with_run(precision="bf16").to_toml())
     runner.check_configurations([job])
-    with pytest.raises(UserError, match=r"another configuration \(run.precision\)"):
+    with pytest.raises(UserError, match=r"\(run.precision\)"):
         runner.check_configurations([replace(job, config=job.config.with_run(precision="fp32"))])
 
 
@@ -146,7 +142,7 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runner, "run", two_of_four)
     shown = io.StringIO()
     keys = {"scale": "cpu", "seeds": 1, "jobs": 2, "device": "cpu", "data_root": None}
-    with pytest.raises(RunError, match="4 of 4 runs are not there"):
+    with pytest.raises(RunError, match=r"\b4 of 4 runs"):
         command.run(
             tiny(tmp_path),
             out=tmp_path / "out [/x]",

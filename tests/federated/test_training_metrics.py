@@ -101,10 +101,7 @@ def test_metrics_are_averaged_over_members_that_have_a_value():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_client_with_a_value_that_is_not_finite_is_rejected(value):
-    with pytest.raises(
-        RunError,
-        match=rf"0 of 3 clients sent a sound update.*\(silo-0: its drift is {value}; if the model has",
-    ):
+    with pytest.raises(RunError, match=rf"\b0 of 3 clients .*\(silo-0: .*drift .*{value};"):
         made(lambda work: value).turn()
 
 
@@ -114,9 +111,7 @@ def test_a_name_of_the_frame_is_refused(name):
         def after_round(self, work):
             work.metrics[name] = 1.0
 
-    with pytest.raises(
-        ValueError, match=rf"work\.metrics: the frame itself records '{name}'; choose another name"
-    ):
+    with pytest.raises(ValueError, match=rf"work\.metrics: .*'{name}'"):
         arm(settings("fedavg"), algorithm=Taken())[0].turn()
 
 

@@ -194,5 +194,5 @@ def test_members_that_are_sure_of_different_things():
 
 @pytest.mark.parametrize("members", [[], [torch.ones(2, 3), torch.ones(3, 3)]], ids=["none", "shapes"])
 def test_members_that_do_not_fit(members):
-    with pytest.raises(ValueError, match="ensemble: expected at least one member, all of one shape"):
+    with pytest.raises(ValueError, match=r"ensemble: .*shape"):
         ensemble([sure(member) for member in members])

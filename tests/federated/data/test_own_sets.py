@@ -275,19 +275,14 @@ def test_parts_that_are_missing_or_strange(tmp_path):
     (tmp_path / "test.npz").unlink()
     (tmp_path / "test" / "bird").mkdir(parents=True)
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "test" / "bird" / "1.png")
-    message = (
-        r"class 'bird' of the folder .*test is not one of those of priors.csv \(cat, dog\); write it the same"
-        r" in both"
-    )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"class 'bird' .*test .*priors.csv \(cat, dog\)"):
         build(tmp_path)
 
 
 def test_classes_that_differ_where_there_is_no_table(tmp_path):
     root = write(tmp_path, table="none", npz=False)
     (root / "test" / "cat").rename(root / "test" / "cats")
-    message = r"class 'cats' of the folder .*test is not one of those of the folder labeled \(cat, dog\)"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"class 'cats' .*test .*labeled \(cat, dog\)"):
         build(root, priors="estimated")
 
 

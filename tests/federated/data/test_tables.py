@@ -305,7 +305,7 @@ def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
         (4, 4, 4),
     }
     path.write_text("p,q,label\n,4,a\n5,5,b\n")
-    with pytest.raises(UserError, match="token"):
+    with pytest.raises(UserError, match=r"t\.csv.*\btoken"):
         build(Data(source=str(path), vocabulary=6, clients=1), kind="labeled", seed=0)
 
 

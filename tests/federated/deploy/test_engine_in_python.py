@@ -59,11 +59,8 @@ def test_worker_count_and_resume_command_follow_the_engine(tmp_path, monkeypatch
 def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
     clients = {"a": ((np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2), None)}
     for keys, line in (
-        ({"clients": clients}, "clients or federation: given in Python it stays in this process"),
-        (
-            {"arms": {"stranger": Mine()}},
-            "arm 'stranger': stranger is known to this process alone; install it as a package",
-        ),
+        ({"clients": clients}, "clients .*federation: .*Python"),
+        ({"arms": {"stranger": Mine()}}, "arm 'stranger': .*package"),
     ):
         with pytest.raises(UserError, match=line):
             train(tmp_path / "run", engine=engine, **keys)
@@ -74,24 +71,18 @@ def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
     ("engine", "line"),
     [
         ("spark", r"engine: expected 'local', 'distributed', 'flower', .*got 'spark'"),
-        (uefl.Distributed(0), "workers: expected 1 or more, got 0"),
+        (uefl.Distributed(0), r"workers: .*\b1 or .*\b0$"),
         pytest.param(
             uefl.Flower(silos=2),
-            "--silos, --root-certificates, --secret and --insecure are for a --superlink",
+            "--silos, --root-certificates, --secret .*--insecure .*--superlink",
             marks=needs_flower,
         ),
+        pytest.param(uefl.Flower("10.77.9.9:8000"), r"--silos\b", marks=needs_flower),
         pytest.param(
-            uefl.Flower("10.77.9.9:8000"), "say with --silos how many silos take part", marks=needs_flower
+            uefl.Flower("127.0.0.1:8000", silos=0, insecure=True), r"\b1 .*silos.*\b0$", marks=needs_flower
         ),
         pytest.param(
-            uefl.Flower("127.0.0.1:8000", silos=0, insecure=True),
-            "expected 1 or more silos, got 0",
-            marks=needs_flower,
-        ),
-        pytest.param(
-            uefl.Flower("10.77.9.9:8000", silos=2, secret="nowhere"),
-            "--secret: nowhere cannot be read",
-            marks=needs_flower,
+            uefl.Flower("10.77.9.9:8000", silos=2, secret="nowhere"), "--secret: nowhere", marks=needs_flower
         ),
     ],
     ids=str,
@@ -104,13 +95,13 @@ def test_an_invalid_engine_is_rejected_before_writing(tmp_path, engine, line):
 
 @needs_flower
 def test_a_folder_without_a_run_cannot_go_on(tmp_path):
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match=r"config\.toml"):
         uefl.resume(tmp_path / "run", engine="flower")
 
 
 def test_without_flower_the_error_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install '\.\[flower\]'"):
+    with pytest.raises(UserError, match=r"'\.\[flower\]'"):
         train(tmp_path / "run", engine="flower")
     assert not (tmp_path / "run").exists()
 
@@ -122,5 +113,5 @@ def test_without_flower_the_error_says_how_to_install_it(tmp_path, monkeypatch):
 def test_a_lost_superlink_names_the_resume_command(engine):
     from uefl.engines.flower.address import Unreachable
 
-    with pytest.raises(RunError, match="lost it; go on with: this"), engine.deployment("cpu", print, "this"):
+    with pytest.raises(RunError, match=r"\blost .*: this$"), engine.deployment("cpu", print, "this"):
         raise Unreachable("lost it")

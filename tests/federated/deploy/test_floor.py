@@ -166,16 +166,12 @@ def test_a_measurement_alone_is_no_update(path):
 )
 def test_a_count_that_is_damaged_is_not_begun_anew(path, text):
     path.write_text(text)
-    with pytest.raises(UserError, match="is no count of updates, or damaged; restore it"):
+    with pytest.raises(UserError, match=r"--spent: .*damaged"):
         floor(path)
 
 
 def test_two_processes_do_not_count_in_one_file(path):
-    with (
-        floor(path).held(),
-        pytest.raises(UserError, match=r"in use by another process.*--spent"),
-        floor(path).held(),
-    ):
+    with floor(path).held(), pytest.raises(UserError, match=r"\bprocess;.*--spent"), floor(path).held():
         pass
 
 
@@ -204,11 +200,11 @@ def test_runs_that_differ_in_noise_do_not_reveal_the_update(path):
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"noise_multiplier": 0.0}, "--noise-multiplier: expected a number from 0.01 to 1000; got 0"),
-        ({"noise_multiplier": 1.0, "delta": 1.0}, "--delta: expected a number between 0 and 1"),
-        ({"noise_multiplier": 1.0, "max_epsilon": -1.0}, "--max-epsilon: expected a number of 0 or more"),
-        ({"noise_multiplier": 1.0, "spent": None}, "name the file that counts the updates with --spent"),
-        ({"max_epsilon": 1.0}, "are for a silo that insists on noise of its own: add --noise-multiplier"),
+        ({"noise_multiplier": 0.0}, r"--noise-multiplier: .*\b0.01 to 1000; .*\b0$"),
+        ({"noise_multiplier": 1.0, "delta": 1.0}, r"--delta: .*\b0 .*\b1\b"),
+        ({"noise_multiplier": 1.0, "max_epsilon": -1.0}, r"--max-epsilon: .*\b0\b"),
+        ({"noise_multiplier": 1.0, "spent": None}, "--spent"),
+        ({"max_epsilon": 1.0}, "--noise-multiplier"),
     ],
 )
 def test_options_that_do_not_go_together_are_a_line(path, keys, line):

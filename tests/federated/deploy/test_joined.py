@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_read_is_told_too(folder, monkeypatch):
 
     with (
         joined(monkeypatch, [stranger], wait=0.1) as (run, _, _),
-        pytest.raises(UserError, match="refused: its report cannot be read"),
+        pytest.raises(UserError, match=r"report .*read"),
     ):
         run.federation(settings(folder), None, {})
     assert told == ["report", "refused"]
@@ -300,7 +300,7 @@ def test_a_whole_run_writes_what_is_known_of_its_silos(folder, monkeypatch):
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": {"key": 3}}'])
 def test_a_file_of_silos_that_is_damaged_is_a_line(tmp_path, text):
     (tmp_path / "silos.json").write_text(text)
-    with pytest.raises(UserError, match=r"silos.json.* is damaged"):
+    with pytest.raises(UserError, match=r"silos.json.* damaged"):
         read_silos(tmp_path)
 
 
@@ -335,7 +335,7 @@ def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
         train(cfg, preset="x", out=folder / "whole", deployment=run, **keys)
     with (
         joined(monkeypatch, [honest[0], lies]) as (run, _, _),
-        pytest.raises(RunError, match=r"round 3: the updates make no model .*; b sent elements up to 500"),
+        pytest.raises(RunError, match=r"round 3: .*\bb .*\b500"),
     ):
         train(cfg, preset="x", out=folder / "run", deployment=run, **keys)
     assert 0 < len((folder / "run" / "metrics.jsonl").read_text().splitlines()) < 6

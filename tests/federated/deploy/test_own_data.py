@@ -139,17 +139,11 @@ def test_other_priors_or_server_images_are_another_federation(sets):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            "classes",
-            (
-                "silo 'madrid' has the classes dog, cat, silo 'berlin' cat, dog; write the columns of"
-                " priors.csv alike"
-            ),
-        ),
-        ("test", "silo 'berlin' has test images, silo 'madrid' has none; give them to all or to none"),
-        ("unknown", "class 'emu' of the folder .* is not one of those of the silos"),
-        ("absent", "class 'emu' is in no set of any client"),
-        ("strict", "no client's priors have full rank.*strict = true"),
+        ("classes", "silo 'madrid' .*dog, cat, silo 'berlin' cat, dog; .*priors.csv"),
+        ("test", "silo 'berlin' .*silo 'madrid' .*none"),
+        ("unknown", "class 'emu' .*folder"),
+        ("absent", "class 'emu' .*client"),
+        ("strict", "rank.*strict = true"),
     ],
 )
 def test_silos_and_a_server_that_do_not_go_together_are_a_line(sets, change, line):
@@ -192,9 +186,9 @@ def test_a_server_without_images_of_its_own_is_noted(sets):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ("two", "holds berlin, madrid; a silo is one client: give each a folder of its own"),
-        ("server", "holds labeled or validation images, which are the server's"),
-        ("name", "--name ulm: the client in .* is called berlin"),
+        ("two", "berlin, madrid; .*client"),
+        ("server", "labeled .*validation .*server"),
+        ("name", r"ulm: .*\bberlin"),
     ],
 )
 def test_a_folder_of_sets_that_is_no_silo_is_a_line(sets, change, line):
@@ -208,12 +202,12 @@ def test_a_folder_of_sets_that_is_no_silo_is_a_line(sets, change, line):
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"priors": "estimated"}, "needs labeled images where the sets are"),
-        ({"prior_noise": 0.1}, "is drawn over all clients in one process"),
-        ({"labeled": 40}, "key 'labeled': the server's images are those of its data.source"),
+        ({"priors": "estimated"}, "labeled .*sets"),
+        ({"prior_noise": 0.1}, "clients .*process"),
+        ({"labeled": 40}, "key 'labeled': .*data.source"),
         (
             {"data": {"partition": {"scheme": "unlabeled", "split": "iid", "sets": 3}}},
-            "partition 'unlabeled' deals images",
+            "partition 'unlabeled'",
         ),
     ],
 )
@@ -270,13 +264,11 @@ def test_a_left_out_silo_is_measured_and_never_trained(folders):
 @pytest.mark.parametrize(("there", "name"), [("ab", "c"), ("a", "a")])
 def test_it_is_one_of_several(folders, there, name):
     cfg = labeled(folders, data=apart(name))
-    with pytest.raises(UserError, match="key 'domain': expected one of several silos that are there, a"):
+    with pytest.raises(UserError, match=r"key 'domain': .*\ba\b.*'[ac]'$"):
         agreed(cfg, programs(*(folders / one for one in there)))
 
 
 def test_silos_do_not_deal_some_of_their_images(folders):
     cfg = labeled(folders, data={"partition": {**apart("new")["partition"], "per_domain": 5}})
-    with pytest.raises(
-        UserError, match="key 'per_domain': silos at a SuperLink take all of their images; leave it out"
-    ):
+    with pytest.raises(UserError, match=r"key 'per_domain': .*SuperLink"):
         check_asked(cfg)

@@ -81,10 +81,7 @@ def test_one_that_is_taken():
     assert link._heartbeat(Client())()
 
 
-LOST = (
-    r"lost the SuperLink at 127.0.0.1:1: {}; it has ended the run, or has forgotten it while it could not be"
-    r" reached$"
-)
+LOST = r"SuperLink .*127.0.0.1:1: {}; .*\brun\b"
 
 
 @pytest.mark.parametrize(
@@ -92,12 +89,9 @@ LOST = (
     [
         (status(401), LOST.format(401)),
         (status(403), LOST.format(403)),
-        (status(500), "lost the SuperLink at 127.0.0.1:1: 500$"),
-        (httpx.ConnectError("no way there"), "lost the SuperLink at 127.0.0.1:1: no way there$"),
-        (
-            ObjectPushError("part", 1, "session"),
-            "the SuperLink at 127.0.0.1:1 does not store a part of a message$",
-        ),
+        (status(500), "SuperLink .*127.0.0.1:1: 500$"),
+        (httpx.ConnectError("away"), "SuperLink .*127.0.0.1:1: away$"),
+        (ObjectPushError("part", 1, "session"), "SuperLink .*127.0.0.1:1 .*part .*message"),
     ],
 )
 def test_what_ends_a_run_is_a_line(superlink, error, line):
@@ -110,16 +104,11 @@ def test_a_run_rejected_at_start_is_told_of_the_secret(superlink, monkeypatch):
         raise status(401)
 
     monkeypatch.setattr(link, "_token", refused)
-    with (
-        pytest.raises(Unreachable, match="refuses a run: 401; give with --secret the file"),
-        link.connect(ADDRESS),
-    ):
+    with pytest.raises(Unreachable, match=r"\b401; .*--secret"), link.connect(ADDRESS):
         pass
 
 
-@pytest.mark.parametrize(
-    ("skew", "line"), [(-60, "60 s behind that"), (60, "60 s ahead of that"), (0, "500$")]
-)
+@pytest.mark.parametrize(("skew", "line"), [(-60, "60 .*behind"), (60, "60 .*ahead"), (0, "500$")])
 def test_a_clock_that_is_off_is_named(superlink, skew, line, monkeypatch):
     """Messages of a server with a slow clock have expired when they arrive at the SuperLink; it says 500,
     and its time."""
@@ -148,7 +137,7 @@ def test_what_does_not_leave_the_machine_goes_to_no_proxy(monkeypatch):
     with HTTPServer(("127.0.0.1", 0), Teapot) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with (
-            pytest.raises(Unreachable, match="refuses a run: 418"),
+            pytest.raises(Unreachable, match=r"\b418\b"),
             link.connect(Address(f"127.0.0.1:{server.server_port}", True)),
         ):
             pass

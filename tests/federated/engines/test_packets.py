@@ -50,5 +50,5 @@ def test_a_damaged_packet_is_refused(damage):
 
 @pytest.mark.parametrize("shape", [(2**62, 2**62, 0), (2**63, 0), (10**30, 0)])
 def test_no_elements_in_a_shape_beyond_all_tensors(shape):
-    with pytest.raises(ValueError, match="dimensions, one of them too large"):
+    with pytest.raises(ValueError, match="dimensions"):
         from_raw("float32", shape, torch.empty(0, dtype=torch.uint8))
