@@ -2,14 +2,14 @@
 benchmarks.gpu_model --help``.
 
 A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate: the
-slowest of them is a wall that no schedule gets through, the expected time. The walls are bytes of device
+slowest of them is a wall, a limit for every schedule, and the expected time. The walls are bytes of device
 memory, of the second-level cache and of shared memory, products, each pipe, the issue of instructions, the
-launch, and where a loop was simulated its instructions in order (``benchmarks.gpu_issue``). The other columns
-are what a kernel takes when products and instructions never overlap, and what was measured, where a profile
+launch, and for a simulated loop its instructions in order (``benchmarks.gpu_issue``). Another column has the
+time of a kernel if products and instructions never overlap. The last one has the measured time, if a profile
 of ``benchmarks.gpu_profile`` or a row in results/ has it. Latency of memory, barriers and part-filled waves
-are not in the model: they are the rest between it and the clock.
+are not in the model: they explain the difference to the measured time.
 
-Instructions are counted in the machine code where nvcc is there (some minutes), else they are the constants
+With nvcc, instructions are counted in the machine code (some minutes); otherwise they are the constants
 below.
 """
 
@@ -51,7 +51,7 @@ class Machine:
     l2: float
     product: float  # operations a second of a dense bfloat16 or float16 product
     mma: float  # the share that mma.sync reaches
-    code: str  # the architecture whose machine code runs there; sm_90a has wgmma
+    code: str  # the architecture of its machine code; sm_90a has wgmma
     lanes: Counts = field(default_factory=lambda: HOPPER)
 
     def walls(self, kernel: Kernel) -> dict[str, float]:
@@ -108,7 +108,7 @@ COUNTS: dict[str, Counts] = {
     "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
     # Read in the listing, without what branches pass by: for a score of search_mma the products of 64
-    # elements, with loads and addresses; an element of a row made float16, a row beside that, an element of
+    # elements, with loads and addresses; converting an element of a row to float16, the rest per row, an element of
     # gather, a score of the second pass, an element of a candidate there, and two passes of a row of the
     # head, for its softmax.
     "product, sm_80": {"issue": 6.8, "alu": 2.3, "imad": 2.0},

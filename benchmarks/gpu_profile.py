@@ -31,8 +31,7 @@ CALLS = 5  # under the profiler
 
 @dataclass(frozen=True)
 class Target:
-    """Our provider of an op at one shape; ``parts`` are what a call repeats, and the times are those of
-    one."""
+    """Our provider of an op at one shape. A call repeats its work ``parts`` times; times are per part."""
 
     op: str
     shape: str
@@ -40,7 +39,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What ``--only`` finds it by."""
+        """The name that ``--only`` searches."""
         return f"{self.op} {self.shape}"
 
 

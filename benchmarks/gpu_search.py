@@ -1,7 +1,7 @@
-"""Compute what the redesigned search should take on a Hopper GPU: ``python -m benchmarks.gpu_search``.
+"""Predict the time of the redesigned search on a Hopper GPU: ``python -m benchmarks.gpu_search``.
 
-Prints the table that docs/measured.md has: expected microseconds, not measured ones, for each row of the
-suite, with what the H100 took before the redesign and what flash-kmeans took there. The counts come from
+Prints a table of docs/measured.md: expected microseconds, not measured ones, for each row of the suite, with
+the times of the old search and of flash-kmeans on the H100. The counts come from
 sketches of the new kernels, compiled for sm_90a.
 
 The walls of a row: bytes of device memory, products, bytes of the second-level cache, instructions. "overlap"

@@ -111,7 +111,7 @@ def weigh(call: Callable[[], Any], device: str) -> tuple[Any, int | None]:
     does not tell it.
 
     On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator first
-    returns the memory that it keeps, because reusing it would not count. Pages count when they are touched.
+    returns its spare memory, because reused memory would not count. Pages count when they are touched.
     """
     gc.collect()
     if device == "cuda":

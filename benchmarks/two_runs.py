@@ -1,4 +1,4 @@
-"""Measure how much longer a run takes beside another one that shares its cores.
+"""Measure the slowdown of a run by another run on the same cores.
 
 python -m benchmarks.two_runs [PRESET] [--runs 2] [--turns 3] [--most 2.2] [--set key=value]...
 
@@ -55,7 +55,7 @@ def _train(preset: str, keys: list[str], runs: int, waiting: str) -> Times:
 
 
 def at_once(preset: str, keys: list[str], runs: int) -> list[Times]:
-    """Train so many runs at the same time, each in a process of its own."""
+    """Train this number of runs at the same time, each in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as waiting, ProcessPoolExecutor(runs, spawn) as pool:
         started = [pool.submit(_train, preset, keys, runs, waiting) for _ in range(runs)]

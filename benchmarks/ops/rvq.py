@@ -69,7 +69,7 @@ def stages(inputs: Inputs) -> Call:
 
 
 def layer(layer_class: Callable[..., Any]) -> Callable[[Inputs], Call]:
-    """Prepare a layer in evaluation mode; those of both libraries have the same interface."""
+    """Prepare a layer in evaluation mode; both libraries have the same interface."""
 
     def prepare(inputs: Inputs) -> Call:
         x, codebooks = inputs

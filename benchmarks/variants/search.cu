@@ -37,7 +37,7 @@ struct Variant {
                        kThreads = (kGroups_ + 1) * 128;
   static constexpr bool kOrder = kOrder_, kFirst = kFirst_, kDescribed = kDescribed_, kMarked = kMarked_;
   static constexpr int kTiles = kChunks > 2 ? 1 : kAhead;  // of rows, for each warpgroup
-  static constexpr int kStarts = kFirst ? 68 : 36;  // floats of a lane, beside each other in other banks
+  static constexpr int kStarts = kFirst ? 68 : 36;  // floats of a lane, adjacent ones in different banks
   static constexpr int kStartsBytes = 4 * kStarts * sizeof(float);
   static constexpr int kRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 152 : 224;
 };
