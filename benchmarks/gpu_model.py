@@ -108,9 +108,9 @@ COUNTS: dict[str, Counts] = {
     "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
     # Read in the listing, without what branches pass by: for a score of search_mma the products of 64
-    # elements, with loads and addresses; converting an element of a row to float16, the rest per row, an element of
-    # gather, a score of the second pass, an element of a candidate there, and two passes of a row of the
-    # head, for its softmax.
+    # elements, with loads and addresses; the conversion of an element of a row to float16, the rest per row,
+    # an element of gather, a score of the second pass, an element of a candidate there, and two passes of a
+    # row of the head, for its softmax.
     "product, sm_80": {"issue": 6.8, "alu": 2.3, "imad": 2.0},
     "product, sm_100": {"issue": 5.3, "alu": 1.4, "imad": 1.1},
     "element": {"issue": 18.3, "alu": 4.0, "imad": 2.2, "fma": 7.9},

@@ -15,11 +15,11 @@ BOUNDS = {  # turns of phrase per 10,000 words
     "uefl_kernels": 20,
     "csrc": 20,
     "tests": 22,
-    "benchmarks": 40,
+    "benchmarks": 20,
     "tools": 20,
     "examples": 20,
     "reproduction": 20,
-    "docs": 30,
+    "docs": 20,
     "docs/design docs/guides docs/tutorials": 20,
     "README.md CONTRIBUTING.md CHANGELOG.md": 20,
 }

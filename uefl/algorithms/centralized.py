@@ -29,7 +29,8 @@ class Centralized(Algorithm):
 
         keep_optimizer: bool = Field(
             True,
-            description="the optimizer's state lasts from round to round; `false`: made anew, as clients do",
+            description="keep the optimizer's state between rounds; `false`: a new optimizer in every "
+            "round, as at clients",
         )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:

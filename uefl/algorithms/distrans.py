@@ -77,13 +77,14 @@ class DisTrans(Algorithm):
         offset_lr: float = Field(
             1e-3,
             ge=0,
-            description="learning rate of the offset, by plain gradient descent; 0: it stays as drawn",
+            description="learning rate of the offset, by plain gradient descent; 0: the offset does not"
+            " change",
         )
         offsets: Literal["local", "mean"] = Field(
             "local",
             description=(
-                "`local`: every client keeps its own, as the published code; `mean`: they are averaged, as"
-                " the paper says"
+                "`local`: every client keeps its own, as in the published code; `mean`: they "
+                "are averaged, as in the paper"
             ),
         )
 

@@ -22,7 +22,7 @@ class FedAvgWide(Algorithm):
         """Parameters of the wider head."""
 
         more_parameters: int = Field(
-            0, ge=0, description="parameters more than the head has, rounded up to whole hidden units"
+            0, ge=0, description="additional parameters of the head, rounded up to whole hidden units"
         )
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:

@@ -46,7 +46,8 @@ class FedBR(Algorithm):
         contrast: float = Field(
             0.5,
             ge=0,
-            description="mu, weight of the contrast between features of pseudo-images and of the client's",
+            description="mu, weight of the contrast between features of pseudo-images and of the "
+            "client's images",
         )
         uniform: float = Field(
             1.0,
@@ -57,15 +58,15 @@ class FedBR(Algorithm):
             32,
             ge=2,
             le=10_000,
-            description=(
-                "pseudo-images, fewer where clients have few images: each makes one for 50 of its own"
-            ),
+            description=("most pseudo-images; each client makes one for 50 of its images"),
         )
         pull: float = Field(
-            2.0, ge=0, description="tau 1, times the similarity to the model that was sent, on pseudo-images"
+            2.0, ge=0, description="tau 1, factor of the similarity to the received model, on pseudo-images"
         )
         push: float = Field(
-            2.0, ge=0, description="tau 2, times the similarity between pseudo-images and the client's own"
+            2.0,
+            ge=0,
+            description="tau 2, factor of the similarity between pseudo-images and the client's images",
         )
         projection: Literal["paper", "code"] = Field(
             "paper",
@@ -74,7 +75,7 @@ class FedBR(Algorithm):
             ),
         )
         projection_lr: float = Field(
-            0.01, gt=0, description="learning rate of the projection head, under plain SGD of its own"
+            0.01, gt=0, description="learning rate of the projection head, under its own plain SGD"
         )
 
     @property

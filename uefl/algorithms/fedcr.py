@@ -52,16 +52,16 @@ class FedCR(GaussianFeatures):
             ),
         )
         samples: int = Field(
-            18, ge=1, le=100_000, description="of the features of an image, in a step of the training"
+            18, ge=1, le=100_000, description="samples of the features of an image, in a training step"
         )
         head_epochs: int = Field(
             10,
             ge=0,
             le=100_000,
-            description="passes in which every client trains its head alone, after the last round; 0: none",
+            description="passes in which every client trains only its head, after the last round; 0: none",
         )
         gradient_bound: float = Field(
-            10.0, ge=0, description="L2 norm to which a longer gradient of a step is shortened; 0: no bound"
+            10.0, ge=0, description="L2 norm to which a longer gradient of a step is clipped; 0: no bound"
         )
 
         @model_validator(mode="after")

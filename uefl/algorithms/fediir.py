@@ -38,7 +38,9 @@ class FedIIR(Algorithm):
             description="gamma, weight of the squared distance between the head's gradient and the average",
         )
         part: Literal["last", "head"] = Field(
-            "head", description="whose gradient: the whole `head`, as published; the `last` linear layer"
+            "head",
+            description="the layers of the gradient: the whole `head`, as published, or the `last` "
+            "linear layer",
         )
         decay: float = Field(
             0.95,

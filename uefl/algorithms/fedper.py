@@ -28,8 +28,8 @@ class FedPer(Algorithm):
         personal: Literal["last", "head", "all", "none"] = Field(
             "last",
             description=(
-                "what stays with the client: the `last` linear layer of all, the whole `head`, `all`"
-                " (training apart), or `none`"
+                "the layers that stay with the client: the `last` linear layer, the whole "
+                "`head`, `all` (separate training), or `none`"
             ),
         )
 

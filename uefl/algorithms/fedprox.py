@@ -23,9 +23,7 @@ class FedProx(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of FedProx."""
 
-        mu: float = Field(
-            0.01, ge=0, description="weight of half the squared distance to the model that was sent"
-        )
+        mu: float = Field(0.01, ge=0, description="weight of half the squared distance to the received model")
 
     static_step = True
 

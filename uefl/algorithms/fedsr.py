@@ -34,14 +34,16 @@ class FedSR(GaussianFeatures):
     class Parameters(GaussianParameters):
         """Parameters of FedSR."""
 
-        norm_weight: float = Field(
-            0.01, ge=0, description="weight of the mean norm of the features that are drawn"
-        )
+        norm_weight: float = Field(0.01, ge=0, description="weight of the mean norm of the drawn features")
         norm: Literal["l2", "l2sq"] = Field(
-            "l2", description="`l2`: the norm, as published; `l2sq`: its square, as the paper derives it"
+            "l2",
+            description="`l2`: the norm, as in the published code; `l2sq`: its square, as derived in "
+            "the paper",
         )
         divergence_weight: float = Field(
-            1e-3, ge=0, description="weight of the divergence of an image's features from those of its class"
+            1e-3,
+            ge=0,
+            description="weight of the divergence between the Gaussians of an image and of its class",
         )
         class_gaussians: Literal["local", "shared"] = Field(
             "local",

@@ -52,13 +52,10 @@ class TPT(Algorithm):
         """Parameters of the terminal phase."""
 
         threshold: float = Field(
-            0.999,
-            gt=0,
-            le=1,
-            description="training accuracy, over all clients, from which on the phase has begun",
+            0.999, gt=0, le=1, description="training accuracy over all clients at which the phase begins"
         )
         extra: float = Field(
-            1.0, ge=0, description="iterations to go on for, in units of those before the phase began"
+            1.0, ge=0, description="iterations of the phase, as a multiple of the iterations before it"
         )
 
     @property

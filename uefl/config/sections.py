@@ -29,33 +29,34 @@ class RunSection(Section):
         ge=0,
         le=1024,
         description=(
-            "CPU threads, 0: one for a small network, else those of torch; results repeat bit for bit for one"
-            " number of threads"
+            "CPU threads; 0: one for a small network, otherwise torch's number; results "
+            "repeat bit for bit for the same number of threads"
         ),
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto",
         description=(
-            "`bf16` (autocast), `fp32`, or `auto`: bfloat16 where the hardware multiplies it (AMX,"
-            " AVX512_BF16, tensor cores); the run folder names the choice, and a run that is resumed keeps it"
+            "`bf16` (autocast), `fp32`, or `auto`: bfloat16 if the hardware multiplies it "
+            "(AMX, AVX512_BF16, tensor cores); the run folder names the choice, and a "
+            "resumed run keeps it"
         ),
     )
     cuda_graphs: bool = Field(
         False,
         description=(
-            "on a GPU: record a client's step once in a turn and replay it, which launches its kernels"
-            " together; for algorithms whose steps are all the same (docs/scale.md), the others train as"
-            " without it"
+            "on a GPU: record a client's step once in a turn and replay it, so that its "
+            "kernels are launched together; it has no effect for algorithms with varying "
+            "steps (docs/scale.md)"
         ),
     )
     participation: float = Field(
-        1.0, gt=0, le=1, description="share of the clients that train in a round, drawn anew for every round"
+        1.0, gt=0, le=1, description="share of the clients that train in a round, drawn for every round"
     )
     joins: dict[str, Annotated[int, Field(ge=2)]] = Field(
         {},
         description=(
-            "clients that join later: by name, the first round that the client trains, such as"
-            " `{ silo-8 = 9 }`; it also measures the model that it finds, of the round before"
+            "clients that join later: for each name the first training round, such as `{ "
+            "silo-8 = 9 }`; the client also measures the model of the round before"
         ),
     )
     evaluation: float = Field(
@@ -63,8 +64,8 @@ class RunSection(Section):
         gt=0,
         le=1,
         description=(
-            "share of the clients that measure the model of a round, drawn anew for every round; means,"
-            " decisions and the quorum are over these"
+            "share of the clients that measure the model of a round, drawn for every round;"
+            " means, decisions and the quorum cover these clients"
         ),
     )
     quorum: float = Field(
@@ -72,31 +73,33 @@ class RunSection(Section):
         gt=0,
         le=1,
         description=(
-            "share of the clients asked that must return a sound update, or the run ends with an error"
+            "share of the participants that must return a valid update; otherwise the run ends with an error"
         ),
     )
     deadline: float = Field(
         0.0,
         ge=0,
         description=(
-            "seconds after which clients of a round are given up (they count against the quorum): in one"
-            " process those that have not begun, on every other engine those that have not replied; 0: none"
+            "seconds after which clients of a round are left out (they count against the "
+            "quorum): in one process the clients that have not begun, on every other engine"
+            " the clients that have not answered; 0: no limit"
         ),
     )
     max_update_norm: float = Field(
         0.0,
         ge=0,
         description=(
-            "reject an update further than this from what was sent (L2 over all tensors that come back); 0:"
-            " no bound"
+            "refuse an update with a larger L2 distance to the sent values (over all "
+            "returned tensors); 0: no bound"
         ),
     )
     aggregation: Literal["mean", "median", "trimmed_mean", "krum"] = Field(
         "mean",
         description=(
-            "of updates: the `mean`, or a rule that bears clients which lie: `median` and `trimmed_mean` of"
-            " each element, `krum`, the update nearest to the others; with these clients count alike, and the"
-            " server keeps every update of a round: memory is clients times parameters"
+            "average of updates: the `mean`, or a rule that tolerates malicious clients: "
+            "`median` and `trimmed_mean` of each element, or `krum`, the update closest to "
+            "the others. With these rules clients have equal weight, and the server keeps "
+            "every update of a round: memory is clients times parameters"
         ),
     )
     attackers: int = Field(
@@ -104,19 +107,21 @@ class RunSection(Section):
         ge=0,
         le=1_000_000,
         description=(
-            "clients that may send anything, for `trimmed_mean` (needs more than 2 a) and `krum` (2 a + 3)"
+            "number a of clients that may be malicious, for `trimmed_mean` (needs more than"
+            " 2 a clients) and `krum` (2 a + 3)"
         ),
     )
     privacy: Literal["none", "central", "local"] = Field(
         "none",
         description=(
-            "differential privacy of whole clients: noise that the server adds to the sum of a round"
-            " (`central`), or each client to its update (`local`); clients count alike, and with `central`"
-            " each takes part with the probability `participation`"
+            "differential privacy of whole clients: the server adds noise to the sum of a "
+            "round (`central`), or each client to its update (`local`); clients have equal "
+            "weight, and with `central` each takes part with the probability "
+            "`participation`"
         ),
     )
     clip_norm: float = Field(
-        1.0, gt=0, description="with `privacy`: updates that are longer are cut to this L2 norm"
+        1.0, gt=0, description="with `privacy`: longer updates are clipped to this L2 norm"
     )
     noise_multiplier: float = Field(
         1.0,
@@ -125,7 +130,10 @@ class RunSection(Section):
         description="with `privacy`: standard deviation of the noise, as a multiple of `clip_norm`",
     )
     delta: float = Field(
-        1e-5, gt=0, lt=1, description="with `privacy`: what epsilon is reported for; well below 1 / clients"
+        1e-5,
+        gt=0,
+        lt=1,
+        description="with `privacy`: the delta of the reported epsilon; choose it well below 1 / clients",
     )
     max_epsilon: float = Field(
         0.0,
@@ -135,8 +143,8 @@ class RunSection(Section):
     uncertainty: Literal["mc_dropout", "ensemble"] = Field(
         "mc_dropout",
         description=(
-            "`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over models that are trained"
-            " apart, dropout off"
+            "`mc_dropout`: the entropy over passes with dropout on; `ensemble`: over "
+            "separately trained models, dropout off"
         ),
     )
     passes: int = Field(
@@ -144,8 +152,8 @@ class RunSection(Section):
         ge=1,
         le=100_000,
         description=(
-            "draws of a prediction: forward passes with dropout on, or samples of the algorithm's own;"
-            " refused with an ensemble"
+            "draws for a prediction: forward passes with dropout on, or the algorithm's own"
+            " samples; refused with an ensemble"
         ),
     )
     members: int = Field(
@@ -153,14 +161,14 @@ class RunSection(Section):
         ge=2,
         le=1000,
         description=(
-            "models of an ensemble, each takes as long to train as a run of its own; refused without an"
-            " ensemble"
+            "models of an ensemble; each takes as long to train as a separate run; refused "
+            "without an ensemble"
         ),
     )
     select: Literal["last", "validation"] = Field(
         "last",
         description=(
-            "the model that is saved: of the `last` round, or the best on the server's `validation` images"
+            "the saved model: of the `last` round, or the best one on the server's `validation` images"
         ),
     )
     personalized: bool = Field(
@@ -169,15 +177,15 @@ class RunSection(Section):
     private_mean: bool = Field(
         True,
         description=(
-            "measure the global model of an algorithm whose clients keep layers of their own, with the mean"
-            " of these layers; for that the layers leave the clients, so silos at a SuperLink do not do it"
+            "measure the global model with the mean of the clients' private layers; for "
+            "this the layers leave the clients, so silos at a SuperLink refuse it"
         ),
     )
     metrics: tuple[str, ...] = Field(
         (),
         description=(
-            "further metrics of the test predictions, listed below: computed by each client; a report has the"
-            " mean, weighted by the test inputs of each client"
+            "further metrics of the test predictions, listed below; each client computes "
+            "them, and a report has the mean, weighted by the number of test inputs"
         ),
     )
     target_accuracy: float = Field(
@@ -198,26 +206,26 @@ class Model(Section):
     pretrained: bool | str = Field(
         False,
         description=(
-            "ImageNet weights, from torchvision's cache, or from the file of this name; nothing is"
-            " downloaded; gray images are as three equal channels"
+            "ImageNet weights, from torchvision's cache or from the file of this name; "
+            "nothing is downloaded; gray images become three equal channels"
         ),
     )
     pooled: bool = Field(
         False,
         description=(
-            "one feature vector per image, the mean over the positions of the encoder's map, in the place of"
-            " one per position"
+            "one feature vector per image, the mean over the positions of the encoder's "
+            "map, instead of one per position"
         ),
     )
     norm_layer: Literal["batch", "group"] = Field(
         "batch",
         description=(
-            "`group`: group norm in the place of every batch norm, without running statistics; not of"
-            " pretrained or given networks"
+            "`group`: group norm, without running statistics, instead of every batch norm; "
+            "not for pretrained or given networks"
         ),
     )
     width: int = Field(
-        128, ge=1, le=4096, description=("channels of the first stage, everything behind it grows with them")
+        128, ge=1, le=4096, description=("channels of the first stage; later stages grow in proportion")
     )
     hidden: int = Field(512, ge=1, le=65_536, description="hidden units of the classifier")
     dropout: float = Field(0.1, ge=0, lt=1, description="rate of the dropout before the last layer")
@@ -232,15 +240,17 @@ class Model(Section):
 class Training(Section):
     """The local training of the clients."""
 
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="made anew in every round")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="a new one in every round")
     lr: float = Field(1e-4, gt=0, description="learning rate")
     lr_schedule: Literal["constant", "cosine"] = Field(
         "constant",
         description="over the rounds of a run: `constant`, or from `lr` down to nearly 0 along half a cosine",
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="of `sgd` alone")
+    momentum: float = Field(0.0, ge=0, lt=1, description="only for `sgd`")
     weight_decay: float = Field(
-        0.0, ge=0, description="of the optimizer: added to the gradient, with `adamw` apart from it"
+        0.0,
+        ge=0,
+        description="weight decay of the optimizer: added to the gradient, with `adamw` separate from it",
     )
     batch_size: int = Field(1024, ge=1, description="training images in a batch")
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
@@ -254,16 +264,14 @@ class Training(Section):
         0,
         ge=0,
         description=(
-            "cap on iterations, the last entry of `rounds` repeated where needed; 0: as many as `rounds` has"
+            "limit on iterations; the last entry of `rounds` repeats as needed; 0: the length of `rounds`"
         ),
     )
-    local_epochs: int = Field(
-        20, ge=1, description="passes over its training images that a client makes in a round"
-    )
+    local_epochs: int = Field(20, ge=1, description="passes of a client over its training images in a round")
     local_steps: int = Field(
         0,
         ge=0,
-        description="steps that every client makes in a round, in the place of `local_epochs`; 0: by epochs",
+        description="steps of every client in a round, instead of `local_epochs`; 0: use `local_epochs`",
     )
 
     def lr_in(self, round: int) -> float:

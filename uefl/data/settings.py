@@ -31,15 +31,15 @@ class Data(BaseModel):
         ge=0,
         le=1_000_000,
         description=(
-            "the inputs are sequences of so many different tokens, 0 being padding; 0: no tokens, or for"
-            " arrays of integers the highest one and 1"
+            "number of different tokens if the inputs are sequences; token 0 is padding. 0:"
+            " no tokens, or for arrays of integers the highest token plus 1"
         ),
     )
     clients: int | None = Field(
         default=None,
         ge=1,
         le=100_000,
-        description="clients that a data set is dealt to; your own silos are as many as there are",
+        description="number of clients that a data set is dealt to; your own silos have their own number",
     )
     train_per_client: int = Field(
         default=400, ge=1, description="training images of each client, holdout included"
@@ -48,26 +48,26 @@ class Data(BaseModel):
         default=100,
         ge=1,
         description=(
-            "test images of each client; of own silos without a test split, test / (train + test) is its"
-            " share"
+            "test images of each client; for own silos without a test split, the split gets"
+            " the share test / (train + test)"
         ),
     )
     partition: Annotated[SerializeAsAny[Scheme], BeforeValidator(from_table)] | None = Field(
         default=None,
         description=(
-            "how images become clients; without it silos stay as they are, and a data set is dealt in equal"
-            " parts"
+            "how images are dealt to clients; without it silos stay as they are, and a data"
+            " set is dealt in equal parts"
         ),
     )
     first_classes: int = Field(
-        default=0, ge=0, description="take images of that many first classes only; 0: of all"
+        default=0, ge=0, description="use only images of this number of first classes; 0: all classes"
     )
     holdout: float = Field(
         default=0.1,
         gt=0,
         lt=1,
         description=(
-            "share of the training images kept aside for decisions; the test split never steers anything"
+            "share of the training images held out for decisions; the test split never decides anything"
         ),
         json_schema_extra=_OF_LABELED,
     )
@@ -80,13 +80,13 @@ class Data(BaseModel):
         default=0,
         ge=0,
         le=1024,
-        description="resize every image to this square; 0 keeps images, which must then be of one size",
+        description="resize every image to this square; 0: keep the images, which must then have one size",
     )
     normalize: Literal["standard", "imagenet", "centered", "raw"] = Field(
         default="standard",
         description=(
-            "mean and deviation of the images that are trained on, those of ImageNet, from -1 to 1, or none"
-            " (0-255)"
+            "scale of the pixels: mean and deviation of the training images, those of "
+            "ImageNet, from -1 to 1, or none (0-255)"
         ),
     )
     augment: Literal["none", "rotate", "flip"] = Field(
@@ -101,14 +101,14 @@ class Data(BaseModel):
     validation: int = Field(
         default=0,
         ge=0,
-        description="labeled images of the server to measure the model of every round on",
+        description="labeled images of the server that measure the model of every round",
         json_schema_extra=_OF_SETS,
     )
     priors: Literal["given", "estimated"] = Field(
         default="given",
         description=(
-            "class shares of each set: the realized ones, or estimated from its images and the labeled ones"
-            " of the server"
+            "class shares of each set: the realized ones, or estimates from its images and the server's"
+            " labeled images"
         ),
         json_schema_extra=_OF_SETS,
     )
@@ -116,14 +116,14 @@ class Data(BaseModel):
         default=0.0,
         ge=0,
         lt=1,
-        description="every class share is off by a random factor in [1 - x, 1 + x]",
+        description="multiply every class share by a random factor in [1 - x, 1 + x]",
         json_schema_extra=_OF_SETS,
     )
     prior_smoothing: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="mix every row of class shares with this share of the uniform one",
+        description="mix every row of class shares with this share of the uniform distribution",
         json_schema_extra=_OF_SETS,
     )
     strict: bool = Field(

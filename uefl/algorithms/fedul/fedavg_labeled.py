@@ -29,7 +29,7 @@ class FedAvgLabeled(OnSets):
             1.0,
             gt=0,
             le=1,
-            description="share of its images that a client trains on, the same in every round",
+            description="share of its images that a client trains on; the same images in every round",
         )
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:

@@ -36,7 +36,7 @@ class FedLLPVAT(FedLLP):
         vat_xi: float = Field(1.0, gt=0, description="length of the probing step")
         vat_epsilon: float = Field(1e-2, gt=0, description="length of the adversarial step")
         vat_legacy_ramp: bool = Field(
-            False, description="the weight starts anew every epoch, as in the published code"
+            False, description="restart the ramp of the weight in every epoch, as in the published code"
         )
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:

@@ -48,15 +48,15 @@ class FedUL(OnSets):
         recalibrate: bool = Field(
             False,
             description=(
-                "with `blend`: the running statistics of batch norm are those of (1 - h) f + h f' on the"
-                " labeled images"
+                "with `blend`: measure the running statistics of batch norm with (1 - h) f + h "
+                "f' on the labeled images"
             ),
         )
         resync: bool = Field(
             False,
             description=(
-                "with `blend`: f' starts every round from the broadcast model with a fresh optimizer, instead"
-                " of going its own way"
+                "with `blend`: f' starts every round from the broadcast model with a new "
+                "optimizer, instead of from its own last state"
             ),
         )
         test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(

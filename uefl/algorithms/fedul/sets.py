@@ -28,7 +28,7 @@ class SetParameters(base.Parameters):
     global_step: float = Field(
         1.0,
         gt=0,
-        description="the server's step size: the share of the way to the clients' mean that it goes",
+        description="the server's step size: it moves the model by this share towards the clients' mean",
     )
     penalty: float = Field(
         0.0,

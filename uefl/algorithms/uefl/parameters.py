@@ -23,19 +23,19 @@ class Codebook(base.Parameters):
         ),
     )
     commitment: float = Field(
-        0.25, ge=0, description="weight of the term that draws features to their codewords"
+        0.25, ge=0, description="weight of the term that pulls features towards their codewords"
     )
     gamma: float = Field(
         0.3, ge=0, description="a client is extended when its entropy exceeds (1 + gamma) times the reference"
     )
     reference: Literal["min", "mean"] = Field(
-        "min", description="of the clients' entropies: the least, or their mean"
+        "min", description="the reference: the least of the clients' entropies, or their mean"
     )
     stop_when_certain: bool = Field(
         True,
         description=(
-            "end the arm when no client is above the threshold; `false`: go on, so that all arms take equally"
-            " many steps"
+            "end the arm when no client is above the threshold; `false`: continue, so that "
+            "all arms take the same number of steps"
         ),
     )
 
@@ -47,15 +47,16 @@ class Parameters(Codebook):
     extend: Literal["uncertain", "random", "all", "none"] = Field(
         "uncertain",
         description=(
-            "whose codebooks grow after an iteration: `uncertain`: of the clients above the threshold;"
-            " `random`: of as many, drawn; `all`: of every client; `none`: of nobody"
+            "the clients with growing codebooks: `uncertain`: the clients above the "
+            "threshold; `random`: the same number, drawn at random; `all`: every client; "
+            "`none`: no client"
         ),
     )
     criterion: Literal["entropy", "loss"] = Field(
         "entropy",
         description=(
-            "what is compared with the threshold, on held-out images: the mean `entropy`, or the"
-            " cross-entropy `loss`"
+            "the quantity that is compared with the threshold, on held-out images: the mean"
+            " `entropy`, or the cross-entropy `loss`"
         ),
     )
     threshold: Literal["fixed", "current"] = Field(
@@ -67,21 +68,22 @@ class Parameters(Codebook):
     extension: Literal["append", "residual"] = Field(
         "append",
         description=(
-            "`append`: new codewords are searched with the others; `residual`: they quantize what the others"
-            " leave of a feature"
+            "`append`: new codewords are searched with the others; `residual`: they "
+            "quantize the error of the others"
         ),
     )
     new_codewords: Literal["kmeans", "normal"] = Field(
         "kmeans",
         description=(
-            "how those of an extension begin: `kmeans`: centroids of the client's features; `normal`: N(0, 1)"
+            "initial codewords of an extension: `kmeans`: centroids of the client's "
+            "features; `normal`: N(0, 1)"
         ),
     )
     growth: Literal["add", "double"] = Field(
         "add",
         description=(
-            "size of an extension: `add`: always `codewords`; `double`: as many codewords as the client has"
-            " by then"
+            "size of an extension: `add`: always `codewords`; `double`: the current size of"
+            " the client's codebook"
         ),
     )
     ext_share: Literal["none", "group"] = Field(
@@ -95,9 +97,9 @@ class Parameters(Codebook):
     personal: bool | tuple[tuple[str, ...], ...] = Field(
         False,
         description=(
-            "codebooks apart from the start: `true`: every client has one of its own, which is never"
-            " averaged; lists of clients, such as those of one domain: each list shares one; `false`: all"
-            " share one"
+            "separate codebooks from the start: `true`: every client has its own, which is "
+            "never averaged; lists of clients, such as the clients of one domain: each list"
+            " shares one; `false`: all share one"
         ),
     )
     codebook_after: int = Field(
@@ -110,17 +112,18 @@ class Parameters(Codebook):
     )
     reinit: bool = Field(
         False,
-        description="make the shared codebook anew before every iteration but the first, by k-means as well",
+        description="compute the shared codebook again by k-means before every iteration except the first",
     )
     segment_codebooks: bool = Field(
-        False, description="codewords of its own for each segment, in the place of one codebook for all"
+        False, description="separate codewords for each segment, instead of one codebook for all"
     )
     # how codewords learn
     usage_aware: bool | Literal["equal"] = Field(
         True,
         description=(
-            "average each codeword by how often each client used it; `equal`: over the clients that used it,"
-            " which count alike; `false`: by the number of examples"
+            "`true`: average each codeword by the clients' numbers of uses; `equal`: over "
+            "the clients that used it, with equal weight; `false`: by the number of "
+            "examples"
         ),
     )
     codebook_lr: float = Field(1.0, gt=0, description="learning rate of the codewords, as a multiple of `lr`")
@@ -138,17 +141,17 @@ class Parameters(Codebook):
         ge=0,
         lt=1,
         description=(
-            "after a round, codewords used less than this share of the mean are put beside those used most;"
-            " 0: never"
+            "after a round, move codewords with less than this share of the mean use next "
+            "to the most used ones; 0: never"
         ),
     )
     search: Literal["l2", "cosine"] = Field(
-        "l2", description="the nearest codeword is that of the least distance, or of the least angle"
+        "l2", description="the nearest codeword has the least distance (`l2`) or the least angle (`cosine`)"
     )
     estimator: Literal["straight_through", "rotation"] = Field(
         "straight_through",
         description=(
-            "how the gradient passes the quantizer: unchanged, or turned and scaled as the feature is"
+            "how the gradient passes the quantizer: unchanged, or rotated and scaled as the feature is"
         ),
     )
 

@@ -65,7 +65,9 @@ class Dirichlet(Scheme):
         ),
     )
     angles: tuple[float, ...] = Field(
-        default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none"
+        default=(),
+        description="degrees, counter-clockwise; one per client, or a number of angles that divides"
+        " the number of clients; empty: none",
     )
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:

@@ -30,7 +30,7 @@ class LeaveOneOut(Scheme):
 
     domain: str = Field(min_length=1, description="name of the silo or domain that is left out")
     per_domain: int = Field(
-        default=0, ge=0, description="at most so many images of each domain, drawn at random; 0: all of them"
+        default=0, ge=0, description="most images of each domain, drawn at random; 0: all of them"
     )
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:

@@ -23,7 +23,9 @@ class Rotations(Scheme):
     """
 
     angles: tuple[float, ...] = Field(
-        default=(), description="degrees, counter-clockwise; as many as clients, or a divisor; empty: none"
+        default=(),
+        description="degrees, counter-clockwise; one per client, or a number of angles that divides"
+        " the number of clients; empty: none",
     )
     legacy_center: bool = Field(
         default=False, description="turn about pixel (W/2, H/2), as the published code does"

@@ -43,7 +43,7 @@ class Unlabeled(Scheme):
     sets: int = Field(default=10, ge=2, description="sets of each client")
     overlap: bool = Field(
         default=False,
-        description="as the published code draws them: one image may be in several sets of its client",
+        description="draw sets as the published code does: one image may be in several sets of its client",
     )
     legacy_column_norm: bool = Field(
         default=False, description="with overlap and iid: class weights divided by column sums, as published"
