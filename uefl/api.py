@@ -164,7 +164,7 @@ def train(
     network = None if model is None or isinstance(model, Mapping) else given.factory(model)
     if isinstance(source, Config):
         if overrides or arms is not None:
-            raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
+            raise UserError("a Config takes no overrides; give a preset, a path or a mapping")
         cfg = source
     elif isinstance(source, (str, Path, Mapping)):
         cfg = config.load(
@@ -182,8 +182,8 @@ def train(
     if network is not None:
         if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
             raise UserError(
-                "model: the members of an ensemble begin with different weights; give a function that makes"
-                " the module"
+                "model: the members of an ensemble need different weights; give a function that"
+                " makes the module"
             )
         if cfg.model.encoder != "given" and not (
             isinstance(source, Config) and cfg.model == Model.model_validate({})

@@ -99,15 +99,21 @@ class _Device(StrEnum):
 
 
 _DataRoot = Annotated[
-    Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")
+    Path | None, typer.Option(help="Folder of torchvision's data sets; default: $UEFL_DATA.")
 ]
 _RootCertificates = Annotated[
     Path | None,
-    typer.Option(help="Flower: PEM file of those who vouch for the SuperLink; default: the system's."),
+    typer.Option(
+        help="Flower: PEM file of the authorities that sign the SuperLink's certificate; "
+        "default: the system's."
+    ),
 ]
-_Insecure = Annotated[bool, typer.Option("--insecure", help="Flower: without TLS, also to another machine.")]
+_Insecure = Annotated[bool, typer.Option("--insecure", help="Flower: do not use TLS, even between machines.")]
 _Strict = Annotated[
-    bool, typer.Option("--strict", help="Flower: refuse keys and secrets that other users may read.")
+    bool,
+    typer.Option(
+        "--strict", help="Flower: refuse keys and secrets that other users of this machine may read."
+    ),
 ]
 _Wait = Annotated[
     float, typer.Option(min=0, help="Flower: seconds to wait for the SuperLink, and for the silos.")
@@ -153,11 +159,11 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change SECTION.key, arms.NAME.key, or a bare key; may be repeated.",
+            help="Set SECTION.key, arms.NAME.key, or a bare key; may be repeated.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
     more_rounds: Annotated[
         int | None,
         typer.Option(
@@ -168,21 +174,23 @@ def train(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
     data_root: _DataRoot = None,
     engine: Annotated[
         _Engine,
         typer.Option(
-            help="Clients in this process; dealt over workers; each in a process of its own, over Flower."
+            help="local: all clients in this process; distributed: over several worker "
+            "processes; flower: each client in its own process, over Flower."
         ),
     ] = _Engine.local,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Distributed: processes; default: one per GPU, or core.")
+        int | None,
+        typer.Option(min=1, help="Distributed: number of processes; default: one per GPU, or per core."),
     ] = None,
     superlink: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Flower: join the silos at this SuperLink.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Flower: use the silos at this SuperLink.")
     ] = None,
-    silos: Annotated[int | None, typer.Option(min=1, help="Flower: how many silos take part.")] = None,
+    silos: Annotated[int | None, typer.Option(min=1, help="Flower: number of silos that take part.")] = None,
     root_certificates: _RootCertificates = None,
     secret: Annotated[Path | None, typer.Option(help="Flower: file of the SuperLink's secret.")] = None,
     insecure: _Insecure = False,
@@ -206,13 +214,13 @@ def train(
     if resume is not None:
         if source is not None or settings or seed is not None or out is not None:
             raise UserError(
-                "--resume goes on with a run as it was configured; leave out the preset, --set, --seed and"
-                " --out"
+                "--resume continues a run with its own configuration; leave out the preset, "
+                "--set, --seed and --out"
             )
         folder = resume
     elif source is None:
         raise UserError(
-            "name a preset (see `uefl presets`) or a .toml file, or go on with a run: --resume DIR"
+            "name a preset (see `uefl presets`) or a .toml file, or continue a run with --resume DIR"
         )
     else:
         seeded: dict[str, Any] = {} if seed is None else {"run": {"seed": seed}}
@@ -283,13 +291,13 @@ def _deployment(
 
 _Arm = Annotated[
     str | None,
-    typer.Option(metavar="ARM", help="Whose model; needed where the run has several.", show_default=False),
+    typer.Option(metavar="ARM", help="Arm of the model; needed if the run has several.", show_default=False),
 ]
 _Client = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Whose part of the model; default: a site that was not trained on.",
+        help="Client of the private parts; default: predict for a new site.",
         show_default=False,
     ),
 ]
@@ -300,25 +308,30 @@ def predict(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False
+            metavar="RUN", help="Run folder, or its file model-ARM.safetensors.", show_default=False
         ),
     ],
     images: Annotated[
         list[Path],
         typer.Argument(
-            metavar="IMAGES...", help="Image files, and folders of them; or tables.", show_default=False
+            metavar="IMAGES...", help="Image files, folders of images, or tables.", show_default=False
         ),
     ],
     arm: _Arm = None,
     client: _Client = None,
     passes: Annotated[
         int | None,
-        typer.Option(min=1, help="Draws with dropout on; default: as in the run.", show_default=False),
+        typer.Option(
+            min=1, help="Number of draws with dropout on; default: as in the run.", show_default=False
+        ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write CSV; - is the output.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv", help="Write a CSV file; - writes to standard output.", show_default=False
+        ),
     ] = None,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
 ) -> None:
     """Predict classes of images, or of the rows of tables, with their uncertainty; images are read and
     resized as the model takes them."""
@@ -355,7 +368,7 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="Run folder, or model-ARM.safetensors of one.", show_default=False
+            metavar="RUN", help="Run folder, or its file model-ARM.safetensors.", show_default=False
         ),
     ],
     file: Annotated[
@@ -405,7 +418,7 @@ def _model(run: Path, arm: str | None) -> SavedModel:
 @app.command()
 def silo(
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The SuperLink to join.", show_default=False)
+        str, typer.Option(metavar="HOST:PORT", help="SuperLink to connect to.", show_default=False)
     ],
     data: Annotated[
         Path | None,
@@ -414,14 +427,16 @@ def silo(
             help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of this silo; default: the name of the folder.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of this silo; default: the name of the folder.")
+    ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="Private key by which the SuperLink knows this silo.")
+        Path | None, typer.Option(help="Private key that identifies this silo to the SuperLink.")
     ] = None,
     root_certificates: _RootCertificates = None,
     insecure: _Insecure = False,
     strict: _Strict = False,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
     wait: _Wait = 600.0,
     noise_multiplier: Annotated[
         float | None,
@@ -430,23 +445,26 @@ def silo(
             show_default=False,
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Privacy: what this silo's own epsilon is told for.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Privacy: delta of the epsilon that this silo prints.")] = 1e-5,
     max_epsilon: Annotated[
-        float, typer.Option(help="Privacy: send no update that spends more, over all runs; 0: no bound.")
+        float, typer.Option(help="Privacy: send no update that would spend more, over all runs; 0: no bound.")
     ] = 0.0,
     spent: Annotated[
-        Path | None, typer.Option(help="Privacy: file that counts the updates; default: beside the data.")
+        Path | None, typer.Option(help="Privacy: file that counts the updates; default: next to the data.")
     ] = None,
     algorithms: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Answer runs of these algorithms alone.",
+            help="Answer only runs of these algorithms.",
             show_default="all that are installed",
         ),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What this silo keeps of its own; default: DATA.silo.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of this silo's secret and private state; default: DATA.silo."
+        ),
     ] = None,
     simulate: Annotated[str | None, typer.Option(hidden=True)] = None,
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -506,16 +524,16 @@ class _Scale(StrEnum):
 def suite(
     name: Annotated[str | None, typer.Argument(metavar="[NAME|SUITE.toml]", show_default=False)] = None,
     scale: Annotated[
-        _Scale, typer.Option(help="cpu: smaller, for two cores; paper: its own size, for a GPU.")
+        _Scale, typer.Option(help="cpu: small, for two cores; paper: the size of the paper, for a GPU.")
     ] = _Scale.cpu,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
     jobs: Annotated[
-        int, typer.Option(min=0, help="Runs at a time; 0: cpu, as many as cores; paper, one.")
+        int, typer.Option(min=0, help="Runs at the same time; 0: one per core for cpu, one for paper.")
     ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the suite; default: runs/NAME-SCALE.")] = None,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device where there is one.")] = _Device.auto,
+    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
     data_root: Annotated[
-        Path | None, typer.Option(help="Where torchvision's data sets lie; default: $UEFL_DATA.")
+        Path | None, typer.Option(help="Folder of torchvision's data sets; default: $UEFL_DATA.")
     ] = None,
 ) -> None:
     """Run every arm of a suite with several seeds, and report; without a name, list the suites of the papers.
@@ -526,8 +544,8 @@ def suite(
 
         if not suites():
             raise UserError(
-                "no suites here: give the path of a .toml file; those of the papers lie in reproduction/ of"
-                " the repository"
+                "no suites here: give the path of a .toml file; the suites of the papers are in"
+                " reproduction/ of the repository"
             )
         _console().print(
             Table("suites", ["name", "what it runs"], list(map(list, suites().items())), numeric=False).rich()
@@ -551,7 +569,7 @@ def suite(
             console=_console(),
         )
     except KeyboardInterrupt as end:
-        typer.echo("interrupted; the same command goes on", err=True)
+        typer.echo("interrupted; run the same command to continue", err=True)
         raise typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130) from None
 
 
@@ -559,13 +577,13 @@ def suite(
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     against: Annotated[
-        str | None, typer.Option(metavar="ARM", help="The arm to compare with; default: the first.")
+        str | None, typer.Option(metavar="ARM", help="Arm to compare with; default: the first one.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Several runs: folder of their page; default: comparison, next to the first run.",
+            help="Several runs: folder of the page; default: comparison, next to the first run.",
             show_default=False,
         ),
     ] = None,
@@ -579,7 +597,7 @@ def report(
     # a folder that is named twice must not count twice in a mean
     once = list({folder.resolve(): folder for folder in runs}.values())
     if len(once) == 1 and out is not None:
-        raise UserError("--out is the folder of a page over several runs; name at least two")
+        raise UserError("--out is the folder for the page of several runs; name at least two runs")
     read = [_written(folder) for folder in once]
     reports.check_arm(read, against)
     console = _console()

@@ -67,7 +67,9 @@ class FedCR(GaussianFeatures):
         @model_validator(mode="after")
         def _diverges(self) -> Any:
             if self.beta > 0 and not self.stochastic:
-                raise ValueError("beta: it is infinite without draws; set 0, or stochastic = true")
+                raise ValueError(
+                    "beta: the divergence is infinite without draws; set 0, or stochastic = true"
+                )
             return self
 
     @property

@@ -57,8 +57,8 @@ class FedSR(GaussianFeatures):
         def _diverges(self) -> Any:
             if self.divergence_weight > 0 and not self.stochastic:
                 raise ValueError(
-                    "divergence_weight: it is infinite without draws; set 0 (the variant FedL2R), or"
-                    " stochastic = true"
+                    "divergence_weight: the divergence is infinite without draws; set 0 (the "
+                    "variant FedL2R), or stochastic = true"
                 )
             return self
 

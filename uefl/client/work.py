@@ -139,7 +139,7 @@ class Work:
         number of passes."""
 
         def no_draws(*place: object) -> None:
-            raise TypeError("a saved model predicts without the draws that protect data")
+            raise TypeError("a saved model cannot draw from a client's secret")
 
         run = SimpleNamespace(uncertainty="dropout", passes=passes)
         room: Any = SimpleNamespace(net=net, context=SimpleNamespace(run=run), amp=nullcontext)

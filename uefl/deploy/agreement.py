@@ -53,9 +53,12 @@ def check_asked(cfg: Config) -> None:
     """
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
-        raise UserError("key 'clients': silos at a SuperLink are as many as come; leave it out")
+        raise UserError(
+            "key 'clients': the number of silos is not set here, every silo at the "
+            "SuperLink takes part; leave it out"
+        )
     if isinstance(data.partition, LeaveOneOut) and data.partition.per_domain:
-        raise UserError("key 'per_domain': silos at a SuperLink take all of their images; leave it out")
+        raise UserError("key 'per_domain': silos at a SuperLink use all of their images; leave it out")
     if data.partition is not None and not isinstance(data.partition, LeaveOneOut | Natural):
         raise UserError(
             f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave"
@@ -68,8 +71,8 @@ def check_asked(cfg: Config) -> None:
             )
     if data.priors == "estimated":
         raise UserError(
-            "key 'priors': 'estimated' needs labeled images where the sets are, which silos do not have; give"
-            " each a priors.csv"
+            "key 'priors': 'estimated' needs labeled images next to the sets, and silos "
+            "have none; give each silo a priors.csv"
         )
     if data.prior_noise:
         raise UserError(
@@ -127,7 +130,7 @@ def _inputs(header: Mapping[str, Any]) -> Inputs:
     names, vocabulary = tuple(told["names"]), told["vocabulary"]
     check_names("column", names)
     if told["kind"] not in ("images", "columns", "tokens") or (names and told["kind"] == "images"):
-        raise ValueError("no kind of inputs")
+        raise ValueError("it names no kind of inputs")
     if type(vocabulary) is not int or (vocabulary > 0) != (told["kind"] == "tokens"):
         raise ValueError("no vocabulary")
     return Inputs(told["kind"], names, vocabulary)

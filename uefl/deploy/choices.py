@@ -95,23 +95,23 @@ class Flower:
                 or self.insecure
             ):
                 raise UserError(
-                    "--silos, --root-certificates, --secret and --insecure are for a --superlink; without one"
-                    " all is started here"
+                    "--silos, --root-certificates, --secret and --insecure need --superlink; "
+                    "without it everything starts on this machine"
                 )
             run = on_this_machine(device, notice)
         else:
             address = checked_address(self.superlink, self.root_certificates, self.insecure)
             if self.silos is None:
                 raise UserError(
-                    "--superlink: say with --silos how many silos take part; the run begins when so many are"
-                    " there"
+                    "--superlink: give the number of silos with --silos; the run begins when all of"
+                    " them are connected"
                 )
             if self.silos < 1:
                 raise UserError(f"--silos: expected 1 or more silos, got {self.silos}")
             if self.secret is None and not address.insecure and not address.is_loopback:
                 raise UserError(
-                    "--superlink: give the file of its secret with --secret; see docs/deploy.md, or"
-                    " --insecure to do without"
+                    "--superlink: give the file of its secret with --secret, or use --insecure; see"
+                    " docs/deploy.md"
                 )
             secret = None if self.secret is None else _content(self.secret, "--secret")
             if self.secret is not None:

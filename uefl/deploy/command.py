@@ -81,8 +81,8 @@ def silo(
     address = checked_address(superlink, root_certificates, insecure)
     if key is None and not address.is_loopback and not address.insecure:
         raise UserError(
-            "--superlink: give this silo's private key with --key; see docs/deploy.md, or --insecure to do"
-            " without key and TLS"
+            "--superlink: give this silo's private key with --key, or use --insecure "
+            "without key and TLS; see docs/deploy.md"
         )
     if key is not None and address.insecure:
         raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
@@ -143,8 +143,8 @@ def _floor(
     if noise_multiplier is None:
         if max_epsilon or spent is not None:
             raise UserError(
-                "--max-epsilon and --spent are for a silo that insists on noise of its own: add"
-                " --noise-multiplier"
+                "--max-epsilon and --spent need --noise-multiplier: they are for a silo that "
+                "adds its own noise"
             )
         return None
     if spent is None:

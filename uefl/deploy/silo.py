@@ -99,7 +99,7 @@ class SiloProgram:
         client = self._source.name or ""
         try:
             if packet is None:
-                raise Unreadable("it is no message")
+                raise Unreadable("it is not a message")
             header, _ = packet
             if not understood(header):
                 other = printable(str(version(header))[:20])

@@ -317,8 +317,8 @@ class MCDropout(nn.Module):
                 if self._tried[key]:
                     return run, values
         raise ValueError(
-            "MCDropout: consistent=True needs rows that do not see each other, and every tensor with the"
-            " batch first"
+            "MCDropout: consistent=True needs rows that do not affect each other, and every"
+            " tensor with the batch first"
         )
 
 

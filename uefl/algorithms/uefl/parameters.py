@@ -159,13 +159,13 @@ class Parameters(Codebook):
     def _one_way_to_learn(self) -> Parameters:
         if self.ema_decay and self.codebook_lr != 1:
             raise ValueError(
-                "codebook_lr is for codewords that learn by gradient, and with ema_decay they do not; leave"
-                " one of the two out"
+                "codebook_lr is for codewords that learn by gradient; with ema_decay they do "
+                "not; leave one of the two out"
             )
         if self.ema_decay and self.usage_aware == "equal":
             raise ValueError(
-                "usage_aware = 'equal' is for codewords that learn by gradient; with ema_decay the counts"
-                " weigh them"
+                "usage_aware = 'equal' is for codewords that learn by gradient; with ema_decay "
+                "the counts are the weights; leave one of the two out"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""A client's end of Flower: receive a message, answer it, send the reply; the program that a run may ship is
+"""A client's end of Flower: receive a message, answer it, send the answer; the program that a run may ship is
 never fetched.
 
 One process is one node. It asks for messages itself, so it needs no open port, and it stays: its data and its
@@ -78,16 +78,16 @@ fleet.os = SimpleNamespace(getpid=os.getpid, kill=_refuse)  # type: ignore[attr-
 
 def serve(
     address: Address,
-    program: Callable[[RecordDict], RecordDict],
+    answer: Callable[[RecordDict], RecordDict],
     key: EllipticCurvePrivateKey | None = None,
     *,
     patience: float,
 ) -> None:
-    """Reply to messages until the process ends.
+    """Answer messages until the process ends.
 
     Args:
         address: of the SuperLink.
-        program: replies to the content of a message; must not raise.
+        answer: to the content of a message; must not raise.
         key: the SuperLink recognizes this node by it; None: a new one each time, for a SuperLink that
             knows no keys.
         patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that
@@ -107,13 +107,13 @@ def serve(
                 address.place, address.insecure, address.root_certificates, keys, max_retries=3
             ) as connection:
                 refused = None
-                _reply_to_all(connection, program)
+                _answer_all(connection, answer)
         except _Refused as refusal:
             if refused is None:
                 refused = time.monotonic()
                 _LOG.warning(
-                    "not let in yet: its key is not registered, a process before it still counts as there, or"
-                    " its clock is off"
+                    "not accepted yet: its key is not registered, the SuperLink still knows an "
+                    "earlier process, or its clock is wrong"
                 )
             if (key is None and _is_final(refusal.__context__)) or time.monotonic() - refused > patience:
                 why = (
@@ -133,8 +133,8 @@ def _is_final(error: BaseException | None) -> bool:
     return isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
 
 
-def _reply_to_all(connection: tuple[Any, ...], program: Callable[[RecordDict], RecordDict]) -> None:
-    """Reply to messages until the connection is lost; after an incomplete message the server sends it to the
+def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], RecordDict]) -> None:
+    """Answer messages until the connection is lost; after an incomplete message the server sends it to the
     next node."""
     _, receive, send, _, _, pull, push, confirm = connection
     pause = _SHORT
@@ -151,10 +151,10 @@ def _reply_to_all(connection: tuple[Any, ...], program: Callable[[RecordDict], R
                 message = brought(tree, partial(pull, run), partial(confirm, run), bounds.MESSAGE)
                 content = message.content
             except TooLarge:
-                _LOG.warning("a message is refused: it has more than %d bytes", bounds.MESSAGE)
+                _LOG.warning("a message is refused because it has more than %d bytes", bounds.MESSAGE)
                 message, content = head, RecordDict()
             message.metadata.__dict__["_message_id"] = head.metadata.message_id
-            reply = Message(program(content), reply_to=message)
+            reply = Message(answer(content), reply_to=message)
             # lives as long as the message, whatever the clock of this machine says
             reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -166,10 +166,10 @@ def _reply_to_all(connection: tuple[Any, ...], program: Callable[[RecordDict], R
             if error.response.status_code >= 500:
                 raise
             _LOG.warning(
-                "a message or its reply is given up (%d): its run has ended", error.response.status_code
+                "a message or its answer is given up (%d): its run has ended", error.response.status_code
             )
         except (ObjectPullError, ObjectPushError):
-            _LOG.warning("a message or its reply did not go over whole; connecting again")
+            _LOG.warning("a message or its answer was incomplete; connecting again")
             return
 
 
