@@ -82,14 +82,14 @@ class RunSection(Section):
         description=(
             "seconds after which clients of a round are left out (they count against the "
             "quorum): in one process the clients that have not begun, on every other engine"
-            " the clients that have not answered; 0: no limit"
+            " the clients that have not replied; 0: no limit"
         ),
     )
     max_update_norm: float = Field(
         0.0,
         ge=0,
         description=(
-            "refuse an update with a larger L2 distance to the sent values (over all "
+            "reject an update with a larger L2 distance to the sent values (over all "
             "returned tensors); 0: no bound"
         ),
     )
