@@ -80,7 +80,7 @@ class RunSection(Section):
         0.0,
         ge=0,
         description=(
-            "seconds after which clients of a round are left out (they count against the "
+            "seconds after which clients of a round are rejected (they count against the "
             "quorum): in one process the clients that have not begun, on every other engine"
             " the clients that have not replied; 0: no limit"
         ),

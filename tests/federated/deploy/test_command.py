@@ -27,9 +27,9 @@ def said(*arguments):
     ("arguments", "line"),
     [
         (("train", "demo", *AWAY), "are for --engine flower"),
-        (("train", "demo", "--engine", "flower", "--silos", "2"), "are for a --superlink"),
-        (JOIN, "say with --silos how many silos take part"),
-        ((*JOIN, "--silos", "2"), "give the file of its secret with --secret"),
+        (("train", "demo", "--engine", "flower", "--silos", "2"), "need --superlink"),
+        (JOIN, "with --silos"),
+        ((*JOIN, "--silos", "2"), "with --secret"),
         ((*JOIN, "--silos", "2", "--secret", "nowhere"), "--secret: nowhere cannot be read"),
         ((*JOIN, "--silos", "2", "--insecure", "--root-certificates", "x"), "exclude each other"),
         (
@@ -49,7 +49,7 @@ def said(*arguments):
             ("silo", *AWAY, "--insecure", "--data", "empty", "--algorithms", "fedavg,fedavgg"),
             "--algorithms: no algorithm 'fedavgg'",
         ),
-        (("silo", *AWAY), "give this silo's private key with --key"),
+        (("silo", *AWAY), "with --key"),
         (("silo", *AWAY, "--insecure"), "name the folder of this silo's images"),
         (("silo", *AWAY, "--insecure", "--key", "x"), "keys need TLS"),
         (("silo", *AWAY, "--insecure", "--data", "nowhere"), "cannot read folder nowhere"),
