@@ -151,7 +151,7 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
                 message = brought(tree, partial(pull, run), partial(confirm, run), bounds.MESSAGE)
                 content = message.content
             except TooLarge:
-                _LOG.warning("a message is refused because it has more than %d bytes", bounds.MESSAGE)
+                _LOG.warning("a message is refused: it has more than %d bytes", bounds.MESSAGE)
                 message, content = head, RecordDict()
             message.metadata.__dict__["_message_id"] = head.metadata.message_id
             reply = Message(answer(content), reply_to=message)
