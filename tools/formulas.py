@@ -12,6 +12,8 @@ from typing import Any
 from latex2mathml.converter import convert
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+# browsers leave no space between such a name and its argument
+FUNCTION = re.compile(r"(<mi>(?:log|ln)</mi>)")
 
 
 def rendered(page: str) -> str:
@@ -20,7 +22,9 @@ def rendered(page: str) -> str:
     def formula(match: re.Match[str]) -> str:
         tag, bracket, latex = match.groups()
         display = "block" if bracket == "[" else "inline"
-        return f'<{tag} class="math">{convert(html.unescape(latex).strip(), display=display)}</{tag}>'
+        mathml = convert(html.unescape(latex).strip(), display=display)
+        spaced = FUNCTION.sub(r'\1<mspace width="0.17em"/>', mathml)
+        return f'<{tag} class="math">{spaced}</{tag}>'
 
     return FORMULA.sub(formula, page)
 

@@ -38,7 +38,7 @@ def vq_assign(
     precision: str = "exact",
     threads: int | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Index of the nearest codeword of every segment of every row: :func:`uefl_kernels.vq_assign` for arrays.
+    """Return the index of the nearest codeword for each segment of each row: ``vq_assign`` for arrays.
 
     Args:
         x: ``[..., D]`` float32 or float64; any strides and byte order.

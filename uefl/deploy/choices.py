@@ -165,7 +165,7 @@ def checked_address(superlink: str, root_certificates: str | Path | None, insecu
 
 
 def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[str], None]) -> None:
-    """Say so where other users of this machine may read a key or a secret.
+    """Warn if other users of this machine may read a key or a secret.
 
     Args:
         path: of the file.

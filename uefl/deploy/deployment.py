@@ -54,7 +54,7 @@ class Deployment:
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
-        """Wait for all clients; their federation.
+        """Wait for all clients and return their federation.
 
         Raises:
             UserError: clients that do not come, or do not go together.
@@ -237,7 +237,7 @@ def _told_of_itself(report: Report) -> dict[str, str]:
 def _note_change(
     name: str, before: Mapping[str, str], now: Mapping[str, str], when: str, notice: Notice
 ) -> None:
-    """Say so where a silo computes otherwise than it did."""
+    """Note that a silo computes in a different way than before."""
     for key, words in (("precision", "in"), ("torch", "with torch")):
         if before.get(key, now[key]) != now[key]:
             notice(

@@ -108,7 +108,7 @@ def end_with(parent: int) -> None:
 
 
 def note_crowd(processes: int, device: str, notice: Callable[[str], None]) -> None:
-    """Say so where the threads of all processes are more than the cores."""
+    """Note that the processes have more threads than there are cores."""
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if device == "cpu" and threads > 1 and processes * threads > cores:
         crowd = f"{processes} processes with {threads} threads each on {cores} cores slow each other down"

@@ -87,7 +87,7 @@ class Processes:
         )
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """Sum of whole numbers."""
+        """Return the sum of whole numbers."""
         if self.group is not None:
             part = part.clone()
             dist.all_reduce(part, group=self.group)
@@ -112,7 +112,7 @@ class Processes:
             raise ValueError(f"kmeans: the processes do not agree on {what}")
 
     def together(self, work: Callable[[], None]) -> None:
-        """Work that may fail in one process: then no other one waits for it."""
+        """Guard work that may fail in one process, so that no other process waits for it."""
         error: Exception | None = None
         try:
             work()

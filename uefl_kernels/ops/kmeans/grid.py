@@ -121,7 +121,7 @@ class Grid:
         left.index_fill_(0, chosen, 0)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over all rows of whole numbers [n, ...]."""
+        """Return the sum over all rows of whole numbers [n, ...]."""
         return self.everywhere(values.sum(0))
 
     def everywhere(self, part: torch.Tensor) -> torch.Tensor:

@@ -132,8 +132,8 @@ def blocks(x: torch.Tensor) -> list[slice]:
 
 
 def square_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Sum of squares of each row [n, d] of float64: eight partial sums over every eighth element, in
-    order."""
+    """Return the sum of squares of each row [n, d] of float64: eight partial sums over every eighth
+    element, in order."""
     n, d = rows.shape
     if rows.device.type == "cpu":  # where a cumulative sum adds in order
         parts = -(-d // _LANES)
@@ -150,7 +150,7 @@ def square_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def tree_sum(values: torch.Tensor) -> torch.Tensor:
-    """Sum of values [n] by halves: value i and value i + half, half a power of two."""
+    """Return the sum of values [n] by halves: value i and value i + half, half a power of two."""
     size = 1 << ceil_log2(len(values))
     values = torch.cat([values, values.new_zeros(size - len(values))])
     while len(values) > 1:

@@ -39,7 +39,7 @@ define_triton("vq_assign")
 def vq_assign(
     x: torch.Tensor, codebook: torch.Tensor, *, metric: str = "l2", precision: str = "exact"
 ) -> torch.Tensor:
-    """Index of the nearest codeword of every segment of every row.
+    """Return the index of the nearest codeword for each segment of each row.
 
     The answer is the argmin of the float64 distance on the values given, summed in the order of the elements,
     ties to the lowest index: the same on every backend, for any batch size and number of threads. A row that
