@@ -164,7 +164,7 @@ def train(
     network = None if model is None or isinstance(model, Mapping) else given.factory(model)
     if isinstance(source, Config):
         if overrides or arms is not None:
-            raise UserError("a Config takes no overrides; give a preset, a path or a mapping")
+            raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
         cfg = source
     elif isinstance(source, (str, Path, Mapping)):
         cfg = config.load(
