@@ -113,9 +113,10 @@ class Flower:
                     "--superlink: give the file of its secret with --secret, or use --insecure; see"
                     " docs/deploy.md"
                 )
-            secret = None if self.secret is None else _content(self.secret, "--secret")
-            if self.secret is not None:
-                check_private(self.secret, "--secret", self.strict, notice)
+            secret = None if self.secret is None else Path(self.secret)
+            if secret is not None:
+                _content(secret, "--secret")
+                check_private(secret, "--secret", self.strict, notice)
             run = joined(address, self.silos, secret, self.wait, notice)
         try:
             with run as deployment:

@@ -66,10 +66,10 @@ def silo(
     check_installed()
     from ..engines.flower.address import Unreachable
     from ..engines.flower.codec import on_records
+    from ..engines.flower.commands import end_with
     from ..engines.flower.node import serve
     from ..run import chosen_device
     from .kept import Kept
-    from .processes import end_with
     from .silo import SiloProgram
     from .sources import Dealt, Source, own
 

@@ -10,15 +10,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from flwr.serverapp import Grid
 
 from ..config import Config
 from ..data import build
 from ..data.federation import Federation
-from ..engines.flower import QUIET
+from ..engines.flower import QUIET, commands
 from ..engines.flower.address import Address, Unreachable
+from ..engines.flower.commands import PARENT
 from ..engines.flower.engine import FlowerEngine
-from ..engines.flower.link import connect
+from ..engines.flower.link import Link, connect
 from ..engines.flower.members import Members, Report, Roster
 from ..errors import RunError, UserError
 from ..folder import Silos
@@ -29,7 +29,7 @@ from .setting import Setting, greeting, task, without_files
 
 _START = 120.0  # seconds for processes on this machine to be there
 Notice = Callable[[str], None]
-Joined = tuple[Federation, Grid, Roster, Silos]
+Joined = tuple[Federation, Link, Roster, Silos]
 
 
 class Deployment:
@@ -37,7 +37,7 @@ class Deployment:
 
     Args:
         join: waits for the clients, of which a run that goes on knows something; returns the federation, the
-            Grid, the members, and the stored facts about them.
+            link, the members, and the stored facts about them.
         threads: CPU threads of every client; 0: each decides.
         told: the part of the configuration that a client gets.
         home: whether clients keep their private states themselves.
@@ -59,7 +59,7 @@ class Deployment:
         Raises:
             UserError: clients that do not come, or do not go together.
         """
-        federation, self._grid, self._members, self.silos = self._join(cfg, data_root, known)
+        federation, self._link, self._members, self.silos = self._join(cfg, data_root, known)
         self._cfg, self._federation = self._told(cfg), federation
         return federation
 
@@ -67,7 +67,7 @@ class Deployment:
         """Return an engine for the clients in one arm."""
         # not before the run has chosen its threads
         setting = Setting.of(self._cfg, self._federation, self._threads())
-        return FlowerEngine(self._grid, self._members, task(setting, arm), started)
+        return FlowerEngine(self._link, self._members, task(setting, arm), started)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
         notice: called with a line for the user.
     """
     processes = Processes("uefl-flower-")
-    processes.environment |= QUIET | {"FLWR_HOME": str(processes.folder / "flwr")}
+    processes.environment |= QUIET | {"FLWR_HOME": str(processes.folder / "flwr"), PARENT: str(os.getpid())}
 
     def stop() -> None:
         logs = processes.stop()
@@ -99,7 +99,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
     port, parent = free_port(), str(os.getpid())
     address = Address(f"127.0.0.1:{port}", insecure=True)
     listen = ("--insecure", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port))
-    superlink = processes.start("superlink", "uefl.deploy.superlink", parent, *listen)
+    superlink = processes.start("superlink", commands.__name__, "flower-superlink", *listen)
     for name in names:
         where = ("--superlink", address.place, "--device", device, "--parent", parent)
         root_option = () if root is None else ("--data-root", str(root))
@@ -118,10 +118,10 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 
     try:
         address.wait(_START, superlink)
-        grid = stack.enter_context(connect(address))
+        link = stack.enter_context(connect(address))
     except Unreachable as error:
         raise RunError(f"{error}; {processes.ended('superlink') or 'see its log'}") from None
-    members = Members(grid, greeting(cfg), admit)
+    members = Members(link, greeting(cfg), admit)
     end = time.monotonic() + _START + 5 * len(names)
     while missing := [name for name in names if name not in members.nodes]:
         members.look()
@@ -132,19 +132,19 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
             why = next(iter(members.refused.values()), "it did not report")
             raise RunError(f"{missing[0]} takes no part: {why}")
         time.sleep(0.05)
-    return federation, grid, members, silos
+    return federation, link, members, silos
 
 
 @contextmanager
 def joined(
-    address: Address, silos: int, secret: bytes | None, patience: float, notice: Notice
+    address: Address, silos: int, secret: Path | None, patience: float, notice: Notice
 ) -> Iterator[Deployment]:
     """Yield the silos that connect to a running SuperLink.
 
     Args:
         address: of the SuperLink.
         silos: how many take part; the run begins when this number has reported.
-        secret: of the SuperLink.
+        secret: the file with that of the SuperLink.
         patience: seconds to wait for them.
         notice: called with a line for the user.
     """
@@ -154,16 +154,16 @@ def joined(
             check_asked(cfg)
             try:
                 address.wait(patience)
-                grid = stack.enter_context(connect(address, secret))
+                link = stack.enter_context(connect(address, secret))
             except Unreachable as error:
                 raise UserError(str(error)) from None
-            return _gather(cfg, grid, address, silos, patience, notice, known)
+            return _gather(cfg, link, address, silos, patience, notice, known)
 
         yield Deployment(join, lambda: 0, without_files, home=True)
 
 
 def _gather(
-    cfg: Config, grid: Grid, address: Address, silos: int, patience: float, notice: Notice, known: Silos
+    cfg: Config, link: Link, address: Address, silos: int, patience: float, notice: Notice, known: Silos
 ) -> Joined:
     reports: dict[str, Report] = {}
     begun: list[bool] = []
@@ -197,7 +197,7 @@ def _gather(
 
     notice(f"waiting for {silos} silos at {address.place}")
     bound = None if address.insecure else {name: of["key"] for name, of in known.items() if "key" in of}
-    members = Members(grid, greeting(without_files(cfg)), admit, bound=bound)
+    members = Members(link, greeting(without_files(cfg)), admit, bound=bound)
     told: dict[int, str] = {}
     end = time.monotonic() + patience
     together: list[str] = []
@@ -226,7 +226,7 @@ def _gather(
     found = {name: _told_of_itself(report) | _key(members, name) for name, report in sorted(reports.items())}
     for name, of in found.items():
         _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
-    return federation, grid, members, found
+    return federation, link, members, found
 
 
 def _told_of_itself(report: Report) -> dict[str, str]:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,21 +89,6 @@ class Processes:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
-
-
-def end_with(parent: int) -> None:
-    """Have this process interrupted when its parent ends.
-
-    Args:
-        parent: the process that has started this one.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def note_crowd(processes: int, device: str, notice: Callable[[str], None]) -> None:

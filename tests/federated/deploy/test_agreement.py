@@ -4,17 +4,14 @@ the name of the silo that differs."""
 import pytest
 import torch
 
-pytest.importorskip("flwr")
-
 from tests.federated.deploy.machines import images
-from tests.federated.engines.grid import sent
 from uefl import config
 from uefl.data import build
 from uefl.deploy.agreement import agree, refusal
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder
-from uefl.engines.flower.codec import on_records, pack, unpack
+from uefl.engines.codec import Packet
 from uefl.errors import UserError
 
 
@@ -30,9 +27,7 @@ def settings(folder, **keys):
 
 
 def report(cfg, path):
-    return unpack(
-        sent(on_records(SiloProgram(OwnFolder(path, path.name), torch.device("cpu")))(pack(greeting(cfg))))
-    )
+    return SiloProgram(OwnFolder(path, path.name), torch.device("cpu"))(Packet(greeting(cfg), {}))
 
 
 def agreed(cfg, reports):

@@ -6,10 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-pytest.importorskip("flwr")
-
 from tests.federated.deploy.machines import images
-from tests.federated.engines.grid import MemoryGrid
+from tests.federated.engines.grid import MemoryLink
 from uefl import config
 from uefl.algorithms.fedavg import FedAvg
 from uefl.deploy import deployment, silo
@@ -18,7 +16,6 @@ from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
 from uefl.engines.codec import Packet
 from uefl.engines.flower.address import Address
-from uefl.engines.flower.codec import on_records, pack, unpack
 from uefl.errors import RunError, UserError
 from uefl.folder import read_silos
 from uefl.run import resume, train
@@ -61,14 +58,14 @@ def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
     said, got = [], []
 
     def heard(one):
-        return lambda records: got.append(unpack(records).header) or on_records(one)(records)
+        return lambda packet: got.append(packet.header) or one(packet)
 
-    grid = MemoryGrid({i: heard(one) for i, one in enumerate(programs, 10)})
-    grid.keys = keys or {}
+    link = MemoryLink({i: heard(one) for i, one in enumerate(programs, 10)})
+    link.keys = keys or {}
 
     @contextmanager
     def connect(address, secret):
-        yield grid
+        yield link
 
     monkeypatch.setattr(deployment, "connect", connect)
     with deployment.joined(Address("there:1"), silos, None, wait, said.append) as run:
@@ -229,7 +226,7 @@ def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeyp
         before = run.silos["b"]["torch"]
         monkeypatch.setattr(silo.torch, "__version__", "9.9")
         monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: True)
-        run._grid.activated[11] = "2"
+        run._link.activated[11] = "2"
         run._members.look()
     assert said[-2:] == [
         "silo b computes in bf16, before it came again in fp32: not bit for bit as without",
@@ -252,12 +249,12 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
     def unsteady(packet):
         if packet.header["ask"] == "report":
             return answers.pop(0)(packet)
-        grid.activated[11] += "again"
+        link.activated[11] += "again"
         return Packet({}, {})
 
     with (
         joined(monkeypatch, [program(folder, "a"), unsteady]) as (run, said, _),
-        deployment.connect(None, None) as grid,
+        deployment.connect(None, None) as link,
     ):
         run.federation(settings(folder), None, {})
         assert run._members.refused == {}
@@ -309,7 +306,7 @@ def test_a_failure_that_nobody_expected_keeps_its_traceback(folder, caplog):
     one._source.federation = None
     assert one(Packet(greeting(settings(folder)), {})).header["error"] == "program"
     assert "Traceback" in caplog.text
-    assert unpack(on_records(one)(pack({}))).header["error"] == "version"
+    assert one(Packet({}, {})).header["error"] == "version"
 
 
 def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):

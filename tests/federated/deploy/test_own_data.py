@@ -6,35 +6,30 @@ import shutil
 import pytest
 import torch
 
-pytest.importorskip("flwr")
-
 from tests.federated import tiny, tiny_sets
 from tests.federated.data.test_own_sets import ROWS, write
 from tests.federated.deploy.machines import images
-from tests.federated.engines.grid import MemoryGrid, sent
+from tests.federated.engines.grid import MemoryLink
 from uefl import config
 from uefl.data import build
 from uefl.deploy.agreement import agree, check_asked, refusal
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
-from uefl.engines.flower.codec import on_records, pack, unpack
+from uefl.engines.codec import Packet
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
 from uefl.errors import UserError
 
 
 def programs(*folders):
-    return {
-        i: on_records(SiloProgram(own(folder, None), torch.device("cpu")))
-        for i, folder in enumerate(folders, 10)
-    }
+    return {i: SiloProgram(own(folder, None), torch.device("cpu")) for i, folder in enumerate(folders, 10)}
 
 
 def reports(cfg, nodes):
-    found = [unpack(sent(program(pack(greeting(cfg))))) for program in nodes.values()]
+    found = [program(Packet(greeting(cfg), {})) for program in nodes.values()]
     assert [refusal(report) for report in found] == [None] * len(found)
-    return {header["client"]: (header, parts) for header, parts in found}
+    return {report.header["client"]: report for report in found}
 
 
 def agreed(cfg, nodes):
@@ -49,11 +44,11 @@ def check_same(cfg, whole, there, nodes):
         assert [(s.name, s.sizes) for s in getattr(there, group)] == [
             (s.name, s.sizes) for s in getattr(whole, group)
         ]
-    members = Members(MemoryGrid(nodes), greeting(cfg), refusal)
+    members = Members(MemoryLink(nodes), greeting(cfg), refusal)
     for _ in range(2):
         members._looked = 0.0
         members.look()
-    engine = FlowerEngine(members._grid, members, task(Setting.of(cfg, there, 0), "arm"))
+    engine = FlowerEngine(members._link, members, task(Setting.of(cfg, there, 0), "arm"))
     local, remote = tiny.arm(cfg, whole)[0], tiny.arm(cfg, there, lambda _: engine)[0]
     while not local.finished:
         assert repr(remote.turn()) == repr(local.turn())
@@ -220,7 +215,7 @@ def test_images_instead_of_sets_give_a_code_and_a_log_line(sets, tmp_path, caplo
     images(tmp_path / "ulm", {"cat": 0, "dog": 1})
     for folder, cfg in ((tmp_path / "ulm", of_sets("digits")), (sets / "berlin", labeled(tmp_path))):
         (program,) = programs(folder).values()
-        assert unpack(sent(program(pack(greeting(cfg)))))[0]["error"] == "data"
+        assert program(Packet(greeting(cfg), {})).header["error"] == "data"
     assert "this silo has labeled images; the arms need unlabeled sets" in caplog.text
     assert "this silo has unlabeled sets; the arms need labeled images" in caplog.text
 

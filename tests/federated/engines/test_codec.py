@@ -1,5 +1,6 @@
 """Messages arrive bit for bit; damaged ones are refused."""
 
+import json
 import math
 from dataclasses import fields
 
@@ -10,10 +11,10 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from tests.federated.engines.grid import sent
+from uefl.engines import bounds
 from uefl.engines.base import Expected, Message, Reply, expected_like
-from uefl.engines.codec import Packet, Unreadable, message_of
-from uefl.engines.flower.codec import on_records, pack, pack_message, pack_reply, unpack, unpack_reply
+from uefl.engines.codec import Packet, Unreadable, message_of, packed_message, packed_reply, reply_of
+from uefl.engines.flower.codec import on_records, pack, unpack
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -46,7 +47,7 @@ def test_a_message_comes_back():
         odd,
         {"z": torch.ones(1), "a": torch.ones(1)},
     )
-    header, parts = unpack(sent(pack_message(message, {"client": "silo-0"})))
+    header, parts = unpack(pack(packed_message(message, {"client": "silo-0"})))
     assert header["client"] == "silo-0"
     found = message_of(Packet(header, parts))
     for part in ("tensors", "private", "reference"):
@@ -67,7 +68,7 @@ def test_a_reply_comes_back():
         {"train_loss": 0.1},
     )
     reply.states = [32 * "a", ""]
-    found = unpack_reply(sent(pack_reply(reply)))
+    found = reply_of(unpack(pack(packed_reply(reply))))
     same(reply.tensors, found.tensors)
     same(reply.private, found.private)
     assert (found.client, found.examples, found.error) == ("silo-1", 7, None)
@@ -79,7 +80,7 @@ def test_a_reply_comes_back():
 
 
 def test_what_arrives_may_be_written_to():
-    _, parts = unpack(sent(pack({}, part={"x": torch.zeros(3)})))
+    _, parts = unpack(pack(Packet({}, {"part": {"x": torch.zeros(3)}})))
     parts["part"]["x"] += 1
 
 
@@ -94,7 +95,7 @@ def test_what_arrives_may_be_written_to():
     ids=["too short", "negative", "no number", "stored otherwise"],
 )
 def test_a_damaged_tensor_is_refused(array):
-    records = pack({}, part={"x": torch.zeros(3)})
+    records = pack(Packet({}, {"part": {"x": torch.zeros(3)}}))
     records["part"] = ArrayRecord({"x": array})
     with pytest.raises(Unreadable):
         unpack(records)
@@ -106,7 +107,7 @@ def test_a_reply_that_cannot_be_packed_is_a_fault(caplog):
         ({"client": "a"}, {"update": {"x": torch.zeros(2, dtype=torch.complex64)}}),
     ):
         found = Packet(header, parts)
-        reply = unpack_reply(on_records(lambda packet, found=found: found)(pack({"ask": "work"})))
+        reply = reply_of(unpack(on_records(lambda packet, found=found: found)(pack(Packet({}, {})))))
         assert (reply.client, reply.error) == ("a", "program")
     assert "cannot be packed" in caplog.text
 
@@ -131,4 +132,20 @@ def test_what_is_no_message_is_refused():
     }.items():
         plain = {"client": "a", "examples": 1, "metrics": {}, "training": {}, "error": None} | {field: value}
         with pytest.raises(Unreadable):
-            unpack_reply(pack(plain, update={}, private={}))
+            reply_of(unpack(pack(Packet(plain, {"update": {}, "private": {}}))))
+
+
+def test_a_name_that_is_repeated_copies_nothing():
+    content = pack(Packet({}, {"update": {"a": torch.zeros(3)}}))
+    header = json.loads(content.config_records["header"]["json"])
+    content.config_records["header"]["json"] = json.dumps(header | {"tensors": {"update": ["a", "a"]}})
+    with pytest.raises(Unreadable):
+        unpack(content)
+
+
+def test_a_header_that_is_too_long_is_not_read(monkeypatch):
+    records = pack(Packet({"client": "silo-0"}, {}))
+    assert unpack(records)
+    monkeypatch.setattr(bounds, "HEADER", 10)
+    with pytest.raises(Unreadable):
+        unpack(records)

@@ -1,121 +1,71 @@
-"""The server's end of Flower: failures of a SuperLink that a run outlives, and messages about the others."""
+"""The server's end of Flower: the commands that start a run, and what is said where they fail."""
 
 import os
+import sys
 import threading
-import time
-from email.utils import formatdate
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 
-import httpx
-from flwr.proto.runtime_pb2 import PullTaskInputResponse
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.retry import make_simple_http_retry_invoker
-
-from uefl.engines.flower import link
+from uefl.engines.flower import commands, link
 from uefl.engines.flower.address import Address, Unreachable
+from uefl.engines.flower.commands import folder_of_commands
 
 ADDRESS = Address("127.0.0.1:1", insecure=True)
+FLWR, SUPEREXEC = "flwr", "flower-superexec"
 
 
-def status(code, **headers):
-    return httpx.HTTPStatusError(
-        "",
-        request=httpx.Request("POST", "http://x"),
-        response=httpx.Response(code, text="{}", headers=headers),
+@contextmanager
+def played(monkeypatch, **programs):
+    """Flower's commands are these lines of Python."""
+    monkeypatch.setattr(
+        commands, "_command", lambda name: [sys.executable, "-c", programs.get(name.replace("-", "_"), "")]
     )
+    yield
 
 
-class Client:
-    """Of a SuperLink that gives a run, and answers a heartbeat with ``beat``: an exception, or whether it is
-    taken."""
-
-    def __init__(self, beat=True):
-        self._beat = beat
-
-    def PullTaskInput(self, request):
-        return PullTaskInputResponse()
-
-    def PushTaskOutput(self, request):
-        raise status(503)
-
-    def SendTaskHeartbeat(self, request):
-        if isinstance(self._beat, Exception):
-            raise self._beat
-        return SimpleNamespace(success=self._beat)
-
-
-@pytest.fixture
-def superlink(monkeypatch):
-    def grid(*arguments, **keys):
-        return SimpleNamespace(
-            _retry_invoker=make_simple_http_retry_invoker(),
-            _runtime_client=Client(),
-            set_run=lambda run: None,
-            close=lambda: None,
-        )
-
-    monkeypatch.setattr(link, "_start", lambda address: None)
-    monkeypatch.setattr(link, "_token", lambda address, secret: "token")
-    monkeypatch.setattr(link, "CheckedGrid", grid)
-
-
-@pytest.mark.parametrize(
-    "beat", [status(401), status(500), status(502), httpx.ConnectError("away"), ValueError("a page"), False]
+CONNECTS = (
+    "import os, socket, time; end = socket.socket(socket.AF_UNIX); end.connect(os.environ['UEFL_RUN']);"
+    " end.recv(1); time.sleep(60)"
 )
-def test_a_heartbeat_that_is_not_taken_is_tried_again(beat):
-    """In its thread, which goes on, and without a signal to this process."""
-    assert not link._heartbeat(Client(beat))()
-    heart = link.HeartbeatSender(link._heartbeat(Client(beat)))
-    heart.start()
-    time.sleep(0.05)
-    assert heart.is_running
-    heart.stop()
 
 
-def test_one_that_is_taken():
-    assert link._heartbeat(Client())()
-
-
-LOST = r"SuperLink .*127.0.0.1:1: {}; .*\brun\b"
+def test_the_program_of_a_run_connects(monkeypatch):
+    with (
+        played(monkeypatch, flwr="", flower_superexec=CONNECTS),
+        link.connect(ADDRESS) as messages,
+        pytest.raises(Unreachable, match=r"SuperLink .*127.0.0.1:1"),
+    ):
+        messages.nodes()
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("flwr", "superexec", "why"),
     [
-        (status(401), LOST.format(401)),
-        (status(403), LOST.format(403)),
-        (status(500), "SuperLink .*127.0.0.1:1: 500$"),
-        (httpx.ConnectError("away"), "SuperLink .*127.0.0.1:1: away$"),
-        (ObjectPushError("part", 1, "session"), "SuperLink .*127.0.0.1:1 .*part .*message"),
+        ("print('a line'); print('│ no such run │'); raise SystemExit(1)", "", "127.0.0.1:1 .*no such run$"),
+        ("", "print('401'); raise SystemExit(1)", "127.0.0.1:1 .*401; .*--secret"),
+        ("", "import time; time.sleep(60)", "127.0.0.1:1 .*--isolation process"),
     ],
+    ids=["no run", "no task", "away"],
 )
-def test_what_ends_a_run_is_a_line(superlink, error, line):
-    with pytest.raises(Unreachable, match=line), link.connect(ADDRESS):
-        raise error
-
-
-def test_a_run_rejected_at_start_is_told_of_the_secret(superlink, monkeypatch):
-    def refused(address, secret):
-        raise status(401)
-
-    monkeypatch.setattr(link, "_token", refused)
-    with pytest.raises(Unreachable, match=r"\b401; .*--secret"), link.connect(ADDRESS):
+def test_a_run_that_does_not_begin_is_a_line(monkeypatch, flwr, superexec, why):
+    monkeypatch.setattr(link, "_PATIENCE", 1.0)
+    with (
+        played(monkeypatch, flwr=flwr, flower_superexec=superexec),
+        pytest.raises(Unreachable, match=why),
+        link.connect(ADDRESS),
+    ):
         pass
 
 
-@pytest.mark.parametrize(("skew", "line"), [(-60, "60 .*behind"), (60, "60 .*ahead"), (0, "500$")])
-def test_a_clock_that_is_off_is_named(superlink, skew, line, monkeypatch):
-    """Messages of a server with a slow clock have expired when they arrive at the SuperLink; it says 500,
-    and its time."""
-    error, now = status(500, date=formatdate(usegmt=True)), time.time()
-    monkeypatch.setattr(link.time, "time", lambda: int(now) + skew)
-    with pytest.raises(Unreachable, match=line), link.connect(ADDRESS):
-        raise error
+def test_every_command_of_flower_comes_first_on_the_path(tmp_path):
+    path = folder_of_commands(tmp_path / "bin")
+    assert path == f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    names = {script.name for script in (tmp_path / "bin").iterdir()}
+    assert names >= {"flwr", "flwr-serverapp", "flwr-clientapp", "flower-superexec", "flower-supernode"}
 
 
 class Teapot(BaseHTTPRequestHandler):

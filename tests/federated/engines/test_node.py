@@ -17,8 +17,9 @@ from flwr.app.message import remove_content_from_message
 from flwr.server.utils.validator import validate_message
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.task_identity import TaskIdentity
 
-from tests.federated.engines.grid import MemoryGrid
+from uefl.engines.codec import Packet
 from uefl.engines.flower import node
 from uefl.engines.flower.address import Address, Unreachable
 from uefl.engines.flower.codec import pack, unpack
@@ -135,8 +136,8 @@ def test_a_run_that_has_ended_is_an_error_that_can_be_caught(code):
 
 def answered(answer, life=None, **parts):
     """Return the answer to a message with these parts and this lifetime in seconds."""
-    MemoryGrid({})  # identifies the sender
-    message = Message(pack({"ask": "work"}, **parts), 7, "train", ttl=life)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    message = Message(pack(Packet({"ask": "work"}, parts)), 7, "train", ttl=life)
     message.metadata.__dict__["_message_id"] = message.object_id
     parts = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
     head, tree, heard, pulled = remove_content_from_message(message), get_object_tree(message), [], []
@@ -169,7 +170,7 @@ def test_an_oversized_message_is_answered_unread(monkeypatch, caplog):
 
     def answer(records):
         given.append(records)
-        return pack({"error": "unreadable"})
+        return pack(Packet({"error": "unreadable"}, {}))
 
     reply = answered(answer, broadcast={"values": torch.zeros(50_000)})
     assert [dict(records) for records in given] == [{}]

@@ -7,14 +7,7 @@ import uefl
 
 PACKAGE = Path(uefl.__file__).parent
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-PRIVATE = {
-    "engines/flower/engine.py": 1,
-    "engines/flower/grid.py": 9,
-    "engines/flower/limits.py": 4,
-    "engines/flower/link.py": 13,
-    "engines/flower/members.py": 1,
-    "engines/flower/node.py": 4,
-}
+PRIVATE = {"engines/flower/limits.py": 4, "engines/flower/node.py": 4}
 """import statements of other modules, by file: none is to be added"""
 
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from .. import bounds, faults
-from ..base import Message, Reply
-from ..codec import NAMES, Header, Packet, Unreadable, from_raw, packed_message, packed_reply, raw, reply_of
+from ..base import Reply
+from ..codec import NAMES, Packet, Unreadable, from_raw, packed_reply, raw
 
 _LOG = logging.getLogger("uefl.silo")
 _STORED = "uefl.raw"
 
 
-def pack(header: Header, **parts: Mapping[str, torch.Tensor]) -> RecordDict:
-    """Pack a packet into records.
-
-    Args:
-        header: what JSON holds, NaN and infinities included.
-        parts: the order of the tensors is kept.
-    """
-    order = {part: list(tensors) for part, tensors in parts.items()}
-    records = RecordDict({"header": ConfigRecord({"json": json.dumps(header | {"tensors": order})})})
-    for part, tensors in parts.items():
+def pack(packet: Packet) -> RecordDict:
+    """Pack a packet into records; JSON holds NaN and infinities too, and the order of the tensors is kept."""
+    order = {part: list(tensors) for part, tensors in packet.parts.items()}
+    records = RecordDict({"header": ConfigRecord({"json": json.dumps(packet.header | {"tensors": order})})})
+    for part, tensors in packet.parts.items():
         if tensors:
             records[part] = ArrayRecord({name: _array(tensor) for name, tensor in tensors.items()})
     return records
@@ -57,27 +52,6 @@ def unpack(records: RecordDict) -> Packet:
     return Packet(header, parts)
 
 
-def pack_message(message: Message, header: Header) -> RecordDict:
-    """Pack a message; ``header`` holds everything else that the receiver has to know."""
-    packet = packed_message(message, header)
-    return pack(packet.header, **packet.parts)
-
-
-def pack_reply(reply: Reply) -> RecordDict:
-    """Pack a reply."""
-    packet = packed_reply(reply)
-    return pack(packet.header, **packet.parts)
-
-
-def unpack_reply(records: RecordDict) -> Reply:
-    """Undo :func:`pack_reply`.
-
-    Raises:
-        Unreadable: the records hold no reply, or values of other types.
-    """
-    return reply_of(unpack(records))
-
-
 def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDict], RecordDict]:
     """Adapt a program that answers packets to records; it receives None for unreadable records. It never
     raises."""
@@ -89,10 +63,10 @@ def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDi
             packet = None
         found = program(packet)
         try:
-            return pack(found.header, **found.parts)
+            return pack(found)
         except Exception:  # a user's algorithm may put anything there
-            _LOG.exception("a reply cannot be packed")
-            return pack_reply(Reply(str(found.header.get("client", "")), error=faults.PROGRAM))
+            _LOG.exception("an answer cannot be packed")
+            return pack(packed_reply(Reply(str(found.header.get("client", "")), error=faults.PROGRAM)))
 
     return reply
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -26,8 +24,6 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 from flwr.supercore.retry import RetryInvoker
-
-from .. import bounds
 
 TRIES = 7
 """questions for a part of a message that its sender has not sent yet: 35 s in all, with pauses of 1, 2, 4, 8,
@@ -53,28 +49,14 @@ LARGE = "it has more bytes than it may have"
 _PART = 1000  # bytes that a part counts in addition to its content, so that many small parts are bounded too
 # bytes of the description of an array: the numbers of its parts (820 for 4 GiB) and its shape
 _ABOUT_ARRAY = 2**16
-_allowed: ContextVar[int] = ContextVar("allowed", default=bounds.MESSAGE)
 
 
 class TooLarge(ObjectPullError):  # type: ignore[misc]
     """A message that is given up in the middle."""
 
 
-@contextmanager
-def at_most(size: int) -> Iterator[None]:
-    """Bound the bytes of each message that the Grid brings in this context, as it travels and in memory.
-
-    A message that has more is an error, with :data:`LARGE` in its reason.
-    """
-    token = _allowed.set(size)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
-
-
 def brought(
-    tree: ObjectTree, pull: Callable[[str], bytes], confirm: Callable[[str], None], most: int | None = None
+    tree: ObjectTree, pull: Callable[[str], bytes], confirm: Callable[[str], None], most: int
 ) -> Message:
     """Bring the parts of a message, and make the message of them.
 
@@ -85,21 +67,17 @@ def brought(
         tree: names of the parts.
         pull: brings one of them.
         confirm: is told the name of the message once all of them are here.
-        most: bytes that the message may have, as it travels and in memory; None: as many as :func:`at_most`
-            says.
+        most: bytes that the message may have, as it travels and in memory.
 
     Raises:
         TooLarge: it has more.
         TypeError: the parts make no message.
     """
-    allowed = _allowed.get() if most is None else most
     contents = pull_objects(
-        [one.object_id for one in iterate_object_tree(tree)],
-        bounded(pull, allowed),
-        max_tries_per_object=TRIES,
+        [one.object_id for one in iterate_object_tree(tree)], bounded(pull, most), max_tries_per_object=TRIES
     )
     confirm(tree.object_id)
-    check_size(tree.object_id, contents, allowed)
+    check_size(tree.object_id, contents, most)
     message = inflate_object_from_contents(tree.object_id, contents)
     if not isinstance(message, Message):
         raise TypeError(f"expected a message, got {type(message).__name__}")

@@ -1,186 +1,266 @@
-"""The server's end of Flower: a run at a SuperLink, and the Grid that sends its messages.
+"""The server's end of Flower: a run at a SuperLink.
 
-A SuperLink with ``--isolation process`` leaves it to others to start the program of a run. Here the process
-that asks for a run takes its task itself: the run folder, the progress and the end by Ctrl-C stay with the
-process that the user started. Runs of uefl carry no program, so one is as good as another, and it does not
-matter which of several that begin at the same time a process gets.
+``flwr run`` asks for the run, ``flower-superexec`` starts its program, the ServerApp of :mod:`.app`, and that
+connects to this process, which keeps the run folder, the progress and the end by Ctrl-C. A SuperLink with
+``--isolation process`` leaves it to others to start the program. The programs of all runs are the same, so
+it does not matter which of several that begin at the same time a process gets.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
+import os
+import socket
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from email.utils import parsedate_to_datetime
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol
 
-import httpx
-from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import SubStatus
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import StartRunRequest
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.serverapp import Grid
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-
+from ..codec import Header, Packet, Tensors
+from ..distributed.crew import Lost, receive, send
 from .address import Address, Unreachable
-from .grid import CheckedGrid
-from .limits import stop_at_refusal
+from .commands import folder_of_commands, start
 
-logging.getLogger("flwr").setLevel(logging.ERROR)
+RUN = "UEFL_RUN"
+"""names the socket of a run in the environment of its program"""
+GONE = "it is gone"
+LARGE = "its reply is larger than a reply may be"
+TORN = "its reply did not come whole"
+UNREADABLE = "its reply cannot be read"
 
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_PATIENCE = 20.0  # seconds for a SuperLink to hand out the task of a run
-# seconds that a SuperLink may be away in a run; it keeps a run for a minute after the last heartbeat
-_ABSENCE = 120.0
-_SKEW = 4.0  # seconds that two clocks may differ: less than a message lives beyond its deadline
-_APP = b"""[project]
+_PATIENCE = 60.0  # seconds for the program of a run to be started
+_ABSENCE = 120.0  # seconds that a SuperLink may be away in a run
+_END = 10.0  # seconds for the program of a run to tell the SuperLink of its end
+_APP = """[project]
 name = "uefl"
 version = "1.0.0"
-description = "Holds no program: silos are started with uefl silo."
+description = "Names programs that uefl has installed, and holds none."
 license = { text = "Apache-2.0" }
+dependencies = []
 [tool.flwr.app]
 publisher = "uefl"
 [tool.flwr.app.components]
-serverapp = "refuse:app"
-clientapp = "refuse:app"
+serverapp = "uefl.engines.flower.app:server"
+clientapp = "uefl.engines.flower.app:client"
 """
-_REFUSE = b"raise RuntimeError('a run of uefl brings no program; start this node with: uefl silo')\n"
+
+
+class Node(NamedTuple):
+    """A node that is connected."""
+
+    number: int
+    activation: str
+    """another one when its process was started again"""
+    key: str
+    """the public one, as hexadecimal digits; empty where it has none"""
+
+
+class Link(Protocol):
+    """A run, as the engine sees it."""
+
+    def nodes(self) -> list[Node]:
+        """Return the connected nodes."""
+        ...
+
+    def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
+        """Send a message to a node; return its number, or None where the SuperLink knows the node no more.
+
+        Args:
+            node: its number.
+            packet: the message.
+            life: seconds after which a message that was not fetched, or a reply to it, is dropped.
+            most: bytes that the reply may have.
+        """
+        ...
+
+    def arrived(self, numbers: Collection[str], seconds: float) -> dict[str, Packet | str]:
+        """Wait for replies to messages with these numbers, no longer than this.
+
+        Returns:
+            By number, each that has come, or the reason why none will.
+        """
+        ...
+
+    def forget(self, numbers: Collection[str]) -> None:
+        """Drop the replies to messages with these numbers when they come."""
+        ...
+
+
+class Messages:
+    """A link over a connection to the ServerApp of the run.
+
+    Args:
+        end: of the connection.
+        place: of the SuperLink.
+
+    Raises:
+        Unreachable: from every method, where the SuperLink has lost the run, or is away for long.
+    """
+
+    def __init__(self, end: socket.socket, place: str) -> None:
+        self._end, self._place = end, place
+        self._awaited: set[str] = set()
+        self._inbox: dict[str, Packet | str] = {}
+
+    def nodes(self) -> list[Node]:
+        """Return the connected nodes."""
+        return [Node(*told) for told in self._ask({"do": "nodes"})]
+
+    def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
+        """Send a message; as :meth:`Link.push`."""
+        what = {"do": "push", "node": node, "life": life, "most": most, "content": packet.header}
+        number: str | None = self._ask(what, packet.parts)
+        if number is not None:
+            self._awaited.add(number)
+        return number
+
+    def arrived(self, numbers: Collection[str], seconds: float) -> dict[str, Packet | str]:
+        """Wait for replies; as :meth:`Link.arrived`."""
+        end = time.monotonic() + seconds
+        while wait([self._end], 0 if self._inbox.keys() & numbers else max(end - time.monotonic(), 0)):
+            self._take()
+        found = {number: self._inbox.pop(number) for number in [*self._inbox] if number in numbers}
+        self._awaited -= found.keys()
+        return found
+
+    def forget(self, numbers: Collection[str]) -> None:
+        """Drop replies; as :meth:`Link.forget`."""
+        self._awaited.difference_update(numbers)
+        for number in numbers:
+            self._inbox.pop(number, None)
+
+    def fail(self) -> None:
+        """Let the SuperLink know that the run has failed."""
+        with suppress(Lost):
+            send(self._end, Packet({"do": "fail"}, {}))
+
+    def close(self) -> None:
+        """End the run."""
+        with self._end, suppress(OSError):
+            self._end.shutdown(socket.SHUT_WR)
+            self._end.settimeout(_END)
+            while self._end.recv(2**16):
+                pass
+
+    def _ask(self, what: Header, parts: Mapping[str, Tensors] | None = None) -> Any:
+        try:
+            send(self._end, Packet(what, dict(parts or {})))
+        except Lost:
+            raise self._lost() from None
+        end = time.monotonic() + _ABSENCE
+        while wait([self._end], max(end - time.monotonic(), 0)):
+            header = self._take()
+            if header is not None:
+                return header["done"]
+        raise Unreachable(f"lost the SuperLink at {self._place}: it does not answer")
+
+    def _take(self) -> Header | None:
+        """Read what has come; return it where it is no reply of a client."""
+        try:
+            header, parts = receive(self._end)
+        except Lost:
+            raise self._lost() from None
+        if "reply_to" not in header:
+            return header
+        if header["reply_to"] in self._awaited:
+            self._inbox[header["reply_to"]] = header.get("error") or Packet(header["content"], parts)
+        return None
+
+    def _lost(self) -> Unreachable:
+        why = "it has ended the run, or has forgotten it while it could not be reached"
+        return Unreachable(f"lost the SuperLink at {self._place}: {why}")
 
 
 @contextmanager
-def connect(address: Address, secret: bytes | None = None) -> Iterator[Grid]:
+def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
     """Open a run at a SuperLink for as long as the context lasts.
 
     Args:
         address: of the SuperLink.
-        secret: that the SuperLink was started with (``--superexec-auth-secret-file``); without one, anybody
-            who reaches it may take a task.
+        secret: the file that the SuperLink was started with (``--superexec-auth-secret-file``); without one,
+            anybody who reaches it may start the program of a run.
 
     Raises:
-        Unreachable: the SuperLink refuses, or does not hand out the task.
+        Unreachable: the SuperLink refuses, or does not leave the program of the run to this process.
     """
     address.avoid_proxy()
-    try:
-        _start(address)
-        grid = CheckedGrid(
-            address.place, address.insecure, address.root_certificates, token=_token(address, secret)
-        )
-        stop_at_refusal(grid._retry_invoker)
-        grid._retry_invoker.max_time = _ABSENCE
-        client = grid._runtime_client
-        task = client.PullTaskInput(PullTaskInputRequest())
-    except httpx.HTTPError as error:
-        plain = isinstance(error, httpx.RemoteProtocolError) and address.insecure
-        advice = "; if it speaks TLS, give --root-certificates" if plain else ""
-        raise Unreachable(
-            f"the SuperLink at {address.place} refuses a run: {_why(error, _NOT_BEGUN)}{advice}"
-        ) from None
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
-        task.task_id,
-        task.run.run_id,
-        task.context.node_id,
-    )
-    grid.set_run(run_from_proto(task.run))
-    heartbeat = HeartbeatSender(_heartbeat(client))
-    heartbeat.start()
-    status = SubStatus.FAILED
-    try:
-        yield grid
-        status = SubStatus.COMPLETED
-    except httpx.HTTPError as error:
-        raise Unreachable(f"lost the SuperLink at {address.place}: {_why(error, _LOST)}") from None
-    except ObjectPushError:
-        raise Unreachable(f"the SuperLink at {address.place} does not store a part of a message") from None
-    finally:
-        grid._retry_invoker.max_tries = 1
-        with suppress(httpx.HTTPError):  # the SuperLink may be gone, and with it the run
-            client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
-        if heartbeat.is_running:
-            heartbeat.stop()
-        grid.close()
-
-
-def _start(address: Address) -> None:
-    content, _ = build_fab_from_files({"pyproject.toml": _APP, "refuse.py": _REFUSE})
-    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    with closing(
-        ControlHttpClient.from_server_address(
-            address.place, address.insecure, address.root_certificates, [version]
-        )
-    ) as control:
-        control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
-
-
-def _token(address: Address, secret: bytes | None) -> str:
-    """Return the token of the task of a run that waits for its program."""
-    interceptors: list[object] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
-    if secret is not None:
-        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}))
-    end = time.monotonic() + _PATIENCE
-    with closing(
-        RuntimeHttpClient.from_server_address(
-            address.place, address.insecure, address.root_certificates, interceptors
-        )  # type: ignore[arg-type]
-    ) as client:
-        while time.monotonic() < end:
-            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
-            if answer.token:
-                return str(answer.token)
-            time.sleep(0.2)
-    raise Unreachable(
-        f"the SuperLink at {address.place} gave the task away; start it with --isolation process"
-    )
-
-
-def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
-    """Return True if one was taken; Flower tries again where it was not, and a run that is lost is told by
-    its next question.
-
-    Flower's own raises in its thread where the SuperLink is not well, and sends this process Ctrl-C where the
-    run is lost.
-    """
-
-    def beat() -> bool:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="uefl-run-")))
+        messages = Messages(stack.enter_context(_begun(address, secret, folder)), address.place)
         try:
-            return bool(client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
-        except (httpx.HTTPError, ValueError):  # the last: what answers is no SuperLink
-            return False
-
-    return beat
-
-
-_NOT_BEGUN = {401: "give with --secret the file that the SuperLink was started with"}
-_LOST = dict.fromkeys((401, 403), "it has ended the run, or has forgotten it while it could not be reached")
-"""the meaning of a status before a run, and in it"""
+            yield messages
+        except BaseException:
+            messages.fail()
+            raise
+        finally:
+            messages.close()
 
 
-def _why(error: httpx.HTTPError, meaning: Mapping[int, str]) -> str:
-    """Return the text of a status without the body, which may be long; and whether the clocks differ, for
-    which messages are refused."""
-    if not isinstance(error, httpx.HTTPStatusError):
-        return str(error)
-    code = error.response.status_code
-    words = [str(code), meaning.get(code)]
-    with suppress(KeyError, ValueError):
-        ahead = time.time() - parsedate_to_datetime(error.response.headers["date"]).timestamp()
-        if abs(ahead) > _SKEW:
-            words.append(
-                f"the clock of this machine is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
-                " that of the SuperLink"
-            )
-    return "; ".join(word for word in words if word is not None)
+@contextmanager
+def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[socket.socket]:
+    """Start a run and its program; its connection to this process."""
+    roots = folder / "roots.pem"
+    if address.root_certificates is not None:
+        roots.write_bytes(address.root_certificates)
+    trust = [] if address.root_certificates is None else ["--root-certificates", str(roots)]
+    place = {"FLWR_HOME": str(folder), "PATH": folder_of_commands(folder / "bin"), RUN: str(folder / "run")}
+    with (folder / "log").open("w+b") as log, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place[RUN])
+        listener.listen(1)
+        (folder / "app").mkdir()
+        (folder / "app" / "pyproject.toml").write_text(_APP)
+        (folder / "config.toml").write_text(_connection(address, roots))
+        if start("flwr", "run", str(folder / "app"), "here", log=log, **place).wait():
+            raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_last_line(folder / 'log')}")
+        options = ["--runtime-api-address", address.place, *(["--insecure"] if address.insecure else trust)]
+        options += [] if secret is None else ["--superexec-auth-secret-file", str(secret.resolve())]
+        # one task is wanted, and it takes the first at once
+        place["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "60"
+        superexec = start("flower-superexec", *options, log=log, **place)
+        try:
+            end = _accepted(listener, superexec, address, folder / "log")
+            # It would take tasks of other runs. The program ends as soon as its number is free, which it is
+            # not before its end is waited for.
+            superexec.kill()
+            yield end
+        finally:
+            superexec.kill()
+            superexec.wait()
+
+
+def _accepted(
+    listener: socket.socket, superexec: subprocess.Popen[bytes], address: Address, log: Path
+) -> socket.socket:
+    """Wait for the program to connect."""
+    until = time.monotonic() + _PATIENCE
+    listener.settimeout(0.2)
+    while superexec.poll() is None and time.monotonic() < until:
+        with suppress(TimeoutError):
+            end, _ = listener.accept()
+            end.settimeout(None)
+            return end
+    if superexec.poll() is None:
+        raise Unreachable(
+            f"the SuperLink at {address.place} gave the program of the run away; start it with"
+            " --isolation process"
+        )
+    raise Unreachable(
+        f"the SuperLink at {address.place} refuses a run: {_last_line(log)}; give with --secret the file that"
+        " the SuperLink was started with, and check the clock of this machine"
+    )
+
+
+def _connection(address: Address, roots: Path) -> str:
+    """Write the file in which Flower's commands look for a SuperLink."""
+    trust = "insecure = true\n" if address.insecure else ""
+    if address.root_certificates is not None:
+        trust += f'root-certificates = "{roots}"\n'
+    return f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address.place}"\n{trust}'
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip(" │╭╮╰╯─") for line in log.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), os.strerror(0))

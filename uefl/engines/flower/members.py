@@ -8,21 +8,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
-
 from .. import bounds
-from ..codec import Header, Tensors, Unreadable
-from .codec import pack, unpack
-from .limits import at_most
+from ..codec import Header, Packet
+from .link import GONE, Link
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
 _WORD = 60.0  # seconds after which a word to a refused node expires
 
-Report = tuple[Header, dict[str, Tensors]]
-"""the report of a client when it is greeted"""
+Report = Packet
+"""of a client when it is greeted"""
 
 
 class Roster(Protocol):
@@ -43,7 +38,7 @@ class Members:
     name moves there.
 
     Args:
-        grid: of the run.
+        link: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: says why a client that reports cannot take part, or None; such a client is refused.
         bound: for nodes with keys: by name, the hash of the key that it belongs to. A name that is not there
@@ -53,13 +48,13 @@ class Members:
 
     def __init__(
         self,
-        grid: Grid,
+        link: Link,
         greeting: Header,
         admit: Callable[[Report], str | None],
         *,
         bound: Mapping[str, str] | None = None,
     ) -> None:
-        self._grid, self._greeting, self._admit = grid, greeting, admit
+        self._link, self._greeting, self._admit = link, greeting, admit
         self.keys: dict[str, str] | None = None if bound is None else dict(bound)
         """by name, the hash of the key that it belongs to"""
         self._key_of: dict[int, str] = {}
@@ -80,33 +75,29 @@ class Members:
         if time.monotonic() - self._looked < _EVERY:
             return []
         self._looked = time.monotonic()
-        for info in self._grid.get_nodes():
-            if self._known.get(info.node_id) != info.last_activated_at:
-                self._known[info.node_id] = info.last_activated_at
-                self._key_of[info.node_id] = hashlib.sha256(info.public_key).hexdigest()
-                number = push(self._grid, info.node_id, pack(self._greeting), _LIFE)
+        for node, activation, key in self._link.nodes():
+            if self._known.get(node) != activation:
+                self._known[node] = activation
+                self._key_of[node] = hashlib.sha256(bytes.fromhex(key)).hexdigest()
+                number = self._send(node, self._greeting, _LIFE)
                 if number is not None:
-                    self._greeted[number] = (info.node_id, info.last_activated_at)
-        return [name for message in self._replies() if (name := self._hear(message)) is not None]
+                    self._greeted[number] = (node, activation)
+        heard = self._link.arrived(self._greeted, 0)
+        return [name for number, found in heard.items() if (name := self._hear(number, found)) is not None]
 
-    def _replies(self) -> list[Message]:
-        with at_most(bounds.REPORT):
-            return list(self._grid.pull_messages(list(self._greeted))) if self._greeted else []
+    def _send(self, node: int, header: Header, life: float) -> str | None:
+        return self._link.push(node, Packet(header, {}), life, bounds.REPORT)
 
-    def _hear(self, message: Message) -> str | None:
-        node = self._greeted.pop(message.metadata.reply_to_message_id, None)
-        if node is None:
+    def _hear(self, number: str, report: Packet | str) -> str | None:
+        node = self._greeted.pop(number)
+        if report == GONE:  # one that takes its place is another activation
             return None
-        if message.has_error():
-            # it has ended; one that takes its place is another activation
-            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
-                return None
+        if isinstance(report, str):
             self.refused[node[0]] = "it does not answer as a silo of uefl does"
             return None
         try:
-            report = unpack(message.content)
-            name = str(report[0]["client"])
-        except (Unreadable, KeyError):
+            name = str(report.header["client"])
+        except (KeyError, TypeError):
             self._refuse(node[0], "its report cannot be read")
             return None
         key = self._key_of[node[0]]
@@ -142,18 +133,5 @@ class Members:
     def _refuse(self, node: int, why: str) -> None:
         """Refuse a node, and tell it why; its reply is not awaited."""
         self.refused[node] = why
-        push(self._grid, node, pack(self._greeting | {"ask": "refused", "why": why}), _WORD)
-
-
-def push(grid: Grid, node: int, content: RecordDict, life: float | None) -> str | None:
-    """Send a content to a node; the number under which the reply can be asked for, None where the SuperLink
-    knows the node no more.
-
-    Args:
-        grid: of the run.
-        node: to which.
-        content: for it.
-        life: seconds after which a message that was not fetched, or a reply to it, is dropped.
-    """
-    (number,) = grid.push_messages([Message(content, node, "train", ttl=life)])
-    return str(number) if number else None
+        number = self._send(node, self._greeting | {"ask": "refused", "why": why}, _WORD)
+        self._link.forget([number] if number else [])

@@ -13,13 +13,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.supercore import heartbeat
-from flwr.superlink.grid import http_grid
 from flwr.supernode import fleet_http_connection
 
 from uefl import checkpoint
@@ -27,21 +25,29 @@ from uefl.deploy import silo
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Header, Packet, packed_reply, reply_of
-from uefl.engines.flower import node
+from uefl.engines.flower import link, node
 
 from .stage import SECRET
+
+SERVER_PROCESS = "UEFL_TEST_SERVER"
+"""names the process of a run in the environment of its messenger"""
 
 
 def _raises(message: Message) -> Reply:
     raise RuntimeError(SECRET)
 
 
-def _dies(reply: Reply) -> None:
+def kill_this_process() -> None:
+    """As ``kill -9``."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _dies(reply: Reply) -> None:
+    kill_this_process()
+
+
 def _dies_answering(reply: Reply) -> None:
-    node.push_objects = _dying(node.push_objects)  # type: ignore[attr-defined]
+    node.push_objects = dying(node.push_objects, kill_this_process)  # type: ignore[attr-defined]
 
 
 def _late(reply: Reply) -> None:
@@ -103,30 +109,25 @@ def _die_in_a_checkpoint() -> None:
 
     def write_or_die(path: Path, value: Any) -> None:
         if path.name == "checkpoint.json" and path.exists():
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_this_process()
         write(path, value)
 
     checkpoint.write_json = write_or_die
 
 
 def _die_sending() -> None:
-    """Have this process die in the middle of its eighth message: three silos are greeted, and asked in the
-    first round."""
-    push, messages = http_grid.push_objects, count(1)
-
-    def push_or_die(*arguments: Any, **keys: Any) -> None:
-        (_dying(push) if next(messages) == 8 else push)(*arguments, **keys)
-
-    http_grid.push_objects = push_or_die
+    """Have this process die as its messenger does, in the middle of a message: :mod:`.dying`."""
+    os.environ[SERVER_PROCESS] = str(os.getpid())
+    link._APP = link._APP.replace("uefl.engines.flower.app:server", f"{__spec__.parent}.dying:server")
 
 
-def _dying(push_objects: Callable[..., None]) -> Callable[..., None]:
+def dying(push_objects: Callable[..., None], die: Callable[[], None]) -> Callable[..., None]:
     """As Flower's function, but the process dies after the first part of the message."""
 
     def push_one(objects: dict[str, Any], push_object_fn: Callable[[str, bytes], None], **keys: Any) -> None:
         def push_and_die(*arguments: Any) -> None:
             push_object_fn(*arguments)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
         push_objects(objects, push_and_die, **keys)
 

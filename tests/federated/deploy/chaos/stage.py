@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from uefl.deploy.processes import free_port
 from uefl.engines.flower import QUIET
+from uefl.engines.flower.commands import PARENT
 
 _ROOT = Path(__file__).parents[4]  # programs that do wrong are modules of the tests
 SILOS = ("silo-0", "silo-1", "silo-2")
@@ -66,7 +67,12 @@ class Processes:
         environment = (
             os.environ
             | QUIET
-            | {"FLWR_HOME": str(self.folder / "flwr"), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+            | {
+                "FLWR_HOME": str(self.folder / "flwr"),
+                PARENT: str(os.getpid()),
+                "PYTHONUNBUFFERED": "1",
+                "OMP_NUM_THREADS": "1",
+            }
             | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
         )
         command = [sys.executable, "-m", module, *map(str, arguments)]
@@ -112,8 +118,8 @@ class Cast(Processes):
         where = ("--host", "127.0.0.1", "--port", self.port, "--database", self.folder / "state.db")
         safety = options or ("--insecure",)
         return self.start(
-            "uefl.deploy.superlink",
-            os.getpid(),
+            "uefl.engines.flower.commands",
+            "flower-superlink",
             *safety,
             "--isolation",
             "process",

@@ -1,0 +1,201 @@
+"""The program of a run between a Grid and the process of the run: replies of silos, whatever they are."""
+
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import httpx
+from flwr.app import Error, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from uefl.engines.codec import Packet
+from uefl.engines.flower.address import Unreachable
+from uefl.engines.flower.app import Messenger
+from uefl.engines.flower.codec import pack, unpack
+from uefl.engines.flower.link import GONE, LARGE, TORN, UNREADABLE, Messages, Node
+
+
+class OneNode(Grid):
+    """A Grid with node 7, whose replies are what ``answer`` makes of a message: records, or the code of an
+    error of Flower's."""
+
+    def __init__(self, answer):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self._answer, self._sent, self._count = answer, {}, count()
+
+    def set_run(self, run): ...
+
+    @property
+    def run(self):
+        return None
+
+    def create_message(self, *arguments, **keys):
+        raise NotImplementedError
+
+    def send_and_receive(self, *arguments, **keys):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return [7]
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            there = message.metadata.dst_node_id == 7
+            numbers.append(f"number {next(self._count)}" if there else None)
+            self._sent |= {numbers[-1]: message} if there else {}
+        return numbers
+
+    def pull_messages(self, message_ids):
+        for number in message_ids:
+            message = self._sent.pop(number, None)
+            if message is not None:
+                yield Reply(self._answer(message))
+
+
+class Reply:
+    """A message, as far as it is read; a silo may write anything into its metadata."""
+
+    def __init__(self, answer):
+        self.error = Error(answer) if isinstance(answer, int) else None
+        self.content = answer
+
+    def has_error(self):
+        return self.error is not None
+
+
+@contextmanager
+def run(answer):
+    """A run over that node; a list that gets the exception of its program, if any."""
+    here, there = socket.socketpair()
+    ended = []
+
+    def work():
+        with there:
+            try:
+                Messenger(OneNode(answer), there).work()
+            except Exception as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    messages = Messages(here, "there:1")
+    try:
+        yield messages, ended
+    finally:
+        messages.close()
+        thread.join()
+
+
+MOST = 2**30  # bytes, so that this process has its memory
+
+
+def reply_of(answer):
+    with run(answer) as (messages, _):
+        number = messages.push(7, Packet({"ask": "work"}, {}), None, MOST)
+        return messages.arrived([number], 10.0)[number]
+
+
+def test_a_message_goes_there_and_its_reply_comes_back():
+    def answer(message):
+        assert message.metadata.message_type == "train"
+        assert message.metadata.ttl == 9.0
+        header, parts = unpack(message.content)
+        return pack(Packet(header | {"heard": True}, {"update": {"x": parts["broadcast"]["x"] + 1}}))
+
+    with run(answer) as (messages, _):
+        assert messages.nodes() == [Node(7, "", "")]
+        sent = Packet({"ask": "work"}, {"broadcast": {"x": torch.arange(3.0)}})
+        number = messages.push(7, sent, 9.0, MOST)
+        (header, parts) = messages.arrived([number], 10.0)[number]
+        assert header == {"ask": "work", "heard": True}
+        assert parts["update"]["x"].tolist() == [1, 2, 3]
+        assert messages.push(8, sent, 9.0, MOST) is None
+        assert messages.arrived([number], 0.0) == {}
+
+
+def test_replies_wait_and_forgotten_ones_are_dropped():
+    with run(lambda message: message.content) as (messages, _):
+        numbers = [messages.push(7, Packet({"i": i}, {}), None, MOST) for i in range(4)]
+        messages.forget(numbers[:2])
+        assert messages.arrived(numbers[2:3], 10.0)[numbers[2]].header == {"i": 2}
+        assert messages.arrived(numbers[3:], 10.0)[numbers[3]].header == {"i": 3}
+        assert messages.arrived(numbers, 0.0) == {}
+
+
+def _raises(error):
+    def answer(message):
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda message: 5, GONE),
+        (lambda message: 3, TORN),
+        (lambda message: 8, "no reply (Flower's error 8)"),
+        (lambda message: RecordDict(), UNREADABLE),
+        (_raises(MemoryError()), LARGE),
+        (_raises(TypeError("a silo made Flower raise it")), UNREADABLE),
+    ],
+    ids=["gone", "torn", "crashed", "empty", "memory", "malformed"],
+)
+def test_a_reply_that_is_none_is_a_reason(answer, why):
+    assert reply_of(answer) == why
+
+
+def test_a_failure_of_the_network_ends_the_run():
+    with run(_raises(httpx.ConnectError("away"))) as (messages, ended):
+        number = messages.push(7, Packet({}, {}), None, MOST)
+        with pytest.raises(Unreachable, match=r"SuperLink .*there:1"):
+            messages.arrived([number], 10.0)
+    assert isinstance(ended[0], httpx.ConnectError)
+
+
+def test_a_run_that_has_failed_says_so():
+    with run(_raises(ValueError)) as (messages, ended):
+        messages.fail()
+    assert isinstance(ended[0], RuntimeError)
+
+
+def test_a_reply_with_too_many_bytes_is_not_handed_over():
+    packet = Packet({"client": "a"}, {"update": {"x": torch.zeros(1000)}})
+    for most, is_packet in ((5000, True), (4000, False)):
+        with run(lambda message: pack(packet)) as (messages, _):
+            number = messages.push(7, Packet({}, {}), None, most)
+            found = messages.arrived([number], 10.0)[number]
+            assert isinstance(found, Packet) == is_packet
+            assert is_packet or found == LARGE
+
+
+def swell(message):
+    """A few bytes on the wire, 2 GiB in memory."""
+    return RecordDict() if len(bytearray(2**31)) else None
+
+
+def _bomb():
+    """In a process of its own, since its memory is bounded."""
+    with run(swell) as (messages, _):
+        number = messages.push(7, Packet({}, {}), None, 2**20)
+        print(messages.arrived([number], 60.0)[number])
+        number = messages.push(7, Packet({}, {}), None, 2**30)
+        print(messages.arrived([number], 60.0)[number])
+
+
+def test_a_reply_that_swells_in_memory_is_not_made():
+    """The attack on the bound of a reply; a run whose replies may be as large has room for it."""
+    found = subprocess.run(
+        [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True
+    )
+    assert found.stdout.splitlines() == [LARGE, UNREADABLE], found.stderr
