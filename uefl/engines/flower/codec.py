@@ -65,7 +65,7 @@ def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDi
         try:
             return pack(found)
         except Exception:  # a user's algorithm may put anything there
-            _LOG.exception("an answer cannot be packed")
+            _LOG.exception("a reply cannot be packed")
             return pack(packed_reply(Reply(str(found.header.get("client", "")), error=faults.PROGRAM)))
 
     return reply
