@@ -30,7 +30,7 @@ from .held import hold
 _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
 
 
-class PublishedNet(nn.Module):
+class PublishedFedULNet(nn.Module):
     """The network of the paper on three equal channels, and behind it the transition from classes to sets,
     through probabilities."""
 
@@ -53,7 +53,7 @@ class PublishedNet(nn.Module):
         return of_set / of_set.sum(1, keepdim=True)
 
 
-class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class TransformedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Images that become Pillow's, are transformed, and become tensors again, one by one."""
 
     def __init__(self, images: torch.Tensor, targets: torch.Tensor, *, rotate: bool) -> None:
@@ -70,7 +70,7 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.transform(self.images[i]), self.targets[i]
 
 
-class Published:
+class PublishedFedULLoop:
     """Run the published loop, written from its description because it has no license.
 
     It reads images with Pillow in loader workers, computes in float32, sends the penalty through autograd for
@@ -83,7 +83,7 @@ class Published:
 
     def __init__(self, cfg: Config, federation: Federation, *, workers: int, bf16: bool) -> None:
         self.config, self.bf16 = cfg, bf16
-        self.server = PublishedNet(len(federation.classes))
+        self.server = PublishedFedULNet(len(federation.classes))
         self.models = [copy.deepcopy(self.server) for _ in federation.silos]
         self.penalty = cfg.arms["fedul"].parameters.penalty  # type: ignore[attr-defined]
         data = [silo.load() for silo in federation.silos]
@@ -91,7 +91,7 @@ class Published:
         self.known = [(s.priors.float(), (s.sizes / s.sizes.sum()).float()) for s in sets]
         self.train_loaders = [
             DataLoader(
-                Images(s.images, s.sets, rotate=True),
+                TransformedImages(s.images, s.sets, rotate=True),
                 cfg.training.batch_size,
                 shuffle=True,
                 drop_last=True,
@@ -101,7 +101,8 @@ class Published:
         ]
         tests = [s.test for s in sets if s.test is not None]
         self.test_loaders = [
-            DataLoader(Images(t.images, t.labels, rotate=False), 5 * cfg.training.batch_size) for t in tests
+            DataLoader(TransformedImages(t.images, t.labels, rotate=False), 5 * cfg.training.batch_size)
+            for t in tests
         ]
 
     def train(self) -> None:
@@ -156,10 +157,10 @@ def main(arguments: list[str] | None = None) -> None:
     ours = rounds.Ours(cfg, "fedul", federation)
     loops: dict[str, rounds.Loop] = {
         "uefl": ours,
-        "published": Published(cfg, federation, workers=args.workers, bf16=False),
+        "published": PublishedFedULLoop(cfg, federation, workers=args.workers, bf16=False),
     }
     if args.bf16:
-        loops["published, bfloat16"] = Published(cfg, federation, workers=args.workers, bf16=True)
+        loops["published, bfloat16"] = PublishedFedULLoop(cfg, federation, workers=args.workers, bf16=True)
     steps = sum(s.sizes.train // cfg.training.batch_size for s in federation.silos)
     rounds.compare(
         loops,

@@ -91,7 +91,7 @@ class Variant:
         )
 
 
-class Work(ctypes.Structure):
+class SearchWork(ctypes.Structure):
     """``Work`` of variants/search.cu."""
 
     _fields_ = (

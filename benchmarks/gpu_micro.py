@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .gpu_driver import AnyDriver, Int
-from .gpu_layout import Variant, Work, tiles
+from .gpu_layout import SearchWork, Variant, tiles
 
 BLOCKS = 132
 ROUNDS, LANES = 256, 16  # of micro.cu
@@ -89,7 +89,7 @@ def overlap(driver: AnyDriver, path: Path) -> Found:
             driver.zeros(blocks * 64, 4, 4, dtype=torch.int32),
             marks,
         )
-        work = Work(*(tensor.data_ptr() for tensor in some))
+        work = SearchWork(*(tensor.data_ptr() for tensor in some))
         work.blocks, work.tiles, work.places, work.shift = blocks, tiles_of_k, 6, variant.shift
         driver.launch(search, name, BLOCKS, variant.threads, variant.shared(6), [work])
         yield (

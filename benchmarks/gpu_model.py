@@ -39,7 +39,7 @@ HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "con
 
 
 @dataclass(frozen=True)
-class Machine:
+class Gpu:
     """Measured on the H100; for the others, vendors' figures times the share that the H100 reaches of its
     own."""
 
@@ -71,11 +71,11 @@ class Machine:
 
 
 MACHINES = (
-    Machine("H100", 132, 1.755, 3.0e12, 5.5e12, 796e12, 0.62, "90a"),
-    Machine("H200", 132, 1.755, 4.3e12, 5.5e12, 796e12, 0.62, "90a"),
-    Machine("A100", 108, 1.41, 1.8e12, 4.0e12, 265e12, 1.0, "80", HOPPER | {"fma": 64, "f64": 32}),
-    Machine("B200", 148, 1.85, 7.2e12, 9.0e12, 1800e12, 0.3, "100"),
-    Machine("L4", 58, 1.6, 0.27e12, 1.8e12, 97e12, 1.0, "80", HOPPER | {"f64": 2, "convert": 2}),
+    Gpu("H100", 132, 1.755, 3.0e12, 5.5e12, 796e12, 0.62, "90a"),
+    Gpu("H200", 132, 1.755, 4.3e12, 5.5e12, 796e12, 0.62, "90a"),
+    Gpu("A100", 108, 1.41, 1.8e12, 4.0e12, 265e12, 1.0, "80", HOPPER | {"fma": 64, "f64": 32}),
+    Gpu("B200", 148, 1.85, 7.2e12, 9.0e12, 1800e12, 0.3, "100"),
+    Gpu("L4", 58, 1.6, 0.27e12, 1.8e12, 97e12, 1.0, "80", HOPPER | {"f64": 2, "convert": 2}),
 )
 
 MEMORIES = ("bytes", "L2", "shared")
@@ -270,7 +270,7 @@ def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel
 
 
 @dataclass(frozen=True)
-class Expected:
+class KernelTime:
     """A kernel on a machine, in microseconds."""
 
     kernel: str
@@ -279,7 +279,7 @@ class Expected:
     apart: float  # products and instructions one after the other
 
 
-def expected(machine: Machine, op: str, shape: str, of: dict[str, Counts]) -> list[Expected]:
+def expected(machine: Gpu, op: str, shape: str, of: dict[str, Counts]) -> list[KernelTime]:
     rows = []
     for kernel in kernels(op, case_of(type(REGISTRY[op].smoke), shape), machine.code, of):
         walls = machine.walls(kernel)
@@ -290,11 +290,11 @@ def expected(machine: Machine, op: str, shape: str, of: dict[str, Counts]) -> li
             if name not in MEMORIES and name not in ("tensor", "in order", "launch")
         )
         apart = max(*(walls[name] for name in MEMORIES), walls["tensor"] + instructions, walls[wall])
-        rows.append(Expected(kernel.name, walls[wall], wall, apart))
+        rows.append(KernelTime(kernel.name, walls[wall], wall, apart))
     return rows
 
 
-def measured(machine: Machine, profiles: list[Path]) -> dict[str, dict[str, float]]:
+def measured(machine: Gpu, profiles: list[Path]) -> dict[str, dict[str, float]]:
     """Return the microseconds of each target's kernels, and of a whole call under the empty name. Later
     profiles replace earlier ones."""
     found: dict[str, dict[str, float]] = {}
@@ -346,7 +346,7 @@ def line(name: str, us: float, wall: str, apart: float, clock: float | None) -> 
     return f"{name:<38} {us:9.1f}  {wall:<8} {apart:8.1f} {seen}".rstrip()
 
 
-def show(machine: Machine, of: dict[str, Counts], profiles: list[Path]) -> None:
+def show(machine: Gpu, of: dict[str, Counts], profiles: list[Path]) -> None:
     print(
         f"{machine.name}: copy {machine.copy / 1e12:.2f} TB/s, product {machine.product / 1e12:.0f} TFLOP/s"
     )

@@ -45,7 +45,7 @@ class Search:
         return f"{self.n}x{self.d}x{self.k}" + ("" if self.itemsize == 4 else "xfloat16")
 
 
-class Expected(NamedTuple):
+class RowTime(NamedTuple):
     """Microseconds of a row."""
 
     bytes: float
@@ -89,7 +89,7 @@ def instructions(row: Search) -> tuple[float, float]:
     return prepare + tiles * tile + finish, tiles * compare
 
 
-def expect(machine: gpu_model.Machine, row: Search) -> Expected:
+def expect(machine: gpu_model.Gpu, row: Search) -> RowTime:
     """Return the expected time of the row on the machine."""
     n, d, k, size = row.n, row.d, row.k, row.itemsize
     # clocks: of all multiprocessors in a microsecond
@@ -105,7 +105,7 @@ def expect(machine: gpu_model.Machine, row: Search) -> Expected:
     second, first = sorted((moved / 0.92, (tensor + resolve) / 0.9, l2, each / 0.72))[-2:]
     overlap = (first**4 + second**4) ** 0.25 + LAUNCHES  # two that are close hinder each other
     apart = max(moved / 0.9, l2, tensor + resolve + compare / 0.9, each / 0.6) * 1.05 + LAUNCHES + 2
-    return Expected(moved, tensor, l2, each, overlap, max(apart, overlap))
+    return RowTime(moved, tensor, l2, each, overlap, max(apart, overlap))
 
 
 def variant(row: Search) -> tuple[str, Search] | None:
@@ -137,7 +137,7 @@ def summary() -> str:
         "|---" + "|--:" * (2 + len(names)) + "|",
     ]
 
-    def span(row: Search, machine: gpu_model.Machine) -> str:
+    def span(row: Search, machine: gpu_model.Gpu) -> str:
         low, high = (round(us) for us in expect(machine, row)[4:])
         return f"{low} .. {high}" if high > low else f"{low}"
 

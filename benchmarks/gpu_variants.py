@@ -29,7 +29,7 @@ from uefl_kernels import vq_assign
 
 from . import gpu_micro, sass
 from .gpu_driver import AnyDriver, Driver, Dry
-from .gpu_layout import FOLDER, Variant, Work, columns, tiles, variants
+from .gpu_layout import FOLDER, SearchWork, Variant, columns, tiles, variants
 from .ops.vq import nearest
 
 SOURCES = ("search", "micro")
@@ -77,7 +77,7 @@ def compile_all(target: Path) -> None:
             raise RuntimeError(f"{source}.cu: {wrong[0] if wrong else said[-500:]}")
 
 
-class Data:
+class SearchData:
     """Rows and codewords of a shape, packed, and the right answers for some of the rows."""
 
     def __init__(self, n: int, d: int, k: int, device: str = "cuda") -> None:
@@ -121,7 +121,7 @@ def timed(
     variant: Variant,
     shape: tuple[int, int, int],
     places: int,
-    data: Data | None,
+    data: SearchData | None,
 ) -> dict[str, Any]:
     """Return the microseconds of a variant and its share of wrong rows."""
     n, _, k = shape
@@ -133,7 +133,7 @@ def timed(
             if data and starts is not None
             else ()
         )
-        work = Work(*(tensor.data_ptr() for tensor in pointers)) if pointers else Work()
+        work = SearchWork(*(tensor.data_ptr() for tensor in pointers)) if pointers else SearchWork()
         work.blocks, work.tiles, work.places, work.shift = n // 64, k // 128, places, variant.shift
         driver.launch(path, variant.name, BLOCKS, variant.threads, variant.shared(places), [work])
 
@@ -143,7 +143,7 @@ def timed(
     return {"us": us, "wrong": data.wrong(variant) if data else math.nan}
 
 
-def whole_call(data: Data | None, driver: AnyDriver) -> float:
+def whole_call(data: SearchData | None, driver: AnyDriver) -> float:
     """Return the microseconds of ``vq_assign`` as it is built here, NaN where it cannot be timed."""
     try:
         return driver.us(lambda _: vq_assign(data.x, data.codebook), 3) if data else math.nan
@@ -159,7 +159,7 @@ def search(driver: AnyDriver, cubins: Path, out: Path, only: str, seconds: float
     for shape in SHAPES:
         n, d, k = shape
         name = f"{n}x{d}x{k}"
-        data = None if driver.dry or time.perf_counter() - begun > seconds else Data(*shape)
+        data = None if driver.dry or time.perf_counter() - begun > seconds else SearchData(*shape)
         if not driver.dry and data:
             print(f"{name:<18} {'uefl':<28} {'':>6} {whole_call(data, driver):9.1f}", flush=True)
         chosen = [

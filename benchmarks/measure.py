@@ -26,7 +26,7 @@ import torch
 from uefl_kernels import COMPILED
 
 from .ops import REGISTRY
-from .registry import Case, Skip, ours
+from .registry import BenchmarkCase, Skip, ours
 
 VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")  # what UEFL_CPU may name
 ROUNDS = 9
@@ -71,7 +71,7 @@ class Bench:
 
         return str(_host.variant())
 
-    def open(self, op: str, case: Case) -> None:
+    def open(self, op: str, case: BenchmarkCase) -> None:
         """Create the inputs and the true answer of a case, without providers."""
         self._op = REGISTRY[op]
         self._calls: dict[str, Callable[[], Any]] = {}
@@ -163,7 +163,12 @@ def elsewhere(variant: str) -> Iterator[Bench]:
 
 
 def measure(
-    name: str, case: Case, providers: list[str], seconds: float, benches: list[Bench], skipped: list[str]
+    name: str,
+    case: BenchmarkCase,
+    providers: list[str],
+    seconds: float,
+    benches: list[Bench],
+    skipped: list[str],
 ) -> list[dict[str, Any]]:
     """Return a row of results for each provider, on the first bench, and for "uefl" on the others.
 

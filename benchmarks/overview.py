@@ -19,7 +19,7 @@ from .registry import ours
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "overview.png"
 
 
-class Machine(NamedTuple):
+class ResultFile(NamedTuple):
     """A file of results and how the picture shows it."""
 
     file: str
@@ -38,9 +38,9 @@ class Row(NamedTuple):
 
 
 MACHINES = (
-    Machine("intel-r-xeon-r-processor.csv", "Xeon with AMX, 2 threads", "#0072B2"),
-    Machine("amd-epyc-family-25-model-17-held-to-avx2.csv", "EPYC with AVX2, 2 threads", "#56B4E9"),
-    Machine("nvidia-h100-80gb-hbm3.csv", "H100", "#E69F00", gpu=True),
+    ResultFile("intel-r-xeon-r-processor.csv", "Xeon with AMX, 2 threads", "#0072B2"),
+    ResultFile("amd-epyc-family-25-model-17-held-to-avx2.csv", "EPYC with AVX2, 2 threads", "#56B4E9"),
+    ResultFile("nvidia-h100-80gb-hbm3.csv", "H100", "#E69F00", gpu=True),
 )
 ROWS = (
     Row("nearest codeword, d 64", "vq_assign", "200000x64x256", "1000000x64x256"),

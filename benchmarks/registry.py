@@ -6,7 +6,7 @@ To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its ro
 ``python -m benchmarks.run --op NAME --smoke`` runs it. Say ::
 
     @dataclass(frozen=True)
-    class Head(Case):  # sizes; --shape takes Head(2000, 512).name, "2000x512"
+    class HeadCase(BenchmarkCase):  # sizes; --shape takes Head(2000, 512).name, "2000x512"
         batch: int
         hidden: int
         passes: int = 20  # a field at its default is left out of the name
@@ -21,7 +21,7 @@ To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its ro
         truth = ...
         return lambda found: float((found.double() - truth).abs().max())
 
-    OPS = {"mc_head": Op(cases=(Head(2000, 512),), smoke=Head(8, 16), inputs=inputs,
+    OPS = {"mc_head": Op(cases=(HeadCase(2000, 512),), smoke=Head(8, 16), inputs=inputs,
                          providers={"uefl": ours, "eager": eager},  # "uefl" first
                          gate=Gate("max error", limit=1e-5, against=against),
                          bytes=lambda case: ..., flops=lambda case: ...)} # the least possible
@@ -51,7 +51,7 @@ class Skip(Exception):
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """The sizes of one measurement; a subclass per family of ops names them, and raises ValueError where they
     do not go together."""
 
@@ -67,10 +67,10 @@ class Case:
         return "x".join(str(value) for value, default in values if default is MISSING or value != default)
 
 
-C = TypeVar("C", bound=Case)
+C = TypeVar("C", bound=BenchmarkCase)
 
 
-def form(kind: type[Case]) -> str:
+def form(kind: type[BenchmarkCase]) -> str:
     """Return the form of a case's name, such as "NxDIMxK[xSEGMENTS][xDTYPE]"."""
     names = ((field.name.upper(), field.default is MISSING) for field in fields(kind))
     return "".join(f"x{name}" if needed else f"[x{name}]" for name, needed in names)[1:]

@@ -84,7 +84,7 @@ def _cpu_name() -> str:
     return name
 
 
-class Table:
+class ResultTable:
     """Prints the rows of one case after another, under one header per op.
 
     The ratio is the provider's time divided by the time of "uefl" in its best variant. Above 1, ours is

@@ -23,7 +23,7 @@ from . import results
 from .held import add_options, hold
 from .measure import VARIANTS, Bench, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
-from .registry import Case, case_of, form, ours
+from .registry import BenchmarkCase, case_of, form, ours
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -112,7 +112,7 @@ def _known(parser: argparse.ArgumentParser, what: str, named: list[str], known: 
         parser.error(f"no {what} {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
 
 
-def _own_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, Case]:
+def _own_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, BenchmarkCase]:
     """Return the op and the case that ``--shape`` describes."""
     shapes = dict.fromkeys(
         case.name for name in options.op for case in REGISTRY[name].cases_on(options.device)
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
         except RuntimeError as error:
             print(error)
             return 2
-        table = results.Table([case.name for _, case in options.cases])
+        table = results.ResultTable([case.name for _, case in options.cases])
         for name, case in options.cases:
             wanted = [
                 p for p in REGISTRY[name].providers if ours(p) or options.peers is None or p in options.peers

@@ -12,7 +12,7 @@ import torch
 
 from .measure import Bench
 from .ops import REGISTRY
-from .registry import Case, Skip
+from .registry import BenchmarkCase, Skip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = [
@@ -24,7 +24,7 @@ ROWS = [
 
 
 @functools.lru_cache(maxsize=1)
-def opened(op: str, case: Case) -> Bench:
+def opened(op: str, case: BenchmarkCase) -> Bench:
     bench = Bench(DEVICE)
     bench.open(op, case)
     return bench

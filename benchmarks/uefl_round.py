@@ -69,7 +69,7 @@ class PublishedBlock(nn.Module):
         return torch.relu(self.layers(x) + x)
 
 
-class PublishedNet(nn.Module):
+class PublishedUEFLNet(nn.Module):
     """The paper's network: three stages, a quantizer that makes the whole table of distances, two linear
     layers, dropout on the logits."""
 
@@ -112,7 +112,7 @@ class PublishedNet(nn.Module):
         return Answer(self.head(passed.permute(0, 3, 1, 2).flatten(1)), loss, perplexity)
 
 
-class Published:
+class PublishedUEFLLoop:
     """Run the published loop, written from its description because it has no license.
 
     It copies the model for every client, creates a new optimizer each round, and averages state dicts entry
@@ -131,7 +131,7 @@ class Published:
         self.passes = 1 if once else cfg.run.passes
         of_arm, model = cfg.arms[name].parameters, cfg.model
         sizes = (model.width, model.hidden, len(federation.classes), of_arm.codewords, of_arm.segments)  # type: ignore[attr-defined]
-        self.server = PublishedNet(federation.shape, *sizes, model.dropout).to(device)
+        self.server = PublishedUEFLNet(federation.shape, *sizes, model.dropout).to(device)
         self.codebooks = [self.server.codebook.detach().clone() for _ in federation.silos]
         mean, std = normalization(cfg.data.normalize, federation.mean, federation.std)
         data = [silo.load() for silo in federation.silos]
@@ -184,13 +184,13 @@ class Published:
             for k in range(len(self.test_data)):
                 self._measure(self._of_silo(k), k)
 
-    def _of_silo(self, k: int) -> PublishedNet:
+    def _of_silo(self, k: int) -> PublishedUEFLNet:
         model = copy.deepcopy(self.server)
         model.codebook.data.copy_(self.codebooks[k])
         return model
 
     @torch.no_grad()
-    def _measure(self, model: PublishedNet, k: int) -> None:
+    def _measure(self, model: PublishedUEFLNet, k: int) -> None:
         model.eval()
         images, labels = self.test_data[k]
         for x, y in zip(images.split(_TEST_BATCH), labels.split(_TEST_BATCH), strict=True):
@@ -200,7 +200,7 @@ class Published:
             (-(probs * torch.log(probs + 1e-45)).sum()).item()
             answer.perplexity.item()
 
-    def _answer(self, model: PublishedNet, x: torch.Tensor) -> Answer:
+    def _answer(self, model: PublishedUEFLNet, x: torch.Tensor) -> Answer:
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.bf16):
             answer: Answer = model(x)
         return answer
@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
         for bf16 in (False, True) if args.bf16 else (False,):
             for once in (False, True):
                 name = "published" + ", once" * once + ", bfloat16" * bf16
-                loops[name] = Published(cfg, first, federation, once=once, bf16=bf16, device=device)
+                loops[name] = PublishedUEFLLoop(cfg, first, federation, once=once, bf16=bf16, device=device)
         images = sum(silo.sizes.train for silo in federation.silos) * cfg.training.local_epochs
         title = (
             f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width},"

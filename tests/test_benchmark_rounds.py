@@ -86,12 +86,12 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
     cfg = config.load("mnist-9-published", [*TINY, "batch_size=40", "dropout=0.0", "lr=1e-3"])
     federation = build(cfg.data, kind="labeled", seed=0)
     ours = rounds.Ours(cfg, "uefl-published", federation)
-    theirs = uefl_round.Published(cfg, "uefl-published", federation, once=True, bf16=False)
+    theirs = uefl_round.PublishedUEFLLoop(cfg, "uefl-published", federation, once=True, bf16=False)
     with torch.no_grad():
         copy_of(ours, theirs)
     start = [parameter.clone() for parameter in theirs.server.parameters()]
     ours.train(), theirs.train()
-    other = uefl_round.Published(cfg, "uefl-published", federation, once=True, bf16=False)
+    other = uefl_round.PublishedUEFLLoop(cfg, "uefl-published", federation, once=True, bf16=False)
     with torch.no_grad():
         copy_of(ours, other)
     for (name, mine), published, before in zip(

@@ -285,7 +285,7 @@ def test_columns_stay_in_line_below_a_long_shape(capsys):
         ("median_ms", "gb_s", "gflop_s", "cores"), 1.0
     )
     row |= {"op": "layer", "provider": "uefl", "variant": ""}
-    table = results.Table(["2x3", "1024x9x512x64xstraight_through"])
+    table = results.ResultTable(["2x3", "1024x9x512x64xstraight_through"])
     for shape in ("2x3", "1024x9x512x64xstraight_through"):
         table.add([row | {"shape": shape}], "gradient error")
     header, *lines = [line for line in capsys.readouterr().out.splitlines()[1:] if line]

@@ -139,7 +139,7 @@ def test_tiles_are_swizzled():
 def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
     """The scores that four lanes keep lead to the nearest codeword; scores of other codewords do not."""
     monkeypatch.setattr(gpu_variants, "CHECKED", 128)
-    variant, data = Variant(name), gpu_variants.Data(256, 64, 384, "cpu")
+    variant, data = Variant(name), gpu_variants.SearchData(256, 64, 384, "cpu")
     starts = data.starts(variant)
     first = "first" in variant.options
     of_lane = columns(False)

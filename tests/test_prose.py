@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,22 @@ def test_patterns_of_errors_are_keys_and_not_sentences():
     for folder, most in SENTENCES.items():
         assert sum(place.startswith(folder) for place in found) <= most, "\n".join(found)
     assert [place for place in found if not place.startswith(tuple(SENTENCES))] == []
+
+
+SOURCES = ("uefl", "uefl_kernels", "tests", "benchmarks", "examples", "tools", "docs")
+# The parameters of an algorithm and the arguments of an op have the same name in each of them.
+SHARED_CLASSES = {"Arguments", "Parameters"}
+
+
+def test_a_class_name_occurs_once():
+    found = Counter(
+        node.name
+        for folder in SOURCES
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in found.items() if count > 1} == SHARED_CLASSES
 
 
 def wide(text: str) -> list[str]:

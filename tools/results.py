@@ -48,7 +48,7 @@ def keep(folder: Path, place: Path = PLACE) -> None:
     (place / f"{name}.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
 
 
-class Kept(report.Result):
+class SavedResult(report.Result):
     """Provide the numbers of a saved file instead of runs."""
 
     numbers: dict[str, Any]
@@ -64,7 +64,7 @@ class Kept(report.Result):
 def again(path: Path) -> None:
     """Make the tables of a kept page from its numbers; what else the page says stays."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    result = Kept(
+    result = SavedResult(
         load(found["suite"]),
         found["scale"],
         {(case, arm): {} for case, arms in found["cases"].items() for arm in arms},

@@ -28,7 +28,7 @@ def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-class Request(NamedTuple):
+class FitIntegers(NamedTuple):
     """The integers of a problem, as ints of Python."""
 
     k: int
@@ -49,7 +49,7 @@ def check_request(
     *,
     k_name: str = "k",
     seed_name: str = "seed",
-) -> Request:
+) -> FitIntegers:
     """Return the integers of a problem of n rows of d elements; raise TypeError or ValueError if it cannot be
     solved."""
     k, max_iter, seed = (
@@ -75,7 +75,7 @@ def check_request(
         raise ValueError(f"{op}: {seed_name} must be from -2^63 to 2^63 - 1, got {seed}")
     if metric not in METRICS:
         raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
-    return Request(k, max_iter, seed)
+    return FitIntegers(k, max_iter, seed)
 
 
 def _integer(op: str, name: str, value: Any) -> int:

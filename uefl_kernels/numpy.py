@@ -14,10 +14,10 @@ from . import _host
 from ._kmeans_checks import check_method, check_request, check_shape, native, starts
 from ._numbers import as_integer
 
-__all__ = ["KMeansResult", "kmeans", "vq_assign"]
+__all__ = ["NumpyKMeansResult", "kmeans", "vq_assign"]
 
 
-class KMeansResult(NamedTuple):
+class NumpyKMeansResult(NamedTuple):
     """Result of :func:`kmeans`."""
 
     centers: npt.NDArray[Any]
@@ -88,7 +88,7 @@ def kmeans(
     seed: int = 0,
     metric: str = "l2",
     threads: int | None = None,
-) -> KMeansResult:
+) -> NumpyKMeansResult:
     """Cluster the rows of x: :func:`uefl_kernels.kmeans` for arrays, to the bit.
 
     Args:
@@ -100,7 +100,7 @@ def kmeans(
         threads: at most so many; default: all. The result does not depend on it.
 
     Returns:
-        :class:`KMeansResult` ``(centers, labels, inertia, iterations)``.
+        :class:`NumpyKMeansResult` ``(centers, labels, inertia, iterations)``.
 
     Raises:
         TypeError, ValueError: arrays or numbers that do not fit.
@@ -133,7 +133,9 @@ def kmeans(
             centers = centers.astype(x.dtype)
     runs = starts(n_init, method)
     numbers = runs, max_iter, float(tol), seed, threads
-    return KMeansResult(*_host.kmeans(x, k, weights, centers, method or "", metric == "cosine", *numbers))
+    return NumpyKMeansResult(
+        *_host.kmeans(x, k, weights, centers, method or "", metric == "cosine", *numbers)
+    )
 
 
 def _threads(op: str, threads: int | None) -> int | None:

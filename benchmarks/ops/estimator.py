@@ -11,7 +11,7 @@ import torch
 
 from uefl_kernels import KMeans
 
-from ..registry import Call, Case, Gate, Op, needs
+from ..registry import BenchmarkCase, Call, Gate, Op, needs
 from .kmeans import ITERATIONS, against_float64
 
 METHODS = ("fit", "fit_predict", "predict", "transform", "score")
@@ -19,7 +19,7 @@ Inputs = tuple[str, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Method(Case):
+class Method(BenchmarkCase):
     """A method on n rows of d elements with k clusters."""
 
     method: str

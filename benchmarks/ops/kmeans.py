@@ -10,13 +10,13 @@ import torch
 
 from uefl_kernels import kmeans, kmeans_step, vq_assign
 
-from ..registry import Call, Case, Gate, Inputs, Op, needs
+from ..registry import BenchmarkCase, Call, Gate, Inputs, Op, needs
 
 ITERATIONS = 10  # of Lloyd; on Gaussian rows none of the cases has converged by then
 
 
 @dataclass(frozen=True)
-class Clusters(Case):
+class Clusters(BenchmarkCase):
     """n rows of d elements, k clusters."""
 
     n: int

@@ -15,7 +15,7 @@ import torch
 
 from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
-from ..registry import Call, Case, Gate, Op
+from ..registry import BenchmarkCase, Call, Gate, Op
 from .vq import nearest
 
 Inputs = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -23,7 +23,7 @@ ESTIMATORS = ("rotation", "straight_through")
 
 
 @dataclass(frozen=True)
-class Step(Case):
+class Step(BenchmarkCase):
     """A batch of sequences of D elements each, and K codewords for each quantizer; the estimator is both
     layers' default or not."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ..registry import Call, Case, Gate, Op, Skip, needs
+from ..registry import BenchmarkCase, Call, Gate, Op, Skip, needs
 
 PEAK = Path(__file__).parent.with_name("peak.cpp")
 SOURCES = PEAK.parents[1] / "csrc"  # the vectors of our kernels
@@ -31,7 +31,7 @@ Inputs = tuple[str, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Limit(Case):
+class Limit(BenchmarkCase):
     """``what`` is "copy", "read", or the dtype of a square product; ``size`` the elements moved, or the side
     of the matrices."""
 

@@ -22,14 +22,14 @@ from uefl_kernels import MCStats, backend, mc_dropout_mlp
 from uefl_kernels.nn import MCDropout
 from uefl_kernels.ops.linear import linear
 
-from ..registry import Call, Case, Gate, Op, needs
+from ..registry import BenchmarkCase, Call, Gate, Op, needs
 
-Inputs = tuple["Head", torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
+Inputs = tuple["HeadCase", torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
 CHECKED_ROWS = 200
 
 
 @dataclass(frozen=True)
-class Head(Case):
+class HeadCase(BenchmarkCase):
     """B rows, Linear to H units, GELU, dropout 0.1, Linear to C classes, T passes."""
 
     batch: int
@@ -51,7 +51,7 @@ class Head(Case):
         return 2 * self.batch * self.hidden * (self.inputs + self.passes * self.classes)
 
 
-def gaussian(case: Head, device: str) -> Inputs:
+def gaussian(case: HeadCase, device: str) -> Inputs:
     """Return rows and weights of a head, the same numbers on every device."""
     generator = torch.Generator().manual_seed(0)
     fans = ((case.inputs, case.hidden), (case.hidden, case.classes))
@@ -143,7 +143,7 @@ def on_gpu(name: str) -> Callable[[Inputs], Call]:
 
 
 @dataclass(frozen=True)
-class Images(Case):
+class ImageCase(BenchmarkCase):
     """B square images into a ResNet-18 with dropout 0.1 before its last layer, T passes."""
 
     batch: int
@@ -162,7 +162,7 @@ class Images(Case):
         return 2 * self.batch * (1_810_000_000 * self.pixels**2 // 224**2 + self.passes * 512 * 10)
 
 
-def images(case: Images, device: str) -> tuple[Images, nn.Module, torch.Tensor]:
+def images(case: ImageCase, device: str) -> tuple[ImageCase, nn.Module, torch.Tensor]:
     """Return weights and images, the same on every device."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -172,14 +172,14 @@ def images(case: Images, device: str) -> tuple[Images, nn.Module, torch.Tensor]:
     return case, model.to(device).eval(), x.to(device)
 
 
-def around(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
+def around(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Call:
     """Return MCDropout around the model."""
     case, model, x = inputs
     wrapped = MCDropout(model, case.passes)
     return lambda: torch.no_grad()(wrapped)(x, seed=0)
 
 
-def against_reference(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Callable[[MCStats], float]:
+def against_reference(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Callable[[MCStats], float]:
     """Return the largest error of the mean probabilities against the float64 definition on the same
     features."""
     with backend("reference"):
@@ -187,7 +187,7 @@ def against_reference(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Callabl
     return lambda found: float((found.mean_probs.double() - truth.double()).abs().max())
 
 
-def one_forward_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
+def one_forward_pass(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Call:
     """Run one pass of the model with dropout off, and its softmax: a ruler."""
     _, model, x = inputs
 
@@ -198,7 +198,7 @@ def one_forward_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
     return call
 
 
-def every_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
+def every_pass(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Call:
     """Run a torch loop over forward passes with dropout on and batch norm in evaluation mode."""
     case, model, x = inputs
 
@@ -213,7 +213,7 @@ def every_pass(inputs: tuple[Images, nn.Module, torch.Tensor]) -> Call:
 
 
 @dataclass(frozen=True)
-class Product(Case):
+class Product(BenchmarkCase):
     """N rows of D inputs to M units: what comes before the first dropout of a head."""
 
     rows: int
@@ -223,7 +223,7 @@ class Product(Case):
 
 def operands(case: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return rows, weights and bias, the same numbers on every device."""
-    _, x, (weight, _), (bias, _) = gaussian(Head(case.rows, case.inputs, case.units, 1, 1), device)
+    _, x, (weight, _), (bias, _) = gaussian(HeadCase(case.rows, case.inputs, case.units, 1, 1), device)
     return x, weight, bias
 
 
@@ -260,8 +260,8 @@ OPS = {
         flops=lambda case: 2 * case.rows * case.inputs * case.units,
     ),
     "mc_dropout": Op(
-        cases=(Images(64, 64, 20),),
-        smoke=Images(2, 32, 3),
+        cases=(ImageCase(64, 64, 20),),
+        smoke=ImageCase(2, 32, 3),
         inputs=images,
         providers={"uefl": around, "one-forward-pass": one_forward_pass, "torch-whole-passes": every_pass},
         gate=Gate("largest error of mean_probs", limit=1e-5, against=against_reference),
@@ -270,11 +270,11 @@ OPS = {
     ),
     "mc_dropout_mlp": Op(
         cases=(
-            Head(10_000, 512, 512, 10, 100),
-            Head(10_000, 512, 512, 10, 20),
-            Head(2_000, 4_608, 512, 10, 20),
+            HeadCase(10_000, 512, 512, 10, 100),
+            HeadCase(10_000, 512, 512, 10, 20),
+            HeadCase(2_000, 4_608, 512, 10, 20),
         ),
-        smoke=Head(40, 16, 24, 10, 4),
+        smoke=HeadCase(40, 16, 24, 10, 4),
         inputs=gaussian,
         providers={
             "uefl": ours(),

@@ -12,14 +12,14 @@ import torch
 from uefl_kernels import rvq, vq
 from uefl_kernels.nn import ResidualVQ
 
-from ..registry import Call, Case, Gate, Op
+from ..registry import BenchmarkCase, Call, Gate, Op
 from .vq import nearest
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Frames(Case):
+class Frames(BenchmarkCase):
     """N rows of D elements, and K codewords in each of Q stages."""
 
     n: int

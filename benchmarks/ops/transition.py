@@ -16,13 +16,13 @@ from uefl_kernels import (
     transition_nll,
 )
 
-from ..registry import Call, Case, Gate, Op
+from ..registry import BenchmarkCase, Call, Gate, Op
 
 Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Batch(Case):
+class TransitionCase(BenchmarkCase):
     """B logits of K classes, M sets."""
 
     b: int
@@ -41,7 +41,7 @@ class Batch(Case):
         return 8 * self.b * self.k
 
 
-def inputs(case: Batch, device: str) -> Inputs:
+def inputs(case: TransitionCase, device: str) -> Inputs:
     """Return logits (a leaf), targets, log_transition, log_marginal, its weights in the mean, and offsets of
     M sets of similar size."""
     generator = torch.Generator().manual_seed(0)
@@ -155,13 +155,13 @@ def eager_sets(
 def row(
     ours: Callable[..., torch.Tensor],
     peers: dict[str, Callable[..., torch.Tensor]],
-    *cases: Batch,
+    *cases: TransitionCase,
     covers: tuple[str, ...] = (),
-) -> Op[Batch]:
+) -> Op[TransitionCase]:
     providers = {"uefl": step(ours)} | {name: step(peer) for name, peer in peers.items()}
     return Op(
         cases=cases,
-        smoke=Batch(40, 7, 3),
+        smoke=TransitionCase(40, 7, 3),
         inputs=inputs,
         providers=providers | {"compiled": step(next(iter(peers.values())), compiled=True)},
         gate=Gate("gradient error", limit=1e-5, against=largest_error(ours)),
@@ -172,11 +172,11 @@ def row(
 
 
 TRAINING = (
-    Batch(128, 10, 10),
-    Batch(128, 10, 40),
-    Batch(4096, 10, 40),
-    Batch(100_000, 10, 10),
-    Batch(1024, 1000, 100),
+    TransitionCase(128, 10, 10),
+    TransitionCase(128, 10, 40),
+    TransitionCase(4096, 10, 40),
+    TransitionCase(100_000, 10, 10),
+    TransitionCase(1024, 1000, 100),
 )
 
 OPS = {
@@ -186,6 +186,10 @@ OPS = {
     ),
     "transition_double_softmax": row(double, {"eager": eager_double}, *TRAINING[:3]),
     "set_proportion_loss": row(
-        sets, {"eager": eager_sets}, Batch(720, 10, 1), Batch(7200, 10, 10), Batch(36_000, 10, 50)
+        sets,
+        {"eager": eager_sets},
+        TransitionCase(720, 10, 1),
+        TransitionCase(7200, 10, 10),
+        TransitionCase(36_000, 10, 50),
     ),
 }

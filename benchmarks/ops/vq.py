@@ -14,14 +14,14 @@ import torch
 
 from uefl_kernels import backend, vq, vq_assign
 
-from ..registry import Call, Case, Gate, Op, Skip, needs
+from ..registry import BenchmarkCase, Call, Gate, Op, Skip, needs
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
-class Search(Case):
+class SearchCase(BenchmarkCase):
     """N rows of D elements against K codewords of D / segments elements, both of one dtype."""
 
     n: int
@@ -56,7 +56,7 @@ class Search(Case):
         return getattr(torch, self.dtype).itemsize
 
 
-def gaussian(case: Search, device: str) -> Inputs:
+def gaussian(case: SearchCase, device: str) -> Inputs:
     """Return x [N, D] and a shared codebook [K, d]: standard normal, the same numbers on every device."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(case.n, case.dim, generator=generator)
@@ -332,32 +332,36 @@ def vector_quantize_pytorch(inputs: Inputs) -> Call:
 
 
 GATE = Gate("wrong indices", limit=0.0, against=wrong_rate)
-SMOKE = Search(300, 16, 24, segments=2)
+SMOKE = SearchCase(300, 16, 24, segments=2)
 MILLION = 1_000_000
 
 OPS = {
     "vq_assign": Op(
         cases=(
-            Search(200_000, 64, 256),
-            Search(200_000, 64, 1024),
-            Search(50_000, 512, 256),
-            Search(100_000, 256, 1024),
-            Search(65_536, 64, 8192),
-            Search(9216, 512, 64),
-            Search(32_768, 64, 32),
-            Search(MILLION, 16, 256),
-            Search(4096, 128, 128, segments=4),
+            SearchCase(200_000, 64, 256),
+            SearchCase(200_000, 64, 1024),
+            SearchCase(50_000, 512, 256),
+            SearchCase(100_000, 256, 1024),
+            SearchCase(65_536, 64, 8192),
+            SearchCase(9216, 512, 64),
+            SearchCase(32_768, 64, 32),
+            SearchCase(MILLION, 16, 256),
+            SearchCase(4096, 128, 128, segments=4),
         ),
         # The last ones are the grid that flash-kmeans publishes: float16, a million and 65,536 rows.
         cuda_cases=(
-            *(Search(MILLION, 64, k) for k in (256, 1024, 8192)),
-            *(Search(MILLION, dim, k, dtype="float16") for dim, k in ((64, 256), (128, 1024))),
+            *(SearchCase(MILLION, 64, k) for k in (256, 1024, 8192)),
+            *(SearchCase(MILLION, dim, k, dtype="float16") for dim, k in ((64, 256), (128, 1024))),
             *(
-                Search(1 << 20, dim, k, dtype="float16")
+                SearchCase(1 << 20, dim, k, dtype="float16")
                 for dim in (64, 128, 256, 512)
                 for k in (256, 1024, 4096, 16384)
             ),
-            *(Search(1 << 16, dim, k, dtype="float16") for dim in (64, 128, 512) for k in (256, 1024, 4096)),
+            *(
+                SearchCase(1 << 16, dim, k, dtype="float16")
+                for dim in (64, 128, 512)
+                for k in (256, 1024, 4096)
+            ),
         ),
         smoke=SMOKE,
         inputs=gaussian,
@@ -386,8 +390,8 @@ OPS = {
         loose=("uefl-fast",),
     ),
     "vq": Op(
-        cases=(Search(9216, 512, 64), Search(9216, 64, 32, segments=4), Search(200_000, 64, 256)),
-        cuda_cases=(Search(9216, 512, 64), *(Search(MILLION, 64, k) for k in (256, 1024, 8192))),
+        cases=(SearchCase(9216, 512, 64), SearchCase(9216, 64, 32, segments=4), SearchCase(200_000, 64, 256)),
+        cuda_cases=(SearchCase(9216, 512, 64), *(SearchCase(MILLION, 64, k) for k in (256, 1024, 8192))),
         smoke=SMOKE,
         inputs=gaussian,
         providers={

@@ -38,7 +38,7 @@ def part(count, seed):
     return images, labels
 
 
-class Pairs(torch.utils.data.Dataset):
+class ImageDataset(torch.utils.data.Dataset):
     """A torch Dataset of images [1, 8, 8] in [0, 1]."""
 
     def __init__(self, images, labels):
@@ -56,7 +56,7 @@ def clients():
     return {
         "arrays": (part(30, 0), part(12, 1)),
         "tensors": tuple(tuple(map(torch.from_numpy, part(n, s))) for n, s in ((30, 2), (12, 3))),
-        "dataset": (Pairs(*part(42, 4)), None),
+        "dataset": (ImageDataset(*part(42, 4)), None),
     }
 
 
@@ -314,12 +314,12 @@ def test_an_error_on_a_client_names_client_and_method(tmp_path, caplog, kind):
 
 
 def test_a_network_that_raises_on_a_client_is_named_too(tmp_path, caplog):
-    class Odd(nn.Linear):
+    class EvalOnlyNet(nn.Linear):
         def forward(self, x):
             return super().forward(x.flatten(1) if not self.training else x)
 
     with pytest.raises(uefl.RunError, match=r"\b0 of 3 clients"):
-        own(tmp_path / "run", model=lambda: Odd(64, 3), arms={"fedavg": {}})
+        own(tmp_path / "run", model=lambda: EvalOnlyNet(64, 3), arms={"fedavg": {}})
     said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert said[0] == "client arrays: FedAvg.loss raised RuntimeError"
 

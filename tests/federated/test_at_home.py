@@ -8,9 +8,9 @@ import torch
 
 from tests.federated.deploy.given import Given
 from tests.federated.tiny import arm, federation, finish, settings
-from uefl.deploy.kept import Kept
 from uefl.deploy.setting import Setting, task
 from uefl.deploy.silo import SiloProgram
+from uefl.deploy.silo_folder import SiloFolder
 from uefl.engines.codec import decode, encode, packed_message, reply_of
 from uefl.errors import RunError
 
@@ -36,7 +36,7 @@ class Silos:
         self.programs = {name: self.program(name, fed) for name in NAMES}
 
     def program(self, name, fed):
-        kept = Kept(self.folder / name)
+        kept = SiloFolder(self.folder / name)
         kept.secret = None  # as simulated clients draw
         return SiloProgram(Given(name, fed), torch.device("cpu"), kept=kept)
 
@@ -193,13 +193,15 @@ def test_a_server_gets_no_state_whatever_it_asks(how, tmp_path):
 def test_names_that_are_no_names_are_rejected(states, tmp_path):
     cfg, fed = configured("scaffold"), federation()
 
-    class Odd(Silos):
+    class MisnamingSilos(Silos):
         def round(self, messages, deadline=None):
             for reply in super().round(messages, deadline):
                 reply.states = states
                 yield reply
 
-    one, _, notices = arm(settings("scaffold", quorum=0.1), fed, lambda _: Odd(cfg, fed, tmp_path), home=True)
+    one, _, notices = arm(
+        settings("scaffold", quorum=0.1), fed, lambda _: MisnamingSilos(cfg, fed, tmp_path), home=True
+    )
     if states == [32 * "0"]:
         one.turn()
     else:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.federated.test_rounds import Meddler
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import again, arm, federation, finish, settings, visible
 from tests.federated.whole_run import Watcher, go_on, interrupted, outcome, start
 from uefl import config
@@ -128,7 +128,9 @@ def test_an_invalid_member_rejects_the_update_of_all_members():
             reply.tensors["0.values"] = torch.full_like(reply.tensors["0.values"], 3.0)
         return reply
 
-    algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, notices = arm(
+        settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: TamperingEngine(e, meddle)
+    )
     algorithm.turn()
     assert notices == ["round 1: rejected silo-1: member 1: values is not finite"]
     assert len(algorithm.rejected) == 1
@@ -155,7 +157,9 @@ def test_what_is_wrong_with_a_reply_as_a_whole_is_seen(meddle, said):
             meddle(reply)
         return reply
 
-    algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: Meddler(e, meddled))
+    algorithm, _, notices = arm(
+        settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: TamperingEngine(e, meddled)
+    )
     algorithm.turn()
     assert notices == [f"round 1: rejected silo-1: {said}"]
 
@@ -163,12 +167,10 @@ def test_what_is_wrong_with_a_reply_as_a_whole_is_seen(meddle, said):
 def test_one_request_carries_all_members_without_a_copy():
     asked = []
 
-    class Spy(Meddler):
-        def round(self, messages, deadline=None):
-            asked.append(messages["silo-0"])
-            return self.inner.round(messages, deadline)
+    def record(messages):
+        asked.append(messages["silo-0"])
 
-    algorithm, _, _ = arm(settings(**KEYS), wrap=lambda e: Spy(e, None))
+    algorithm, _, _ = arm(settings(**KEYS), wrap=lambda e: RecordingEngine(e, record))
     before = [own.tensors["values"] for own in (m.state for m in algorithm.members)]
     algorithm.turn()
     (request,) = asked

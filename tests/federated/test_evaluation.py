@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import uefl
+from tests.federated.engine_wrappers import RecordingEngine
 from uefl.client import evaluation
 from uefl.errors import RunError
 from uefl.server.participants import Participants
@@ -25,16 +26,11 @@ def many(algorithm="fedavg", clients=6, **keys):
 def test_the_seed_draws_the_clients_that_measure():
     asked = []
 
-    class Spy:
-        def __init__(self, inner):
-            self.clients, self.inner = inner.clients, inner
-
-        def round(self, messages, deadline=None):
-            asked.append({name: messages[name].options for name in messages})
-            return self.inner.round(messages, deadline)
+    def record(messages):
+        asked.append({name: messages[name].options for name in messages})
 
     cfg, federation = many()
-    one = tiny.arm(cfg, federation, Spy)[0]
+    one = tiny.arm(cfg, federation, lambda e: RecordingEngine(e, record))[0]
     records = tiny.finish(one)
     for turn, options in enumerate(asked):
         measuring = {name for name, of in options.items() if of["evaluate"]}

@@ -58,7 +58,7 @@ def test_its_saved_model_predicts_behind_the_codebook(run):
 
 
 def test_it_goes_on_bit_for_bit(run, tmp_path):
-    class Stop:
+    class InterruptingObserver:
         def __getattr__(self, name):
             return lambda *_: None
 
@@ -66,7 +66,7 @@ def test_it_goes_on_bit_for_bit(run, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        uefl.train(KEYS, out=tmp_path / "run", model=TwoParts, observer=Stop())
+        uefl.train(KEYS, out=tmp_path / "run", model=TwoParts, observer=InterruptingObserver())
     uefl.resume(tmp_path / "run", model=TwoParts)
     for name in ("metrics.jsonl", "model-uefl.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (run.path / name).read_bytes()

@@ -153,14 +153,14 @@ def test_caller_of_many_contexts(tmp_path, alone):
 def test_resumed_in_a_context(tmp_path, alone):
     """The second half of a run with another caller than the first half."""
 
-    class Stop(Exception):
+    class StopTraining(Exception):
         pass
 
     class Stopping(uefl.api.Logged):
         def round(self, arm, round, records):
-            raise Stop
+            raise StopTraining
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopTraining):
         small(tmp_path / "run", observer=Stopping())
     before = process()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -335,7 +335,7 @@ def test_resnet_without_pool_keeps_small_images_large():
     assert net.tokens(torch.zeros(2, 3, 32, 32)).shape == (2, 2, 2, 512)
 
 
-class Odd(torch.nn.Module):
+class TiedNet(torch.nn.Module):
     """Weights that two layers share, a buffer that is not saved, and a layer that is not trained."""
 
     def __init__(self):
@@ -352,7 +352,7 @@ class Odd(torch.nn.Module):
 
 
 def test_a_flat_module_has_state_dict_names_and_a_frozen_mask():
-    module = Odd()
+    module = TiedNet()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     flat = FlatModule(module)
     named = flat.named(flat.values.detach(), flat.buffers)
@@ -386,7 +386,7 @@ def test_an_odd_network_trains_and_what_is_frozen_stays(keys, tmp_path):
     assert trained.second.weight is trained.first.weight
 
 
-class OddDigits(Odd):
+class OddDigits(TiedNet):
     """For the ten digits."""
 
     def __init__(self):

@@ -14,7 +14,7 @@ from rich.console import Console
 from scipy.stats import kstest, norm
 
 from tests.federated import tiny_sets
-from tests.federated.test_rounds import Meddler
+from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
 from uefl import config
 from uefl.aggregation import WeightedMean
@@ -70,7 +70,7 @@ def updates(n, scale, seed=0):
 OLD = updates(1, 1.0, seed=9)[0]
 
 
-class Plain:
+class MeansOnly:
     """An algorithm with some tensors to average."""
 
     def __init__(self, averages):
@@ -81,7 +81,7 @@ class Plain:
 
 
 def summed(mechanism, sent):
-    algorithm = Plain({name: WeightedMean(old) for name, old in OLD.items()})
+    algorithm = MeansOnly({name: WeightedMean(old) for name, old in OLD.items()})
     means = mechanism.averages(algorithm, None)
     for one in sent:
         mechanism.add(algorithm, None, means, Reply("a", tensors=one))
@@ -166,7 +166,7 @@ def test_a_round_adds_the_sum_over_the_expected_number(monkeypatch):
     monkeypatch.setattr(
         "uefl.privacy.gaussian", lambda key, hides, deviation, *place: torch.full_like(hides, deviation)
     )
-    one = private(wrap=lambda e: Meddler(e, keep), clip_norm=0.2, noise_multiplier=0.5)
+    one = private(wrap=lambda e: TamperingEngine(e, keep), clip_norm=0.2, noise_multiplier=0.5)
     old = values(one).double()
     one.turn()
     cut = [(x.double() - old) * min(1, 0.2 / float((x.double() - old).norm())) for x in sent]
@@ -186,7 +186,7 @@ def test_clients_weigh_equally_and_the_denominator_is_fixed(monkeypatch):
         reply.examples = 48 if reply.client == "silo-2" else 1
         return reply
 
-    one = private(wrap=lambda e: Meddler(e, meddle), quorum=0.5, clip_norm=0.25)
+    one = private(wrap=lambda e: TamperingEngine(e, meddle), quorum=0.5, clip_norm=0.25)
     old = values(one).clone()
     one.turn()
     assert float((values(one) - old)[0]) == pytest.approx(2 * 0.25 / 3)
@@ -221,7 +221,7 @@ def test_with_local_noise_the_server_gets_nothing_else():
         return reply
 
     keys = {"noise_multiplier": 2.0, "clip_norm": 0.5, "width": 8, "hidden": 64}
-    one = private(wrap=lambda e: Meddler(e, keep), **(keys | {"privacy": "local"}))
+    one = private(wrap=lambda e: TamperingEngine(e, keep), **(keys | {"privacy": "local"}))
     old = values(one).clone()
     one.turn()
     for update, examples in sent.values():
@@ -325,7 +325,7 @@ def test_only_algorithms_that_send_just_a_model_are_private(name):
     sent, make = [], arm if registry()[name].kind == "labeled" else tiny_sets.arm
     one = make(
         cfg,
-        wrap=lambda engine: Meddler(
+        wrap=lambda engine: TamperingEngine(
             engine, lambda reply: sent.append({*reply.tensors, *reply.private}) or reply
         ),
     )[0]
@@ -370,7 +370,7 @@ def test_an_algorithm_that_lies_about_its_averages_is_found_out():
         old = torch.zeros(1)
 
     with pytest.raises(TypeError, match="only_the_model = False"):
-        privacy().averages(Plain({"a": Other()}), None)
+        privacy().averages(MeansOnly({"a": Other()}), None)
 
 
 @pytest.mark.parametrize("mode", ["central", "local"])

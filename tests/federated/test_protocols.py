@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.federated import run_folder
-from tests.federated.test_rounds import Meddler
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace
 from uefl.config import Config
 from uefl.errors import RunError, UserError
@@ -31,12 +31,12 @@ def test_a_share_is_rounded_up_to_a_whole_client(share, count):
 def test_only_participants_train_and_everybody_is_measured():
     trained = []
 
-    class Spy(Meddler):
-        def round(self, messages, deadline=None):
-            trained.append({name for name, message in messages.items() if message.options["train"]})
-            return self.inner.round(messages, deadline)
+    def record(messages):
+        trained.append({name for name, message in messages.items() if message.options["train"]})
 
-    one, _, _ = arm(settings("fedavg", participation=0.5, rounds=[4]), wrap=lambda e: Spy(e, None))
+    one, _, _ = arm(
+        settings("fedavg", participation=0.5, rounds=[4]), wrap=lambda e: RecordingEngine(e, record)
+    )
     records = finish(one)
     assert [len(names) for names in trained] == [2, 2, 2, 2, 0]
     assert trained[:4] == [
@@ -55,7 +55,7 @@ def test_the_quorum_is_of_those_who_were_asked():
         return reply
 
     one, _, _ = arm(
-        settings("fedavg", participation=0.5, quorum=1.0, seed=3), wrap=lambda e: Meddler(e, broken)
+        settings("fedavg", participation=0.5, quorum=1.0, seed=3), wrap=lambda e: TamperingEngine(e, broken)
     )
     with pytest.raises(RunError, match=r"\b2 clients .*quorum .*\b2\b"):
         one.turn()

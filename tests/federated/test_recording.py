@@ -209,14 +209,14 @@ def test_a_claim_that_is_not_so_shows():
 
 
 def test_a_class_that_changes_the_step_has_to_say_so_itself():
-    class Silent(Algorithm):
+    class UndeclaredStep(Algorithm):
         def loss(self, work, batch):
             return super().loss(work, batch)
 
-    class Below(Silent):
+    class Below(UndeclaredStep):
         pass
 
-    class Says(Silent):
+    class Says(UndeclaredStep):
         static_step = True
 
     class AlsoChanges(Says):
@@ -234,7 +234,7 @@ def test_a_class_that_changes_the_step_has_to_say_so_itself():
     class Behind(Says, AlsoSilent):
         """A claim of one class does not hold for another one."""
 
-    kinds = (Silent, Below, Says, AlsoChanges, OtherMethods, Behind)
+    kinds = (UndeclaredStep, Below, Says, AlsoChanges, OtherMethods, Behind)
     assert [is_static(kind()) for kind in kinds] == [False, False, True, False, True, False]
 
 

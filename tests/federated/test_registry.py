@@ -51,20 +51,20 @@ def test_an_entry_point_names_a_data_set(install):
 
 
 def test_an_entry_point_names_a_partition(install):
-    class Theirs(Scheme):
+    class TheirPartition(Scheme):
         """A partition of another package."""
 
-    install(PARTITIONS, "uefl.partitions", "theirs", Theirs)
-    assert PARTITIONS["theirs"] is Theirs
-    assert Theirs().model_dump() == {"scheme": "theirs"}
+    install(PARTITIONS, "uefl.partitions", "theirs", TheirPartition)
+    assert PARTITIONS["theirs"] is TheirPartition
+    assert TheirPartition().model_dump() == {"scheme": "theirs"}
 
 
 def test_an_entry_point_names_a_network_and_a_metric(install):
-    class Theirs(Network):
+    class TheirNetwork(Network):
         """A network of another package."""
 
-    install(NETWORKS, "uefl.networks", "theirs", Theirs)
-    assert find("theirs") is Theirs
+    install(NETWORKS, "uefl.networks", "theirs", TheirNetwork)
+    assert find("theirs") is TheirNetwork
 
     def theirs(probs, labels):
         """Share of something."""

@@ -84,7 +84,7 @@ def test_a_client_that_only_measures_may_be_rejected():
     one.turn()
     inner = one.engine
 
-    class Silent:
+    class UnreachableClient:
         def clients(self):
             return inner.clients()
 
@@ -92,6 +92,6 @@ def test_a_client_that_only_measures_may_be_rejected():
             for reply in inner.round(messages, deadline):
                 yield Reply(reply.client, error="gone") if reply.client == "silo-1" else reply
 
-    one.engine = Silent()
+    one.engine = UnreachableClient()
     one.turn()
     assert [(line["client"], line["round"]) for line in one.rejected] == [("silo-1", 0)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.federated import tiny_sets
-from tests.federated.test_rounds import Meddler
+from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.tiny import CODEBOOK, again, arm, federation, finish, settings, values
 from uefl.aggregation import Updates, WeightedMean, check_rule, choose, robust
 from uefl.algorithms.base import registry
@@ -121,7 +121,7 @@ def accuracies(cfg, how):
         return reply
 
     try:
-        records = finish(arm(cfg, federation(**FIVE), wrap=lambda e: Meddler(e, meddle))[0])
+        records = finish(arm(cfg, federation(**FIVE), wrap=lambda e: TamperingEngine(e, meddle))[0])
     except RunError:  # it has diverged
         return [0.0]
     return [r["accuracy"] for r in records if r["round"] == records[-1]["round"]]
@@ -160,7 +160,8 @@ def test_clients_count_alike_whatever_they_claim():
 
     cfg = settings("fedavg", aggregation="median")
     runs = [
-        arm(cfg, federation(**FIVE), wrap=wrap)[0] for wrap in (lambda e: e, lambda e: Meddler(e, greedy))
+        arm(cfg, federation(**FIVE), wrap=wrap)[0]
+        for wrap in (lambda e: e, lambda e: TamperingEngine(e, greedy))
     ]
     for one in runs:
         one.turn()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.federated import tiny_sets
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
 from uefl.algorithms.base import registry
 from uefl.client.client import Clients
@@ -13,29 +14,13 @@ from uefl.errors import RunError
 from uefl.server.checks import check_quorum
 
 
-class Meddler:
-    """An engine that lets a function change the replies on their way."""
-
-    def __init__(self, inner, meddle):
-        self.inner, self.meddle = inner, meddle
-
-    def clients(self):
-        return self.inner.clients()
-
-    def round(self, messages, deadline=None):
-        for reply in self.inner.round(messages, deadline):
-            yield self.meddle(reply)
-
-
 def test_r_rounds_take_r_plus_one_exchanges_and_r_measurements():
     exchanges = []
 
-    class Counter(Meddler):
-        def round(self, messages, deadline=None):
-            exchanges.append(next((m.options["evaluate"], m.options["train"]) for m in messages.values()))
-            return self.inner.round(messages, deadline)
+    def record(messages):
+        exchanges.append(next((m.options["evaluate"], m.options["train"]) for m in messages.values()))
 
-    algorithm, _, _ = arm(settings("fedavg"), wrap=lambda e: Counter(e, None))
+    algorithm, _, _ = arm(settings("fedavg"), wrap=lambda e: RecordingEngine(e, record))
     records = finish(algorithm)
     assert exchanges == [(False, True), (True, True), (True, False), (False, True), (True, False)]
     assert [(r["iteration"], r["round"], r["client"]) for r in records] == [
@@ -55,7 +40,7 @@ def test_the_average_is_weighted_by_examples():
         return reply
 
     algorithm, _, _ = arm(
-        settings("fedavg"), federation(sizes=(10, 20, 30)), wrap=lambda e: Meddler(e, meddle)
+        settings("fedavg"), federation(sizes=(10, 20, 30)), wrap=lambda e: TamperingEngine(e, meddle)
     )
     algorithm.turn()
     assert sent == {"silo-0": 10, "silo-1": 20, "silo-2": 30}
@@ -121,7 +106,7 @@ def broken(reply):
 
 
 def test_a_non_finite_update_is_rejected_counted_and_noted():
-    algorithm, _, notices = arm(settings("fedavg", quorum=0.6), wrap=lambda e: Meddler(e, broken))
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.6), wrap=lambda e: TamperingEngine(e, broken))
     algorithm.turn()
     assert bool(torch.isfinite(values(algorithm)).all())
     assert notices == ["round 1: rejected silo-1: values is not finite"]
@@ -130,7 +115,7 @@ def test_a_non_finite_update_is_rejected_counted_and_noted():
 
 
 def test_below_the_quorum_the_run_ends_with_an_error():
-    algorithm, _, _ = arm(settings("fedavg", quorum=1.0), wrap=lambda e: Meddler(e, broken))
+    algorithm, _, _ = arm(settings("fedavg", quorum=1.0), wrap=lambda e: TamperingEngine(e, broken))
     with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3; .*\(silo-1: values .*finite\)"):
         algorithm.turn()
 
@@ -152,11 +137,11 @@ def silent(reply):
 
 
 def test_a_client_that_does_not_answer_counts_against_the_quorum():
-    strict, _, _ = arm(settings("fedavg"), wrap=lambda e: Meddler(e, silent))
+    strict, _, _ = arm(settings("fedavg"), wrap=lambda e: TamperingEngine(e, silent))
     strict.turn()
     with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3\b"):
         strict.turn()
-    lenient, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, silent))
+    lenient, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: TamperingEngine(e, silent))
     records = finish(lenient)
     assert {r["client"] for r in records} == {"silo-0", "silo-1"}
     assert notices[0] == "round 2: rejected silo-2: gone"
@@ -176,13 +161,13 @@ def test_the_quorum_is_rounded_up_without_float_noise(quorum, clients, needed):
 def test_the_deadline_of_a_round_reaches_the_engine():
     seen = []
 
-    class Spy(Meddler):
+    class DeadlineRecorder(TamperingEngine):
         def round(self, messages, deadline=None):
             seen.append(deadline)
             return self.inner.round(messages, deadline)
 
     for value in (0.0, 60.0):
-        arm(settings("fedavg", deadline=value), wrap=lambda e: Spy(e, None))[0].turn()
+        arm(settings("fedavg", deadline=value), wrap=lambda e: DeadlineRecorder(e, None))[0].turn()
     assert seen == [None, 60.0]
 
 
@@ -194,7 +179,7 @@ def test_a_loss_far_above_its_beginning_is_divergence():
             reply.training["train_loss"] = next(losses)
         return reply
 
-    algorithm, _, _ = arm(settings("fedavg", rounds=[4]), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = arm(settings("fedavg", rounds=[4]), wrap=lambda e: TamperingEngine(e, meddle))
     algorithm.turn()
     algorithm.turn()
     with pytest.raises(RunError, match=r"diverged: .*5e\+03 .*round 2, .*\b2; .*\blr$"):
@@ -207,7 +192,7 @@ def measures(**values):
             reply.metrics |= values
         return reply
 
-    return lambda engine: Meddler(engine, meddle)
+    return lambda engine: TamperingEngine(engine, meddle)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +230,11 @@ def test_below_the_quorum_of_measurements_the_run_ends():
 
 
 def test_a_number_of_the_server_that_is_not_finite_ends_the_run():
-    class Lost(registry()["fedavg"]):
+    class NanRecord(registry()["fedavg"]):
         def record(self, state, client, turn):
             return {"drift": float("nan")}
 
-    algorithm, _, _ = arm(settings("fedavg"), algorithm=Lost())
+    algorithm, _, _ = arm(settings("fedavg"), algorithm=NanRecord())
     algorithm.turn()
     with pytest.raises(RunError, match=r"diverged .*round 1: silo-0: .*drift .*nan; .*\blr$"):
         algorithm.turn()
@@ -298,7 +283,7 @@ def test_tensor_names_of_a_client_are_sanitized_and_shortened():
             reply.tensors["\x1b[31m\n" + "x" * 1000] = torch.zeros(1)
         return reply
 
-    algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: Meddler(e, colorful))
+    algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: TamperingEngine(e, colorful))
     algorithm.turn()
     (line,) = algorithm.rejected
     assert line["reason"].startswith("it sends ?[31m?xxx")

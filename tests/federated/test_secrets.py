@@ -12,9 +12,9 @@ from tests.federated.engines.conformance import messages
 from tests.federated.tiny import arm, federation, finish, settings, state
 from uefl.algorithms.base import registry
 from uefl.algorithms.fedbr import FedBR
-from uefl.deploy.kept import Kept
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
+from uefl.deploy.silo_folder import SiloFolder
 from uefl.engines.codec import Packet, packed_message, reply_of
 from uefl.seeds import derive
 
@@ -31,7 +31,9 @@ class Programs:
         for name, secret in SECRETS.items():
             (folder / name).mkdir(parents=True)
             (folder / name / "secret").write_bytes(secret)
-            self._all[name] = SiloProgram(Given(name, fed), torch.device("cpu"), kept=Kept(folder / name))
+            self._all[name] = SiloProgram(
+                Given(name, fed), torch.device("cpu"), kept=SiloFolder(folder / name)
+            )
 
     def clients(self):
         return sorted(self._all)
@@ -113,9 +115,9 @@ def test_silos_with_secrets_match_the_local_engine(tmp_path):
 
 
 def test_a_secret_is_made_once_and_is_its_owner_s_alone(tmp_path):
-    made = Kept(tmp_path / "ulm.silo").secret
+    made = SiloFolder(tmp_path / "ulm.silo").secret
     assert len(made) == 32
-    assert Kept(tmp_path / "ulm.silo").secret == made != Kept(tmp_path / "bonn.silo").secret
+    assert SiloFolder(tmp_path / "ulm.silo").secret == made != SiloFolder(tmp_path / "bonn.silo").secret
     assert (tmp_path / "ulm.silo").stat().st_mode & 0o077 == 0
     assert (tmp_path / "ulm.silo" / "secret").stat().st_mode & 0o077 == 0
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.federated.engine_wrappers import RecordingEngine
 from tests.federated.tiny import arm, finish, settings
 from uefl.algorithms.base import Algorithm
 from uefl.engines.base import Message
@@ -191,18 +192,7 @@ def test_an_untrained_client_is_measured_with_the_mean_state(name):
     )[0]
     sent = []
 
-    class Spy:
-        def __init__(self, inner):
-            self.inner = inner
-
-        def clients(self):
-            return self.inner.clients()
-
-        def round(self, messages, deadline=None):
-            sent.append(dict(messages))
-            return self.inner.round(messages, deadline)
-
-    one.engine = Spy(one.engine)
+    one.engine = RecordingEngine(one.engine, lambda messages: sent.append(dict(messages)))
     one.turn()
     first = list(one.have_trained)
     (never,) = set(one.context.clients) - set(first)

@@ -98,10 +98,10 @@ def test_as_many_runs_as_asked_share_the_one_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
-    going: list[Process] = []
+    going: list[FakeProcess] = []
     most, seen = 0, []
 
-    class Process:
+    class FakeProcess:
         def __init__(self, *, target: object, args: tuple[object, ...], daemon: bool) -> None:
             self.left = 2
             seen.append(args)
@@ -118,10 +118,10 @@ def test_as_many_runs_as_asked_share_the_one_device(
             going.remove(self)
             return 0
 
-    monkeypatch.setattr(runner._FORK, "Process", Process)
+    monkeypatch.setattr(runner._FORK, "Process", FakeProcess)
     monkeypatch.setattr(runner, "_LOOK", 0.0)
     jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
-    ends: list[runner.Ended] = []
+    ends: list[runner.JobResult] = []
     runner.run(
         jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None
     )
@@ -134,9 +134,9 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Rounds of all runs in one bar, the runs under way by name, and a line for each that has ended."""
 
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, look: Callable, **_: object) -> None:
-        ended(runner.Ended(jobs[0], 2.0, None))
-        ended(runner.Ended(jobs[2], 1.0, "no such file"))
-        ended(runner.Ended(jobs[3], 1.0, "no such file"))
+        ended(runner.JobResult(jobs[0], 2.0, None))
+        ended(runner.JobResult(jobs[2], 1.0, "no such file"))
+        ended(runner.JobResult(jobs[3], 1.0, "no such file"))
         look({jobs[1]: 1})
 
     monkeypatch.setattr(runner, "run", two_of_four)

@@ -7,7 +7,7 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-from tests.federated.deploy.chaos.stage import UEFL, measured, until
+from tests.federated.deploy.chaos.cluster import UEFL, measured, until
 from tests.federated.deploy.runs import children, config, end, gone, start, uefl
 from uefl.cli import app
 

@@ -25,7 +25,7 @@ class Opaque(Counted):
 Opaque.__module__ = "torch.nn.opaque"
 
 
-class Functional(nn.Module):
+class FunctionalDropoutNet(nn.Module):
     def __init__(self, p: float = 0.4) -> None:
         super().__init__()
         self.first, self.second, self.p = Opaque(nn.Linear(6, 20)), Opaque(nn.Linear(20, 4)), p
@@ -124,7 +124,7 @@ class Applied(nn.Module):
         return self.second(self.function(self.first(x)))
 
 
-class Scaled(nn.Module):
+class ScaledNet(nn.Module):
     """Its own forward reads two parameters (one of a layer) and computes with a buffer, before and after the
     dropout."""
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
-from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -105,36 +103,3 @@ print(*sorted(set(sys.modules) - before), sep="\\n")
     assert not packages & {name.split(".")[0] for name in added}, done.stderr
     assert not any(name.startswith(("torch.onnx._internal", "torch._inductor")) for name in added), added
     assert len(added) < 20, added
-
-
-# Classes of the same name: lower the list, never add to it. Arguments is the name in every op by design.
-TWICE = {
-    "Arguments",
-    "ClusteringEstimator",
-    "Codebook",
-    "Config",
-    "Content",
-    "Data",
-    "Estimator",
-    "Grid",
-    "KMeansResult",
-    "Parameters",
-    "Parts",
-    "Processes",
-    "Request",
-    "Section",
-    "Source",
-    "State",
-    "_Differentiable",
-}
-
-
-def test_a_class_name_occurs_once():
-    found = Counter(
-        node.name
-        for package in ("uefl", "uefl_kernels")
-        for path in (REPOSITORY / package).rglob("*.py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef)
-    )
-    assert {name for name, count in found.items() if count > 1} <= TWICE

@@ -182,10 +182,10 @@ def test_fewer_different_rows_than_clusters(init):
 def test_random_rows_are_different():
     x = torch.arange(50.0)[:, None]
     for seed in range(20):
-        rows = composed.Data(x, None, composed.Grid).grid.seeds("random", 50, seed, 0)
+        rows = composed.Problem(x, None, composed.Grid).grid.seeds("random", 50, seed, 0)
         assert rows.unique().numel() == 50
     first = [
-        int(composed.Data(x, None, composed.Grid).grid.seeds("random", 1, seed, 0)) for seed in range(600)
+        int(composed.Problem(x, None, composed.Grid).grid.seeds("random", 1, seed, 0)) for seed in range(600)
     ]
     assert np.bincount(first, minlength=50).max() < 30  # 12 on average
 
@@ -489,7 +489,7 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
                 x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4
             )
             centers, labels, inertia, iterations = composed.batch(
-                composed.Parts(step, composed.Grid, composed.advance), arguments
+                composed.Backend(step, composed.Grid, composed.advance), arguments
             )
             assert [tuple(t.shape) for t in (centers, labels, inertia, iterations)] == [
                 (6, 4),

@@ -30,8 +30,8 @@ def _interpreted(monkeypatch):
 
 def after(module, x, centers, weights, spherical, ended=False, limit=0.0):
     """The state after one iteration."""
-    data = composed.Data(x, weights, composed.Grid)
-    state = composed.State(centers.clone(), torch.tensor(ended), torch.tensor(3))
+    data = composed.Problem(x, weights, composed.Grid)
+    state = composed.FitState(centers.clone(), torch.tensor(ended), torch.tensor(3))
     module.advance(
         data,
         state,
@@ -79,7 +79,7 @@ def test_an_iteration_after_the_end_changes_nothing():
 def test_moves_are_added_up_in_one_order(monkeypatch):
     """torch sums many clusters, a kernel few."""
     x, centers = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
-    data = composed.Data(x, None, composed.Grid)
+    data = composed.Problem(x, None, composed.Grid)
     moved = composed.update(
         data, centers, *data.step(torch.ops.uefl_reference.kmeans_step, centers, False)[:3], False
     )
@@ -103,7 +103,7 @@ def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
         (normal(1, 1), None, 1, 0),
     ):
         expected, found = (
-            composed.Data(rows, mass, grid).grid.seeds(method, k, seed, 1)
+            composed.Problem(rows, mass, grid).grid.seeds(method, k, seed, 1)
             for grid in (composed.Grid, triton_seeding.Grid)
         )
         assert torch.equal(found, expected), (len(rows), found, expected)
@@ -115,7 +115,7 @@ def test_potentials_are_compared_as_whole_numbers(monkeypatch):
     x = torch.tensor([-1.0, 1.0]).repeat(40)[:, None] * torch.ones(1, 70)
     for seed in range(3):
         expected, found = (
-            composed.Data(x, None, grid).grid.seeds("k-means++", 3, seed, 0)
+            composed.Problem(x, None, grid).grid.seeds("k-means++", 3, seed, 0)
             for grid in (composed.Grid, triton_seeding.Grid)
         )
         assert torch.equal(found, expected)

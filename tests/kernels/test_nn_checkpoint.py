@@ -33,7 +33,7 @@ LAYERS = {
 }
 
 
-class Model(torch.nn.Module):
+class QuantizedNet(torch.nn.Module):
     def __init__(self, make):
         super().__init__()
         torch.manual_seed(0)
@@ -66,7 +66,7 @@ def run(model, call, views=1):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_same_as_without(name, reentrant, views):
-    plain = Model(LAYERS[name])
+    plain = QuantizedNet(LAYERS[name])
     model = copy.deepcopy(plain)
     for got, want in zip(
         run(model, lambda m, x: checkpoint(m, x, use_reentrant=reentrant), views),
@@ -79,7 +79,7 @@ def test_the_same_as_without(name, reentrant, views):
 
 
 def test_a_graph_that_is_kept_can_be_run_again():
-    model = Model(LAYERS["averages"])
+    model = QuantizedNet(LAYERS["averages"])
     quantized, loss = checkpoint(model, normal(30, 8).requires_grad_(), use_reentrant=False)
     total = quantized.sum() + loss
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -90,7 +90,7 @@ def test_a_graph_that_is_kept_can_be_run_again():
 
 def test_a_batch_with_nan_whose_backward_pass_never_came():
     """The next batch is not confused with a batch that a training loop skipped."""
-    plain = Model(LAYERS["averages"])
+    plain = QuantizedNet(LAYERS["averages"])
     model = copy.deepcopy(plain)
     broken, gradients = normal(30, 8).index_fill(0, torch.tensor([3]), torch.nan), []
     for call in (plain, lambda x: checkpoint(model, x, use_reentrant=False)):
@@ -103,7 +103,7 @@ def test_a_batch_with_nan_whose_backward_pass_never_came():
 
 
 def test_nothing_is_remembered_without_a_checkpoint():
-    model = Model(LAYERS["averages"])
+    model = QuantizedNet(LAYERS["averages"])
     list(run(model, lambda m, x: m(x)))
     assert len(model.quantizer._codebook.memory) == 0
 

@@ -17,7 +17,7 @@ from .mc_dropout_models import (
     Applied,
     Branching,
     Coupled,
-    Functional,
+    FunctionalDropoutNet,
     Opaque,
     Residual,
     Transposed,
@@ -67,11 +67,11 @@ def test_a_nested_head_is_fused(logit_dropout, activation):
 
 
 def test_agrees_with_whole_passes():
-    for model in (classifier(True), Functional(), Residual()):
+    for model in (classifier(True), FunctionalDropoutNet(), Residual()):
         x = torch.randn(5, 6)
         found = MCDropout(model, 1200)(x)
-        model = model.train() if isinstance(model, Functional) else model
-        if isinstance(model, Functional):
+        model = model.train() if isinstance(model, FunctionalDropoutNet) else model
+        if isinstance(model, FunctionalDropoutNet):
             with torch.no_grad():
                 expected = torch.stack([model(x).softmax(-1) for _ in range(1200)]).mean(0)
             torch.testing.assert_close(found.mean_probs, expected, atol=0.03, rtol=0)
@@ -80,7 +80,7 @@ def test_agrees_with_whole_passes():
             torch.testing.assert_close(got, want, atol=0.03, rtol=0)
 
 
-@pytest.mark.parametrize("make", [classifier, Functional, Residual])
+@pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet, Residual])
 def test_the_part_before_the_first_dropout_runs_once(make):
     model = make()
     layer = MCDropout(model, 20)
@@ -93,7 +93,7 @@ def test_the_part_before_the_first_dropout_runs_once(make):
 @pytest.mark.parametrize(("max_rows", "rows"), [(1, 10), (35, 30), (10_000, 200)])
 def test_folded_batches_are_bounded(max_rows, rows):
     """Ten rows with twenty passes run in batches of at most ``max_rows``."""
-    model = Functional()
+    model = FunctionalDropoutNet()
     layer, x = MCDropout(model, 20, max_rows=max_rows), torch.randn(10, 6)
     sizes = []
     model.second.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
@@ -105,7 +105,7 @@ def test_folded_batches_are_bounded(max_rows, rows):
 
 
 def test_how_passes_are_folded_changes_no_distribution():
-    model, x = Functional(), torch.randn(4, 6)
+    model, x = FunctionalDropoutNet(), torch.randn(4, 6)
     wide, narrow = (MCDropout(model, 1500, max_rows=max_rows)(x) for max_rows in (6_000, 100))
     for got, want in zip(wide, narrow, strict=True):
         torch.testing.assert_close(got, want, atol=0.03, rtol=0)
@@ -161,7 +161,7 @@ def test_hooks_of_the_backward_pass_are_run():
     assert seen
 
 
-@pytest.mark.parametrize("make", [classifier, Functional, Residual])
+@pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet, Residual])
 def test_modes_and_statistics_are_left_as_found(make):
     model = make()
     model.train()
@@ -191,14 +191,14 @@ def test_state_is_that_of_the_model():
     assert len(list(layer.parameters())) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("make", [classifier, Functional])
+@pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet])
 def test_integers_of_numpy(make):
     model, x = make(), torch.randn(4, 6)
     found = MCDropout(model, np.int64(3), max_rows=np.int32(5))(x, seed=np.uint8(7))
     assert all(map(torch.equal, found, MCDropout(model, 3, max_rows=5)(x, seed=7)))
 
 
-@pytest.mark.parametrize("make", [classifier, Functional])
+@pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet])
 def test_seeds(make):
     layer, x = MCDropout(make(), 4), torch.randn(6, 6)
     layer(x)
@@ -213,7 +213,7 @@ def test_seeds(make):
     assert torch.equal(first.mean_probs, layer(x).mean_probs)
 
 
-@pytest.mark.parametrize("make", [classifier, Functional])
+@pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet])
 def test_gradients_reach_every_parameter(make):
     model = make()
     MCDropout(model, 4)(torch.randn(6, 6)).entropy.sum().backward()
@@ -255,7 +255,7 @@ def test_dropouts_of_the_torch_namespace(dropout, train, branches):
 
 @pytest.mark.parametrize("built_in", ["attention", "lstm", "transformer"])
 def test_dropouts_inside_layers_of_torch(built_in):
-    class Model(nn.Module):
+    class BuiltInLayerNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer: nn.Module = {
@@ -270,7 +270,7 @@ def test_dropouts_inside_layers_of_torch(built_in):
             return self.head((out[0] if built_in == "lstm" else out).mean(1))
 
     with torch.no_grad():
-        stats = MCDropout(Model().eval(), 20)(torch.randn(3, 4, 8))
+        stats = MCDropout(BuiltInLayerNet().eval(), 20)(torch.randn(3, 4, 8))
     assert float(stats.variance.detach().min()) > 0
     assert float(stats.mutual_info.min()) > 0
 

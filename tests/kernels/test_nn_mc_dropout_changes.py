@@ -9,7 +9,7 @@ from torch import nn
 
 from uefl_kernels.nn import MCDropout
 
-from .mc_dropout_models import Applied, Branching, Functional, OnlyInTraining, Scaled, classifier
+from .mc_dropout_models import Applied, Branching, FunctionalDropoutNet, OnlyInTraining, ScaledNet, classifier
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ CHANGES = [replace_scale, replace_weight_of_a_layer, replace_buffer, write_into_
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_follows_tensors_that_the_models_own_forward_reads(change):
-    model, x = Scaled(), torch.randn(2, 6)
+    model, x = ScaledNet(), torch.randn(2, 6)
     layer = MCDropout(model, 5)
     before = layer(x, seed=1)
     change(model)
@@ -98,7 +98,11 @@ def test_follows_tensors_that_the_models_own_forward_reads(change):
 
 
 def test_functional_call_takes_other_tensors_for_one_call():
-    layer, x, scale = MCDropout(Scaled(), 5), torch.randn(2, 6), torch.full((1, 4), 9.0, requires_grad=True)
+    layer, x, scale = (
+        MCDropout(ScaledNet(), 5),
+        torch.randn(2, 6),
+        torch.full((1, 4), 9.0, requires_grad=True),
+    )
     before = layer(x, seed=1)
     found = torch.func.functional_call(layer, {"model.scale": scale}, (x,), {"seed": 1})
     assert all(map(torch.equal, layer(x, seed=1), before))
@@ -111,15 +115,19 @@ def test_functional_call_takes_other_tensors_for_one_call():
 
 
 def test_a_model_that_stays_is_traced_once(monkeypatch):
-    layer, x = MCDropout(Scaled(), 2), torch.randn(2, 6)
+    layer, x = MCDropout(ScaledNet(), 2), torch.randn(2, 6)
     monkeypatch.setattr(layer, "_trace", lambda: pytest.fail("traced anew"))
     layer(x)
-    layer.model.load_state_dict(Scaled().state_dict())
+    layer.model.load_state_dict(ScaledNet().state_dict())
     layer(x)
 
 
 def test_models_without_dropout_get_an_error():
-    for model in (nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), Functional(p=0.0)):
+    for model in (
+        nn.Linear(3, 2),
+        nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)),
+        FunctionalDropoutNet(p=0.0),
+    ):
         with pytest.raises(ValueError, match=r"p > 0.*nn\.Dropout"):
             MCDropout(model)
     with pytest.warns(UserWarning, match="traced"):
@@ -159,7 +167,7 @@ def test_attention_with_a_rate_of_its_own_is_named():
         MCDropout(Applied(attend))
 
 
-@pytest.mark.parametrize("make", [classifier, Functional, Branching])
+@pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet, Branching])
 @pytest.mark.filterwarnings("ignore:MCDropout. Branching .*traced")
 def test_seeds_and_passes_are_checked_in_every_call(make):
     layer, x = MCDropout(make(), 3), torch.randn(2, 6)

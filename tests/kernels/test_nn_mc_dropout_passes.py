@@ -13,7 +13,7 @@ from uefl_kernels import backend
 from uefl_kernels.nn import MCDropout
 from uefl_kernels.ops.mc_dropout_mlp import composed
 
-from .mc_dropout_models import Branching, Coupled, Functional, Residual, Transposed, classifier
+from .mc_dropout_models import Branching, Coupled, FunctionalDropoutNet, Residual, Transposed, classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:MCDropout. .*traced")
 
@@ -70,7 +70,7 @@ class Sequence(nn.Module):
         return self.inner(self.widen(x).view(len(x), 5, 4))
 
 
-ANY = [classifier, Functional, Residual, Branching, Recurrent, Attentive, Reshaped, Sequence]
+ANY = [classifier, FunctionalDropoutNet, Residual, Branching, Recurrent, Attentive, Reshaped, Sequence]
 
 
 @pytest.mark.parametrize("consistent", [False, True])
@@ -108,7 +108,7 @@ def test_passes_of_a_chain_are_those_of_the_definition(dtype, forced):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [classifier, Functional])
+@pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet])
 def test_passes_under_autocast_are_those_of_the_statistics(make):
     layer, x = MCDropout(make(), 5), torch.randn(8, 6)
     with torch.autocast("cpu", torch.bfloat16):
@@ -118,7 +118,7 @@ def test_passes_under_autocast_are_those_of_the_statistics(make):
 
 
 def test_gradients_of_passes():
-    for make in (classifier, Functional):
+    for make in (classifier, FunctionalDropoutNet):
         model = make()
         MCDropout(model, 4, consistent=True).probs(torch.randn(6, 6)).square().sum().backward()
         assert all(
@@ -160,7 +160,7 @@ def test_consistent_passes_have_the_distribution_of_others():
 
 
 def test_consistent_passes_run_the_prefix_once():
-    model = Functional()
+    model = FunctionalDropoutNet()
     layer, x = MCDropout(model, 20, consistent=True), torch.randn(5, 6)
     layer(x)
     model.first.calls = 0
@@ -189,7 +189,7 @@ def test_a_chain_that_is_lost_stays_consistent():
 
 
 def plain(branches=False):
-    class Plain(nn.Module):
+    class DropoutFreeNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.body, self.head = nn.Sequential(nn.Linear(6, 16), nn.GELU()), nn.Linear(16, 3)
@@ -199,7 +199,7 @@ def plain(branches=False):
                 return x
             return self.head(self.body(x))
 
-    return Plain()
+    return DropoutFreeNet()
 
 
 @torch.no_grad()
@@ -295,7 +295,7 @@ def test_insertions_that_a_call_refuses():
 
 
 def test_dropouts_of_functions_are_fused():
-    class Model(nn.Module):
+    class FusedFunctionNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3)
@@ -303,7 +303,7 @@ def test_dropouts_of_functions_are_fused():
         def forward(self, x):
             return self.second(nn.functional.dropout(self.first(x).relu(), 0.3, self.training))
 
-    model, x = Model(), torch.randn(5, 6)
+    model, x = FusedFunctionNet(), torch.randn(5, 6)
     assert MCDropout(model).fused
     expected = MCDropout(nn.Sequential(model.first, nn.ReLU(), nn.Dropout(0.3), model.second))
     assert all(map(torch.equal, MCDropout(model)(x, seed=4), expected(x, seed=4)))

@@ -54,7 +54,7 @@ _KEPT = 1000
 Tensors = dict[str, torch.Tensor]
 
 
-class Images:
+class DataCache:
     """Read and keep the data of clients on one device.
 
     The data of the first 1000 clients stay in memory. With more clients, the others are read in every turn.
@@ -92,7 +92,7 @@ class Clients:
         self.secrets: Mapping[str, bytes] = {}
         """by name, the secrets of some clients, see :class:`Client`"""
         self._silos = {silo.name: silo for silo in silos}
-        self.data = Images(lambda name: self._silos[name].load(), device)
+        self.data = DataCache(lambda name: self._silos[name].load(), device)
 
     def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
         """Return the function of every client that handles its messages in one arm."""

@@ -59,7 +59,7 @@ def federate(
         sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images
     )
 
-    content, pixels, damaged = record.Content(), prepare.statistics(), DamagedImages()
+    content, pixels, damaged = record.ImageHashes(), prepare.statistics(), DamagedImages()
     silos, entries = [], {}
     for client in clients:
         load = partial(_load, table, prepare, client)
@@ -191,7 +191,7 @@ def _load(table: DataSet, prepare: Preparation | AsTheyAre, client: _Client) -> 
     return LabeledData(part(client.kept), part(client.held), test)
 
 
-def _entry(table: DataSet, client: _Client, content: record.Content) -> record.Entry:
+def _entry(table: DataSet, client: _Client, content: record.ImageHashes) -> record.Entry:
     """Return the record of one client."""
     train, name, classes = client.share.train, client.share.name, len(table.classes)
 

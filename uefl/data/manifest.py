@@ -25,7 +25,7 @@ Entry = dict[str, Any]
 Use = Literal["train", "holdout", "test"]
 
 
-class Content:
+class ImageHashes:
     """Hash images, and find images that occur in two splits."""
 
     def __init__(self) -> None:

@@ -152,7 +152,7 @@ def federate(
     held = {part: rows.load(prepare) if rows else None for part, rows in server.items()}
 
     priors_of = _Priors(made, data, seed, held["labeled"])
-    content, pixels, silos, entries = record.Content(), prepare.statistics(), [], {}
+    content, pixels, silos, entries = record.ImageHashes(), prepare.statistics(), [], {}
     for client, test in zip(made.clients, tests, strict=True):
         images = prepare(client.images, client.rows)
         pixels.add(images)
@@ -336,7 +336,7 @@ def _load(
 
 
 def _entry(
-    client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.Content, classes: int
+    client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.ImageHashes, classes: int
 ) -> record.Entry:
     """Return the record of one client."""
     train = content.entry(client.images, client.rows, client.labels, f"{client.name}/train", "train", classes)

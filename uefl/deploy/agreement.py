@@ -284,7 +284,7 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
         statistics.join(reports[name][1])
     if "labeled" in held:
         statistics.add(held["labeled"].images)
-    content = record.Content()
+    content = record.ImageHashes()
     entries = {name: _entry(header, classes) for name, header in headers.items()}
     manifest = {
         "schema": record.SCHEMA,

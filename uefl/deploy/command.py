@@ -69,9 +69,9 @@ def silo(
     from ..engines.flower.commands import end_with
     from ..engines.flower.node import serve
     from ..run import chosen_device
-    from .kept import Kept
     from .silo import SiloProgram
-    from .sources import Dealt, Source, own
+    from .silo_folder import SiloFolder
+    from .sources import ClientSource, Dealt, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
@@ -91,7 +91,7 @@ def silo(
     private = None if key is None else _key(key, strict)
     where = chosen_device(device)
     answered = None if algorithms is None else _answered(algorithms)
-    source: Source
+    source: ClientSource
     kept = None
     if simulate is not None:
         source = Dealt(simulate, data_root)
@@ -100,7 +100,7 @@ def silo(
     else:
         assert data is not None
         source = own(data, name)
-        kept = Kept(state or data.resolve().with_name(f"{data.resolve().name}.silo"))
+        kept = SiloFolder(state or data.resolve().with_name(f"{data.resolve().name}.silo"))
     floor = _floor(noise_multiplier, delta, max_epsilon, spent, data)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)

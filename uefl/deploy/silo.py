@@ -19,7 +19,7 @@ import torch
 
 from .. import __version__
 from ..algorithms.base import find
-from ..client.client import Client, Images
+from ..client.client import Client, DataCache
 from ..client.state import fresh
 from ..client.workspace import Workspace, uses_bf16
 from ..config import from_toml
@@ -36,9 +36,9 @@ from ..seeds import make_repeatable
 from ..server.checks import printable
 from ..threads import threads_for
 from .floor import Floor, Spent, TooLittle
-from .kept import Absent, Kept, States
 from .setting import Setting, understood, version
-from .sources import Source
+from .silo_folder import SiloFolder, StateNotFound, States
+from .sources import ClientSource
 
 
 class NotAnswered(UserError):
@@ -49,7 +49,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (torch.OutOfMemoryError, faults.MEMORY),
     (MemoryError, faults.MEMORY),
     (RuntimeError, faults.COMPUTATION),
-    (Absent, faults.STATE),
+    (StateNotFound, faults.STATE),
     (NotAnswered, faults.ALGORITHM),
     (TooLittle, faults.PRIVACY),
     (Spent, faults.BUDGET),
@@ -75,11 +75,11 @@ class SiloProgram:
 
     def __init__(
         self,
-        source: Source,
+        source: ClientSource,
         device: torch.device,
         floor: Floor | None = None,
         algorithms: Collection[str] | None = None,
-        kept: Kept | None = None,
+        kept: SiloFolder | None = None,
         states: Path | None = None,
     ) -> None:
         self._source, self._device, self._floor, self._algorithms = source, device, floor, algorithms
@@ -90,7 +90,7 @@ class SiloProgram:
         self._temporary: TemporaryDirectory[str] | None = None
         self._secret = None if kept is None else kept.secret
         self._key = self._secret or secrets.token_bytes(32)
-        self._images: Images
+        self._images: DataCache
         self._arm: tuple[str, str, Workspace] | None = None
         """the setting, the name of the arm, and its network"""
 
@@ -231,7 +231,7 @@ class SiloProgram:
                 read = partial(
                     self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.shape[0]
                 )
-                self._images = Images(read, self._device)
+                self._images = DataCache(read, self._device)
             self._arm = place, header["arm"], workspace
         return Client(
             header["client"], partial(self._images, header["client"]), self._arm[2], self._key, self._secret

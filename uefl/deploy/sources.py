@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..data.settings import Data
 
 
-class Source(Protocol):
+class ClientSource(Protocol):
     """The data of one client, or of all."""
 
     name: str | None

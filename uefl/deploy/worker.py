@@ -15,10 +15,10 @@ import torch
 
 from ..engines.distributed.engine import serve
 from .silo import SiloProgram
-from .sources import Dealt, Source
+from .sources import ClientSource, Dealt
 
 
-def work(end: int, rank: int, device: str, parent: int, source: Source) -> None:
+def work(end: int, rank: int, device: str, parent: int, source: ClientSource) -> None:
     """Answer the server until one of the two ends.
 
     Args:

@@ -16,7 +16,7 @@ from ..data import build
 from ..data.federation import Federation
 from ..engines import faults
 from ..engines.codec import Packet
-from ..engines.distributed.crew import Crew, Lost
+from ..engines.distributed.crew import ConnectionLost, Crew
 from ..engines.distributed.engine import DistributedEngine
 from ..errors import RunError
 from ..folder import Silos
@@ -47,7 +47,7 @@ def on_workers(
     with ExitStack() as stack:
         try:
             yield Workers(count, device, notice, processes, stack, module)
-        except Lost as error:
+        except ConnectionLost as error:
             raise RunError(f"{_who_ended(processes) or error}; go on with: {go_on}") from None
         finally:  # before the stack is left: its threads wait for the workers' last lines
             logs = processes.stop()

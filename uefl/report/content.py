@@ -52,7 +52,7 @@ _REJECTED_LEGEND = "Replies of clients that are in no average and no measurement
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A heading with its blocks."""
 
     title: str
@@ -67,7 +67,7 @@ class Content:
     title: str
     warnings: list[str]
     """sentences to read before the numbers"""
-    sections: list[Section]
+    sections: list[ReportSection]
 
 
 def content(run: RunFolder, pictures: list[Picture]) -> Content:
@@ -78,7 +78,7 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
         return [by_name[name] for name in names if name in by_name]
 
     sections = [
-        Section(
+        ReportSection(
             "",
             [
                 *verdict(run),
@@ -90,12 +90,14 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
                 *shown("arms.png", "loss.png"),
             ],
         ),
-        Section("Rejected replies", _rejected(run)),
-        Section("Clients over the rounds", shown("accuracy.png", "entropy.png")),
+        ReportSection("Rejected replies", _rejected(run)),
+        ReportSection("Clients over the rounds", shown("accuracy.png", "entropy.png")),
         *_findings(run, by_name),
-        Section("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
-        Section("Images", [*shown("samples.png"), *(p for p in pictures if p.name.startswith("uncertain-"))]),
-        Section("Clients", [*([] if run.on_sets else [client_table(run)]), *_class_counts(run)]),
+        ReportSection("Predictions", shown("reliability.png", "classes.png", "confusion.png")),
+        ReportSection(
+            "Images", [*shown("samples.png"), *(p for p in pictures if p.name.startswith("uncertain-"))]
+        ),
+        ReportSection("Clients", [*([] if run.on_sets else [client_table(run)]), *_class_counts(run)]),
     ]
     return Content(
         f"Run {run.path.resolve().name}", _warnings(run), [section for section in sections if section.blocks]
@@ -105,10 +107,14 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
 def comparison(compared: Comparison, pictures: list[Picture]) -> Content:
     """Return the page over several runs: differences, curves, configurations, and the arms of each run."""
     sections = [
-        Section("", [_DIFFERENCES_LEGEND, *compared.tables, *([compared.notes] if compared.notes else [])]),
-        Section("Curves", list(pictures)),
-        Section("Configurations", [configurations(compared.runs)]),
-        Section("Runs", [block for run in compared.runs for block in (f"`{run.path}`", arm_table(run))]),
+        ReportSection(
+            "", [_DIFFERENCES_LEGEND, *compared.tables, *([compared.notes] if compared.notes else [])]
+        ),
+        ReportSection("Curves", list(pictures)),
+        ReportSection("Configurations", [configurations(compared.runs)]),
+        ReportSection(
+            "Runs", [block for run in compared.runs for block in (f"`{run.path}`", arm_table(run))]
+        ),
     ]
     title = f"Comparison of {count(len(compared.runs), 'run')}"
     return Content(title, [], [section for section in sections if section.blocks])
@@ -271,7 +277,7 @@ def _parameters(run: RunFolder, name: str) -> str:
     return ", ".join([arm.algorithm, *own])
 
 
-def _findings(run: RunFolder, pictures: dict[str, Picture]) -> list[Section]:
+def _findings(run: RunFolder, pictures: dict[str, Picture]) -> list[ReportSection]:
     """Return the sections that the algorithms add. Findings with the same title share a section."""
     sections = []
     for title in dict.fromkeys(findings.title for findings in run.findings.values()):
@@ -296,5 +302,5 @@ def _findings(run: RunFolder, pictures: dict[str, Picture]) -> list[Section]:
             *tables,
             *(pictures[name] for name in names if name in pictures),
         ]
-        sections.append(Section(title, blocks))
+        sections.append(ReportSection(title, blocks))
     return sections

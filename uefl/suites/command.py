@@ -71,7 +71,7 @@ def run(
             )
             done = {job: job.rounds for job in before}
 
-            def ended(end: runner.Ended) -> None:
+            def ended(end: runner.JobResult) -> None:
                 done[end.job] = end.job.rounds
                 place = f"{end.job.case} {end.job.arm} seed {end.job.seed}"
                 what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"

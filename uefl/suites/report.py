@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ..errors import UserError, nearest
 from ..report.compare import half_width, interval
-from ..report.content import Block, Content, Section
+from ..report.content import Block, Content, ReportSection
 from ..report.plots import drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, read_run
 from ..report.style import Drawing, Picture, canvas, legend, of_place
@@ -191,9 +191,9 @@ def content(result: Result, pictures: list[Picture]) -> Content:
         blocks.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
         blocks.append(_CPU)
-    sections = [Section("", blocks), *([Section("Curves", list(pictures))] if pictures else [])]
+    sections = [ReportSection("", blocks), *([ReportSection("Curves", list(pictures))] if pictures else [])]
     if result.missing:
-        sections.append(Section("Not there", [reasons(result.missing)]))
+        sections.append(ReportSection("Not there", [reasons(result.missing)]))
     warnings = (
         [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"]
         if result.missing

@@ -29,7 +29,7 @@ _FORK.set_forkserver_preload([work.__module__])
 _TAIL = 1 << 16  # bytes; holds the last line of metrics.jsonl
 
 
-class Ended(NamedTuple):
+class JobResult(NamedTuple):
     """A run that is not going on any more."""
 
     job: Job
@@ -44,7 +44,7 @@ def run(
     side_by_side: int,
     device: str,
     data_root: Path | None,
-    ended: Callable[[Ended], None],
+    ended: Callable[[JobResult], None],
     look: Callable[[dict[Job, int]], None],
 ) -> None:
     """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its
@@ -77,7 +77,7 @@ def run(
                         if code == 0 and finished
                         else _last_line(_log(job)) or f"it ended with exit code {code}"
                     )
-                    ended(Ended(job, time.monotonic() - begun, error))
+                    ended(JobResult(job, time.monotonic() - begun, error))
             look({job: _measured(job) for job in running})
     finally:
         for process, _ in running.values():

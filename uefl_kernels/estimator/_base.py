@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._alone import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
+    from ._without_sklearn import ConvergenceWarning, NotFittedError, constraints
+    from ._without_sklearn import PlainClusteringEstimator as ClusteringEstimator
+    from ._without_sklearn import PlainEstimator as Estimator
 else:
     try:
-        from ._with_sklearn import (
-            ClusteringEstimator,
-            ConvergenceWarning,
-            Estimator,
-            NotFittedError,
-            constraints,
-        )
+        from ._with_sklearn import ConvergenceWarning, NotFittedError, constraints
+        from ._with_sklearn import SklearnClusteringEstimator as ClusteringEstimator
+        from ._with_sklearn import SklearnEstimator as Estimator
     except ImportError:
-        from ._alone import ClusteringEstimator, ConvergenceWarning, Estimator, NotFittedError, constraints
+        from ._without_sklearn import ConvergenceWarning, NotFittedError, constraints
+        from ._without_sklearn import PlainClusteringEstimator as ClusteringEstimator
+        from ._without_sklearn import PlainEstimator as Estimator
 
 __all__ = ["ClusteringEstimator", "ConvergenceWarning", "Estimator", "NotFittedError", "constraints"]

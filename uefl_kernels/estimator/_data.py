@@ -42,7 +42,7 @@ def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Te
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """Rows [n, d] of a memory-mapped file or a sparse matrix, in dense blocks."""
 
     n: int
@@ -60,7 +60,7 @@ class Source:
         return Blocks(self.__iter__, lambda numbers: self.select(numbers.numpy()))
 
 
-def source_of(name: str, X: Any) -> Source | None:
+def source_of(name: str, X: Any) -> RowSource | None:
     """Return the rows of a ``numpy.memmap`` or a sparse matrix, and None for all else."""
     if hasattr(X, "tocsr"):
         X, dense = X.tocsr(), lambda rows: rows.toarray()
@@ -71,7 +71,7 @@ def source_of(name: str, X: Any) -> Source | None:
     if X.ndim != 2 or 0 in X.shape:
         rows_of(name, np.empty(X.shape))  # raises the error
     n, d = X.shape
-    return Source(n, d, lambda index: rows_of(name, dense(X[index]))[0])
+    return RowSource(n, d, lambda index: rows_of(name, dense(X[index]))[0])
 
 
 def blocks_of(name: str, blocks: Any) -> Blocks:

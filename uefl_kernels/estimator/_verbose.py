@@ -16,7 +16,11 @@ def printing(step: composed.Step) -> composed.Advance:
     """
 
     def advance(
-        data: composed.Data, state: composed.State, limit: torch.Tensor, found: steps.Step, spherical: bool
+        data: composed.Problem,
+        state: composed.FitState,
+        limit: torch.Tensor,
+        found: steps.Step,
+        spherical: bool,
     ) -> None:
         iteration, before = int(state.iterations), state.centers.clone()
         if iteration == 0:

@@ -14,7 +14,13 @@ from sklearn.utils._param_validation import Interval, StrOptions, validate_param
 from .._kmeans_checks import ALGORITHMS, INITS, METRICS
 from .._numbers import as_integer
 
-__all__ = ["ClusteringEstimator", "ConvergenceWarning", "Estimator", "NotFittedError", "constraints"]
+__all__ = [
+    "SklearnClusteringEstimator",
+    "ConvergenceWarning",
+    "SklearnEstimator",
+    "NotFittedError",
+    "constraints",
+]
 
 _COUNT = Interval(Integral, 1, None, closed="left")
 _CONSTRAINTS: dict[str, list[Any]] = {
@@ -43,7 +49,7 @@ def constraints(*names: str) -> dict[str, list[Any]]:
     return {name: _CONSTRAINTS[name] for name in names}
 
 
-class Estimator(BaseEstimator):  # type: ignore[misc]
+class SklearnEstimator(BaseEstimator):  # type: ignore[misc]
     """An estimator that takes sparse matrices, and as integers all that have ``__index__``, too."""
 
     _parameter_constraints: dict[str, list[Any]]
@@ -64,7 +70,7 @@ class _Mixins(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin): 
     """Mixins of a transformer that clusters."""
 
 
-class ClusteringEstimator(_Mixins, Estimator):
+class SklearnClusteringEstimator(_Mixins, SklearnEstimator):
     """A clustering that also transforms."""
 
     def __sklearn_tags__(self) -> Any:

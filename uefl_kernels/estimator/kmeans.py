@@ -15,7 +15,7 @@ from .._kmeans_checks import ALGORITHMS, check_method, check_request, starts
 from .._numbers import as_integer
 from ..ops.kmeans import KMeansResult, kmeans
 from ..ops.kmeans.blocks import Blocks, Found, kmeans_of_blocks
-from ..ops.kmeans.composed import Fit, Request, unit_rows
+from ..ops.kmeans.composed import Fit, FitOptions, unit_rows
 from ..ops.kmeans.sparse import SparseRows, kmeans_of_sparse
 from ..ops.kmeans_labels import kmeans_distances, kmeans_labels, kmeans_labels_and_squares
 from ..ops.kmeans_step import kmeans_step
@@ -268,7 +268,7 @@ class KMeans(TakesRows, ClusteringEstimator):
                 f"KMeans: algorithm {self.algorithm!r} is not known, expected one of {ALGORITHMS}"
             )
 
-    def _requests(self, n: int, d: int, X: Any = None) -> list[Request]:
+    def _requests(self, n: int, d: int, X: Any = None) -> list[FitOptions]:
         """Return the requests for n rows of d elements: one, or one for each start if ``init`` is a function
         of X."""
         k, seed = as_integer(self.n_clusters), seed_of(self.random_state)
@@ -284,7 +284,7 @@ class KMeans(TakesRows, ClusteringEstimator):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        request = Request("given", None, k, seed, 1, max_iter, float(self.tol))
+        request = FitOptions("given", None, k, seed, 1, max_iter, float(self.tol))
         if isinstance(self.init, str):
             check_method("KMeans", self.init)
             return [request._replace(method=self.init, n_init=starts(self.n_init, self.init))]
@@ -304,7 +304,9 @@ class KMeans(TakesRows, ClusteringEstimator):
             )
         return [request._replace(given=_given(self.init, k, d))]
 
-    def _cluster(self, x: torch.Tensor, weights: torch.Tensor | None, asked: Request) -> KMeansResult | Fit:
+    def _cluster(
+        self, x: torch.Tensor, weights: torch.Tensor | None, asked: FitOptions
+    ) -> KMeansResult | Fit:
         if self.verbose:  # on the CPU, iteration by iteration: the bits are the same
             rows, mass = x.cpu(), None if weights is None else weights.cpu()
             fit = self._cluster_blocks(Blocks(lambda: [rows], rows.__getitem__), mass, asked).fit
@@ -331,10 +333,10 @@ class KMeans(TakesRows, ClusteringEstimator):
         self,
         blocks: Blocks,
         weights: torch.Tensor | None,
-        asked: Request | Callable[[int, int], Request],
+        asked: FitOptions | Callable[[int, int], FitOptions],
         group: Any = None,
     ) -> Found:
-        def request(n: int, d: int) -> Request:
+        def request(n: int, d: int) -> FitOptions:
             wanted = asked(n, d) if callable(asked) else asked
             if wanted.given is None:
                 return wanted
@@ -361,7 +363,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         rows = self._sparse_rows(X)
         return answer(rows, rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype))
 
-    def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: Request) -> Fit:
+    def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: FitOptions) -> Fit:
         with in_words_of("KMeans"):
             if asked.given is not None:
                 require_valid_centers("kmeans", "init", asked.given)

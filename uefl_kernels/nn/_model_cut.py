@@ -29,7 +29,7 @@ _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu
 }
 
 
-class Functional(TorchFunctionMode):
+class FunctionalDropoutMode(TorchFunctionMode):
     """Switches functional dropouts on, and remembers whether there was one."""
 
     training, called = True, False
@@ -81,10 +81,10 @@ def altered(module: nn.Module) -> bool:
 
 
 @contextmanager
-def dropouts_on(model: nn.Module) -> Iterator[Functional]:
+def dropouts_on(model: nn.Module) -> Iterator[FunctionalDropoutMode]:
     """Switch to evaluation mode with the dropouts on, and restore all modes at the end."""
     modes = [(module, module.training) for module in model.modules()]
-    functional = Functional()
+    functional = FunctionalDropoutMode()
     try:
         model.eval()
         for module, _ in modes:
@@ -100,7 +100,7 @@ def dropouts_on(model: nn.Module) -> Iterator[Functional]:
 
 
 @contextmanager
-def dropouts_off(model: nn.Module, functional: Functional) -> Iterator[None]:
+def dropouts_off(model: nn.Module, functional: FunctionalDropoutMode) -> Iterator[None]:
     """Turn the dropouts off for a trial inside a call that has them on."""
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -200,7 +200,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """The two parts of a model: the part before every dropout, and the rest."""
 
     prefix: fx.GraphModule  # arguments -> the values that the suffix takes
@@ -237,7 +237,7 @@ class _Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts | None, str]:
+def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[ModelParts | None, str]:
     """Return the parts, or None and the reason; ``rates`` gives dropouts before modules. Raises ValueError
     for a model without dropout."""
     modes = [(module, module.training) for module in model.modules()]
@@ -282,7 +282,7 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Parts
         name: _attribute(model, name)
         for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")
     }
-    return Parts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
+    return ModelParts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
 
 
 def _attribute(model: nn.Module, name: str) -> Any:

@@ -21,8 +21,8 @@ from .._numbers import as_integer, is_count, is_seed
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp, mc_dropout_probs
 from ._model_cut import (
     Chain,
-    Functional,
-    Parts,
+    FunctionalDropoutMode,
+    ModelParts,
     altered,
     cut_model,
     dropouts_off,
@@ -252,7 +252,11 @@ class MCDropout(nn.Module):
             )
 
     def _folded(
-        self, suffix: fx.GraphModule, boundary: tuple[Any, ...], max_rows: int, functional: Functional
+        self,
+        suffix: fx.GraphModule,
+        boundary: tuple[Any, ...],
+        max_rows: int,
+        functional: FunctionalDropoutMode,
     ) -> ModelPasses:
         """Run the passes stacked along the first dimension if a trial allows it, else one by one."""
         rows = _rows(boundary) or 0
@@ -267,7 +271,9 @@ class MCDropout(nn.Module):
         return ModelPasses(draw, max(1, min(max_rows // rows, _MOST_LOGITS // logits)))
 
     @torch.no_grad()
-    def _folds(self, suffix: fx.GraphModule, boundary: tuple[Any, ...], functional: Functional) -> int:
+    def _folds(
+        self, suffix: fx.GraphModule, boundary: tuple[Any, ...], functional: FunctionalDropoutMode
+    ) -> int:
         """Return the logits of a pass if passes may be stacked along the first dimension, else 0: tried once
         per shape, with the dropouts off.
 
@@ -285,11 +291,11 @@ class MCDropout(nn.Module):
 
     def _independent(
         self,
-        parts: Parts | None,
+        parts: ModelParts | None,
         boundary: tuple[Any, ...],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        functional: Functional,
+        functional: FunctionalDropoutMode,
     ) -> Run:
         """Return the callable of a pass and its tensors: the suffix, or else the whole model.
 

@@ -22,7 +22,7 @@ from uefl.errors import UserError
 from uefl.models.gaussian import Gaussian, GaussianNet
 
 
-class SameLayers(FedPer):
+class GaussianFedPer(FedPer):
     """FedPer of the mean features."""
 
     def build_model(self, spec):
@@ -36,7 +36,7 @@ def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
     own = arm(
         settings("fedcr", dim=8, beta=0.0, stochastic=False, gradient_bound=0.0, head_epochs=0, **keys)
     )[0]
-    per = arm(settings("fedper", personal="last", **keys), algorithm=SameLayers())[0]
+    per = arm(settings("fedper", personal="last", **keys), algorithm=GaussianFedPer())[0]
     assert finish(own) == finish(per)
     assert torch.equal(values(own), values(per))
     for mine, theirs in zip(own.members[0].private.values(), per.members[0].private.values(), strict=True):

@@ -17,7 +17,7 @@ from uefl.models.gaussian import Gaussian, GaussianNet
 OFF = {"norm_weight": 0.0, "divergence_weight": 0.0, "stochastic": False}
 
 
-class SameLayers(FedAvg):
+class GaussianFedAvg(FedAvg):
     """FedAvg of the mean features."""
 
     def build_model(self, spec):
@@ -34,7 +34,7 @@ KEYS = {
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
 def test_without_its_terms_and_draws_it_is_fedavg_bit_for_bit(keys):
     own = arm(settings("fedsr", dim=8, **OFF, **keys))[0]
-    average = arm(settings("fedavg", **keys), algorithm=SameLayers())[0]
+    average = arm(settings("fedavg", **keys), algorithm=GaussianFedAvg())[0]
     assert finish(own) == finish(average)
     assert torch.equal(values(own), values(average))
 

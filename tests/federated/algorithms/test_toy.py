@@ -199,7 +199,7 @@ def test_names_are_taken_once_and_found_by_likeness():
 
 
 def test_entry_points_register_algorithms_of_installed_packages(monkeypatch):
-    class Entry:
+    class WorkingEntryPoint:
         name = "of-a-package"
 
         def load(self):
@@ -208,13 +208,15 @@ def test_entry_points_register_algorithms_of_installed_packages(monkeypatch):
     monkeypatch.setattr(base, "_complete", [])
     monkeypatch.setattr(base, "_registered", dict(base._registered))
     monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [Entry()] if group == "uefl.algorithms" else []
+        importlib.metadata,
+        "entry_points",
+        lambda group: [WorkingEntryPoint()] if group == "uefl.algorithms" else [],
     )
     assert "of-a-package" in registry()
 
 
 def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
-    class Entry:
+    class BrokenEntryPoint:
         name, value = "broken", "other_package:Broken"
         dist = type("Distribution", (), {"name": "other-package"})
 
@@ -222,19 +224,19 @@ def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
             raise ImportError("no module named 'torchx'")
 
     monkeypatch.setattr(base, "_complete", [])
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [BrokenEntryPoint()])
     with pytest.raises(UserError, match=r"'broken'.*other-package.*torchx"):
         registry()
 
 
 def test_an_instance_with_an_unwritable_parameter_is_rejected(tmp_path):
-    class Scaled(Toy):
+    class ScaledToy(Toy):
         def __init__(self, scale=1.0):
             super().__init__()
             self.scale = scale
 
-    with pytest.raises(UserError, match=r"'scale'.*Scaled.*parameter"):
-        uefl.train(KEYS, out=tmp_path / "run", arms={"mine": Scaled(scale=5.0)})
+    with pytest.raises(UserError, match=r"'scale'.*ScaledToy.*parameter"):
+        uefl.train(KEYS, out=tmp_path / "run", arms={"mine": ScaledToy(scale=5.0)})
     assert not (tmp_path / "run").exists()
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.federated.test_rounds import Meddler
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, visible
 from uefl.algorithms.uefl.client import counts_per_batch
 from uefl.algorithms.uefl.clustering import kmeans
@@ -74,12 +74,9 @@ def test_only_clients_above_the_threshold_are_extended():
 def test_new_codewords_are_centroids_of_the_clients_features():
     seen = {}
 
-    class Spy(Meddler):
-        def round(self, messages, deadline=None):
-            seen.update(messages)
-            return self.inner.round(messages, deadline)
-
-    algorithm, room, _ = arm(settings(rounds=[1, 1], lr=1e-12), wrap=lambda e: Spy(e, None))
+    algorithm, room, _ = arm(
+        settings(rounds=[1, 1], lr=1e-12), wrap=lambda e: RecordingEngine(e, seen.update)
+    )
     turns(algorithm, 2)
     before = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
     (client,) = state(algorithm).plain["uncertain"][:1]
@@ -232,7 +229,7 @@ def test_group_centroids_are_weighted_by_cluster_size():
             reply.tensors["mass"] = torch.full((1,), 1e-6 if light else 1e3)
         return reply
 
-    algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: TamperingEngine(e, meddle))
     turn = turn_of(algorithm, algorithm.context.clients)
     block = algorithm.members[0].algorithm.pooled_kmeans(
         state(algorithm), ["silo-0", "silo-1"], "extend", turn
@@ -287,12 +284,12 @@ def test_without_quantizer_it_is_fedavg_bit_for_bit(keys):
 def test_kmeans_initialization_skips_the_quantizer_in_round_one():
     asked = []
 
-    class Spy(Meddler):
-        def round(self, messages, deadline=None):
-            asked.append({("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()})
-            return self.inner.round(messages, deadline)
+    def record(messages):
+        asked.append({("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()})
 
-    algorithm, _, _ = arm(settings(extend="none", codebook_after=1), wrap=lambda e: Spy(e, None))
+    algorithm, _, _ = arm(
+        settings(extend="none", codebook_after=1), wrap=lambda e: RecordingEngine(e, record)
+    )
     records = finish(algorithm)
     assert asked[:3] == [{(False, False)}, {(False, True)}, {(True, False)}]
     assert [r["codewords"] for r in records] == [4] * 9
@@ -316,7 +313,9 @@ def test_codewords_are_averaged_by_use_users_or_examples(by_use, expected):
         return reply
 
     fed = federation(sizes=(10, 30), noise=(0.1, 0.1))
-    algorithm, _, _ = arm(settings(extend="none", usage_aware=by_use), fed, wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = arm(
+        settings(extend="none", usage_aware=by_use), fed, wrap=lambda e: TamperingEngine(e, meddle)
+    )
     algorithm.turn()
     assert visible(algorithm, "silo-0")[:3, 0].tolist() == pytest.approx(expected)
 
@@ -335,7 +334,7 @@ def test_a_client_with_a_rejected_extension_is_asked_again():
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("nan"))
         return reply
 
-    algorithm, _, _ = arm(settings(quorum=0.5, rounds=[1, 3]), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = arm(settings(quorum=0.5, rounds=[1, 3]), wrap=lambda e: TamperingEngine(e, meddle))
     turns(algorithm, 3)
     (name,) = refused
     first, second, _ = turns(algorithm, 3)
@@ -399,7 +398,7 @@ def test_a_refused_client_keeps_its_codebook():
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("inf"))
         return reply
 
-    algorithm, _, _ = arm(settings(quorum=0.5, gamma=0.0), wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = arm(settings(quorum=0.5, gamma=0.0), wrap=lambda e: TamperingEngine(e, meddle))
     finish(algorithm)
     assert len(algorithm.rejected) == 3
     assert all(

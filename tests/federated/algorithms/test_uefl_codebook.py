@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.federated.test_rounds import Meddler
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace
 from uefl import config
 from uefl.algorithms.uefl import quantizer
@@ -40,18 +40,6 @@ OPTIONS = [
 
 def turns(algorithm, count):
     return [algorithm.turn() for _ in range(count)]
-
-
-class Spy(Meddler):
-    """Keeps the messages of every exchange."""
-
-    def __init__(self, inner, seen):
-        super().__init__(inner, None)
-        self.seen = seen
-
-    def round(self, messages, deadline=None):
-        self.seen.append(messages)
-        return self.inner.round(messages, deadline)
 
 
 @functools.cache
@@ -152,7 +140,9 @@ def test_the_server_averages_sums_and_counts_of_moving_averages():
         return reply
 
     fed = federation(sizes=(20, 20), noise=(0.1, 0.1))
-    algorithm, _, _ = arm(settings(extend="none", ema_decay=0.9), fed, wrap=lambda e: Meddler(e, meddle))
+    algorithm, _, _ = arm(
+        settings(extend="none", ema_decay=0.9), fed, wrap=lambda e: TamperingEngine(e, meddle)
+    )
     algorithm.turn()
     torch.testing.assert_close(visible(algorithm, "silo-0"), torch.full((4, 4), (30 + 40) / 40))
 
@@ -270,7 +260,8 @@ def test_residual_stages_quantize_residuals_with_one_gradient():
 def test_codebook_after_starts_quantizing_with_a_joint_codebook():
     asked = []
     algorithm, _, _ = arm(
-        settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=lambda e: Spy(e, asked)
+        settings(extend="none", codebook_after=2, rounds=[2, 1]),
+        wrap=lambda e: RecordingEngine(e, asked.append),
     )
     records = finish(algorithm)
     kinds = [
@@ -294,7 +285,7 @@ def test_a_residual_group_extension_is_made_of_residuals(extension, has):
     finish(
         arm(
             settings(extend="all", ext_share="group", extension=extension, rounds=[1, 1]),
-            wrap=lambda e: Spy(e, asked),
+            wrap=lambda e: RecordingEngine(e, asked.append),
         )[0]
     )
     found = [m for messages in asked for m in messages.values() if "ask" in m.options]

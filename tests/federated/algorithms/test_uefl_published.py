@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.federated.test_rounds import Meddler
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings, state, turn_of, values
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.engines.base import Message
@@ -57,12 +57,12 @@ def test_codewords_are_not_averaged_and_silos_drift_apart():
 def test_a_new_iteration_starts_from_the_last_silos_copy():
     seen = []
 
-    class Spy(Meddler):
-        def round(self, messages, deadline=None):
-            seen.append({n: r.tensors["codebook"].clone() for n, r in messages.items()})
-            return self.inner.round(messages, deadline)
+    def record(messages):
+        seen.append({n: r.tensors["codebook"].clone() for n, r in messages.items()})
 
-    algorithm, _, _ = start(legacy(gamma=1e9, stop_when_certain=False), wrap=lambda e: Spy(e, None))
+    algorithm, _, _ = start(
+        legacy(gamma=1e9, stop_when_certain=False), wrap=lambda e: RecordingEngine(e, record)
+    )
     turns(algorithm, 3)
     last = own(algorithm, "silo-2")[0].clone()
     assert not torch.equal(last, own(algorithm, "silo-0")[0])
@@ -125,7 +125,9 @@ def test_silos_weigh_the_same_whatever_their_size():
         return reply
 
     algorithm, _, _ = start(
-        legacy(), fed=federation(sizes=(9, 30, 48), test_is_holdout=True), wrap=lambda e: Meddler(e, meddle)
+        legacy(),
+        fed=federation(sizes=(9, 30, 48), test_is_holdout=True),
+        wrap=lambda e: TamperingEngine(e, meddle),
     )
     algorithm.turn()
     torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), 1.0))
@@ -151,12 +153,10 @@ def test_the_run_ends_when_every_silo_is_certain():
 def test_k_means_runs_only_in_the_first_round_of_an_iteration():
     asked = []
 
-    class Spy(Meddler):
-        def round(self, messages, deadline=None):
-            asked.append({"new_codewords" in r.options for r in messages.values()})
-            return self.inner.round(messages, deadline)
+    def record(messages):
+        asked.append({"new_codewords" in r.options for r in messages.values()})
 
-    finish(start(legacy(max_iterations=2), wrap=lambda e: Spy(e, None))[0])
+    finish(start(legacy(max_iterations=2), wrap=lambda e: RecordingEngine(e, record))[0])
     assert asked == [{False}] * 3 + [{True}] + [{False}] * 2
 
 

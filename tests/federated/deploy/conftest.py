@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.federated.deploy.chaos.stage import until
+from tests.federated.deploy.chaos.cluster import until
 from tests.federated.deploy.runs import content
 
 

@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tests.federated.deploy.chaos.stage import CONFIG, until
+from tests.federated.deploy.chaos.cluster import CONFIG, until
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 

@@ -4,16 +4,16 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.federated.deploy.chaos.scenarios import SCENARIOS, theatre
+from tests.federated.deploy.chaos.scenarios import SCENARIOS, running_scenarios
 
 
 @pytest.fixture(scope="module")
-def play():
-    with theatre() as play:
-        yield play
+def execute():
+    with running_scenarios() as execute:
+        yield execute
 
 
-# One of each kind; `make chaos` plays all of them.
+# One of each kind; `make chaos` runs all of them.
 QUICK = ("nan", "late", "client", "server", "checkpoint", "two")
 
 
@@ -22,5 +22,5 @@ QUICK = ("nan", "late", "client", "server", "checkpoint", "two")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.large) for name in SCENARIOS]
 )
-def test_a_fault_costs_no_more_than_it_must(name, play):
-    assert play(name)
+def test_a_fault_costs_no_more_than_it_must(name, execute):
+    assert execute(name)

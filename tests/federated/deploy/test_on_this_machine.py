@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
-from tests.federated.deploy.chaos.stage import UEFL, measured, until
+from tests.federated.deploy.chaos.cluster import UEFL, measured, until
 from tests.federated.deploy.runs import children, config, end, gone, start, uefl
 from uefl import train
 from uefl.cli import app

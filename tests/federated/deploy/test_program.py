@@ -58,12 +58,12 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
     of its own seed."""
     fed, read = tiny.federation(), []
 
-    class Source(Given):
+    class RecordingSource(Given):
         def data(self, client, cfg, classes, channels):
             read.append(cfg.run.seed)
             return super().data(client, cfg, classes, channels)
 
-    program = SiloProgram(Source("silo-0", fed), torch.device("cpu"))
+    program = SiloProgram(RecordingSource("silo-0", fed), torch.device("cpu"))
     first, second = tiny.settings("fedavg"), tiny.settings("fedavg", seed=7)
 
     def ask(cfg):

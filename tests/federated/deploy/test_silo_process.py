@@ -16,9 +16,9 @@ import torch
 from tests.federated.deploy.given import Given
 from tests.federated.test_at_home import NAMES, Silos
 from tests.federated.tiny import arm, federation, finish, settings
-from uefl.deploy import kept
-from uefl.deploy.kept import Kept
+from uefl.deploy import silo_folder
 from uefl.deploy.silo import SiloProgram
+from uefl.deploy.silo_folder import SiloFolder
 from uefl.engines.codec import decode, encode
 
 pytestmark = pytest.mark.slow
@@ -33,13 +33,13 @@ def forkserver():
     multiprocessing.forkserver.ensure_running()
 
 
-class Process:
+class SiloProcess:
     """A program of a silo in a child process; called with a packet, as the program is.
 
     Args:
         name: of the silo.
         folder: what it keeps.
-        dies: the function of :mod:`uefl.deploy.kept` at whose third call the process kills itself, if any.
+        dies: the function of :mod:`uefl.deploy.silo_folder` at whose third call the process kills itself.
     """
 
     def __init__(self, name, folder, dies=None):
@@ -78,7 +78,7 @@ class Process:
 def _serve(pipe, name, folder, dies):
     if dies is not None:
         _die_in(dies)
-    own = Kept(folder)
+    own = SiloFolder(folder)
     own.secret = None  # as simulated clients draw
     program = SiloProgram(Given(name, federation()), torch.device("cpu"), kept=own)
     while True:
@@ -87,7 +87,7 @@ def _serve(pipe, name, folder, dies):
 
 
 def _die_in(step):
-    place, calls = (kept, []) if step == "write_json" else (kept.StateFiles, [])
+    place, calls = (silo_folder, []) if step == "write_json" else (silo_folder.StateFiles, [])
     original = getattr(place, step)
 
     def dying(*arguments):
@@ -103,16 +103,16 @@ def _die_in(step):
 def silos(cfg, folder, dies=None):
     """An engine over three processes; silo-1 dies."""
 
-    class Processes(Silos):
+    class ProcessSilos(Silos):
         def program(self, name, fed):
-            return Process(name, self.folder / name, dies if name == "silo-1" else None)
+            return SiloProcess(name, self.folder / name, dies if name == "silo-1" else None)
 
         def round(self, messages, deadline=None):
             for reply in super().round(messages, deadline):
                 self.sizes |= {path.stem: path.stat().st_size for path in folder.rglob("*.safetensors")}
                 yield reply
 
-    engine = Processes(cfg, federation(), folder)
+    engine = ProcessSilos(cfg, federation(), folder)
     engine.sizes = {"": 0}
     try:
         yield engine

@@ -59,10 +59,10 @@ class OneNode(Grid):
         for number in message_ids:
             message = self._sent.pop(number, None)
             if message is not None:
-                yield Reply(self._answer(message))
+                yield FlowerReply(self._answer(message))
 
 
-class Reply:
+class FlowerReply:
     """A message, as far as it is read; a silo may write anything into its metadata."""
 
     def __init__(self, answer):

@@ -28,7 +28,7 @@ from ...seeds import derive
 from ...uncertainty import Prediction, of_head
 from ..base import Algorithm, ModelSpec, Record
 from . import clustering, findings, unseen
-from .parameters import Codebook
+from .parameters import CodebookParameters
 from .quantizer import Quantizer, codewords, moved, moving_start, placed
 from .usage import perplexity
 
@@ -39,7 +39,7 @@ _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
 class CodebookAlgorithm(Algorithm):
     """See the module's docstring."""
 
-    Parameters: Any = Codebook
+    Parameters: Any = CodebookParameters
     ops = ("vq",)
     columns: ClassVar = {
         "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from .. import base
 
 
-class Codebook(base.Parameters):
+class CodebookParameters(base.Parameters):
     """Parameters of a quantizer between encoder and head, and of the threshold."""
 
     codewords: int = Field(32, ge=1, le=2**20, description="size of the shared codebook, and of an extension")
@@ -40,7 +40,7 @@ class Codebook(base.Parameters):
     )
 
 
-class Parameters(Codebook):
+class Parameters(CodebookParameters):
     """Parameters of UEFL. The defaults are the published method's; what departs from it is off."""
 
     # who is extended, and with what

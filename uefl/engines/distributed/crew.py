@@ -14,7 +14,7 @@ from ..codec import Packet, decode, encode
 _LENGTH = 8  # bytes of the length before a frame
 
 
-class Lost(ConnectionError):
+class ConnectionLost(ConnectionError):
     """The process at the other end has ended."""
 
 
@@ -22,21 +22,21 @@ def send(end: socket.socket, packet: Packet) -> None:
     """Send a packet.
 
     Raises:
-        Lost: the process at the other end has ended.
+        ConnectionLost: the process at the other end has ended.
     """
     frame = encode(packet)
     try:
         end.sendall(len(frame).to_bytes(_LENGTH, "little"))
         end.sendall(frame.numpy().data)
     except OSError as error:
-        raise Lost("a process has ended") from error
+        raise ConnectionLost("a process has ended") from error
 
 
 def receive(end: socket.socket) -> Packet:
     """Wait for the next packet.
 
     Raises:
-        Lost: the process at the other end has ended.
+        ConnectionLost: the process at the other end has ended.
         Unreadable: the bytes are no packet.
     """
     length = bytearray(_LENGTH)
@@ -51,10 +51,10 @@ def _fill(end: socket.socket, place: memoryview) -> None:
         while len(place):
             count = end.recv_into(place)
             if not count:
-                raise Lost("a process has ended")
+                raise ConnectionLost("a process has ended")
             place = place[count:]
     except ConnectionResetError as error:
-        raise Lost("a process has ended") from error
+        raise ConnectionLost("a process has ended") from error
 
 
 class Crew:
@@ -79,7 +79,7 @@ class Crew:
         """Send a packet to an idle worker; return the number of its reply.
 
         Raises:
-            Lost: the worker has ended.
+            ConnectionLost: the worker has ended.
         """
         self._number += 1
         self._busy[rank] = self._number
@@ -90,7 +90,7 @@ class Crew:
         """Return the next reply of any worker with its number; None if none comes in time.
 
         Raises:
-            Lost: a worker has ended.
+            ConnectionLost: a worker has ended.
             Unreadable: the bytes are no packet.
         """
         ready = wait(list(self._ends.values()), timeout=seconds)

@@ -14,7 +14,7 @@ import torch
 from .. import faults
 from ..base import Message, Reply
 from ..codec import Header, Packet, packed_message, reply_of
-from .crew import Crew, Lost, receive, send
+from .crew import ConnectionLost, Crew, receive, send
 
 # messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
 _AHEAD = 4
@@ -55,7 +55,7 @@ class DistributedEngine:
         """Yield the replies by name; past the deadline, an error for each that is missing.
 
         Raises:
-            Lost: a worker has ended.
+            ConnectionLost: a worker has ended.
         """
         end = None if deadline is None else time.monotonic() + deadline
         names = sorted(messages)
@@ -116,7 +116,7 @@ def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:
         program: must not raise.
     """
     kept: dict[str, torch.Tensor] = {}
-    with suppress(Lost):
+    with suppress(ConnectionLost):
         while True:
             header, parts = receive(end)
             if "broadcast" in parts:

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ..codec import Packet, Tensors
-from ..distributed.crew import Lost, receive, send
+from ..distributed.crew import ConnectionLost, receive, send
 from .codec import pack, unpack
 from .link import GONE, LARGE, RUN, TORN, UNREADABLE
 
@@ -69,7 +69,7 @@ class Messenger:
                 if wait([self._end], pause):
                     try:
                         header, parts = receive(self._end)
-                    except Lost:
+                    except ConnectionLost:
                         return
                     pause = _PAUSES[0]
                     self._do(header, parts)

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from ..codec import Header, Packet, Tensors
-from ..distributed.crew import Lost, receive, send
+from ..distributed.crew import ConnectionLost, receive, send
 from .address import Address, Unreachable
 from .commands import folder_of_commands, start
 
@@ -134,7 +134,7 @@ class Messages:
 
     def fail(self) -> None:
         """Let the SuperLink know that the run has failed."""
-        with suppress(Lost):
+        with suppress(ConnectionLost):
             send(self._end, Packet({"do": "fail"}, {}))
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Messages:
     def _ask(self, what: Header, parts: Mapping[str, Tensors] | None = None) -> Any:
         try:
             send(self._end, Packet(what, dict(parts or {})))
-        except Lost:
+        except ConnectionLost:
             raise self._lost() from None
         end = time.monotonic() + _ABSENCE
         while wait([self._end], max(end - time.monotonic(), 0)):
@@ -161,7 +161,7 @@ class Messages:
         """Read what has come; return it where it is no reply of a client."""
         try:
             header, parts = receive(self._end)
-        except Lost:
+        except ConnectionLost:
             raise self._lost() from None
         if "reply_to" not in header:
             return header

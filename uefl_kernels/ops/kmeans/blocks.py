@@ -77,7 +77,7 @@ class Blocks:
         return rows
 
 
-class Processes:
+class RankGroup:
     """Processes of a group, in the order of their ranks, each with a part of the rows; or one process."""
 
     def __init__(self, group: Any) -> None:
@@ -125,8 +125,8 @@ class Processes:
             raise RuntimeError(f"kmeans: process {failed[0]} could not use its rows; its own error says why")
 
 
-class BlockData(composed.Data):
-    """``composed.Data`` of the rows of all processes. Each process reads its own rows in blocks.
+class BlockData(composed.Problem):
+    """``composed.Problem`` of the rows of all processes. Each process reads its own rows in blocks.
 
     Results are written into tensors that exist before a block is read. A small tensor made while a block
     exists would stop the allocator from reusing the memory of the block, and memory would grow with the data.
@@ -135,7 +135,7 @@ class BlockData(composed.Data):
     looks_for_empty = True
 
     def __init__(
-        self, blocks: Blocks, weights: torch.Tensor | None, spherical: bool, processes: Processes
+        self, blocks: Blocks, weights: torch.Tensor | None, spherical: bool, processes: RankGroup
     ) -> None:
         self.blocks, self.spherical, self.processes = blocks, spherical, processes
         self._low = self._high = torch.empty(0)
@@ -328,7 +328,7 @@ class Found(NamedTuple):
 def kmeans_of_blocks(
     blocks: Blocks,
     weights: torch.Tensor | None,
-    request: Callable[[int, int], composed.Request],
+    request: Callable[[int, int], composed.FitOptions],
     spherical: bool,
     group: Any = None,
     advance: Callable[[composed.Step], composed.Advance] | None = None,
@@ -344,7 +344,7 @@ def kmeans_of_blocks(
         advance: makes, of the step, what ends an iteration; None: ``composed.advance``.
     """
     with torch.device("cpu"):  # whatever the default device of the caller
-        processes = Processes(group)
+        processes = RankGroup(group)
         data = BlockData(blocks, weights, spherical, processes)
         assert blocks.like is not None
         asked = request(data.n, len(data.middle))
@@ -360,6 +360,6 @@ def kmeans_of_blocks(
         # each process draws one, unless it is given
         asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))
         step = resolve("kmeans_step", blocks.like)
-        parts = composed.Parts(step, grid.Grid, composed.advance if advance is None else advance(step))
+        parts = composed.Backend(step, grid.Grid, composed.advance if advance is None else advance(step))
         fit = composed.fit(parts, data, asked, spherical)
         return Found(fit, data.counts(fit.labels, asked.k))

@@ -23,7 +23,7 @@ from .grid import Grid as Grid
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Step = Callable[..., steps.Step]
-Advance = Callable[["Data", "State", torch.Tensor, steps.Step, bool], None]
+Advance = Callable[["Problem", "FitState", torch.Tensor, steps.Step, bool], None]
 
 _GRID_BITS = 14
 _LOOK_EVERY = 16  # iterations between two looks at whether a fit on a GPU has converged
@@ -52,26 +52,26 @@ class Arguments(NamedTuple):
 
 def fallback(given: Arguments) -> Result:
     """Compute ``kmeans`` where no kernel runs."""
-    return batch(Parts(torch.ops.uefl.kmeans_step.default, Grid, advance), given)
+    return batch(Backend(torch.ops.uefl.kmeans_step.default, Grid, advance), given)
 
 
 def around(kmeans_step: Step, given: Arguments) -> Result:
     """Compute ``kmeans`` around the step of a backend, and all else in Triton where Triton is installed."""
-    parts = Parts(kmeans_step, Grid, advance)
+    parts = Backend(kmeans_step, Grid, advance)
     if triton_available():
         parts = importlib.import_module(f"{__package__}.triton").parts(kmeans_step)
     return batch(parts, given)
 
 
-class Parts(NamedTuple):
-    """Parts of a fit, which backends replace."""
+class Backend(NamedTuple):
+    """The parts of a fit that a backend replaces."""
 
     step: Step
     grid: type[Grid]
     advance: Advance
 
 
-def batch(parts: Parts, given: Arguments) -> Result:
+def batch(parts: Backend, given: Arguments) -> Result:
     """Solve each problem of a batch."""
     x, weights, init, spherical = given.x, given.weights, given.init, given.spherical
     if x.device.type == "cpu":
@@ -82,8 +82,8 @@ def batch(parts: Parts, given: Arguments) -> Result:
         rows = x[row : row + size]
         mass = None if weights is None else weights[row : row + size]
         start = None if init is None else init[center : center + k]
-        data = Data(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, parts.grid)
-        request = Request(given.method, start, k, seed, given.n_init, given.max_iter, given.tol)
+        data = Problem(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, parts.grid)
+        request = FitOptions(given.method, start, k, seed, given.n_init, given.max_iter, given.tol)
         fits.append(fit(parts, data, request, spherical))
         row, center = row + size, center + k
     none = x.new_empty(0, dtype=torch.float64)
@@ -95,7 +95,7 @@ def batch(parts: Parts, given: Arguments) -> Result:
     )
 
 
-class Request(NamedTuple):
+class FitOptions(NamedTuple):
     """The request of a fit."""
 
     method: str
@@ -108,7 +108,7 @@ class Request(NamedTuple):
     tol: float
 
 
-def fit(parts: Parts, data: Data, request: Request, spherical: bool) -> Fit:
+def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> Fit:
     """Return the best of ``n_init`` starts from seeds or from given centers."""
     method, given, k, seed, n_init, max_iter, tol = request
     if given is not None and spherical:  # seeds are rows, which have length 1 already
@@ -120,7 +120,7 @@ def fit(parts: Parts, data: Data, request: Request, spherical: bool) -> Fit:
     return _best(tries)
 
 
-class Data:
+class Problem:
     """One problem: rows [n, d], weights of at most 1 or None, units of the sums, and the grid for seeding.
 
     ``blocks.py`` and ``sparse.py`` have subclasses.
@@ -240,7 +240,7 @@ class Fit(NamedTuple):
     iterations: torch.Tensor
 
 
-class State(NamedTuple):
+class FitState(NamedTuple):
     """State of a fit on its device; ``advance`` updates it."""
 
     centers: torch.Tensor
@@ -251,14 +251,16 @@ class State(NamedTuple):
     """scalar, int64"""
 
 
-def lloyd(parts: Parts, data: Data, centers: torch.Tensor, spherical: bool, max_iter: int, tol: float) -> Fit:
+def lloyd(
+    parts: Backend, data: Problem, centers: torch.Tensor, spherical: bool, max_iter: int, tol: float
+) -> Fit:
     """Run Lloyd's algorithm until the centers move by at most ``tol`` times the variance of the data.
 
     Sums are integers, so centers stand still when no label changes. Iterations after the end change nothing,
     so the host need not know the end at once.
     """
     limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
-    state = State(
+    state = FitState(
         centers.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64)
     )
     for i in range(max_iter):
@@ -277,7 +279,7 @@ def _looks(ended: torch.Tensor, i: int) -> bool:
     return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
 
 
-def advance(data: Data, state: State, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+def advance(data: Problem, state: FitState, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
     """End an iteration: move the centers to the means of the clusters."""
     labels, sums, masses, _ = found
     moved = update(data, state.centers, labels, sums, masses, spherical)
@@ -288,7 +290,7 @@ def advance(data: Data, state: State, limit: torch.Tensor, found: steps.Step, sp
 
 
 def update(
-    data: Data,
+    data: Problem,
     centers: torch.Tensor,
     labels: torch.Tensor,
     sums: torch.Tensor,

@@ -9,5 +9,5 @@ from . import composed
 
 def kmeans(given: composed.Arguments) -> composed.Result:
     """Return centers, labels, inertia and iterations of all problems."""
-    parts = composed.Parts(torch.ops.uefl_reference.kmeans_step.default, composed.Grid, composed.advance)
+    parts = composed.Backend(torch.ops.uefl_reference.kmeans_step.default, composed.Grid, composed.advance)
     return composed.batch(parts, given)

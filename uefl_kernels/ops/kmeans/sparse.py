@@ -146,8 +146,8 @@ class SparseRows:
         return found
 
 
-class SparseData(composed.Data):
-    """``composed.Data`` of sparse rows."""
+class SparseData(composed.Problem):
+    """``composed.Problem`` of sparse rows."""
 
     looks_for_empty = True
 
@@ -179,7 +179,7 @@ class SparseData(composed.Data):
         return zero, ((self.sparse.values - self.middle[column]) * self.grid_scale).round() - zero[column]
 
     def variance(self) -> torch.Tensor:
-        """Return what ``composed.Data`` does."""
+        """Return what ``composed.Problem`` does."""
         zero, rest = (part.long() for part in self.on_grid)
         column = self.sparse.columns
         squares = (zero * zero * self.n).index_add_(
@@ -188,7 +188,7 @@ class SparseData(composed.Data):
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
     def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
-        """Return what ``composed.Data.step`` does; ``step`` is not needed."""
+        """Return what ``composed.Problem.step`` does; ``step`` is not needed."""
         labels, squares = self.sparse.nearest(centers)
         masses = self.masses.new_zeros(len(centers)).index_add_(0, labels, self.masses)
         # Sums are whole numbers, so it is enough to move rows with a new label.
@@ -222,11 +222,11 @@ class SparseData(composed.Data):
         return ((masses.double() / self.mass_scale)[:, None] * zero).round().long()
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return what ``composed.Data`` does."""
+        """Return what ``composed.Problem`` does."""
         return self.sparse.take(numbers)
 
     def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.Far:
-        """Return what ``composed.Data.farthest`` does, from keys of the rows that may be among the
+        """Return what ``composed.Problem.farthest`` does, from keys of the rows that may be among the
         farthest."""
         count = min(self.n, len(centers))
         norms = centers.double().square().sum(1)
@@ -282,11 +282,11 @@ class SparseGrid(grid.Grid):
 def kmeans_of_sparse(
     rows: SparseRows,
     weights: torch.Tensor | None,
-    asked: composed.Request,
+    asked: composed.FitOptions,
     spherical: bool,
     advance: Callable[[composed.Step], composed.Advance] | None = None,
 ) -> composed.Fit:
     """Run ``kmeans`` on sparse rows; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
     step = resolve("kmeans_step", rows.values)
-    parts = composed.Parts(step, grid.Grid, composed.advance if advance is None else advance(step))
+    parts = composed.Backend(step, grid.Grid, composed.advance if advance is None else advance(step))
     return composed.fit(parts, SparseData(rows, weights), asked, spherical)

@@ -17,7 +17,7 @@ from ..kmeans_step import composed as steps
 from ..vq_assign.triton import _halve
 from ..vq_assign.triton_epilogue import _fixed
 from . import composed
-from .triton_seeding import Grid
+from .triton_seeding import TritonGrid
 
 _LANES = tl.constexpr(8)  # partial sums of a squared distance
 _ROWS, _KEYS, _CLUSTERS = 64, 4096, 1024  # of a tile; not tuned on a GPU yet
@@ -295,7 +295,7 @@ def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
 
 
 def advance(
-    data: composed.Data, state: composed.State, limit: torch.Tensor, found: steps.Step, spherical: bool
+    data: composed.Problem, state: composed.FitState, limit: torch.Tensor, found: steps.Step, spherical: bool
 ) -> None:
     """Compute ``composed.advance``, with the same bits."""
     labels, sums, masses, _ = found
@@ -358,6 +358,6 @@ def advance(
         _settle[(1,)](moves, limit, state.ended, state.iterations, len(moves), size, enable_fp_fusion=False)
 
 
-def parts(kmeans_step: composed.Step) -> composed.Parts:
+def parts(kmeans_step: composed.Step) -> composed.Backend:
     """Return the parts of a fit in Triton."""
-    return composed.Parts(kmeans_step, Grid, advance)
+    return composed.Backend(kmeans_step, TritonGrid, advance)

@@ -205,8 +205,8 @@ def _improve(
     tl.store(sums + block, total)
 
 
-class Grid(grid.Grid):
-    """``grid.Grid`` with the rows drawn by the kernels above."""
+class TritonGrid(grid.Grid):
+    """A ``Grid`` with the rows drawn by the kernels above."""
 
     def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
         """Seed as the composed implementation does."""
@@ -245,7 +245,7 @@ class Grid(grid.Grid):
 class _Search:
     """State of a seeding on the device of its rows."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: TritonGrid) -> None:
         self.grid, self.n, self.d = grid, *grid.values.shape
         self.blocks = triton.cdiv(self.n, _BLOCK)
         self.units = grid.weights * grid.potential_scale

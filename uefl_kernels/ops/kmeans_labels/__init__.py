@@ -17,7 +17,7 @@ def _fake_labels(given: composed.Arguments) -> composed.Labels:
     return x.new_empty(n, dtype=torch.int64), x.new_empty(n if with_distances else 0, dtype=torch.float64)
 
 
-def _fake_distances(given: composed.Pairs) -> torch.Tensor:
+def _fake_distances(given: composed.DistanceArguments) -> torch.Tensor:
     return given.x.new_empty(given.x.shape[0], given.centers.shape[0], dtype=result_dtype(given.x))
 
 
@@ -33,7 +33,7 @@ define_composed("kmeans_labels", composed.around, kernel="vq_assign")
 define(
     __name__,
     "kmeans_distances",
-    composed.Pairs,
+    composed.DistanceArguments,
     ["distances"],
     fake=_fake_distances,
     fallback=composed.kmeans_distances,
@@ -61,5 +61,5 @@ def kmeans_distances(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
     The same errors."""
     # plain PyTorch on a GPU, whatever the backend
     kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
-    distances: torch.Tensor = kernel.kmeans_distances(*composed.Pairs(x, centers.double()))
+    distances: torch.Tensor = kernel.kmeans_distances(*composed.DistanceArguments(x, centers.double()))
     return distances

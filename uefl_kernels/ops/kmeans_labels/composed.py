@@ -27,7 +27,7 @@ class Arguments(NamedTuple):
     with_distances: bool
 
 
-class Pairs(NamedTuple):
+class DistanceArguments(NamedTuple):
     """Arguments of ``kmeans_distances``."""
 
     x: torch.Tensor
@@ -56,7 +56,7 @@ def compose(assign: Callable[[], torch.Tensor], given: Arguments) -> Labels:
     return labels, steps.distances(x, centers, labels) if with_distances else none
 
 
-def kmeans_distances(given: Pairs) -> torch.Tensor:
+def kmeans_distances(given: DistanceArguments) -> torch.Tensor:
     """Compute the distance of each row to each center, [N, k]."""
     x, centers = given
     steps.require_valid("kmeans_labels", x, None)

@@ -42,7 +42,7 @@ def _fake_backward(_: Gradient, given: Arguments) -> torch.Tensor:
     return given.logits.new_empty(given.logits.shape)
 
 
-class _Differentiable(torch.autograd.Function):
+class _LogTransitionProbs(torch.autograd.Function):
     """The op with its gradient; see ``transition_nll``."""
 
     @staticmethod
@@ -98,7 +98,7 @@ def log_transition_probs(
     """
     matrix, marginal = check_transition("log_transition_probs", logits, log_transition, groups, log_marginal)
     call = (
-        _Differentiable.apply
+        _LogTransitionProbs.apply
         if torch.is_grad_enabled() and logits.requires_grad
         else resolve("log_transition_probs", logits)
     )

@@ -29,7 +29,7 @@ def _fake(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     return loss, logits.new_empty(logits.shape if given.with_gradient else (0,))
 
 
-class _Differentiable(torch.autograd.Function):
+class _SetProportionLoss(torch.autograd.Function):
     """The op with its gradient; see ``transition_nll``."""
 
     @staticmethod
@@ -93,4 +93,4 @@ def set_proportion_loss(
     given = Arguments(logits, offsets, proportions, with_gradient)
     if not with_gradient:
         return resolve("set_proportion_loss", logits)(*given)[0]  # type: ignore[no-any-return]
-    return _Differentiable.apply(*given)  # type: ignore[no-any-return]
+    return _SetProportionLoss.apply(*given)  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ _SCAN, _CANDIDATES = 32, 128
 _SHAPE = ["outputs", "outer", "segments", "books", "k"]
 
 
-class Config(NamedTuple):
+class TileConfig(NamedTuple):
     """Tiles of a pass; ``chunk`` elements are multiplied at a time, all of them where that is the width."""
 
     rows: int
@@ -70,21 +70,25 @@ class Config(NamedTuple):
     stages: int
 
 
-def config(capability: tuple[int, int], width: int) -> Config:
+def config(capability: tuple[int, int], width: int) -> TileConfig:
     """Return tile sizes chosen by registers and shared memory (tests/kernels/test_triton.py checks both), not
     tuned on a GPU yet."""
     if capability >= (9, 0):  # 227 KB of shared memory
         if width > 256:
-            return Config(128, 128, 64, 8, 3)
-        return Config(128, 128, width, 8, 3) if width <= 128 else Config(128, 64, width, 8, 2)
+            return TileConfig(128, 128, 64, 8, 3)
+        return TileConfig(128, 128, width, 8, 3) if width <= 128 else TileConfig(128, 64, width, 8, 2)
     if width > 256:  # 99 KB on the smaller chips of the generation
-        return Config(64, 64, 64, 8, 3)
-    return Config(64, 64, width, 4, 3) if width <= 64 else Config(64, 64, width, 4 if width <= 128 else 8, 2)
+        return TileConfig(64, 64, 64, 8, 3)
+    return (
+        TileConfig(64, 64, width, 4, 3)
+        if width <= 64
+        else TileConfig(64, 64, width, 4 if width <= 128 else 8, 2)
+    )
 
 
-def config_listed(width: int) -> Config:
+def config_listed(width: int) -> TileConfig:
     """Return small tiles for the second pass, which has few rows and twice the operands."""
-    return Config(64, 64, min(width, 64), 4, 2)
+    return TileConfig(64, 64, min(width, 64), 4, 2)
 
 
 @triton.jit

@@ -1,2 +1,2 @@
-"""Faults on purpose, with real processes: the scenarios of ``make chaos``, the stage that they play on, and
+"""Faults on purpose, with real processes: the scenarios of ``make chaos``, the cluster that they run on, and
 programs that do wrong."""

@@ -1,4 +1,4 @@
-"""Play faults: ``python -m tests.federated.deploy.chaos [NAME]...``; without a name all of them, and write
+"""Cause faults: ``python -m tests.federated.deploy.chaos [NAME]...``; without a name all of them, and write
 docs/faults.md."""
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from uefl.report.tables import Table
 
-from .scenarios import SCENARIOS, theatre
+from .scenarios import SCENARIOS, running_scenarios
 
 PAGE = Path(__file__).parents[4] / "docs" / "faults.md"
 ABOUT = """# What faults do to a deployed run
 
-`make chaos` writes this page. Each row was played with real processes on one machine: a SuperLink,
+`make chaos` writes this page. Each row was results with real processes on one machine: a SuperLink,
 three silos and a run of three rounds. The table holds no times and nothing that depends on the
 machine: it has the fault, the wanted outcome, the finding, and the exit code. metrics.jsonl and the
 report name every rejected reply, with its round and the reason, but have no text of an exception. A
@@ -22,15 +22,15 @@ row with "bit for bit" ended with the metrics of the same run in one process.
 """
 
 
-def played(names: list[str]) -> tuple[Table, int]:
+def results(names: list[str]) -> tuple[Table, int]:
     """Return the table of these faults, and how many of them did not end as wanted."""
     rows, failed = [], 0
-    with theatre() as play:
+    with running_scenarios() as execute:
         for name in names:
             fault = SCENARIOS[name]
             print(f"{name}: {fault.fault} ...", file=sys.stderr)
             try:
-                found, right = play(name), "yes"
+                found, right = execute(name), "yes"
             except AssertionError as error:
                 found, right = str(error), "NO"
                 failed += 1
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     for name in names:
         if name not in SCENARIOS:
             sys.exit(f"no fault {name!r}; there are {', '.join(SCENARIOS)}")
-    table, failed = played(names or list(SCENARIOS))
+    table, failed = results(names or list(SCENARIOS))
     print(table.markdown())
     if not names:
         PAGE.write_text(ABOUT + table.markdown(), encoding="utf-8")

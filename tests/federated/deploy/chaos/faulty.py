@@ -27,7 +27,7 @@ from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Header, Packet, packed_reply, reply_of
 from uefl.engines.flower import link, node
 
-from .stage import SECRET
+from .cluster import SECRET
 
 SERVER_PROCESS = "UEFL_TEST_SERVER"
 """names the process of a run in the environment of its messenger"""

@@ -19,221 +19,225 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
+from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, without_bytes
 from .keys import certificate, node_key
-from .stage import LINES, Cast, Stage, check, staged, until, without_bytes
 
 
-def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, Cast], str]:
+def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCluster], str]:
     """A fault that costs one silo one round: the run goes on, counts it, and says so with its exit code."""
 
-    def play(folder: Path, cast: Cast) -> str:
-        with staged(folder, cast, **keys) as stage:
-            cast.all(fault)
-            ended = stage.end(stage.train())
+    def execute(folder: Path, cluster: LocalCluster) -> str:
+        with open_sandbox(folder, cluster, **keys) as sandbox:
+            cluster.start_all(fault)
+            ended = sandbox.end(sandbox.train())
             line = next((line for line in ended.said.splitlines() if "rejected silo-1" in line), "")
             check(ended.code == 1 and reason in line, f"expected 'rejected silo-1: {reason}'", ended)
-            stage.check_rejected(reason, {1})
+            sandbox.check_rejected(reason, {1})
             return f"goes on; {line.strip()}; exit code 1"
 
-    return play
+    return execute
 
 
-def _quorum(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast, quorum=1.0) as stage:
-        cast.all("nan")
-        ended = stage.end(stage.train())
+def _quorum(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster, quorum=1.0) as sandbox:
+        cluster.start_all("nan")
+        ended = sandbox.end(sandbox.train())
         check(ended.code == 1 and "the quorum is 3" in ended.said, "expected a line on the quorum", ended)
-        stage.check_rejected("values is not finite", {1})
+        sandbox.check_rejected("values is not finite", {1})
         return "stops: 2 of 3 clients sent a sound update, the quorum is 3; exit code 1"
 
 
-def _client_killed(fault: str) -> Callable[[Path, Cast], str]:
+def _client_killed(fault: str) -> Callable[[Path, LocalCluster], str]:
     """A silo that dies by a fault and is started again."""
 
-    def play(folder: Path, cast: Cast) -> str:
-        with staged(folder, cast) as stage:
-            cast.all(fault)
-            before, run = dict(cast.there), stage.train()
+    def execute(folder: Path, cluster: LocalCluster) -> str:
+        with open_sandbox(folder, cluster) as sandbox:
+            cluster.start_all(fault)
+            before, run = dict(cluster.processes), sandbox.train()
             until("silo-1 to die", lambda: before["silo-1"].poll() is not None)
-            cast.all()
-            ended = stage.end(run)
-            stage.check_same(ended)
-            _check_alive(cast, before, {"silo-1"})
+            cluster.start_all()
+            ended = sandbox.end(run)
+            sandbox.check_same(ended)
+            _check_alive(cluster, before, {"silo-1"})
             return "gets its message again; same metrics, bit for bit; exit code 0"
 
-    return play
+    return execute
 
 
-def _check_alive(cast: Cast, before: dict[str, subprocess.Popen[bytes]], dead: set[str]) -> None:
+def _check_alive(cluster: LocalCluster, before: dict[str, subprocess.Popen[bytes]], dead: set[str]) -> None:
     """Of the former processes exactly these have died."""
     found = {name for name, process in before.items() if process.poll() is not None}
     check(found == dead, f"expected that {sorted(dead)} ended; it was {sorted(found)}")
 
 
-def _client_gone(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all("dies")
-        ended = stage.end(stage.train())
+def _client_gone(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all("dies")
+        ended = sandbox.end(sandbox.train())
         check(ended.code == 1 and "rejected silo-1: it is gone" in ended.said, "expected 'it is gone'", ended)
-        stage.check_rejected("it is gone", {1, 2})
+        sandbox.check_rejected("it is gone", {1, 2})
         return "rejected silo-1: it is gone, in every round from then on; exit code 1"
 
 
-def _server_killed(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all()
-        run = stage.train()
-        until("a round", stage.measured(3))
+def _server_killed(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all()
+        run = sandbox.train()
+        until("a round", sandbox.measured(3))
         run.kill()
         run.wait()
-        check(not stage.measured(LINES)(), "the run was too quick for this scenario")
-        return _resumed(stage)
+        check(not sandbox.measured(LINES)(), "the run was too quick for this scenario")
+        return _resumed(sandbox)
 
 
-def _server_killed_sending(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all()
+def _server_killed_sending(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all()
         check(
-            stage.end(stage.faulty_train("sending")).code == -signal.SIGKILL,
+            sandbox.end(sandbox.faulty_train("sending")).code == -signal.SIGKILL,
             "the server did not die in a message",
         )
-        return _resumed(stage)
+        return _resumed(sandbox)
 
 
-def _resumed(stage: Stage) -> str:
+def _resumed(sandbox: Sandbox) -> str:
     """Resume a run after the death of its server, over its silos."""
-    before = dict(stage.cast.there)
-    stage.check_same(stage.end(stage.train()))
-    _check_alive(stage.cast, before, set())
+    before = dict(sandbox.cluster.processes)
+    sandbox.check_same(sandbox.end(sandbox.train()))
+    _check_alive(sandbox.cluster, before, set())
     return "goes on with --resume, with the same silos; same metrics, bit for bit"
 
 
-def _superlink_killed(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all()
-        run = stage.train()
-        until("a round", stage.measured(3))
-        cast.there["superlink"].kill()
-        cast.there["superlink"].wait()
-        cast.all()
-        ended = stage.end(run)
+def _superlink_killed(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all()
+        run = sandbox.train()
+        until("a round", sandbox.measured(3))
+        cluster.processes["superlink"].kill()
+        cluster.processes["superlink"].wait()
+        cluster.start_all()
+        ended = sandbox.end(run)
         if ended.code != 0:
             check(ended.code == 1 and "go on with" in ended.said, "expected a clear line", ended)
-            ended = stage.end(stage.train())
-        stage.check_same(ended)
+            ended = sandbox.end(sandbox.train())
+        sandbox.check_same(ended)
         return "waits until it is back; same metrics, bit for bit"
 
 
-def _checkpoint(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all()
-        run = stage.train()
-        until("a checkpoint", stage.measured(3))
+def _checkpoint(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all()
+        run = sandbox.train()
+        until("a checkpoint", sandbox.measured(3))
         run.send_signal(signal.SIGINT)
-        stage.end(run)
+        sandbox.end(run)
         # two, where the signal came as one took another's place
-        for path in (stage.folder / "run").glob("checkpoint-*.safetensors"):
+        for path in (sandbox.folder / "run").glob("checkpoint-*.safetensors"):
             os.truncate(path, path.stat().st_size // 2)
-        before = stage.metrics()
-        ended = stage.end(stage.train())
+        before = sandbox.metrics()
+        ended = sandbox.end(sandbox.train())
         check(
             ended.code == 2 and "truncated or altered" in ended.said,
             "expected a line on the checkpoint",
             ended,
         )
-        check(stage.metrics() == before, "it touched the metrics")
+        check(sandbox.metrics() == before, "it touched the metrics")
         return "refused: truncated or altered; exit code 2"
 
 
-def _port_taken(folder: Path, cast: Cast) -> str:
-    with staged(folder) as stage, HTTPServer(("127.0.0.1", stage.cast.port), BaseHTTPRequestHandler) as other:
+def _port_taken(folder: Path, cluster: LocalCluster) -> str:
+    with (
+        open_sandbox(folder) as sandbox,
+        HTTPServer(("127.0.0.1", sandbox.cluster.port), BaseHTTPRequestHandler) as other,
+    ):
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        superlink, run = stage.cast.superlink(), stage.train()
-        ended = stage.end(run)
+        superlink, run = sandbox.cluster.superlink(), sandbox.train()
+        ended = sandbox.end(run)
         check(superlink.wait(60) != 0, "the SuperLink did not say so")
         other.shutdown()
         check(ended.code == 2 and "refuses a run" in ended.said, "expected a line", ended)
         return "the SuperLink does not start; the run: refuses a run; exit code 2"
 
 
-def _two_runs(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all()
-        runs = {out: stage.train(out) for out in ("run", "other")}
-        ended = {out: stage.end(run, out) for out, run in runs.items()}
+def _two_runs(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all()
+        runs = {out: sandbox.train(out) for out in ("run", "other")}
+        ended = {out: sandbox.end(run, out) for out, run in runs.items()}
         for one in ended.values():
             check(one.code == 0, "expected a finished run", one)
         runs = [
-            without_bytes(text) for text in (stage.metrics(), stage.metrics("other"), stage.undisturbed())
+            without_bytes(text)
+            for text in (sandbox.metrics(), sandbox.metrics("other"), sandbox.undisturbed())
         ]
         check(runs[0] == runs[1] == runs[2], "the metrics differ")
         return "both finish over the same silos; same metrics, bit for bit"
 
 
-def _disk_full(file: str) -> Callable[[Path, Cast], str]:
+def _disk_full(file: str) -> Callable[[Path, LocalCluster], str]:
     """No file of the server grows beyond a limit, as on a full disk; the system sets it from outside, so the
     program is the real one."""
 
-    def play(folder: Path, cast: Cast) -> str:
-        with staged(folder, cast) as stage:
-            cast.all()
-            run, out = stage.train(), stage.folder / "run"
+    def execute(folder: Path, cluster: LocalCluster) -> str:
+        with open_sandbox(folder, cluster) as sandbox:
+            cluster.start_all()
+            run, out = sandbox.train(), sandbox.folder / "run"
             until(
                 "a checkpoint with metrics",
-                lambda: stage.measured(3)() and any(out.glob("checkpoint-*.safetensors")),
+                lambda: sandbox.measured(3)() and any(out.glob("checkpoint-*.safetensors")),
             )
             tensors, *_ = (path.stat().st_size for path in out.glob("checkpoint-*.safetensors"))
-            limit = len(stage.metrics()) + 100 if file == "metrics" else tensors - 1
+            limit = len(sandbox.metrics()) + 100 if file == "metrics" else tensors - 1
             check(
-                file == "metrics" or limit > 3 * len(stage.metrics()),
+                file == "metrics" or limit > 3 * len(sandbox.metrics()),
                 "the checkpoint is too small for this scenario",
             )
             resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            ended = stage.end(run)
+            ended = sandbox.end(run)
             check(
                 ended.code == 1 and "go on with: uefl train --resume" in ended.said,
                 "expected a line that says how to go on",
                 ended,
             )
             check("Traceback" not in ended.said, "expected a line and no traceback", ended)
-            ended = stage.end(stage.train())
-            stage.check_same(ended)
+            ended = sandbox.end(sandbox.train())
+            sandbox.check_same(ended)
             return (
                 "stops with exit code 1 and says how to go on; with space again --resume ends with the same"
                 " metrics, bit for bit"
             )
 
-    return play
+    return execute
 
 
-def _mid_checkpoint(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all()
-        run = stage.faulty_train("checkpoint")
-        check(stage.end(run).code == -signal.SIGKILL, "the server did not die in its checkpoint")
+def _mid_checkpoint(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all()
+        run = sandbox.faulty_train("checkpoint")
+        check(sandbox.end(run).code == -signal.SIGKILL, "the server did not die in its checkpoint")
         check(
-            len(list((stage.folder / "run").glob("checkpoint-*.safetensors"))) == 2,
+            len(list((sandbox.folder / "run").glob("checkpoint-*.safetensors"))) == 2,
             "expected the tensors of two checkpoints",
         )
-        ended = stage.end(stage.train())
-        stage.check_same(ended)
+        ended = sandbox.end(sandbox.train())
+        sandbox.check_same(ended)
         return "--resume goes on from the checkpoint before; same metrics, bit for bit"
 
 
-def _clock(folder: Path, cast: Cast) -> str:
-    with staged(folder) as stage:
-        stage.cast.superlink()
+def _clock(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder) as sandbox:
+        sandbox.cluster.superlink()
         wrong = {
-            name: stage.cast.silo(name, program=("tests.federated.deploy.chaos.clock", hours))
+            name: sandbox.cluster.silo(name, program=("tests.federated.deploy.chaos.clock", hours))
             for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))
         }
-        stage.cast.silo("silo-2")
-        run = stage.train(
+        sandbox.cluster.silo("silo-2")
+        run = sandbox.train(
             "run",
             "--engine",
             "flower",
             "--superlink",
-            stage.cast.place,
+            sandbox.cluster.place,
             "--silos",
             3,
             "--device",
@@ -242,48 +246,50 @@ def _clock(folder: Path, cast: Cast) -> str:
             40,
         )
         for name, silo in wrong.items():
-            said = stage.folder / f"{name}.log"
+            said = sandbox.folder / f"{name}.log"
             check(
                 silo.wait(120) == 2 and "check the clock" in said.read_text(),
                 f"expected that {name} is told of its clock",
             )
-        ended = stage.end(run)
+        ended = sandbox.end(run)
         check(
             ended.code == 2 and "silo-2 of 3 silos came" in ended.said,
             "expected a line that says who came",
             ended,
         )
-        check(not (stage.folder / "run").exists(), "something was written")
+        check(not (sandbox.folder / "run").exists(), "something was written")
         return (
             "both are not let in, are told to check the clock, and end with exit code 2; the run says who"
             " came, exit code 2"
         )
 
 
-def _certificate(folder: Path, cast: Cast) -> str:
-    with staged(folder) as stage:
-        certificate(stage.folder, "127.0.0.1")
-        certificate(stage.folder, "127.0.0.1", "other")
-        stage.cast.superlink(
+def _certificate(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder) as sandbox:
+        certificate(sandbox.folder, "127.0.0.1")
+        certificate(sandbox.folder, "127.0.0.1", "other")
+        sandbox.cluster.superlink(
             "--ssl-ca-certfile", "server.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"
         )
         other = ("--root-certificates", "other.pem", "--wait", 60)
-        silo = stage.cast.silo("silo-0", *other)
-        run = stage.train("run", "--engine", "flower", "--superlink", stage.cast.place, "--silos", 1, *other)
+        silo = sandbox.cluster.silo("silo-0", *other)
+        run = sandbox.train(
+            "run", "--engine", "flower", "--superlink", sandbox.cluster.place, "--silos", 1, *other
+        )
         check(
-            silo.wait(120) == 2 and "cannot be trusted" in (stage.folder / "silo-0.log").read_text(),
+            silo.wait(120) == 2 and "cannot be trusted" in (sandbox.folder / "silo-0.log").read_text(),
             "expected that the silo refuses",
         )
-        ended = stage.end(run)
+        ended = sandbox.end(run)
         check(ended.code == 2 and "cannot be trusted" in ended.said, "expected that the run refuses", ended)
-        check(not (stage.folder / "run").exists(), "something was written")
+        check(not (sandbox.folder / "run").exists(), "something was written")
         return "silo and run refuse: cannot be trusted; exit code 2; nothing is written"
 
 
-def _key(folder: Path, cast: Cast) -> str:
-    with staged(folder) as stage:
-        certificate(stage.folder, "127.0.0.1")
-        node_key(stage.folder, "stranger")
+def _key(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder) as sandbox:
+        certificate(sandbox.folder, "127.0.0.1")
+        node_key(sandbox.folder, "stranger")
         tls = (
             "--ssl-ca-certfile",
             "server.pem",
@@ -292,11 +298,11 @@ def _key(folder: Path, cast: Cast) -> str:
             "--ssl-keyfile",
             "server.key",
         )
-        stage.cast.superlink("--enable-supernode-auth", *tls)
-        silo = stage.cast.silo(
+        sandbox.cluster.superlink("--enable-supernode-auth", *tls)
+        silo = sandbox.cluster.silo(
             "silo-0", "--root-certificates", "server.pem", "--key", "stranger.key", "--wait", 10
         )
-        said = stage.folder / "silo-0.log"
+        said = sandbox.folder / "silo-0.log"
         check(
             silo.wait(120) == 2 and "does not let this silo in" in said.read_text(),
             "expected that the silo is not let in",
@@ -304,22 +310,22 @@ def _key(folder: Path, cast: Cast) -> str:
         return "the silo is not let in, says so, and ends with exit code 2"
 
 
-def _same_folder(folder: Path, cast: Cast) -> str:
-    with staged(folder, cast) as stage:
-        cast.all()
-        run = stage.train()
-        until("a checkpoint", stage.measured(3))
+def _same_folder(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all()
+        run = sandbox.train()
+        until("a checkpoint", sandbox.measured(3))
         run.send_signal(signal.SIGSTOP)  # or it might have ended before the second has started
-        second = stage.start("uefl", "train", "--resume", "run", "--device", "cpu", log="second.log")
+        second = sandbox.start("uefl", "train", "--resume", "run", "--device", "cpu", log="second.log")
         code = second.wait(120)
         run.send_signal(signal.SIGCONT)
         check(
-            code == 2 and "in use by another process" in (stage.folder / "second.log").read_text(),
+            code == 2 and "in use by another process" in (sandbox.folder / "second.log").read_text(),
             "expected a refusal",
         )
-        ended = stage.end(run)
+        ended = sandbox.end(run)
         check(
-            ended.code == 0 and without_bytes(stage.metrics()) == without_bytes(stage.undisturbed()),
+            ended.code == 0 and without_bytes(sandbox.metrics()) == without_bytes(sandbox.undisturbed()),
             "the first run was disturbed",
             ended,
         )
@@ -334,8 +340,8 @@ class Scenario(NamedTuple):
 
     fault: str
     wanted: str
-    play: Callable[[Path, Cast], str]
-    """in an empty folder, over a cast; returns the finding, raises AssertionError if it is not the wanted
+    execute: Callable[[Path, LocalCluster], str]
+    """in an empty folder, over a cluster; returns the finding, raises AssertionError if it is not the wanted
     one"""
 
 
@@ -406,19 +412,20 @@ SCENARIOS = {
 
 
 @contextmanager
-def theatre() -> Iterator[Callable[[str], str]]:
-    """Plays scenarios by name, each in a folder of its own, over one cast that ends with the context; the
-    finding. It raises AssertionError if that is not the wanted one.
+def running_scenarios() -> Iterator[Callable[[str], str]]:
+    """Execute scenarios by name, each in a folder of its own, over one cluster that ends with the context.
+
+    Yields a function that returns the finding, and raises AssertionError if it is not the wanted one.
     """
     with tempfile.TemporaryDirectory(prefix="uefl-chaos-") as place:
-        cast = Cast(Path(place) / "cast")
+        cluster = LocalCluster(Path(place) / "cluster")
 
-        def play(name: str) -> str:
+        def execute(name: str) -> str:
             folder = Path(place) / name
             folder.mkdir()
-            return SCENARIOS[name].play(folder, cast)
+            return SCENARIOS[name].execute(folder, cluster)
 
         try:
-            yield play
+            yield execute
         finally:
-            cast.close()
+            cluster.close()

@@ -22,7 +22,7 @@ _ROUNDS = 2
 _LENGTH = 32  # bytes
 
 
-class Kept:
+class SiloFolder:
     """The folder of a silo. Only its owner may read it.
 
     Args:
@@ -43,7 +43,7 @@ class Kept:
             ) from None
 
 
-class Absent(UserError):
+class StateNotFound(UserError):
     """A silo does not have the state that a message names."""
 
 
@@ -76,14 +76,14 @@ class States:
         """Read the state of a name.
 
         Raises:
-            Absent: there is none, or it is damaged.
+            StateNotFound: there is none, or it is damaged.
         """
         if not _NAME.fullmatch(name):
-            raise Absent("a message names no state")
+            raise StateNotFound("a message names no state")
         try:
             return self._files.read(name, self._client)
         except UserError as error:
-            raise Absent(str(error)) from None
+            raise StateNotFound(str(error)) from None
 
     def write(self, tensors: Mapping[str, torch.Tensor], before: str, round: int) -> str:
         """Keep a state, which is on the disk when this returns; states of old rounds are removed, except

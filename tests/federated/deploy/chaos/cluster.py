@@ -1,5 +1,5 @@
-"""The stage of a scenario: a small federation over Flower on this machine, with real processes that serve one
-scenario after the other."""
+"""A small federation over Flower on this machine, with real processes that serve one scenario after the
+other."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ SECRET = "patient 7"  # stands for what an exception may tell of the data
 _SECONDS = 240.0  # for anything to happen
 
 
-class Ended(NamedTuple):
+class TrainResult(NamedTuple):
     """A run of ``uefl train``."""
 
     code: int
     said: str
 
 
-class Processes:
+class LoggedProcesses:
     """Python modules at work in a folder, each with its output in a file there; all end with the context."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Processes:
             process.wait()
 
 
-class Cast(Processes):
+class LocalCluster(LoggedProcesses):
     """A SuperLink on a free port of this machine, and silos. The next scenario restarts the processes that a
     scenario has ended.
 
@@ -110,8 +110,8 @@ class Cast(Processes):
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.place = f"127.0.0.1:{self.port}"
-        self.there: dict[str, subprocess.Popen[bytes]] = {}
-        """by name, the SuperLink and the silos that :meth:`all` has started"""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        """by name, the SuperLink and the silos that :meth:`start_all` has started"""
 
     def superlink(self, *options: object) -> subprocess.Popen[bytes]:
         """Start a SuperLink that keeps its state in a file; ``options`` take the place of ``--insecure``."""
@@ -135,33 +135,38 @@ class Cast(Processes):
         where += ("--state", self.folder / f"{name}.state")
         return self.start(*program, "silo", *where, *options, log=f"{name}.log")
 
-    def all(self, fault: str = "") -> None:
+    def start_all(self, fault: str = "") -> None:
         """Have the SuperLink and every silo there; silo-1 does wrong as :mod:`.faulty` says."""
         (self.folder / "fault").write_text(fault)
         for name in ("superlink", *SILOS):
-            if name not in self.there or self.there[name].poll() is not None:
+            if name not in self.processes or self.processes[name].poll() is not None:
                 faulty = ("tests.federated.deploy.chaos.faulty", str(self.folder / "fault"))
-                self.there[name] = (
+                self.processes[name] = (
                     self.superlink()
                     if name == "superlink"
                     else self.silo(name, program=faulty if name == "silo-1" else ("uefl",))
                 )
 
 
-class Stage(Processes):
-    """A folder with a configuration, for runs over a cast.
+class Sandbox(LoggedProcesses):
+    """A folder with a configuration, for runs over a cluster.
 
     Args:
         folder: a new one.
-        cast: the silos of the runs.
+        cluster: the silos of the runs.
         quorum, deadline, norm: keys of ``[run]``.
     """
 
     def __init__(
-        self, folder: Path, cast: Cast, quorum: float = 0.6, deadline: float = 0.0, norm: float = 0.0
+        self,
+        folder: Path,
+        cluster: LocalCluster,
+        quorum: float = 0.6,
+        deadline: float = 0.0,
+        norm: float = 0.0,
     ) -> None:
         super().__init__(folder)
-        self.cast = cast
+        self.cluster = cluster
         own = f"quorum = {quorum}\ndeadline = {deadline}\nmax_update_norm = {norm}"
         (folder / "tiny.toml").write_text(CONFIG.format(run=own, clients=len(SILOS), arms=UEFL))
 
@@ -183,7 +188,7 @@ class Stage(Processes):
             "--engine",
             "flower",
             "--superlink",
-            self.cast.place,
+            self.cluster.place,
             "--silos",
             len(SILOS),
             "--device",
@@ -193,10 +198,10 @@ class Stage(Processes):
         )
         return self.start(module, *fault, "train", *what, *(options or where), log=f"{out}.log")
 
-    def end(self, run: subprocess.Popen[bytes], out: str = "run") -> Ended:
+    def end(self, run: subprocess.Popen[bytes], out: str = "run") -> TrainResult:
         """Wait for a run."""
         code = run.wait(_SECONDS)
-        return Ended(code, (self.folder / f"{out}.log").read_text())
+        return TrainResult(code, (self.folder / f"{out}.log").read_text())
 
     def measured(self, lines: int, out: str = "run") -> Callable[[], bool]:
         """Return True if the file has this number of lines of metrics."""
@@ -207,7 +212,7 @@ class Stage(Processes):
         return (self.folder / out / "metrics.jsonl").read_text()
 
     def check_rejected(self, reason: str, rounds: set[int]) -> None:
-        """Only silo-1 was left out in these rounds, counted from 0; metrics and report say why,
+        """Only silo-1 was rejected in these rounds, counted from 0; metrics and report say why,
         and quote no exception."""
         lines = [json.loads(line) for line in self.metrics().splitlines()]
         found = [line for line in lines if "reason" in line]
@@ -232,7 +237,7 @@ class Stage(Processes):
         ]
         check(not told, f"the text of the exception is in {told}")
 
-    def check_same(self, ended: Ended) -> None:
+    def check_same(self, ended: TrainResult) -> None:
         """The run has finished, with the metrics of an undisturbed one."""
         check(ended.code == 0, "expected a finished run", ended)
         same = without_bytes(self.metrics()) == without_bytes(self.undisturbed())
@@ -252,13 +257,13 @@ def without_bytes(metrics: str) -> list[dict[str, Any]]:
 @cache
 def _undisturbed() -> str:
     with tempfile.TemporaryDirectory(prefix="uefl-chaos-") as folder:
-        stage = Stage(Path(folder), Cast(Path(folder)))
+        sandbox = Sandbox(Path(folder), LocalCluster(Path(folder)))
         try:
-            ended = stage.end(stage.train("run", "--device", "cpu"))
+            ended = sandbox.end(sandbox.train("run", "--device", "cpu"))
             check(ended.code == 0, "expected a finished run", ended)
-            return stage.metrics()
+            return sandbox.metrics()
         finally:
-            stage.close()
+            sandbox.close()
 
 
 def until(what: str, happened: Callable[[], object], seconds: float = _SECONDS) -> None:
@@ -280,7 +285,7 @@ def measured(run: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def check(true: bool, what: str, ended: Ended | None = None) -> None:
+def check(true: bool, what: str, ended: TrainResult | None = None) -> None:
     """Raise AssertionError with the expectation and the last lines of the run, where ``true`` is not."""
     if not true:
         tail = (
@@ -290,14 +295,14 @@ def check(true: bool, what: str, ended: Ended | None = None) -> None:
 
 
 @contextmanager
-def staged(folder: Path, cast: Cast | None = None, **keys: float) -> Iterator[Stage]:
-    """A stage that ends its processes with the context, and the processes of the cast if none is given; keys
-    as of :class:`Stage`."""
-    own = Cast(folder) if cast is None else cast
-    stage = Stage(folder, own, **keys)
+def open_sandbox(folder: Path, cluster: LocalCluster | None = None, **keys: float) -> Iterator[Sandbox]:
+    """Open a sandbox and end its processes with the context, also those of the cluster if none is given; keys
+    as of :class:`Sandbox`."""
+    own = LocalCluster(folder) if cluster is None else cluster
+    sandbox = Sandbox(folder, own, **keys)
     try:
-        yield stage
+        yield sandbox
     finally:
-        stage.close()
-        if cast is None:
+        sandbox.close()
+        if cluster is None:
             own.close()

@@ -21,7 +21,7 @@ def constraints(*names: str) -> dict[str, list[Any]]:
     return {}
 
 
-class Estimator:
+class PlainEstimator:
     """Parameters are those of the constructor."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Estimator:
         """Do nothing: ``fit`` checks the parameters that it uses."""
 
 
-class ClusteringEstimator(Estimator):
+class PlainClusteringEstimator(PlainEstimator):
     """A clustering that also transforms."""
 
     @property

@@ -1,0 +1,29 @@
+"""Engines around another engine: they record its messages or change its replies."""
+
+
+class RecordingEngine:
+    """An engine that calls ``record`` with the messages of each exchange."""
+
+    def __init__(self, inner, record):
+        self.inner, self.record = inner, record
+
+    def clients(self):
+        return self.inner.clients()
+
+    def round(self, messages, deadline=None):
+        self.record(messages)
+        return self.inner.round(messages, deadline)
+
+
+class TamperingEngine:
+    """An engine that lets ``change`` alter each reply on its way."""
+
+    def __init__(self, inner, change):
+        self.inner, self.change = inner, change
+
+    def clients(self):
+        return self.inner.clients()
+
+    def round(self, messages, deadline=None):
+        for reply in self.inner.round(messages, deadline):
+            yield self.change(reply)
