@@ -22,8 +22,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 REQUIRED = os.environ.get("UEFL_REQUIRE_KERNELS", "").lower() not in ("", "off", "0", "no", "false")
-NOTE = "_not_compiled.txt"  # beside the package's modules: why there are no kernels, for `uefl doctor`
-SIGNS = {  # what CMake prints: what it means
+NOTE = "_not_compiled.txt"  # next to the modules: why there are no kernels, for `uefl doctor`
+SIGNS = {  # messages of CMake and their meaning
     "No CMAKE_CXX_COMPILER could be found": "no C++ compiler was found",
     "Could not find the compiler specified in the environment variable CXX": (
         "the C++ compiler that CXX names was not found"
@@ -83,7 +83,8 @@ class CMakeBuild(build_ext):
     """Builds every compiled module of the package in one CMake run."""
 
     def build_extensions(self):
-        """Configure, build, and leave the modules beside the package; or nothing but a note of the reason."""
+        """Configure, build, and put the modules into the package; if this fails, put a note with the
+        reason."""
         out = Path(self.get_ext_fullpath(self.extensions[0].name)).resolve().parent
         out.mkdir(parents=True, exist_ok=True)
         (out / NOTE).unlink(missing_ok=True)

@@ -51,7 +51,7 @@ def isolated() -> Iterator[None]:
     """Give a run the process to itself: its results do not depend on the caller's settings, and leave them as
     they were.
 
-    Runs of several threads take turns. Within, torch's contexts are those of :func:`plain_torch`. Its global
+    Runs of several threads take turns. Inside, torch has the contexts of :func:`plain_torch`. Its global
     settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers)
     are as in a new process. A warning that the caller's filters make an error is shown instead. Afterwards
     these settings, the number of threads, the states of the global random generators of torch, NumPy and

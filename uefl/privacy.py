@@ -100,9 +100,8 @@ class Privacy:
     def _release(self) -> npt.NDArray[np.float64]:
         """The Renyi divergence of one release at each order.
 
-        With ``central`` one client more or less moves a sum by up to the clipping norm, where its coin lets
-        it in. With ``local`` one update in the place of another moves by up to twice that, and the server
-        knows who is asked.
+        With ``central`` one client more or less moves a sum by up to the clipping norm, if it is drawn. With
+        ``local`` a different update moves the sum by up to twice that, and the server knows the participants.
         """
         run = self.run
         return (

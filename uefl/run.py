@@ -112,14 +112,14 @@ def train(
     """Run every arm of the configuration into a new folder and return the summary.
 
     Args:
-        cfg: what to run.
-        preset: the name of its source, for the reader of the folder.
+        cfg: the configuration of the run.
+        preset: the name of its source, recorded in the folder.
         out: the folder.
         device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
-        observer: its methods are called as the run goes on.
-        federation: instead of the data of the configuration.
-        network: makes a new network, where the configuration says that it is ``given``.
+        data_root: folder of torchvision's data sets; None: the environment variable UEFL_DATA.
+        observer: its methods are called during the run.
+        federation: replaces the data of the configuration.
+        network: makes a new network if ``model.encoder`` is ``given``.
         deployment: where the clients are; None: in this process. Not together with ``federation`` or
             ``network``.
         pages: write report and pictures at the end, which ``uefl report`` does later too.
@@ -271,7 +271,7 @@ def _prepare(
 
 
 def check_inputs(cfg: Config, federation: Federation) -> None:
-    """Refuse what is for images, where the data are none.
+    """Refuse keys and algorithms that need images if the data are not images.
 
     Raises:
         UserError: an algorithm or a key that needs images.

@@ -1,4 +1,4 @@
-"""The command ``uefl``: that of the federated layer, or ``uefl doctor`` alone where only the kernels are
+"""The command ``uefl``: the command of the federated layer, or only ``uefl doctor`` if just the kernels are
 installed."""
 
 from __future__ import annotations

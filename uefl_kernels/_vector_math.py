@@ -1,12 +1,11 @@
-"""A workaround for torch's vector mathematics on x86, without which a process now and then computes other
-numbers than the next.
+"""A workaround for torch's vector mathematics on x86. Without it, some processes compute different numbers.
 
-MKL, which torch calls for the functions below, chooses a function's code at its first call. Where several
-threads make that call at once, one of them can be handed the code of low accuracy for its whole part: errors
-near 3e-4 in ``sqrt``, once in thousands of processes, and right again at the second call
-(https://github.com/pytorch/pytorch/issues/188792). Adam's first step calls ``sqrt``, every entropy ``log``:
-two runs from one seed would not be equal. A call on one element is made by one thread, and makes the choice.
-"""
+MKL, which torch calls for the functions below, chooses a function's code at its first call. If several
+threads make that call at once, one of them can get the code of low accuracy for its whole part: errors near
+3e-4 in ``sqrt``, once in thousands of processes, and correct again at the second call
+(https://github.com/pytorch/pytorch/issues/188792). Adam's first step calls ``sqrt``, and every entropy calls
+``log``, so two runs with one seed would differ. A call on one element runs in one thread and fixes the
+choice."""
 
 import torch
 

@@ -1,8 +1,8 @@
-"""Metrics of probabilistic classifiers; all take and return tensors, so that nothing waits for the host.
+"""Metrics of probabilistic classifiers. All take and return tensors, so that nothing waits for the host.
 
-Those with labels raise TypeError or ValueError for shapes, dtypes and values that do not fit; values are
-looked at on the CPU only. NaN, what a model that has diverged gives, is no error: such a row is wrong in the
-accuracy, and makes the others NaN.
+Metrics with labels raise TypeError or ValueError for wrong shapes, dtypes and values; they check values only
+on the CPU. NaN, the output of a diverged model, is not an error: such a row counts as wrong in the accuracy,
+and makes the other metrics NaN.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def vq_assign(
         codebook: ``[K, d]`` or ``[S, K, d]``, float32 or float64, finite.
         metric: ``"l2"`` or ``"cosine"``.
         precision: ``"exact"`` or ``"fast"``.
-        threads: at most so many; default: all.
+        threads: most threads to use; default: all.
 
     Returns:
         indices ``[..., S]``.
@@ -97,7 +97,7 @@ def kmeans(
         k, n_init, max_iter, tol, seed, metric: as there.
         weights: ``[N]``, not negative and not all zero.
         init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centers ``[k, d]``.
-        threads: at most so many; default: all. The result does not depend on it.
+        threads: most threads to use; default: all. The result does not depend on it.
 
     Returns:
         :class:`NumpyKMeansResult` ``(centers, labels, inertia, iterations)``.

@@ -79,7 +79,7 @@ def log_transition_matrix(
 def _require_shares(
     op: str, name: str, shares: torch.Tensor, unit: str, given: torch.Tensor, *, positive: bool
 ) -> None:
-    tolerance = max(_TOLERANCE, torch.finfo(given.dtype).eps)  # that of the dtype the shares were rounded to
+    tolerance = max(_TOLERANCE, torch.finfo(given.dtype).eps)  # of the dtype that the shares were rounded to
     for i, share in enumerate(shares.tolist()):
         if not (0 < share < float("inf") or (share == 0 and not positive)):
             raise ValueError(

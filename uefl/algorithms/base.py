@@ -62,10 +62,10 @@ class Algorithm:
     trains_clients: ClassVar[bool] = True
     """False: clients are only measured"""
     draws: ClassVar[bool] = True
-    """whether its predictions are of ``passes`` draws; where no arm draws, the key is refused"""
+    """whether it predicts from ``passes`` draws; if no arm does, the key is refused"""
     images_only: ClassVar[str] = ""
-    """what it does with images that no other inputs allow, in words that follow its name; empty: it takes all
-    kinds of inputs"""
+    """the reason why it needs images, as words that follow its name; empty: it takes all kinds of
+    inputs"""
     ops: ClassVar[tuple[str, ...]] = ()
     """required kernels; a backend without them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()

@@ -30,7 +30,7 @@ from . import base
 from .base import Algorithm, State, register
 
 _MIXED = 10  # images in a mean
-# images of a client for each mean that it makes: the means are far fewer than would determine an image
+# images of a client per mean: so few means do not determine an image
 _SHARE = 50
 
 

@@ -211,7 +211,7 @@ def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
 def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """Return ``[2, classes, d]`` float64: per class, the sums of 1 / sigma^2 and of mu / sigma^2 over its
     images."""
-    # a product, whose sums have one order on every device
+    # a matrix product sums in the same order on every device
     member = nn.functional.one_hot(labels, classes).double().T
     precision = gaussian.std.double().square().reciprocal()
     return torch.stack([member @ precision, member @ (precision * gaussian.mean.double())])

@@ -90,8 +90,7 @@ class TPT(Algorithm):
         return state
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Measure, and end the run ``extra`` times as many iterations after the phase began as there were
-        before."""
+        """Measure. End the run after the phase has lasted ``extra`` times the iterations before it."""
         done, plain, p = turn.iteration + 1, state.plain, self.parameters
         hits, images = self.measured(state, records, turn)
         if plain["start"] is None and hits >= p.threshold * images:

@@ -119,9 +119,9 @@ class Workspace:
         running variance, or a prediction that is not finite.
 
         Args:
-            tensors: has both.
-            private: parts of the network that are private, with which it is loaded.
-            predict: whether to load it, to see what it predicts for one image of noise.
+            tensors: ``values`` and ``buffers``.
+            private: the private parts to load with them.
+            predict: whether to load the network and predict one image of noise.
         """
         if bool((tensors["buffers"][self._variances] < 0).any()):
             return "a running variance is below 0"

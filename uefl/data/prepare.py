@@ -31,7 +31,7 @@ def prepare_for(sources: Sequence[Source], image_size: int, standard: bool = Tru
         standard: whether columns are standardized, and so measured.
 
     Raises:
-        UserError: inputs of different sizes or kinds, or a key that is for images alone.
+        UserError: inputs of different sizes or kinds, or a key that needs images.
     """
     images = [source for source in sources if isinstance(source, ImageList)]
     if len(images) == len(sources):
@@ -167,11 +167,11 @@ class PixelCounts:
                 counts += images[:, c].flatten().bincount(minlength=256)
 
     def report(self) -> Parts:
-        """Return what the silo of one client reports."""
+        """Return the report of one client's silo."""
         return {"pixels": {"counts": self.counts}}
 
     def join(self, report: Parts) -> None:
-        """Add the report of a silo; gray images count as color images where those of others are in color."""
+        """Add the report of a silo; gray images count as color images if other silos have color."""
         self.counts += report["pixels"]["counts"].expand(len(self.counts), -1)
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -187,11 +187,11 @@ class PixelCounts:
 class Moments:
     """Count the rows of each client, with the mean and the sum of squared deviations of each column.
 
-    The result does not depend on the order of the clients, nor on that of their rows.
+    The result depends neither on the order of the clients nor on the order of their rows.
 
     Args:
-        columns: how many; 0: of tokens, which have no mean.
-        standard: False: columns are used as they are, so nothing is measured; the mean is 0, the deviation 1.
+        columns: number of columns; 0 for tokens, which have no mean.
+        standard: False leaves the columns unchanged and measures nothing: mean 0, deviation 1.
     """
 
     def __init__(self, columns: int, standard: bool = True) -> None:

@@ -236,8 +236,8 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
 def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     """Return the federation of these silos. Their images cannot be read here.
 
-    Classes of labeled images are the union over all silos, sorted by name; those of sets are the same
-    everywhere. Images are in color where those of one silo, or of the server, are. Mean and deviation are
+    Classes of labeled images are the union over all silos, sorted by name; sets have the same classes at all
+    silos. If one silo or the server has images in color, all images are in color. Mean and deviation are
     exact over all training images, from the counts of the 256 gray levels. The server's own images, for arms
     that learn from sets, are read here.
 
@@ -387,7 +387,7 @@ def _shape(
 
 
 def _form(header: Mapping[str, Any]) -> Any:
-    """Return what the inputs of all silos have in common."""
+    """Return the properties of inputs that all silos must share."""
     told = header["inputs"]
     return told["kind"], tuple(told["names"]), told["vocabulary"], tuple(header["shape"])
 

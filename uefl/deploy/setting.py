@@ -63,8 +63,8 @@ class Setting:
         return cls(**found | {"inputs": Inputs(told["kind"], tuple(told["names"]), told["vocabulary"])})
 
     def known_by(self) -> str:
-        """Return the identity of a run, by which a silo recognizes a resumed one: all but the number of
-        threads, which the resumed run has from its checkpoint."""
+        """Return the identity of a run, so that a silo recognizes it after a resume. The number of threads is
+        left out, because a resumed run reads it from its checkpoint."""
         return json.dumps(
             [
                 self.cfg().with_run(threads=0).to_toml(),

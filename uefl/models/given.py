@@ -108,8 +108,8 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
     """Show the network two inputs of zeros.
 
     Args:
-        net: to be checked.
-        normalize: from uint8 ``[B, C, H, W]`` to what the network sees.
+        net: the network to check.
+        normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
         federation: for the shape of the images and the number of classes.
 
     Raises:

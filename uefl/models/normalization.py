@@ -13,16 +13,16 @@ def normalization(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean and the deviation to normalize with.
 
-    Of images: ``[C, 1, 1]`` float32 on the scale 0-255, from those of the data on the scale 0-1. Of columns:
-    ``[F]`` float64. Of tokens: two empty tensors.
+    For images they are ``[C, 1, 1]`` float32 on the scale 0-255, from the data's values on the scale 0-1. For
+    columns they are ``[F]`` float64, and for tokens two empty tensors.
 
     Args:
         how: ``standard``, ``imagenet``, ``centered`` or ``raw``.
         mean, std: per channel or per column.
-        inputs: their kind.
+        inputs: kind of the inputs.
 
     Raises:
-        UserError: a way that is for images, or for images of three channels, alone.
+        UserError: ``how`` needs images, or images of three channels.
     """
     if inputs.kind != "images":
         if how in ("imagenet", "centered"):

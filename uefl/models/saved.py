@@ -210,7 +210,8 @@ class SavedModel:
         probabilities ``[B, classes]``.
 
         Args:
-            client: whose parts it has; None: of :meth:`predict`, without a codebook to choose.
+            client: the client of the private parts; None: as in :meth:`predict`, if there is no codebook to
+                choose.
 
         Raises:
             UserError: no such client; several codebooks: name one.
@@ -332,8 +333,8 @@ class SavedModel:
         return self.table(inputs, "inputs").values
 
     def table(self, inputs: Any, where: str) -> Vectors:
-        """Return columns or tokens as the model takes them. Of a DataFrame it takes the columns that it was
-        trained on, by name.
+        """Return columns or tokens in the form that the model takes. A DataFrame must have the columns of the
+        training, and they are found by name.
 
         Raises:
             UserError: a column is missing, or inputs of another kind, length or vocabulary.
@@ -375,7 +376,7 @@ class Exported(nn.Module):
 
     Args:
         model: the saved model.
-        client: whose parts.
+        client: the client of the private parts.
     """
 
     mean: torch.Tensor

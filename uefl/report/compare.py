@@ -201,7 +201,7 @@ def configurations(runs: Sequence[RunFolder]) -> Table:
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the keys, as ``section.key``, whose values differ between tables of configurations."""
+    """Return the keys, as ``section.key``, with different values in these configurations."""
     flat = [dict(_flat(table)) for table in tables]
     keys = dict.fromkeys(key for table in flat for key in table)
     return [key for key in keys if len({repr(table.get(key)) for table in flat}) > 1]

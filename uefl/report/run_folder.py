@@ -322,8 +322,8 @@ def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
 def _course(
     rounds: list[list[Record]], client: str, joins: Mapping[str, int]
 ) -> list[tuple[int, float, float]]:
-    """Return the rounds that a client has trained, its accuracy, and the mean accuracy of those that were
-    there from the start."""
+    """Return the rounds that a client has trained, its accuracy, and the mean accuracy of the clients that
+    took part from the start."""
     found = []
     for i, chunk in enumerate(rounds):
         own = mean([r for r in chunk if r["client"] == client], "accuracy")

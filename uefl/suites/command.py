@@ -37,7 +37,7 @@ def run(
         name: of the suite.
         scale: ``cpu`` or ``paper``.
         seeds: runs of each arm, with seeds from 0.
-        jobs: runs at a time; 0: at the scale ``cpu`` as many as there are cores, else one.
+        jobs: runs at the same time; 0: one per core at the scale ``cpu``, else one.
         out: the folder.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.

@@ -17,9 +17,11 @@ _WARM, _REPEATS = 20, 200
 
 
 def measure(folder: Path, gpu: bool) -> None:
-    """Write ``cost.json`` beside a finished run that has none: millions of parameters, codebook included, and
-    the median milliseconds of a prediction of one image, on this machine's CPU and, where one is asked for,
-    on its GPU."""
+    """Write ``cost.json`` into the folder of a finished run if it is missing.
+
+    It has millions of parameters, codebook included, and the median milliseconds to predict one image on this
+    machine's CPU and, on request, its GPU.
+    """
     known = read(folder)
     if not (folder / "summary.json").exists() or (known and (ON_GPU in known or not gpu)):
         return

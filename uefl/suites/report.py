@@ -310,8 +310,8 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
     """Return a value of the summary, or the mean of a column over the clients, at the last round or,
     ``COLUMN_last4``, the last four.
 
-    ``best_COLUMN`` is that of the round whose accuracy is the highest, and ``MEASURE@ANGLE`` is over the
-    clients whose images are turned by so many degrees.
+    ``best_COLUMN`` is the value in the round with the highest accuracy. ``MEASURE@ANGLE`` covers the clients
+    with images turned by this angle.
     """
     if "@" in measure:
         return _turned(run, arm, *measure.split("@", 1))

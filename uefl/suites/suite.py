@@ -261,12 +261,12 @@ def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> lis
     Args:
         suite: the suite of these cases and arms.
         scale: ``cpu`` or ``paper``.
-        seeds: as many, from ``run.seed`` of the case, which is 0 where it does not say.
+        seeds: number of seeds, from ``run.seed`` of the case on, 0 by default.
         out: the folder of the suite.
         threads: CPU threads of each run.
 
     Raises:
-        UserError: a case that is no configuration.
+        UserError: a case is not a valid configuration.
     """
     made: list[Job] = []
     folders: dict[str, Path] = {}

@@ -1,5 +1,5 @@
-"""``ResidualKMeans``: a k-means of what the k-means before it leaves, and so codes of several levels for
-every row."""
+"""``ResidualKMeans``: each k-means clusters the residuals of the one before, so every row gets codes of
+several levels."""
 
 from __future__ import annotations
 

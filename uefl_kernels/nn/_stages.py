@@ -25,14 +25,14 @@ class Stages:
         self.updated = self.training and not self.frozen and any(book.tracks() for book in self.books)
 
     def fit(self, start: torch.Tensor) -> bool:
-        """Return True if one op gives what the quantizers give one by one for this input."""
+        """Return True if one op gives the same result as the quantizers one by one for this input."""
         alike = _options(self.first)
         for layer, book in zip(self.layers, self.books, strict=True):
             if _options(layer) != alike or not _plain(layer, book):
                 return False
         if self.updated and (_may_run_again() or not all(book.tracks() for book in self.books)):
             return False
-        # other gradients of quantized than those of the op
+        # here the gradient of quantized differs from the op's
         return (
             not torch.is_grad_enabled()
             or self._routed(start)

@@ -604,7 +604,7 @@ class Beams(NamedTuple):
         """Extend every candidate by each of its k codewords ``[..., j, k, d]``, and keep the ``keep`` with
         the least loss.
 
-        ``passed`` is the codewords as they are subtracted, ``weight`` that of this layer's loss in the score.
+        ``passed`` has the codewords to subtract. ``weight`` is the weight of this layer's loss in the score.
         """
         k = indices.shape[-1]
 
@@ -638,7 +638,8 @@ class Beams(NamedTuple):
 
 
 def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
-    """Take the candidates ``best`` of ``held``, where ``dims`` dimensions follow that of the candidates."""
+    """Take the candidates ``best`` of ``held``; ``dims`` dimensions follow the dimension of the
+    candidates."""
     return torch.take_along_dim(held, best.reshape(*best.shape, *(1,) * dims), dim=-1 - dims)
 
 

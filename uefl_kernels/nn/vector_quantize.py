@@ -871,8 +871,8 @@ class VectorQuantize(Coder):
             # ways.
             pull = self._pull
             return out.loss - out.loss.detach() * (pull / (1 + pull)) if learning else out.loss
-        # With a mask the peer measures to the input as it was given, also where unit vectors are what is
-        # quantized.
+        # With a mask the peer measures the distance to the original input, even if it quantizes unit
+        # vectors.
         target = self._target(chosen, learning)
         return _losses.mean_square((rows if mask is None else given).to(dtype) - target.to(dtype), mask)
 

@@ -11,7 +11,7 @@ from ..base import register
 from .sets import OnSets
 
 _WARM_UP = 5  # rounds on the labels that the class shares suggest
-_SURE = 0.4  # probability from which on a prediction counts as sure
+_SURE = 0.4  # least probability of a confident prediction
 _MIXED = 0.3  # weight of the loss of mixed predictions
 _BETA = 0.75
 

@@ -16,7 +16,7 @@ import torch
 import uefl_kernels
 
 _SEGMENT, _ROW = 0, -2
-# of an averaged count: that of a codeword which nobody has used for long, so that the quotient says nothing
+# below this averaged count a codeword has been unused for long, and the quotient has no meaning
 _FEW = 1e-12
 
 

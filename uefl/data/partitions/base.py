@@ -68,8 +68,8 @@ class SetDeal:
 
 
 class Scheme(BaseModel):
-    """A way to deal the images of a source to clients; its fields are the keys of ``[data.partition]`` beside
-    ``scheme``."""
+    """A way to deal the images of a source to clients; its fields are the other keys of ``[data.partition]``
+    after ``scheme``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -309,7 +309,7 @@ class BlockGrid(grid.Grid):
         return self.data.processes.sum(grid.sample(totals.sum(), running, draws))
 
     def remove(self, left: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Set what is left of some rows to zero."""
+        """Set the remaining mass of some rows to zero."""
         own = chosen - self.data.first
         left[own[(own >= 0) & (own < len(left))]] = 0
 

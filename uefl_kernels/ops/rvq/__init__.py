@@ -137,7 +137,7 @@ def _grad_codebooks(
 
 
 def _split(flat: torch.Tensor, codebooks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Cut counts or sums of all stages into those of each one, in the shape of its codebook."""
+    """Split the counts or sums of all stages by stage, in the shape of each codebook."""
     first = codebooks[0].shape
     if all(codebook.shape == first for codebook in codebooks):
         return list(flat.view(len(codebooks), *first[:-1], *flat.shape[1:]).unbind())
@@ -193,21 +193,21 @@ def rvq(
     commitment_weight: float = 0.25,
     estimator: str = "straight_through",
 ) -> RVQOutput:
-    """Quantize x by Q codebooks in turn, each one what the codewords before it have left; all in one call.
+    """Quantize x by Q codebooks in one call: each stage quantizes the residual of the stages before it.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d
             contiguous segments.
-        codebooks: ``[Q, K, d]``, or ``[Q, S, K, d]`` with codebooks of its own for each segment; or a
-            sequence of Q codebooks ``[K, d]`` or ``[S, K, d]``, whose K may differ.
+        codebooks: ``[Q, K, d]``, or ``[Q, S, K, d]`` with separate codebooks for each segment; or a sequence
+            of Q codebooks ``[K, d]`` or ``[S, K, d]``, which may have different K.
         metric: ``"l2"`` or ``"cosine"``; it decides only which codeword is nearest.
         precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
         codebook_weight, commitment_weight, estimator: as for :func:`vq`, of every stage.
 
     Returns:
-        :class:`RVQOutput` ``(quantized, indices, losses, counts)``, with the bits of one :func:`vq` after the
-        other. The residual and the sum of the codewords are rounded to the dtype of x after each stage. No
-        gradient passes from a stage to the one before it through the residual, so x gets the gradient of
+        :class:`RVQOutput` ``(quantized, indices, losses, counts)``, with the bits of successive calls of
+        :func:`vq`. The residual and the sum of the codewords are rounded to the dtype of x after each stage.
+        No gradient passes from a stage to the one before it through the residual, so x gets the gradient of
         quantized Q times, as in vector-quantize-pytorch: the gradient of every stage's codewords passes to x
         as the estimator says.
 

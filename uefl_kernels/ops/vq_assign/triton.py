@@ -49,10 +49,10 @@ from .triton_pack import (
     _width,
 )
 
-# Columns of a row of scores that stay apart until the end: as many as the lanes of a matrix unit's row, two
-# for each of four.
+# Columns of a row of scores that stay separate until the end: two for each of the four lanes of a row of
+# the matrix unit.
 _COLUMNS = tl.constexpr(8)
-# Rows scanned for what is still open by one program of the last pass, and codewords that it evaluates at a
+# Rows that one program of the last pass scans for uncertain ones, and codewords that it evaluates at a
 # time.
 _SCAN, _CANDIDATES = 32, 128
 # Run-time values: a new N or K does not recompile. Strides stay special: whether 1, or divisible by 16,

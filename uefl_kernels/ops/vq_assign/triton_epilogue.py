@@ -20,7 +20,7 @@ _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
 class Epilogue(NamedTuple):
-    """The requested results, None for others; codewords of ``[codes]`` are those of all books."""
+    """The requested results, None for others; ``[codes]`` counts the codewords of all books."""
 
     counts: torch.Tensor | None = None
     """``[codes]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where
