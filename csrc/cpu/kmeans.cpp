@@ -114,8 +114,8 @@ bool Lloyd::assign() {
                      nullptr);
 }
 
-// Whether bounds of the previous iteration rule out most distances of the sample. Bounds for more centers
-// than elements would take more memory than float32 x, and reading them half as long as a search.
+// Returns whether bounds of the previous iteration rule out most distances of the sample. With more centers
+// than elements the bounds would take more memory than float32 x, and reading them half the time of a search.
 bool Lloyd::bounds_pay() {
   if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds)
     return false;

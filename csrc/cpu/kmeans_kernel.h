@@ -29,7 +29,7 @@ struct KMeansKernel {
   // Adds a row of this weight to its new cluster and subtracts it from its old one, which may be null.
   void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to,
                int64_t* from);
-  // Squared distance of a row to a center [d] of its own dtype, in the order of square_norms.
+  // Squared distance of a row to a center [d] of the same dtype, in the order of square_norms.
   double (*distance)(const Dense& x, int64_t row, const char* center);
   // Squared distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
   void (*distances)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);

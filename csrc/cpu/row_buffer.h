@@ -1,6 +1,6 @@
-// Copies rows with scattered elements, such as those of a channels-first map, into contiguous memory, some
-// rows at a time. Read in place, each element of a row costs a cache line, and maps with a power of two of
-// pixels put all of these lines into the same few sets.
+// Copies rows with scattered elements, such as the rows of a channels-first map, into contiguous memory, some
+// rows at a time. In place, each element of a row costs a cache line, and in maps with a power of two of
+// pixels all these lines fall into the same few cache sets.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ class RowBuffer {
   Span place(int64_t lo, int64_t hi);
   void write();
 
-  // Number of rows: those of all tensors of a pass stay in the second-level cache and fill their cache lines.
+  // Number of rows: few enough that all tensors of a pass stay in the second-level cache, and enough to fill
+  // cache lines.
   static int64_t rows_for(int64_t dim) { return dim < 256 ? 64 : dim < 1024 ? 32 : 16; }
 
  private:

@@ -176,7 +176,7 @@ UEFL_INLINE void set_sums(const TransitionRun& run, int64_t rows, int64_t group)
   }
 }
 
-// Whether every sum is large enough to have lost no terms.
+// Returns whether every sum is large enough that no term was lost.
 UEFL_INLINE bool is_safe(const float* sets, int64_t padded_m, float all) {
   bool safe = all >= kSmallest;
   for (int64_t i = 0; i < padded_m; i += kLanes) {

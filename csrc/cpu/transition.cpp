@@ -35,10 +35,10 @@ bool is_empty(const T* log_weight, int64_t k) {
   return std::all_of(log_weight, log_weight + k, [](T value) { return value == -kInfinity; });
 }
 
-// Whether a row looks like class proportions instead of their logarithms: nothing below 0, and a sum of 1
-// with room for half precision. Logarithms of priors never do (the set would have to be certain for every
-// class), nor do logarithms of counts; logarithms of other weights (1 to e) may. With one class it does not
-// matter: a constant changes nothing.
+// Returns whether a row looks like class proportions instead of their logarithms: nothing below 0, and a sum
+// of 1 with room for half precision. Logarithms of priors never do (the set would have to be certain for
+// every class), nor do logarithms of counts; logarithms of other weights (1 to e) may. With one class it does
+// not matter: a constant changes nothing.
 template <class T>
 bool is_shares(const T* row, int64_t k) {
   if (k == 1) return false;

@@ -6,13 +6,12 @@
 //   best (vq_assign_kernel.h, per instruction set).
 //   2. Accept the best where the gap exceeds the error bound of common/certificate.h.
 //   3. Score the other rows again and evaluate the few codewords within the bound by the definition.
-// A few codewords, or short ones, need no score: the definition is as quick (vq_assign_direct_kernel.h).
-// Few rows are compared with the codebook as it lies (vq_assign_few_kernel.h), which costs less than packing
-// it; step 3 follows for the codewords within the bound.
-// Long codewords first pass a prefilter in half the bits (vq_prefilter.h). Rows with many codewords within
-// its larger bound go to step 1. Where few are left, each is scored in float32, and the definition decides
-// among those still possible. So the result depends only on the row and the codebook: not on the instruction
-// set, the tile, the batch or the number of threads.
+// A few codewords, or short ones, need no score: the definition is as fast (vq_assign_direct_kernel.h).
+// Few rows are compared with the unpacked codebook (vq_assign_few_kernel.h), which costs less than packing
+// it; step 3 follows for the codewords within the bound. Long codewords first pass a prefilter in half the
+// bits (vq_prefilter.h). Rows with many codewords within its larger bound go to step 1. Where few are left,
+// each is scored in float32, and the definition decides among those still possible. So the result depends
+// only on the row and the codebook: not on the instruction set, the tile, the batch or the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +48,7 @@ struct SearchPlan {
   Isa isa;
   const VqAssignKernel* kernel;
   const PrefilterKernel* prefilter;  // runs before the kernel, or null
-  bool direct = false;               // the definition alone decides every row
+  bool direct = false;               // only the definition decides, for every row
 };
 SearchPlan plan(int64_t d, int64_t k);
 // Throws std::logic_error unless both passes of a plan take blocks of the same number of codewords, since
@@ -69,7 +68,7 @@ class Search {
   Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
          const Parallel& parallel = on_this_thread, bool few = false);
 
-  // Whether x has so few rows, short enough for a bound in float32, that the codebook is not worth packing.
+  // Returns whether packing the codebook does not pay: x has few rows, short enough for a bound in float32.
   static bool few(const StridedRows& x, const Codebook& codebook);
 
   // Memory for the searches of one thread; reusing it saves page faults in every call.

@@ -1,4 +1,4 @@
-// What the ways to search a codebook share.
+// Functions shared by all searches of a codebook.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,8 @@ inline float least_of(const float* scores, int64_t count) {
   return *std::min_element(least, least + kStep);
 }
 
-// code / |code| with the norm summed in order; a zero codeword (or one whose norm underflows) stays zero.
+// code / |code| with the norm summed in order; a zero codeword, or one with a norm that underflows, stays
+// zero.
 inline void to_unit(const double* code, int64_t d, double* unit) {
   double square = 0;
   for (int64_t j = 0; j < d; ++j) square += code[j] * code[j];

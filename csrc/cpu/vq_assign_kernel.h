@@ -10,12 +10,12 @@ namespace uefl::cpu {
 // The arithmetic of the scores, which decides their error bound (common/certificate.h).
 enum class Arithmetic { f32, bf16x3, bf16, i16 };
 
-// Upper bounds for the certificate: |y|^2, and |y - y1|^2 of the first part where the arithmetic has parts.
+// Upper bounds for the certificate: |y|^2, and |y - y1|^2 of the first part if the arithmetic has parts.
 struct RowSize {
   double square, rest;
 };
 
-// The rows that will be loaded next, where they are contiguous; a kernel may prefetch them.
+// The rows that will be loaded next, if they are contiguous; a kernel may prefetch them.
 struct Ahead {
   const char *next, *end;
 };

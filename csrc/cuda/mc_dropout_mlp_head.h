@@ -111,9 +111,9 @@ __global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row
   }
 }
 
-// Sixteen ones for each half of a word that is not below the threshold, both at once: the lower 15 bits by a
-// subtraction that borrows from no neighbor, the upper bits by the majority of the word's, that outcome and
-// what the threshold's is not; then they fill their halves.
+// Returns sixteen ones for each half of a word that is not below the threshold, both halves at once. A
+// subtraction without a borrow between the halves compares the lower 15 bits. The upper bit is the majority
+// of the word's bit, that result, and the inverted bit of the threshold. Then it fills its half.
 __device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
   const uint32_t not_below = (word | 0x80008000u) - threshold.low;
   uint32_t mask;

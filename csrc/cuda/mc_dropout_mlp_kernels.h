@@ -1,17 +1,18 @@
 // mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in
 // registers.
 //
-//   pack_...   rows and weights, padded with zeros, in the order in which lanes take them; once per call
-//   head       one layer with at most 32 outputs: nothing but the statistics leaves the registers
-//   (mc_dropout_mlp_head.h) stack      any number of layers and classes: the activations of a pass lie in
-//   memory of the warp, the same memory for all passes, so that each mask is drawn once combine    the
-//   statistics of the slots
+//   pack_...  rows and weights, padded with zeros, in the order of the lanes; once per call
+//   head      one layer with at most 32 outputs: only the statistics leave the registers
+//             (mc_dropout_mlp_head.h)
+//   stack     any number of layers and classes: the activations of a pass lie in memory of the warp, the same
+//             for all passes, so that each mask is drawn once
+//   combine   the statistics of the slots
 //
 // A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. The pair shares each load of
 // rows and weights. The slots depend only on the number of passes, and combine adds them up in their order;
 // so neither the grid nor the number of rows changes a bit of a row's results. They grow shorter, and the
 // longest of all tiles come first: the work at the end is short, and no multiprocessor waits for long. Warps
-// never wait for one another: a lane reads only values that it, or an earlier kernel, has written.
+// never wait for one another: a lane reads only values from itself or from an earlier kernel.
 #pragma once
 
 #include "cuda/mc_dropout_mlp_head.h"

@@ -5,8 +5,7 @@
 // rest, together within 2^-21; the product of the two rests is left out. Tensor cores may truncate a sum, so
 // they sum 32 units, and these sums are added in float32. tf32 has the range of float32: nothing is scaled,
 // and NaN and infinities stay in their row.
-//
-// stack, whose units change with every layer and pass, multiplies so; head has its own way
+// stack uses these products, because its units change with every layer and pass; head has its own
 // (mc_dropout_mlp_head.h).
 //
 // The lane 4 g + t of a fragment takes row g (and g + 8). Which unit stands where in a sum is free, so t

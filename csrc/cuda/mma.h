@@ -58,8 +58,8 @@ __device__ inline int greater(int a, int b) { return max(a, b); }
 __device__ inline int least(int a, int b, int c) {
   return __vimin3_s32(a, b, c);
 }  // one instruction from sm_90 on
-// a * b + c. Where b is a power of two the compiler takes a shift with an addition, if it knows; that goes to
-// the pipe of the comparisons, and a product to the one of floating point.
+// a * b + c. If the compiler knew that b is a power of two, it would use a shift with an addition, which runs
+// on the pipe of the comparisons; a product runs on the floating-point pipe.
 __device__ inline int multiply_add_integer(int a, int b, int c) {
   int sum;
   asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));

@@ -3,7 +3,7 @@
 // A block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared memory. Its
 // warps then walk the sorted rows, an equal share each, a row at a time: a lane adds up two columns in
 // registers, eight rows under way, and reports to memory where the codeword changes. So one reduction covers
-// all rows of a codeword in a range, and all warps share the work of a codeword with most rows. Where a range
+// all rows of a codeword in a range, and all warps share the work of a codeword with most rows. If a range
 // has few rows of each codeword, the rows are walked in their order.
 //
 // The sort keeps the order of the rows of a codeword, so the error too has the same bits at every run.
@@ -70,8 +70,8 @@ struct Sort {
   uint16_t* places;  // [warps, codewords], workspace
 };
 
-// The rows are those of the outputs from `first` on. A warp counts its part of them, and knows then where its
-// rows of a codeword go. Every thread of the block calls it.
+// Sorts the rows of the outputs from `first` on. A warp counts its part of them, and then knows the places of
+// its rows of a codeword. Every thread of the block must call it.
 __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows,
                                  const Sort& sort) {
   __shared__ int of_warps[32];

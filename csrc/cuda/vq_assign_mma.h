@@ -6,11 +6,10 @@
 // every product.
 //
 //   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a
-//   limit: no codeword with a score above it can be the nearest
-//   second  takes the rows that the block has listed, some per cent; the codewords within the limit, two or
-//   three as a rule, are candidates, and the
-//           definition decides between them; rows with too many candidates are scored by the definition
-//           against all codewords
+//           limit: no codeword with a score above it can be the nearest
+//   second  takes the rows that the block has listed, some per cent. The codewords within the limit, usually
+//           two or three, are candidates, and the definition decides between them. Rows with too many
+//           candidates are scored by the definition against all codewords
 #pragma once
 
 #include "cuda/vq_assign_definition.h"

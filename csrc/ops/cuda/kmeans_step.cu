@@ -1,5 +1,5 @@
 // kmeans_step on CUDA: the search, then a pass over x that adds each row to its cluster, and one for the
-// inertia where it is asked for.
+// inertia on request.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -74,9 +74,9 @@ Packed carve(const Shape& shape, Search search, int64_t open, const Tensor& x, T
 constexpr bool kBuiltForSm90a =
     std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
 
-// The fastest first pass that may be taken; from the fastest to the slowest; each leaves the shapes that it
-// cannot take to the next. UEFL_CUDA_SEARCH names the fastest allowed: to compare them, and a way out should
-// one prove wrong on some GPU.
+// The fastest allowed first pass. The order is from the fastest to the slowest, and each pass leaves the
+// shapes that it cannot handle to the next. UEFL_CUDA_SEARCH names the fastest allowed one, to compare them,
+// and as a workaround if one is wrong on some GPU.
 Search fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
