@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
     federation = build(cfg.data, kind="sets", seed=cfg.run.seed)
-    ours = rounds.Ours(cfg, "fedul", federation)
+    ours = rounds.UeflLoop(cfg, "fedul", federation)
     loops: dict[str, rounds.Loop] = {
         "uefl": ours,
         "published": PublishedFedULLoop(cfg, federation, workers=args.workers, bf16=False),

@@ -1,8 +1,8 @@
 """Load compiled kernels and launch them, without a build of an extension: the driver's own interface, on
 torch's context and stream.
 
-``Dry`` has the same methods, runs nothing and needs no GPU. It refuses calls that a GPU would refuse: a
-kernel that a file does not hold, and more shared memory or threads than a block can have.
+``DryRunDriver`` has the same methods, runs nothing and needs no GPU. It refuses calls that a GPU would
+refuse: a kernel that a file does not hold, and more shared memory or threads than a block can have.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Driver:
         return float(sorted(found)[2])
 
 
-class Dry:
+class DryRunDriver:
     """Launches nothing; keeps what would have been launched."""
 
     dry = True
@@ -180,4 +180,4 @@ class Dry:
         return float("nan")
 
 
-AnyDriver = Driver | Dry
+AnyDriver = Driver | DryRunDriver

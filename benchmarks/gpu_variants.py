@@ -28,7 +28,7 @@ import torch
 from uefl_kernels import vq_assign
 
 from . import gpu_micro, sass
-from .gpu_driver import AnyDriver, Driver, Dry
+from .gpu_driver import AnyDriver, Driver, DryRunDriver
 from .gpu_layout import FOLDER, SearchWork, Variant, columns, tiles, variants
 from .ops.vq import nearest
 
@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
             f" --cubins {options.cubins}"
         )
         return 2
-    driver: AnyDriver = Dry() if options.dry else Driver()
+    driver: AnyDriver = DryRunDriver() if options.dry else Driver()
     if options.step == "search":
         return int(search(driver, options.cubins, options.out, options.only, options.seconds) > 0)
     target = options.out / "micro.json"

@@ -36,7 +36,7 @@ class Loop(Protocol):
         """Evaluate the model on the test images of every client."""
 
 
-class Ours:
+class UeflLoop:
     """An arm as ``uefl train`` runs it.
 
     Args:

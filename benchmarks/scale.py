@@ -36,7 +36,7 @@ def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
 
     peaks = []
 
-    class Watch(Logged):
+    class PeakMemoryObserver(Logged):
         def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
             peaks.append(peak())
 
@@ -46,7 +46,13 @@ def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
         out, begun = Path(folder) / "run", time.monotonic()
         keys = {"participation": share, "evaluation": share, "rounds": [rounds], "local_epochs": 1}
         run = uefl.train(
-            "many-clients", out=out, clients=clients, arms=[arm], device="cpu", observer=Watch(), **keys
+            "many-clients",
+            out=out,
+            clients=clients,
+            arms=[arm],
+            device="cpu",
+            observer=PeakMemoryObserver(),
+            **keys,
         )
         whole, (found,) = time.monotonic() - begun, run.summary.values()
         files = sum(path.stat().st_size for path in (out / "private").glob("*"))

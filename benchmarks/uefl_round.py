@@ -225,18 +225,18 @@ def main(arguments: list[str] | None = None) -> None:
     first = next(iter(cfg.arms))
     with ExitStack() as stack:
         loops: dict[str, rounds.Loop] = {
-            name: rounds.Ours(cfg, name, federation, device) for name in cfg.arms
+            name: rounds.UeflLoop(cfg, name, federation, device) for name in cfg.arms
         }
         graphs = cfg.with_run(cuda_graphs=True) if device == "cuda" else cfg
         if graphs != cfg:
             loops |= {
-                f"{name}, CUDA graphs": rounds.Ours(graphs, name, federation, device) for name in cfg.arms
+                f"{name}, CUDA graphs": rounds.UeflLoop(graphs, name, federation, device) for name in cfg.arms
             }
         for count in map(int, filter(None, args.processes.split(","))):
             workers = stack.enter_context(on_workers(count, device, print, "the same command"))
             workers.take(graphs, federation)
             for name in cfg.arms:
-                loops[f"{name}, {count} processes"] = rounds.Ours(
+                loops[f"{name}, {count} processes"] = rounds.UeflLoop(
                     graphs, name, federation, device, workers.engine(name, lambda client: None)
                 )
         for bf16 in (False, True) if args.bf16 else (False,):

@@ -85,7 +85,7 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
     """Compare averages and codebooks of both loops: same weights, one batch of all images, no dropout."""
     cfg = config.load("mnist-9-published", [*TINY, "batch_size=40", "dropout=0.0", "lr=1e-3"])
     federation = build(cfg.data, kind="labeled", seed=0)
-    ours = rounds.Ours(cfg, "uefl-published", federation)
+    ours = rounds.UeflLoop(cfg, "uefl-published", federation)
     theirs = uefl_round.PublishedUEFLLoop(cfg, "uefl-published", federation, once=True, bf16=False)
     with torch.no_grad():
         copy_of(ours, theirs)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_micro, gpu_variants, sass
-from benchmarks.gpu_driver import MOST_SHARED, Dry
+from benchmarks.gpu_driver import MOST_SHARED, DryRunDriver
 from benchmarks.gpu_layout import FOLDER, Variant, columns, tiles, variants
 from tests.test_gpu_check import SCRIPT
 
@@ -96,7 +96,7 @@ def test_the_whole_plan_is_launched_and_written(cubins, tmp_path, capsys):
 
 
 def test_every_kernel_is_measured(cubins):
-    driver = Dry()
+    driver = DryRunDriver()
     gpu_micro.measure(driver, cubins, "", lambda rows: None)
     gpu_variants.search(driver, cubins, cubins, "", 60)
     assert {name for name, *_ in driver.launched} == set(kernels()) - {"stream_none"}
@@ -113,7 +113,7 @@ def test_no_time_is_left(cubins, capsys):
 
 
 def test_what_a_gpu_would_refuse_is_refused(cubins):
-    driver, path = Dry(), cubins / "search.cubin"
+    driver, path = DryRunDriver(), cubins / "search.cubin"
     with pytest.raises(ValueError, match="kernel g5_3_1"):
         driver.launch(path, "g5_3_1", 132, 512, 0, [])
     with pytest.raises(ValueError, match=f"{MOST_SHARED + 1} bytes"):

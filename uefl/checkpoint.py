@@ -94,7 +94,7 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
     """
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
-        found |= _taken_apart(part)[0]
+        found |= _header_and_bytes(part)[0]
     end = 0
     layout: dict[str, Any] = {"__metadata__": metadata}
     # so each begins at a multiple of its own item
@@ -108,14 +108,14 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
     with named(path), temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for part in parts:
-            described, values = _taken_apart(part)
+            described, values = _header_and_bytes(part)
             for name, about in described.items():
                 file.seek(8 + len(header) + layout[name]["data_offsets"][0])
                 file.write(values[slice(*about["data_offsets"])])
     replace(temporary, path)
 
 
-def _taken_apart(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
+def _header_and_bytes(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
     """Return dtype, shape and offsets of each tensor, and the bytes, as safetensors writes them."""
     whole = memoryview(save_bytes(_copies(tensors)))
     begin = 8 + int.from_bytes(whole[:8], "little")

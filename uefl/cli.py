@@ -54,7 +54,7 @@ def _in_a_line() -> Iterator[None]:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
     except BrokenPipeError:  # `uefl presets | head`
-        _write_to_nobody()
+        _silence_stdout()
         raise typer.Exit(_NOBODY_READS) from None
     except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
         where = f"{error.filename}: " if error.filename else ""
@@ -486,7 +486,7 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
     what = "interrupted"
     if isinstance(end, BrokenPipeError):
         what = "the output was closed"
-        _write_to_nobody()
+        _silence_stdout()
     if (folder / "summary.json").is_file():
         advice = f"; the run is finished: uefl report {folder}"
     else:
@@ -496,7 +496,7 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
     return typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130)
 
 
-def _write_to_nobody() -> None:
+def _silence_stdout() -> None:
     """Discard the output that Python flushes at its end."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

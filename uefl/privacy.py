@@ -83,7 +83,7 @@ class Privacy:
         self.central = run.privacy == "central"
         self._recorded = 0, 0.0
 
-    def releases(self, participants: Coins | Participants, rounds: int) -> int:
+    def releases(self, participants: PoissonParticipants | Participants, rounds: int) -> int:
         """Return the number of releases after some rounds: with ``central`` the rounds; with ``local`` the
         most requests to a single client."""
         if self.central or self.run.participation == 1:
@@ -110,7 +110,7 @@ class Privacy:
             else _of_update(run.noise_multiplier)
         )
 
-    def record(self, participants: Coins | Participants, rounds: int) -> dict[str, float]:
+    def record(self, participants: PoissonParticipants | Participants, rounds: int) -> dict[str, float]:
         """Return the privacy of the model after a number of rounds, for each line of metrics.jsonl."""
         if rounds != self._recorded[0]:
             self._recorded = rounds, self.epsilon(self.releases(participants, rounds))
@@ -148,9 +148,9 @@ class Privacy:
 
     # --- the mechanism -------------------------------------------------------------------------------------
 
-    def participants(self, clients: tuple[str, ...], arm: str) -> Coins:
+    def participants(self, clients: tuple[str, ...], arm: str) -> PoissonParticipants:
         """Draw the participants of each round of an arm."""
-        return Coins(clients, self.run.participation, self._key, arm)
+        return PoissonParticipants(clients, self.run.participation, self._key, arm)
 
     def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
         """Return averages as :class:`uefl.aggregation.Rule` does, with noisy sums in place of nonempty
@@ -224,7 +224,7 @@ class NoisyMean:
         return (self.old.double() + self.sum / self._expected).float()
 
 
-class Coins:
+class PoissonParticipants:
     """Each client takes part in a round with a probability, whatever the others do; the draws are made from
     the key of a run.
 

@@ -34,10 +34,10 @@ def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
     net.train(mode)
     if 3 * batch_size * counter.get_total_flops() < ENOUGH:
         return 1
-    return max(1, int(min(torch.get_num_threads(), _granted())))
+    return max(1, int(min(torch.get_num_threads(), _quota_cores())))
 
 
-def _granted() -> float:
+def _quota_cores() -> float:
     """Return the cores of the control group's quota; infinity without one."""
     try:
         quota, period = _QUOTA.read_text().split()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _hold  # noqa: F401  defines the op
+from . import _snapshot  # noqa: F401  defines the op
 from ._gather import flat_indices, gather
 from .ops import rvq as _rvq  # noqa: F401
 from .ops import vq as _vq  # noqa: F401  defines the op
@@ -63,7 +63,7 @@ def rvq(
     return composed.compose(lambda given: vq(*given), composed.Arguments(x, codebooks, *options))
 
 
-def hold(tensor: torch.Tensor) -> torch.Tensor:
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy."""
     return tensor.clone()
 
@@ -96,5 +96,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         torch.onnx.export(program, dynamo=True).save("layer.onnx")
     """
     ops = torch.ops.uefl
-    own = {ops.vq_assign.default: vq_assign, ops.vq.default: vq, ops.rvq.default: rvq, ops.hold.default: hold}
+    own = {
+        ops.vq_assign.default: vq_assign,
+        ops.vq.default: vq,
+        ops.rvq.default: rvq,
+        ops.snapshot.default: snapshot,
+    }
     return {**torch.export.default_decompositions(), **own}

@@ -169,7 +169,7 @@ def define_vmap(name: str, rule: Callable[..., Any]) -> None:
         torch.library.register_vmap(f"{namespace}::{name}", attached, lib=library)
 
 
-class _Once(torch.autograd.Function):
+class _OnceDifferentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: str, gradient: torch.Tensor, *made_of: torch.Tensor | None) -> torch.Tensor:
         ctx.op = op
@@ -187,7 +187,7 @@ def once_differentiable(op: str, gradient: torch.Tensor, *made_of: torch.Tensor 
     """Return a gradient that raises RuntimeError when it is differentiated again."""
     if not torch.is_grad_enabled():  # without create_graph=True
         return gradient
-    once: torch.Tensor = _Once.apply(op, gradient.detach(), *made_of)
+    once: torch.Tensor = _OnceDifferentiable.apply(op, gradient.detach(), *made_of)
     return once
 
 

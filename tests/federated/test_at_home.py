@@ -133,7 +133,7 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
         assert same == (len(members) > 1), i
     rows = {client: local.members[0].algorithm.visible(mine, client).shape[-2] for client in NAMES}
     for client, kept in theirs.plain["at_silo"].items():
-        assert kept == rows[client] - remote.members[0].algorithm.own_at(theirs, client) > 0
+        assert kept == rows[client] - remote.members[0].algorithm.first_own_row(theirs, client) > 0
 
 
 def test_few_states_are_kept(tmp_path):

@@ -22,7 +22,7 @@ from uefl.algorithms.base import Algorithm, registry
 from uefl.deploy.setting import Setting
 from uefl.engines.base import Reply
 from uefl.errors import UserError
-from uefl.privacy import Coins, Privacy, check, clip_factor, gaussian
+from uefl.privacy import PoissonParticipants, Privacy, check, clip_factor, gaussian
 from uefl.progress import PlainProgress
 
 opacus = pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
@@ -195,14 +195,14 @@ def test_clients_weigh_equally_and_the_denominator_is_fixed(monkeypatch):
 
 def test_who_takes_part_is_a_coin_for_each_client():
     names = tuple(f"silo-{i}" for i in range(50))
-    coins = Coins(names, 0.3, SECRET, "arm")
+    coins = PoissonParticipants(names, 0.3, SECRET, "arm")
     drawn = np.array([[name in coins.of(round) for name in names] for round in range(200)])
     assert drawn.mean() == pytest.approx(0.3, abs=0.02)
     assert drawn.sum(1).std() == pytest.approx(math.sqrt(50 * 0.3 * 0.7), rel=0.15)
     assert np.abs(np.corrcoef(drawn.T) - np.eye(50)).max() < 0.35
-    assert coins.of(3) != Coins(names, 0.3, b"another", "arm").of(3)
-    assert coins.of(3) != Coins(names, 0.3, SECRET, "other").of(3)
-    assert Coins(names, 1.0, SECRET, "arm").of(3) == names
+    assert coins.of(3) != PoissonParticipants(names, 0.3, b"another", "arm").of(3)
+    assert coins.of(3) != PoissonParticipants(names, 0.3, SECRET, "other").of(3)
+    assert PoissonParticipants(names, 1.0, SECRET, "arm").of(3) == names
 
 
 def test_a_round_with_nobody_in_it_has_noise_all_the_same():

@@ -123,7 +123,7 @@ def test_as_many_runs_as_asked_share_the_one_device(
     jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path / "out", threads=1)
     ends: list[runner.JobResult] = []
     runner.run(
-        jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, look=lambda running: None
+        jobs, side_by_side=3, device=device, data_root=None, ended=ends.append, report=lambda running: None
     )
     assert most == 3
     assert len(seen) == len(ends) == 8
@@ -133,11 +133,11 @@ def test_as_many_runs_as_asked_share_the_one_device(
 def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of all runs in one bar, the runs under way by name, and a line for each that has ended."""
 
-    def two_of_four(jobs: list[suite.Job], *, ended: Callable, look: Callable, **_: object) -> None:
+    def two_of_four(jobs: list[suite.Job], *, ended: Callable, report: Callable, **_: object) -> None:
         ended(runner.JobResult(jobs[0], 2.0, None))
         ended(runner.JobResult(jobs[2], 1.0, "no such file"))
         ended(runner.JobResult(jobs[3], 1.0, "no such file"))
-        look({jobs[1]: 1})
+        report({jobs[1]: 1})
 
     monkeypatch.setattr(runner, "run", two_of_four)
     shown = io.StringIO()
@@ -272,7 +272,7 @@ def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         "multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT))
     )
-    runner.run([], side_by_side=1, device="cpu", data_root=None, ended=print, look=print)
+    runner.run([], side_by_side=1, device="cpu", data_root=None, ended=print, report=print)
     assert seen == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -73,7 +73,7 @@ def labeled(folder: Path, layout: str) -> list[tuple[Path, str]]:
     return files
 
 
-def passed_over(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
+def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
     """Return one note on files where folders are expected, without ``used``, and one on empty folders."""
     inside = [path for folder in folders for path in visible(folder) if path not in used]
     files = [path for path in inside if path.is_file()]
@@ -85,7 +85,7 @@ def passed_over(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[s
     )
 
 
-def look_alikes(classes: Sequence[str]) -> tuple[str, ...]:
+def case_conflicts(classes: Sequence[str]) -> tuple[str, ...]:
     """Return a note on each pair of classes that differ in case only."""
     first: dict[str, str] = {}
     pairs = [(first.setdefault(name.casefold(), name), name) for name in classes]

@@ -15,7 +15,7 @@ from .dataset import DataSet
 from .federation import Federation, LabeledData, Silo, Sizes, Split
 from .images import DamagedImages, Rows
 from .partitions.base import Deal, Share
-from .prepare import AsTheyAre, Preparation, prepare_for
+from .prepare import NoPreparation, Preparation, prepare_for
 
 if TYPE_CHECKING:
     from .settings import Data
@@ -173,7 +173,7 @@ def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple
     return order[~chosen].numpy(), order[chosen].numpy()
 
 
-def _load(table: DataSet, prepare: Preparation | AsTheyAre, client: _Client) -> LabeledData:
+def _load(table: DataSet, prepare: Preparation | NoPreparation, client: _Client) -> LabeledData:
     """Read the images of one client."""
 
     def split(rows: Rows) -> Split:

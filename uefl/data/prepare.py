@@ -22,7 +22,9 @@ Parts = dict[str, dict[str, torch.Tensor]]
 """tensors of a report by group and name"""
 
 
-def prepare_for(sources: Sequence[Source], image_size: int, standard: bool = True) -> Preparation | AsTheyAre:
+def prepare_for(
+    sources: Sequence[Source], image_size: int, standard: bool = True
+) -> Preparation | NoPreparation:
     """Return the preparation for the inputs of several sources.
 
     Args:
@@ -41,11 +43,11 @@ def prepare_for(sources: Sequence[Source], image_size: int, standard: bool = Tru
     if image_size:
         kind = vectors[0].inputs.kind
         raise UserError(f"key 'image_size': resizes images, and the data are {kind}; leave it out")
-    return AsTheyAre(vectors[0].inputs, tuple(vectors[0].values.shape[1:]), standard)
+    return NoPreparation(vectors[0].inputs, tuple(vectors[0].values.shape[1:]), standard)
 
 
 @dataclass(frozen=True)
-class AsTheyAre:
+class NoPreparation:
     """Return the columns of a table or sequences of tokens, which need no preparation."""
 
     inputs: Inputs

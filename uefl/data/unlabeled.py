@@ -22,7 +22,7 @@ from .dataset import DataSet
 from .federation import Federation, ServerData, SetData, Silo, Sizes, Split
 from .images import Rows
 from .partitions.base import Scheme, SetDeal
-from .prepare import AsTheyAre, Preparation, Source, prepare_for
+from .prepare import NoPreparation, Preparation, Source, prepare_for
 from .priors import Matrix
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class LabeledRows:
         """Return the rows at some positions."""
         return LabeledRows(self.images, self.rows[positions], self.labels[positions])
 
-    def load(self, prepare: Preparation | AsTheyAre) -> Split:
+    def load(self, prepare: Preparation | NoPreparation) -> Split:
         """Read them."""
         return Split(prepare(self.images, self.rows), torch.from_numpy(self.labels))
 
@@ -318,7 +318,7 @@ def _sources(made: Material) -> list[Source]:
 
 
 def _load(
-    prepare: Preparation | AsTheyAre,
+    prepare: Preparation | NoPreparation,
     client: ClientSets,
     table: Matrix,
     weights: Matrix | None,

@@ -85,7 +85,7 @@ def refusal(report: Report) -> str | None:
     """Return why a node that reports cannot be a silo of a run, or None."""
     header, parts = report
     if header.get("error") is not None:
-        return faults.words(str(header["error"]))
+        return faults.describe(str(header["error"]))
     try:
         check_names("silo", [str(header["client"])])
         if len(header["classes"]) > _CLASSES:
@@ -367,7 +367,7 @@ def _shape(
         if headers[first]["inputs"]["kind"] == headers[name]["inputs"]["kind"] == "images":
             continue
         if _form(headers[name]) != _form(headers[first]):
-            pair = f"silo {name!r} has {_told(headers[name])}, silo {first!r} has {_told(headers[first])}"
+            pair = ", ".join(f"silo {each!r} has {_inputs_in_words(headers[each])}" for each in (name, first))
             raise UserError(
                 f"{pair}; all silos need the same inputs, with the same columns in the same order"
             )
@@ -392,7 +392,7 @@ def _form(header: Mapping[str, Any]) -> Any:
     return told["kind"], tuple(told["names"]), told["vocabulary"], tuple(header["shape"])
 
 
-def _told(header: Mapping[str, Any]) -> str:
+def _inputs_in_words(header: Mapping[str, Any]) -> str:
     """Return the inputs of a silo in words."""
     told = header["inputs"]
     names = f" ({', '.join(told['names'][:_NAMED])})" if told["names"] else ""

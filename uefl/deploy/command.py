@@ -14,7 +14,7 @@ from .choices import check_installed, check_private, checked_address
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from .floor import Floor
+    from .privacy_floor import PrivacyFloor
 
 
 def silo(
@@ -50,9 +50,9 @@ def silo(
         insecure: without TLS and key, off loopback too.
         wait: seconds for the SuperLink to be there.
         device: ``auto``, ``cpu`` or ``cuda``.
-        noise_multiplier: the least noise that this silo works with, as of :class:`.floor.Floor`; None: the
-            server's choice.
-        delta, max_epsilon: as of :class:`.floor.Floor`.
+        noise_multiplier: the least noise that this silo works with, as of
+            :class:`.privacy_floor.PrivacyFloor`; None: the server's choice.
+        delta, max_epsilon: as of :class:`.privacy_floor.PrivacyFloor`.
         spent: the file that counts its updates; None: next to the folder.
         algorithms: names of the algorithms that this silo answers, with commas; None: all that are installed.
         state: the folder for the silo's own state; None: next to the data; with ``simulate`` none lasts.
@@ -71,7 +71,7 @@ def silo(
     from ..run import chosen_device
     from .silo import SiloProgram
     from .silo_folder import SiloFolder
-    from .sources import ClientSource, Dealt, own
+    from .sources import ClientSource, PartitionedSource, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
@@ -94,7 +94,7 @@ def silo(
     source: ClientSource
     kept = None
     if simulate is not None:
-        source = Dealt(simulate, data_root)
+        source = PartitionedSource(simulate, data_root)
         if state is not None:
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
     else:
@@ -106,7 +106,7 @@ def silo(
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
         if floor is not None:
             print(f"silo {source.name} insists on its own noise: {floor.describe()}", flush=True)
-        with nullcontext() if floor is None else floor.held():
+        with nullcontext() if floor is None else floor.locked():
             program = SiloProgram(source, where, floor, answered, kept, state)
             serve(address, on_records(program), private, patience=wait)
     except Unreachable as error:
@@ -137,8 +137,8 @@ def _answered(names: str) -> frozenset[str]:
 
 def _floor(
     noise_multiplier: float | None, delta: float, max_epsilon: float, spent: Path | None, data: Path | None
-) -> Floor | None:
-    from .floor import Floor
+) -> PrivacyFloor | None:
+    from .privacy_floor import PrivacyFloor
 
     if noise_multiplier is None:
         if max_epsilon or spent is not None:
@@ -151,4 +151,4 @@ def _floor(
         if data is None:
             raise UserError("--noise-multiplier: name the file that counts the updates with --spent")
         spent = data.resolve().with_name(f"{data.resolve().name}.spent.json")
-    return Floor(noise_multiplier, delta, max_epsilon, spent)
+    return PrivacyFloor(noise_multiplier, delta, max_epsilon, spent)

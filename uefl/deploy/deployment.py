@@ -113,7 +113,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
             None if same and report[0]["client"] in names else "it has other images than the server expects"
         )
         if why is None:
-            silos[report[0]["client"]] = _told_of_itself(report)
+            silos[report[0]["client"]] = _program_facts(report)
         return why
 
     try:
@@ -124,7 +124,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
     members = Members(link, greeting(cfg), admit)
     end = time.monotonic() + _START + 5 * len(names)
     while missing := [name for name in names if name not in members.nodes]:
-        members.look()
+        members.refresh()
         for name in missing:
             if (last := processes.ended(name)) is not None:
                 raise RunError(f"the process of {name} ended before the run began: {last}")
@@ -177,9 +177,7 @@ def _gather(
             before = reports[name]
             if before[0]["content"] != report[0]["content"]:
                 return f"silo {name!r} came again with other images"
-            _note_change(
-                name, _told_of_itself(before), _told_of_itself(report), "before it came again", notice
-            )
+            _note_change(name, _program_facts(before), _program_facts(report), "before it came again", notice)
             reports[name] = report
             return None
         if begun:
@@ -202,7 +200,7 @@ def _gather(
     end = time.monotonic() + patience
     together: list[str] = []
     while len(together) < silos:
-        members.look()
+        members.refresh()
         together, unfit = fitting(reports, cfg)
         for node, why in members.refused.items():
             if told.get(node) != why:
@@ -223,13 +221,13 @@ def _gather(
         members.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
         del reports[name]
     federation = agree(reports, cfg, address.place)
-    found = {name: _told_of_itself(report) | _key(members, name) for name, report in sorted(reports.items())}
+    found = {name: _program_facts(report) | _key(members, name) for name, report in sorted(reports.items())}
     for name, of in found.items():
         _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
     return federation, link, members, found
 
 
-def _told_of_itself(report: Report) -> dict[str, str]:
+def _program_facts(report: Report) -> dict[str, str]:
     """Return the facts about a silo's program that the run folder keeps."""
     return {key: report[0][key] for key in ("precision", "torch")}
 

@@ -91,7 +91,7 @@ class Processes:
         return self.folder / f"{name}.log"
 
 
-def note_crowd(processes: int, device: str, notice: Callable[[str], None]) -> None:
+def note_oversubscription(processes: int, device: str, notice: Callable[[str], None]) -> None:
     """Note that the processes have more threads than there are cores."""
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if device == "cpu" and threads > 1 and processes * threads > cores:

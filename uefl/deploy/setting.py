@@ -62,7 +62,7 @@ class Setting:
         told = found["inputs"]
         return cls(**found | {"inputs": Inputs(told["kind"], tuple(told["names"]), told["vocabulary"])})
 
-    def known_by(self) -> str:
+    def run_identity(self) -> str:
         """Return the identity of a run, so that a silo recognizes it after a resume. The number of threads is
         left out, because a resumed run reads it from its checkpoint."""
         return json.dumps(

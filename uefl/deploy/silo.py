@@ -35,13 +35,13 @@ from ..errors import UserError
 from ..seeds import make_repeatable
 from ..server.checks import printable
 from ..threads import threads_for
-from .floor import Floor, Spent, TooLittle
+from .privacy_floor import NoiseTooLow, PrivacyBudgetSpent, PrivacyFloor
 from .setting import Setting, understood, version
 from .silo_folder import SiloFolder, StateNotFound, States
 from .sources import ClientSource
 
 
-class NotAnswered(UserError):
+class AlgorithmNotAccepted(UserError):
     """An arm has an algorithm that this silo does not answer."""
 
 
@@ -50,9 +50,9 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, faults.MEMORY),
     (RuntimeError, faults.COMPUTATION),
     (StateNotFound, faults.STATE),
-    (NotAnswered, faults.ALGORITHM),
-    (TooLittle, faults.PRIVACY),
-    (Spent, faults.BUDGET),
+    (AlgorithmNotAccepted, faults.ALGORITHM),
+    (NoiseTooLow, faults.PRIVACY),
+    (PrivacyBudgetSpent, faults.BUDGET),
     (UserError, faults.DATA),
     (Unreadable, faults.UNREADABLE),
 )
@@ -77,7 +77,7 @@ class SiloProgram:
         self,
         source: ClientSource,
         device: torch.device,
-        floor: Floor | None = None,
+        floor: PrivacyFloor | None = None,
         algorithms: Collection[str] | None = None,
         kept: SiloFolder | None = None,
         states: Path | None = None,
@@ -189,7 +189,7 @@ class SiloProgram:
         setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
             raise Unreadable("a private state stays at its silo, and a message names it")
-        states = States.of(self._folder(), setting.known_by(), header["arm"], header["client"])
+        states = States.of(self._folder(), setting.run_identity(), header["arm"], header["client"])
         names = [str(part.options["state"]) for part in members]
         had = [
             states.read(name) if name else self._fresh(workspace, header["client"], int(part.options["seed"]))
@@ -259,7 +259,7 @@ class SiloProgram:
 
     def _check_algorithm(self, name: str) -> None:
         if self._algorithms is not None and name not in self._algorithms:
-            raise NotAnswered(
+            raise AlgorithmNotAccepted(
                 f"the run has the algorithm {name!r}; this silo answers {', '.join(sorted(self._algorithms))}"
                 " alone"
             )

@@ -213,7 +213,7 @@ def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
     return images.expand(-1, channels, -1, -1).contiguous()
 
 
-class Dealt:
+class PartitionedSource:
     """Clients of the federation that the configuration describes, which this process builds again for itself.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 
 from ..engines.distributed.engine import serve
 from .silo import SiloProgram
-from .sources import ClientSource, Dealt
+from .sources import ClientSource, PartitionedSource
 
 
 def work(end: int, rank: int, device: str, parent: int, source: ClientSource) -> None:
@@ -51,5 +51,5 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     end, rank, device, parent, *root = sys.argv[1:]
-    source = Dealt(None, Path(root[0]) if root else None)
+    source = PartitionedSource(None, Path(root[0]) if root else None)
     work(int(end), int(rank), device, int(parent), source)

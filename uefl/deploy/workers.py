@@ -16,11 +16,11 @@ from ..data import build
 from ..data.federation import Federation
 from ..engines import faults
 from ..engines.codec import Packet
-from ..engines.distributed.crew import ConnectionLost, Crew
 from ..engines.distributed.engine import DistributedEngine
+from ..engines.distributed.worker_pool import ConnectionLost, WorkerPool
 from ..errors import RunError
 from ..folder import Silos
-from .processes import Processes, note_crowd
+from .processes import Processes, note_oversubscription
 from .setting import Setting, greeting, task
 
 Notice = Callable[[str], None]
@@ -48,14 +48,14 @@ def on_workers(
         try:
             yield Workers(count, device, notice, processes, stack, module)
         except ConnectionLost as error:
-            raise RunError(f"{_who_ended(processes) or error}; go on with: {go_on}") from None
+            raise RunError(f"{_ended_process(processes) or error}; go on with: {go_on}") from None
         finally:  # before the stack is left: its threads wait for the workers' last lines
             logs = processes.stop()
             if logs is not None:
                 notice(f"what the workers say of their failures is in {logs}")
 
 
-def _who_ended(processes: Processes) -> str | None:
+def _ended_process(processes: Processes) -> str | None:
     """Return which process has ended and why, or None. Wait a moment: its connection closes first."""
     until = time.monotonic() + _MOMENT
     while time.monotonic() < until:
@@ -83,7 +83,7 @@ class Workers:
     ) -> None:
         self._count, self._device, self._notice = count, device, notice
         self._processes, self._stack, self._module = processes, stack, module
-        self._crew: Crew | None = None
+        self._workers: WorkerPool | None = None
         self.home = False
         self.silos: Silos = {}
 
@@ -100,17 +100,17 @@ class Workers:
 
     def take(self, cfg: Config, federation: Federation, data_root: Path | None = None) -> None:
         """Have the workers stand for the clients of a federation; they are started the first time."""
-        if self._crew is None:
-            self._crew = self._start(data_root)
-        for _ in [self._crew.ask(rank, Packet(greeting(cfg), {})) for rank in self._crew.ranks]:
-            while (found := self._crew.reply(1.0)) is None:
+        if self._workers is None:
+            self._workers = self._start(data_root)
+        for _ in [self._workers.ask(rank, Packet(greeting(cfg), {})) for rank in self._workers.ranks]:
+            while (found := self._workers.reply(1.0)) is None:
                 pass
             header, _ = found[1]
             if header["error"] is not None or header["federation"] != federation.digest:
                 why = (
                     "it has other images than the server"
                     if header["error"] is None
-                    else faults.words(header["error"])
+                    else faults.describe(header["error"])
                 )
                 raise RunError(f"a worker takes no part: {why}")
         self._names = [silo.name for silo in (*federation.silos, *federation.unseen)]
@@ -118,13 +118,13 @@ class Workers:
 
     def engine(self, arm: str, started: Callable[[str], None]) -> DistributedEngine:
         """Return an engine for the clients in one arm."""
-        assert self._crew is not None
+        assert self._workers is not None
         # not before the run has chosen its threads
         setting = Setting.of(self._cfg, self._federation, torch.get_num_threads())
-        return DistributedEngine(self._crew, self._names, task(setting, arm), started)
+        return DistributedEngine(self._workers, self._names, task(setting, arm), started)
 
-    def _start(self, data_root: Path | None) -> Crew:
-        note_crowd(self._count, self._device, self._notice)
+    def _start(self, data_root: Path | None) -> WorkerPool:
+        note_oversubscription(self._count, self._device, self._notice)
         root = [] if data_root is None else [str(data_root)]
         ends = []
         for rank in range(1, self._count + 1):
@@ -133,6 +133,6 @@ class Workers:
             self._processes.start(f"worker-{rank}", self._module, *place, *root, inherited=[theirs.fileno()])
             theirs.close()
             ends.append(end)
-        crew = Crew(ends)
+        crew = WorkerPool(ends)
         self._stack.callback(crew.close)
         return crew

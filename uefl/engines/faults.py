@@ -30,7 +30,7 @@ _WORDS = {
 }
 
 
-def words(code: str) -> str:
+def describe(code: str) -> str:
     """Translate a code for a person; no text of a client is ever shown."""
     return (
         f"{_WORDS.get(code, 'it reports an unknown fault')} (fault {code if code in _WORDS else 'unknown'};"

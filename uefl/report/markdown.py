@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .content import Block, Content
-from .tables import Table, inert
+from .tables import Table, escape_markdown
 
 
 def write(content: Content) -> str:
@@ -29,4 +29,6 @@ def _block(block: Block) -> str:
 
 def _text(text: str) -> str:
     """Escape text for Markdown, except code."""
-    return "".join(part if part.startswith("`") else inert(part) for part in re.split(r"(`[^`]+`)", text))
+    return "".join(
+        part if part.startswith("`") else escape_markdown(part) for part in re.split(r"(`[^`]+`)", text)
+    )

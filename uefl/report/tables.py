@@ -36,7 +36,7 @@ class Table:
     def markdown(self) -> str:
         """Return the table in Markdown, without its title."""
         rule = [":--"] + ["--:" if self.numeric else ":--"] * (len(self.header) - 1)
-        lines = [self.header, rule, *([inert(cell) for cell in row] for row in self.rows)]
+        lines = [self.header, rule, *([escape_markdown(cell) for cell in row] for row in self.rows)]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def html(self) -> str:
@@ -237,7 +237,7 @@ def _cells(row: list[str]) -> str:
     return "".join(f"<td>{escape(cell)}</td>" for cell in row)
 
 
-def inert(cell: str) -> str:
+def escape_markdown(cell: str) -> str:
     """Escape a cell for Markdown."""
     return re.sub(r"([\\`*\[\]<|$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", cell)
 

@@ -82,12 +82,17 @@ def run(
                     errors[end.job.folder] = end.error
                 console.print(f"{len(done)}/{len(runs)}  {place}: {what}", **_AS_IT_IS)
 
-            def look(running: dict[Job, int]) -> None:
+            def show_progress(running: dict[Job, int]) -> None:
                 names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
                 progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
 
             runner.run(
-                runs, side_by_side=at_a_time, device=device, data_root=data_root, ended=ended, look=look
+                runs,
+                side_by_side=at_a_time,
+                device=device,
+                data_root=data_root,
+                ended=ended,
+                report=show_progress,
             )
         if cost.MEASURES & set(suite.measures):
             for job in runs:

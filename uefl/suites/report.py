@@ -314,7 +314,7 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
     with images turned by this angle.
     """
     if "@" in measure:
-        return _turned(run, arm, *measure.split("@", 1))
+        return _accuracy_at_angle(run, arm, *measure.split("@", 1))
     outcome = run.arms[arm] | cost.read(run.path)
     best, at_best = outcome.get("best"), measure.removeprefix("best_")
     if best and at_best != measure and any(isinstance(r.get(at_best), (int, float)) for r in run.of(arm)):
@@ -335,7 +335,7 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
     return float(found) if isinstance(found, (int, float)) else None
 
 
-def _turned(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
+def _accuracy_at_angle(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
     """Return the accuracy, or another column, of clients with images turned by an angle, over the rounds that
     :func:`_value` takes."""
     several = measure == "accuracy" or measure.endswith("_last4")

@@ -45,7 +45,7 @@ def run(
     device: str,
     data_root: Path | None,
     ended: Callable[[JobResult], None],
-    look: Callable[[dict[Job, int]], None],
+    report: Callable[[dict[Job, int]], None],
 ) -> None:
     """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its
     last round when called again.
@@ -56,7 +56,7 @@ def run(
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         ended: called with every run as it ends.
-        look: called some ten times a second with the rounds that each running job has measured.
+        report: called some ten times a second with the rounds that each running job has measured.
     """
     waiting = [job for job in jobs if not (job.folder / "summary.json").is_file()]
     running: dict[Job, tuple[ForkServerProcess, float]] = {}
@@ -78,7 +78,7 @@ def run(
                         else _last_line(_log(job)) or f"it ended with exit code {code}"
                     )
                     ended(JobResult(job, time.monotonic() - begun, error))
-            look({job: _measured(job) for job in running})
+            report({job: _measured(job) for job in running})
     finally:
         for process, _ in running.values():
             process.terminate()

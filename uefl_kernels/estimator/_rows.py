@@ -10,7 +10,7 @@ from ._base import NotFittedError
 from ._data import Back, check_names, column_names, rows_of
 
 
-class TakesRows:
+class RowEstimator:
     """An estimator of rows."""
 
     def __sklearn_is_fitted__(self) -> bool:

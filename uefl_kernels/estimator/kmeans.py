@@ -14,7 +14,7 @@ from .._dtypes import result_dtype
 from .._kmeans_checks import ALGORITHMS, check_method, check_request, starts
 from .._numbers import as_integer
 from ..ops.kmeans import KMeansResult, kmeans
-from ..ops.kmeans.blocks import Blocks, Found, kmeans_of_blocks
+from ..ops.kmeans.blocks import BlockFit, Blocks, kmeans_of_blocks
 from ..ops.kmeans.composed import Fit, FitOptions, unit_rows
 from ..ops.kmeans.sparse import SparseRows, kmeans_of_sparse
 from ..ops.kmeans_labels import kmeans_distances, kmeans_labels, kmeans_labels_and_squares
@@ -22,11 +22,11 @@ from ..ops.kmeans_step import kmeans_step
 from ..ops.kmeans_step.composed import least_power_of_two, mass_bits, require_valid_centers, tree_sum
 from ._base import ClusteringEstimator, ConvergenceWarning, constraints
 from ._data import Back, blocks_of, column_names, numbers, rows_of, seed_of, source_of, to_numpy
-from ._rows import TakesRows
+from ._rows import RowEstimator
 from ._verbose import printing
 
 
-class KMeans(TakesRows, ClusteringEstimator):
+class KMeans(RowEstimator, ClusteringEstimator):
     """k-means clustering with exact labels, with the conventions of scikit-learn, on
     :func:`uefl_kernels.kmeans`.
 
@@ -335,7 +335,7 @@ class KMeans(TakesRows, ClusteringEstimator):
         weights: torch.Tensor | None,
         asked: FitOptions | Callable[[int, int], FitOptions],
         group: Any = None,
-    ) -> Found:
+    ) -> BlockFit:
         def request(n: int, d: int) -> FitOptions:
             wanted = asked(n, d) if callable(asked) else asked
             if wanted.given is None:

@@ -11,7 +11,7 @@ import torch
 from ..ops.kmeans_labels import kmeans_labels
 from ._base import Estimator, constraints
 from ._data import numbers, rows_of, seed_of
-from ._rows import TakesRows
+from ._rows import RowEstimator
 from .kmeans import KMeans, in_words_of
 
 _BLOCK_ELEMENTS = 1 << 24  # distances that are in memory at a time
@@ -62,7 +62,7 @@ def collision_report(codes: Any) -> CollisionReport:
     return CollisionReport(len(codes), len(counts), int(counts[counts > 1].sum()), int(counts.max()), used)
 
 
-class ResidualKMeans(TakesRows, Estimator):
+class ResidualKMeans(RowEstimator, Estimator):
     """Codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of the
     residuals of the levels before.
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import vq_with_sums
 from . import _distributed
 from ._recompute import Memory
-from ._search import tally
+from ._search import count_and_sum
 from ._shared import Float32Module, absent, by_book, fixed, no_autocast, no_torchscript
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -321,7 +321,7 @@ class Codebook(Float32Module):
         chosen = embed_ind.reshape(*x.shape[:-1], heads).clamp(min=0)
         codes = self.codes[0] if self.num_codebooks == 1 else self.codes
         kept = (x, chosen) if mask is None else (x[mask], chosen[mask])
-        counts, sums = tally(kept[0], codes, kept[1])
+        counts, sums = count_and_sum(kept[0], codes, kept[1])
         self.update(
             counts, sums, x, mask, weight=ema_update_weight, accumulate=accum_ema_update, ema=ema_update
         )

@@ -83,7 +83,9 @@ def nearest(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, k: int) -> to
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
 
 
-def tally(x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def count_and_sum(
+    x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Count and sum the segments of x ``[..., D]`` for each of codes ``[K, d]`` or ``[S, K, d]``, as
     ``vq_with_sums`` does."""
     x, codes = x.detach(), codes.detach()

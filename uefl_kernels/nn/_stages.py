@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._hold import hold
+from .._snapshot import snapshot
 from ..ops.rvq import RVQOutput, composed, run
 from ._codebook import Codebook
 from .vector_quantize import VectorQuantize
@@ -42,7 +42,7 @@ class Stages:
     def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``; update the codewords."""
         learning = self.first._learning(self.frozen)
-        codes = [hold(book.embed) if self.updated else book.embed for book in self.books]
+        codes = [snapshot(book.embed) if self.updated else book.embed for book in self.books]
         if not learning and torch.is_grad_enabled():
             codes = [code.detach() for code in codes]
         out, sums = run(

@@ -13,7 +13,7 @@ from torch import nn
 
 from .. import VQOutput, vq, vq_with_sums
 from .._gather import flat_indices, gather
-from .._hold import hold
+from .._snapshot import snapshot
 from . import _distributed, _losses, _search
 from ._codebook import Codebook, Coder, Weight
 from ._losses import LossBreakdown
@@ -546,7 +546,7 @@ class VectorQuantize(Coder):
         if before is not None:
             embed = put(book.embed, before)
         else:  # a copy where codewords are updated in place: the backward pass needs the chosen ones
-            embed = hold(book.embed) if updated else book.embed
+            embed = snapshot(book.embed) if updated else book.embed
             if changing:
                 book.memory.note(rows, embed)
 
@@ -639,7 +639,7 @@ class VectorQuantize(Coder):
             counted = shared.new_zeros(shared.shape[:-1], dtype=torch.int64)
             return Chosen(shared, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
         found = found.squeeze(-1)
-        counted, sums = _search.tally(rows, shared, found)
+        counted, sums = _search.count_and_sum(rows, shared, found)
         return Chosen(shared, found, counted, sums if summed else None, None, merged.flatten(-3), near)
 
     def _searched(self, rows: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -714,7 +714,7 @@ class VectorQuantize(Coder):
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):
             chosen = self._choose(
-                rows, book.seen(hold(book.embed)), call._replace(targets=None), book.tracks(call.ema)
+                rows, book.seen(snapshot(book.embed)), call._replace(targets=None), book.tracks(call.ema)
             )
             loss = _losses.mean_square(chosen.codes() - at_least_float32(rows), call.mask)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -840,7 +840,7 @@ class VectorQuantize(Coder):
             )
             loss = loss + diversity * self.codebook_diversity_loss_weight
         if self.training and self.has_codebook_orthogonal_loss:
-            embed, counted = hold(self._codebook.embed), self._codebook.counts
+            embed, counted = snapshot(self._codebook.embed), self._codebook.counts
             orthogonal = _losses.orthogonal(
                 embed, counted, self.orthogonal_reg_active_codes_only, self.orthogonal_reg_max_codes
             )

@@ -117,7 +117,7 @@ def test_a_silo_with_other_images_keeps_nobody_from_beginning(folder, monkeypatc
     with joined(monkeypatch, [program(folder, name) for name in order]) as (run, _, got):
         federation = run.federation(settings(folder), None, {})
         run._members._looked = 0.0
-        run._members.look()
+        run._members.refresh()
         assert sorted(run._members.nodes) == ["a", "b"]
     assert [silo.name for silo in federation.silos] == ["a", "b"]
     if order == "cab":
@@ -227,7 +227,7 @@ def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeyp
         monkeypatch.setattr(silo.torch, "__version__", "9.9")
         monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: True)
         run._link.activated[11] = "2"
-        run._members.look()
+        run._members.refresh()
     assert said[-2:] == [
         "silo b computes in bf16, before it came again in fp32: not bit for bit as without",
         (

@@ -47,7 +47,7 @@ def check_same(cfg, whole, there, nodes):
     members = Members(MemoryLink(nodes), greeting(cfg), refusal)
     for _ in range(2):
         members._looked = 0.0
-        members.look()
+        members.refresh()
     engine = FlowerEngine(members._link, members, task(Setting.of(cfg, there, 0), "arm"))
     local, remote = tiny.arm(cfg, whole)[0], tiny.arm(cfg, there, lambda _: engine)[0]
     while not local.finished:

@@ -50,9 +50,9 @@ def test_every_algorithm_is_the_same_bit_for_bit(workers, case):
 def test_replies_are_named_and_a_worker_gets_the_model_once(workers, monkeypatch):
     cfg, started, sent = tiny.settings("fedavg"), [], []
     one = engine(workers, cfg, started.append)
-    ask = one._crew.ask
+    ask = one._workers.ask
     monkeypatch.setattr(
-        one._crew,
+        one._workers,
         "ask",
         lambda rank, packet: sent.append((rank, list(packet.parts["broadcast"]))) or ask(rank, packet),
     )

@@ -30,7 +30,7 @@ def engine(cfg, federation, nodes, started=lambda name: None):
     members = Members(there, greeting(cfg), lambda report: report[0]["error"])
     for _ in range(2):
         members._looked = 0.0
-        members.look()
+        members.refresh()
     return FlowerEngine(there, members, task(Setting.of(cfg, federation, 0), "arm"), started), there
 
 
@@ -132,7 +132,7 @@ def test_clients_whose_nodes_were_unregistered_are_gone(run, monkeypatch):
     assert [reply.error for reply in one.round(messages(cfg))] == ["it is gone", "it is gone", None]
     there.nodes_there[20], there.activated[20] = program, "2"
     one._members._looked = 0.0
-    one._members.look()
+    one._members.refresh()
     assert [reply.error for reply in one.round(messages(cfg))] == [None, "it is gone", None]
 
 
@@ -141,7 +141,7 @@ def test_a_node_that_is_unregistered_as_it_is_greeted_is_skipped(run):
     there = MemoryLink(programs(federation))
     there.unregistered = {10}
     members = Members(there, greeting(cfg), lambda report: None)
-    members.look()
+    members.refresh()
     assert sorted(members.nodes) == ["silo-1", "silo-2"]
     assert members.refused == {}
 
@@ -179,7 +179,7 @@ def test_a_report_of_more_bytes_than_it_may_have_is_refused(run, monkeypatch):
     cfg, federation = run
     monkeypatch.setattr(bounds, "REPORT", 300)
     members = Members(MemoryLink(programs(federation)), greeting(cfg), lambda report: None)
-    members.look()
+    members.refresh()
     assert members.nodes == {}
     assert set(members.refused.values()) == {"it does not answer as a silo of uefl does"}
 
@@ -189,7 +189,7 @@ def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
     there = MemoryLink(programs(federation))
     there.activated[40] = "1"  # it is there no more
     members = Members(there, greeting(cfg), lambda report: None)
-    members.look()
+    members.refresh()
     assert members.refused == {}
     assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
 
@@ -201,10 +201,10 @@ def test_a_name_that_is_taken(run, bound):
     cfg, federation = run
     there = MemoryLink(programs(federation))
     members = Members(there, greeting(cfg), lambda report: None, bound={} if bound else None)
-    members.look()
+    members.refresh()
     there.nodes_there[30], there.activated[30] = there.nodes_there[10], "2"
     members._looked = 0.0
-    assert members.look() == ([] if bound else ["silo-0"])
+    assert members.refresh() == ([] if bound else ["silo-0"])
     assert members.nodes["silo-0"][0] == (10 if bound else 30)
     assert sorted(members.refused) == ([30] if bound else [])
     assert all(
@@ -218,11 +218,11 @@ def test_a_key_has_one_name(run):
     cfg, federation = run
     there = MemoryLink(programs(federation))
     members = Members(there, greeting(cfg), lambda report: None, bound={})
-    members.look()
+    members.refresh()
     there.nodes_there[10] = lambda packet: Packet({"client": "silo-9", "error": None}, {})
     there.activated[10] = "2"
     members._looked = 0.0
-    assert members.look() == []
+    assert members.refresh() == []
     assert members.refused == {10: "the name 'silo-9' comes with the key of 'silo-0'"}
     assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
 

@@ -13,11 +13,11 @@ from ...data.federation import Federation, SetData
 from ...errors import UserError
 from ...seeds import derive
 from ..base import register
-from .sets import Labeled, OnSets, labels_loss
+from .sets import Labeled, SetAlgorithm, labels_loss
 
 
 @register("fedavg-labeled")
-class FedAvgLabeled(OnSets):
+class FedAvgLabeled(SetAlgorithm):
     """The upper bound of learning from sets."""
 
     static_step = True

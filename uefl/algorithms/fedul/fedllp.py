@@ -12,13 +12,13 @@ from ...client.work import Batch, Work
 from ...data.federation import Federation
 from ...errors import UserError
 from ..base import register
-from .sets import OnSets
+from .sets import SetAlgorithm
 
 _DROPOUT = 0.2
 
 
 @register("fedllp")
-class FedLLP(OnSets):
+class FedLLP(SetAlgorithm):
     """Cross-entropy between a set's class shares and the mean of the predictions of its images; every dropout
     but the logits' is at 0.2."""
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from ...client.work import Batch, Work
 from ..base import register
-from .sets import OnSets
+from .sets import SetAlgorithm
 
 _WARM_UP = 5  # rounds on the labels that the class shares suggest
 _SURE = 0.4  # least probability of a confident prediction
@@ -17,7 +17,7 @@ _BETA = 0.75
 
 
 @register("fedpl")
-class FedPL(OnSets):
+class FedPL(SetAlgorithm):
     """Train with the likeliest class of each set as the label of its images, then with the network's own
     predictions.
 

@@ -16,11 +16,11 @@ from ...server.teacher import Teacher
 from ...server.turn import Turn
 from ..base import State, register
 from . import expert
-from .sets import Labeled, OnSets, needs_labeled, server_loss
+from .sets import Labeled, SetAlgorithm, needs_labeled, server_loss
 
 
 @register("fedul")
-class FedUL(OnSets):
+class FedUL(SetAlgorithm):
     """The likelihood of the set that an image came from, through the transition from classes to sets."""
 
     ops = ("transition_nll",)

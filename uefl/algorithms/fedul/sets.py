@@ -52,7 +52,7 @@ class Labeled(SetParameters):
     )
 
 
-class OnSets(Algorithm):
+class SetAlgorithm(Algorithm):
     """Averages, the penalty, the server's validation, and the choice of the model that is best on it."""
 
     Parameters: Any = SetParameters

@@ -10,11 +10,11 @@ from ...server.teacher import Teacher
 from ...server.turn import Turn
 from ..base import State, register
 from . import expert
-from .sets import Labeled, OnSets, needs_labeled
+from .sets import Labeled, SetAlgorithm, needs_labeled
 
 
 @register("supervised")
-class Supervised(OnSets):
+class Supervised(SetAlgorithm):
     """FedUL's control: the value of the labeled images without the federation."""
 
     trains_clients = False

@@ -50,7 +50,7 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
         drawn: whether randomly drawn clients are extended instead of the ones above the threshold.
     """
     decided = list(decisions(history))
-    beyond = next((d.threshold for d in decided if _beyond_reach(history, d)), None)
+    beyond = next((d.threshold for d in decided if _unreachable_threshold(history, d)), None)
     return Findings(
         "Extensions",
         [_sentence(history, d, drawn) for d in decided] or [_undecided(history)],
@@ -71,7 +71,7 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
             if beyond is None
             else [
                 f"the threshold of {_number(beyond)} nats cannot be reached:"
-                f" {beyond_reach(beyond, history.classes)}"
+                f" {unreachable_threshold(beyond, history.classes)}"
             ]
         ),
         _usage(history, shared),
@@ -92,7 +92,7 @@ def decisions(history: History) -> Iterator[Decision]:
             yield Decision(round, criterion, here[0][threshold], measured, tuple(dict.fromkeys(after)))
 
 
-def beyond_reach(threshold: float, classes: int) -> str:
+def unreachable_threshold(threshold: float, classes: int) -> str:
     """Return why no entropy can exceed a threshold; empty if one can."""
     most = math.log(classes)
     return (
@@ -105,12 +105,16 @@ def beyond_reach(threshold: float, classes: int) -> str:
 def nats(threshold: float, classes: int) -> str:
     """Return a threshold with its unit, and a remark if no entropy over this many classes exceeds it; 0
     classes: not an entropy."""
-    reason = beyond_reach(threshold, classes) if classes else ""
+    reason = unreachable_threshold(threshold, classes) if classes else ""
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"
 
 
-def _beyond_reach(history: History, d: Decision) -> str:
-    return beyond_reach(d.threshold, history.classes) if d.criterion == "entropy" and history.classes else ""
+def _unreachable_threshold(history: History, d: Decision) -> str:
+    return (
+        unreachable_threshold(d.threshold, history.classes)
+        if d.criterion == "entropy" and history.classes
+        else ""
+    )
 
 
 def _sentence(history: History, d: Decision, drawn: bool) -> str:
@@ -128,7 +132,7 @@ def _sentence(history: History, d: Decision, drawn: bool) -> str:
     highest = f"the highest {d.criterion}, {_number(d.measured[d.most])} nats of {history.labels[d.most]}"
     most, limit = history.classes if d.criterion == "entropy" else 0, ""
     if most:
-        reason = _beyond_reach(history, d)
+        reason = _unreachable_threshold(history, d)
         limit = f"; {reason}" if reason else f" (at most it could be ln {most} = {math.log(most):.3f})"
     return (
         f"after round {d.round}, no client was extended, because {highest}, is not above the threshold of"

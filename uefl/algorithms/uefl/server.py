@@ -129,7 +129,7 @@ class UEFL(CodebookAlgorithm):
         p = self.parameters
         return self.context.home and not (p.ema_decay or p.revive_below or self.asks_all)
 
-    def own_at(self, state: State, client: str) -> int:
+    def first_own_row(self, state: State, client: str) -> int:
         """Return the first row of a client's codebook that no other client shares."""
         members = state.plain["members"]
         first = self.seen(state, client)[0]
@@ -226,7 +226,7 @@ class UEFL(CodebookAlgorithm):
             message.options |= {"new_codewords": count, "new_at": rows, "kmeans_seed": seed}
             rows += count
         if known and self.kept_at_silos:
-            at = message.options["own_at"] = rows = self.own_at(state, client)
+            at = message.options["own_at"] = rows = self.first_own_row(state, client)
             shared, _, drawn = codebook.tensor_split([at, at + state.plain["at_silo"].get(client, 0)], -2)
             message.tensors["codebook"] = joined([shared, drawn])
         message.expects["usage"] = Expected((*segments, rows), torch.int64)
@@ -438,5 +438,7 @@ class UEFL(CodebookAlgorithm):
         """Return the client's codebook, without the codewords that its silo keeps."""
         codebook = self.visible(state, client)
         return {
-            "codebook": codebook[..., : self.own_at(state, client), :] if self.kept_at_silos else codebook
+            "codebook": codebook[..., : self.first_own_row(state, client), :]
+            if self.kept_at_silos
+            else codebook
         }

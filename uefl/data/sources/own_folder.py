@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..dataset import DataSet
-from ..folder import labeled, look_alikes, passed_over, subfolders, visible
+from ..folder import case_conflicts, labeled, subfolders, unused_paths, visible
 from ..images import on_disk
 
 LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"
@@ -33,13 +33,13 @@ def read(root: Path) -> DataSet:
     return _table(
         root,
         {silo.name: _parts(silo, LAYOUT) for silo in subfolders(root, LAYOUT)},
-        _strays([f for f in visible(root) if f.is_dir()], root),
+        _unused_files([f for f in visible(root) if f.is_dir()], root),
     )
 
 
 def read_one(silo: Path, name: str) -> DataSet:
     """Read one silo by itself, laid out as a subfolder of the folder that :func:`read` takes."""
-    return _table(silo, {name: _parts(silo, _OF_ONE)}, _strays([silo]))
+    return _table(silo, {name: _parts(silo, _OF_ONE)}, _unused_files([silo]))
 
 
 def _table(
@@ -65,7 +65,7 @@ def _table(
         np.array([groups.index(name) for _, _, name, _ in files]),
         frozenset(name for name, parts in silos.items() if "test" not in parts),
         parts={"files": len(files)},
-        notes=(*strays, *look_alikes(classes)),
+        notes=(*strays, *case_conflicts(classes)),
     )
 
 
@@ -91,7 +91,7 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
     return parts
 
 
-def _strays(silos: list[Path], *above: Path) -> tuple[str, ...]:
+def _unused_files(silos: list[Path], *above: Path) -> tuple[str, ...]:
     """Return notes on files and folders, also in those ``above``, that hold no image of any silo."""
     parts = [
         f
@@ -99,4 +99,4 @@ def _strays(silos: list[Path], *above: Path) -> tuple[str, ...]:
         for f in visible(silo)
         if f.is_dir() and any(inside.is_dir() for inside in visible(f))
     ]
-    return passed_over((*above, *silos, *parts))
+    return unused_paths((*above, *silos, *parts))

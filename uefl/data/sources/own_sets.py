@@ -24,7 +24,7 @@ import torch
 
 from ...errors import InvalidPriors, UserError
 from .. import npz, prior_table
-from ..folder import labeled, look_alikes, passed_over, visible
+from ..folder import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
 from ..priors import Matrix
 from ..unlabeled import ClientSets, LabeledRows, Material
@@ -74,7 +74,7 @@ def read(root: Path) -> Material:
     for name, (images, sets, names) in sorted(read_in.items()):
         priors, places = _rows(name, names, table)
         clients.append(ClientSets(name, images, np.arange(len(sets)), sets, priors, None, places))
-    notes = (*_strays(root, entries, table.file), *look_alikes(classes))
+    notes = (*_unused_files(root, entries, table.file), *case_conflicts(classes))
     source = {"name": str(root), "path": str(root)}
     return Material(
         str(root), clients, classes, parts["test"], parts["labeled"], parts["validation"], source, notes
@@ -198,7 +198,7 @@ def _labeled(
     return LabeledRows(replace(images, inside=path.name), np.arange(len(labels)), labels), names
 
 
-def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
+def _unused_files(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
     """Return notes on files and folders that hold neither images nor priors of the federation."""
     parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in _PARTS]
     known = {root / "clients", *(root / name for part in _PARTS for name in (part, f"{part}.npz"))}
@@ -211,4 +211,4 @@ def _strays(root: Path, clients: list[Path], table: str) -> tuple[str, ...]:
         else ()
     )
     folders = (root, root / "clients", *(path for path in clients + parts if path.is_dir()))
-    return *misnamed, *passed_over(folders, {root / table, *clients, *parts, *others})
+    return *misnamed, *unused_paths(folders, {root / table, *clients, *parts, *others})

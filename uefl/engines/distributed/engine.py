@@ -14,7 +14,7 @@ import torch
 from .. import faults
 from ..base import Message, Reply
 from ..codec import Header, Packet, packed_message, reply_of
-from .crew import ConnectionLost, Crew, receive, send
+from .worker_pool import ConnectionLost, WorkerPool, receive, send
 
 # messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
 _AHEAD = 4
@@ -37,12 +37,12 @@ class DistributedEngine:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: WorkerPool,
         clients: Iterable[str],
         header: Header,
         started: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._crew, self._header, self._started = crew, header, started
+        self._workers, self._header, self._started = crew, header, started
         self._rank = {name: crew.ranks[i % len(crew.ranks)] for i, name in enumerate(sorted(clients))}
         self._sent: dict[int, dict[str, tuple[torch.Tensor, int]]] = {}
         """by rank, the tensors of its last message in this round, and the version of each"""
@@ -61,7 +61,7 @@ class DistributedEngine:
         names = sorted(messages)
         queues = {
             rank: deque(i for i, name in enumerate(names) if self._rank[name] == rank)
-            for rank in self._crew.ranks
+            for rank in self._workers.ranks
         }
         awaited: dict[int, str] = {}
         arrived: dict[str, Reply] = {}
@@ -77,11 +77,11 @@ class DistributedEngine:
                     }
                     break
                 for rank, queue in queues.items():
-                    if queue and queue[0] < i + _AHEAD * len(queues) and self._crew.idle(rank):
+                    if queue and queue[0] < i + _AHEAD * len(queues) and self._workers.idle(rank):
                         client = names[queue.popleft()]
                         self._started(client)
                         awaited[self._send(rank, client, messages[client])] = client
-                found = self._crew.reply(min(left, _PAUSE))
+                found = self._workers.reply(min(left, _PAUSE))
                 if found is not None and found[0] in awaited:  # else it is late, of a round before
                     client = awaited.pop(found[0])
                     arrived[client] = self._reply(found[1], client)
@@ -97,11 +97,11 @@ class DistributedEngine:
         packet = packed_message(
             message, self._header | {"client": client, "broadcast": list(message.tensors)}
         )
-        return self._crew.ask(rank, Packet(packet.header, packet.parts | {"broadcast": new}))
+        return self._workers.ask(rank, Packet(packet.header, packet.parts | {"broadcast": new}))
 
     def _reply(self, packet: Packet, name: str) -> Reply:
         reply = reply_of(packet)
-        return reply if reply.error is None else Reply(name, error=faults.words(reply.error))
+        return reply if reply.error is None else Reply(name, error=faults.describe(reply.error))
 
 
 def _is_there(tensor: torch.Tensor, sent: tuple[torch.Tensor, int] | None) -> bool:

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from ..codec import Packet, Tensors
-from ..distributed.crew import ConnectionLost, receive, send
+from ..distributed.worker_pool import ConnectionLost, receive, send
 from .codec import pack, unpack
 from .link import GONE, LARGE, RUN, TORN, UNREADABLE
 
@@ -73,7 +73,7 @@ class Messenger:
                         return
                     pause = _PAUSES[0]
                     self._do(header, parts)
-                pause = _PAUSES[0] if self._hand_over() else min(1.5 * pause, _PAUSES[1])
+                pause = _PAUSES[0] if self._send_replies() else min(1.5 * pause, _PAUSES[1])
                 for number, pull in self._pulls.items():
                     if pull is None:
                         self._pulls[number] = pool.submit(self._pull, number)
@@ -95,7 +95,7 @@ class Messenger:
             self._pulls[number], self._most[number] = None, header["most"]
         send(self._end, Packet({"done": number or None}, {}))
 
-    def _hand_over(self) -> bool:
+    def _send_replies(self) -> bool:
         """Send the replies that have come; return whether there was one."""
         some = False
         for number, pull in list(self._pulls.items()):

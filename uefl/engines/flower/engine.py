@@ -89,7 +89,7 @@ class FlowerEngine:
                 }
                 if name in arrived:
                     break
-                for moved in self._members.look():
+                for moved in self._members.refresh():
                     if (moved in awaited.values() or moved in missed) and moved not in arrived:
                         missed.pop(moved, None)
                         old = [number for number, other in awaited.items() if other == moved]
@@ -121,4 +121,4 @@ def _reply(found: Packet | str, name: str) -> Reply:
         return Reply(name, error=UNREADABLE)
     if reply.client != name:
         return Reply(name, error="the reply is of another client")
-    return reply if reply.error is None else Reply(name, error=faults.words(reply.error))
+    return reply if reply.error is None else Reply(name, error=faults.describe(reply.error))

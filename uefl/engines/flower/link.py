@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from ..codec import Header, Packet, Tensors
-from ..distributed.crew import ConnectionLost, receive, send
+from ..distributed.worker_pool import ConnectionLost, receive, send
 from .address import Address, Unreachable
 from .commands import folder_of_commands, start
 

@@ -26,7 +26,7 @@ class Roster(Protocol):
     nodes: dict[str, tuple[int, str]]
     """by name, the node and its activation"""
 
-    def look(self) -> list[str]:
+    def refresh(self) -> list[str]:
         """Return the names that have moved to another node or activation since the last call."""
         ...
 
@@ -69,7 +69,7 @@ class Members:
         self.refused: dict[int, str] = {}
         """by node, why it was refused"""
 
-    def look(self) -> list[str]:
+    def refresh(self) -> list[str]:
         """Greet new nodes and read their replies; names that have moved to another node or
         activation."""
         if time.monotonic() - self._looked < _EVERY:
@@ -83,12 +83,16 @@ class Members:
                 if number is not None:
                     self._greeted[number] = (node, activation)
         heard = self._link.arrived(self._greeted, 0)
-        return [name for number, found in heard.items() if (name := self._hear(number, found)) is not None]
+        return [
+            name
+            for number, found in heard.items()
+            if (name := self._accept_report(number, found)) is not None
+        ]
 
     def _send(self, node: int, header: Header, life: float) -> str | None:
         return self._link.push(node, Packet(header, {}), life, bounds.REPORT)
 
-    def _hear(self, number: str, report: Packet | str) -> str | None:
+    def _accept_report(self, number: str, report: Packet | str) -> str | None:
         node = self._greeted.pop(number)
         if report == GONE:  # one that takes its place is another activation
             return None
@@ -101,7 +105,7 @@ class Members:
             self._refuse(node[0], "its report cannot be read")
             return None
         key = self._key_of[node[0]]
-        why = self._stranger(name, key) or self._admit(report)
+        why = self._key_conflict(name, key) or self._admit(report)
         if why is not None:
             self._refuse(node[0], why)
             return None
@@ -112,7 +116,7 @@ class Members:
         self.nodes[name] = node
         return name if moved else None
 
-    def _stranger(self, name: str, key: str) -> str | None:
+    def _key_conflict(self, name: str, key: str) -> str | None:
         """Return why a key may not belong to a name, or None: each name has one key, and each key one
         name."""
         if self.keys is None:

@@ -232,7 +232,7 @@ class BlockData(composed.Problem):
         bits[inside] = rows.double().view(torch.int64)
         return self.processes.sum(bits).view(torch.float64).to(rows.dtype)
 
-    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.Far:
+    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.FarthestRows:
         """Return the rows that are farthest from their centers."""
         count = min(self.n, len(centers))
         keys, numbers = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
@@ -248,7 +248,7 @@ class BlockData(composed.Problem):
         numbers = self.processes.gather(numbers + self.first)
         top = keys.topk(count)
         mass = mass[top.indices]
-        return composed.Far(
+        return composed.FarthestRows(
             top.values,
             self.take(numbers[top.indices]),
             None if self.weights is None else mass,
@@ -318,7 +318,7 @@ class BlockGrid(grid.Grid):
         return self.data.processes.sum(part)
 
 
-class Found(NamedTuple):
+class BlockFit(NamedTuple):
     """A fit, and the weight of each cluster, [k] float64."""
 
     fit: composed.Fit
@@ -332,7 +332,7 @@ def kmeans_of_blocks(
     spherical: bool,
     group: Any = None,
     advance: Callable[[composed.Step], composed.Advance] | None = None,
-) -> Found:
+) -> BlockFit:
     """Cluster the rows of all processes of a group; return the labels of this process.
 
     Args:
@@ -362,4 +362,4 @@ def kmeans_of_blocks(
         step = resolve("kmeans_step", blocks.like)
         parts = composed.Backend(step, grid.Grid, composed.advance if advance is None else advance(step))
         fit = composed.fit(parts, data, asked, spherical)
-        return Found(fit, data.counts(fit.labels, asked.k))
+        return BlockFit(fit, data.counts(fit.labels, asked.k))

@@ -192,12 +192,12 @@ class Problem:
         """Return the rows with these numbers."""
         return self.rows[numbers]
 
-    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> Far:
+    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> FarthestRows:
         """Return the k rows that are farthest from their centers."""
         keys = self.keys(self.rows, centers, labels, self.weights, 0)
         top = keys.topk(min(self.n, len(centers)))
         row = top.indices
-        return Far(
+        return FarthestRows(
             top.values, self.rows[row], None if self.weights is None else self.weights[row], labels[row]
         )
 
@@ -222,7 +222,7 @@ class Problem:
         return torch.where((distances > 0) & (steps.row_masses(rows, weights, self.mass_scale) > 0), keys, -1)
 
 
-class Far(NamedTuple):
+class FarthestRows(NamedTuple):
     """Rows [m] far from their centers, the farthest first."""
 
     keys: torch.Tensor

@@ -225,7 +225,7 @@ class SparseData(composed.Problem):
         """Return what ``composed.Problem`` does."""
         return self.sparse.take(numbers)
 
-    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.Far:
+    def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.FarthestRows:
         """Return what ``composed.Problem.farthest`` does, from keys of the rows that may be among the
         farthest."""
         count = min(self.n, len(centers))
@@ -244,7 +244,7 @@ class SparseData(composed.Problem):
         top = torch.cat(keys).topk(count)
         numbers = numbers[top.indices]
         weights = None if self.weights is None else self.weights[numbers]
-        return composed.Far(top.values, self.take(numbers), weights, labels[numbers])
+        return composed.FarthestRows(top.values, self.take(numbers), weights, labels[numbers])
 
 
 class SparseGrid(grid.Grid):

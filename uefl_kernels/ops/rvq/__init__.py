@@ -9,8 +9,8 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, packed
 from ..._dtypes import result_dtype
-from ..._hold import hold
 from ..._library import define, define_autograd, define_composed, define_vmap, once_differentiable, resolve
+from ..._snapshot import snapshot
 from ..vq import ESTIMATORS, grad_codebook
 from . import composed
 
@@ -296,7 +296,7 @@ def run(given: composed.Arguments) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]
     check_reverse_mode("rvq", given.x, *given.codebooks)
     if torch.compiler.is_compiling() and _differentiable(given.x, *given.codebooks):
         # the caller may update them in place before the backward pass; eager autograd refuses that
-        given = given._replace(codebooks=[hold(codebook) for codebook in given.codebooks])
+        given = given._replace(codebooks=[snapshot(codebook) for codebook in given.codebooks])
     quantized, indices, losses, counts, sums = resolve("rvq", given.x)(*given)
     out = RVQOutput(quantized, indices, losses, tuple(_split(counts, given.codebooks)))
     return out, tuple(_split(sums, given.codebooks)) if given.with_sums else ()

@@ -9,8 +9,8 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, packed
 from ..._dtypes import result_dtype
-from ..._hold import hold
 from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
+from ..._snapshot import snapshot
 from .. import vq_backward as _defined_first  # noqa: F401
 from . import composed
 from . import forward as _defined_before  # noqa: F401
@@ -240,7 +240,7 @@ def _call(
         and (x.requires_grad or codebook.requires_grad)
     ):
         # the caller may update it in place before the backward pass; eager autograd refuses that
-        codebook = hold(codebook)
+        codebook = snapshot(codebook)
     codebook = packed("vq", "codebook", codebook)
     given = composed.Arguments(
         x,

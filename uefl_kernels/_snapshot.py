@@ -12,9 +12,9 @@ from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
 _library = torch.library.Library("uefl", "FRAGMENT")
-_library.define("hold(Tensor tensor) -> Tensor")
-_library.impl("hold", torch.clone, "CompositeExplicitAutograd")
-torch.library.register_fake("uefl::hold", torch.empty_like, lib=_library)
+_library.define("snapshot(Tensor tensor) -> Tensor")
+_library.impl("snapshot", torch.clone, "CompositeExplicitAutograd")
+torch.library.register_fake("uefl::snapshot", torch.empty_like, lib=_library)
 
 
 @contextlib.contextmanager
@@ -38,11 +38,11 @@ def _saved_for_backward() -> Iterator[None]:
             meta["recompute"] = before
 
 
-class _Hold(torch.autograd.Function):
+class _Snapshot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         with torch._C._AutoDispatchBelowAutograd(), _saved_for_backward():
-            held: torch.Tensor = torch.ops.uefl.hold(tensor)
+            held: torch.Tensor = torch.ops.uefl.snapshot(tensor)
         return held
 
     @staticmethod
@@ -50,10 +50,10 @@ class _Hold(torch.autograd.Function):
         return gradient
 
 
-_library.impl("hold", _Hold.apply, "Autograd")
+_library.impl("snapshot", _Snapshot.apply, "Autograd")
 
 
-def hold(tensor: torch.Tensor) -> torch.Tensor:
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy that keeps its values for the backward pass while the tensor is updated in place.
 
     Under ``torch.compile`` a ``clone()`` is not enough: inductor (torch 2.11) recomputes it in the backward
@@ -62,6 +62,6 @@ def hold(tensor: torch.Tensor) -> torch.Tensor:
     budget.
     """
     if torch.compiler.is_compiling():
-        held: torch.Tensor = torch.ops.uefl.hold(tensor)
+        held: torch.Tensor = torch.ops.uefl.snapshot(tensor)
         return held
     return tensor.clone()

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 
 
-class TooLittle(UserError):
+class NoiseTooLow(UserError):
     """A run gives the silo less privacy than it insists on."""
 
 
-class Spent(UserError):
+class PrivacyBudgetSpent(UserError):
     """One more update would spend more than the silo's own bound."""
 
 
-class Floor:
+class PrivacyFloor:
     """The least privacy that a silo works with, and the file that counts its updates over all runs.
 
     The guarantee of an update depends on the noise as a multiple of the clipping norm, and not on that norm,
@@ -66,7 +66,7 @@ class Floor:
         self._updates = _read(path)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other processes from counting in the same file, for as long as the context lasts.
 
         Raises:
@@ -100,43 +100,43 @@ class Floor:
         """Refuse a run that gives too little.
 
         Raises:
-            TooLittle.
+            NoiseTooLow.
         """
         wanted = (
             f"this silo insists on privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or"
             " more"
         )
         if run.privacy != "local":
-            raise TooLittle(f"{wanted}; the run has privacy = {run.privacy!r}")
+            raise NoiseTooLow(f"{wanted}; the run has privacy = {run.privacy!r}")
         if run.noise_multiplier < self.noise_multiplier:
-            raise TooLittle(f"{wanted}; the run has {run.noise_multiplier:g}")
+            raise NoiseTooLow(f"{wanted}; the run has {run.noise_multiplier:g}")
 
     def check_arm(self, cfg: Config, arm: str, workspace: Workspace) -> None:
         """Refuse an arm that takes more than noise is added to.
 
         Raises:
-            TooLittle.
+            NoiseTooLow.
         """
         try:
             privacy.check(cfg, arm, workspace)
         except UserError as error:
-            raise TooLittle(f"the server asks for what no noise hides: {error}") from None
+            raise NoiseTooLow(f"the server asks for what no noise hides: {error}") from None
 
     def check_message(self, run: RunSection, message: Message) -> None:
         """Refuse a message that asks for a reply without noise, for several replies at once, or for one too
         many.
 
         Raises:
-            TooLittle, Spent.
+            NoiseTooLow, PrivacyBudgetSpent.
         """
         self.check_run(run)
         for option in ("ask", "members"):
             if option in message.options:
-                raise TooLittle(f"the server asks for what no noise hides: a message with {option!r}")
+                raise NoiseTooLow(f"the server asks for what no noise hides: a message with {option!r}")
         after = self._epsilon(run.noise_multiplier)
         # to measure sends no update
         if self.max_epsilon and after > self.max_epsilon and message.options.get("train", True):
-            raise Spent(
+            raise PrivacyBudgetSpent(
                 f"one more update would spend epsilon {after:.3g}, more than --max-epsilon"
                 f" {self.max_epsilon:g}: {self.describe()}"
             )

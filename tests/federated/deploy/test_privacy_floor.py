@@ -14,7 +14,7 @@ from tests.federated.deploy.given import Given
 from tests.federated.engines.conformance import messages
 from uefl.deploy.agreement import refusal
 from uefl.deploy.command import silo as serve
-from uefl.deploy.floor import Floor
+from uefl.deploy.privacy_floor import PrivacyFloor
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.codec import Packet, packed_message, reply_of
@@ -34,7 +34,7 @@ def path(tmp_path):
 
 
 def floor(path, noise=1.0, bound=0.0):
-    return Floor(noise, 1e-5, bound, path)
+    return PrivacyFloor(noise, 1e-5, bound, path)
 
 
 def program(path, **keys):
@@ -149,7 +149,7 @@ def test_an_update_that_cannot_be_counted_does_not_leave(path, monkeypatch):
     def full(*arguments):
         raise OSError("no space")
 
-    monkeypatch.setattr("uefl.deploy.floor.write_json", full)
+    monkeypatch.setattr("uefl.deploy.privacy_floor.write_json", full)
     answer = program(path)(asked(settings()))
     assert error(answer) == "program"
     assert answer.parts == {"update": {}, "private": {}}
@@ -171,7 +171,7 @@ def test_a_count_that_is_damaged_is_not_begun_anew(path, text):
 
 
 def test_two_processes_do_not_count_in_one_file(path):
-    with floor(path).held(), pytest.raises(UserError, match=r"\bprocess;.*--spent"), floor(path).held():
+    with floor(path).locked(), pytest.raises(UserError, match=r"\bprocess;.*--spent"), floor(path).locked():
         pass
 
 

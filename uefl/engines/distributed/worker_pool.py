@@ -57,7 +57,7 @@ def _fill(end: socket.socket, place: memoryview) -> None:
         raise ConnectionLost("a process has ended") from error
 
 
-class Crew:
+class WorkerPool:
     """The workers, as the server sees them. Each has one packet at a time.
 
     Args:
