@@ -177,9 +177,9 @@ def test_two_processes_do_not_count_in_one_file(path):
 
 def test_what_a_process_has_counted_since_is_not_lost(path):
     first, second = floor(path), floor(path)
-    with first.held():
+    with first.locked():
         first.count(settings().run)
-    with second.held():
+    with second.locked():
         second.count(settings().run)
     assert "2 updates sent" in floor(path).describe()
 
