@@ -39,6 +39,7 @@ struct Codebook {
   int64_t books, k, d;
 };
 
+struct FewLayout;
 struct PrefilterKernel;
 struct VqAssignKernel;
 struct RowSize;
@@ -115,9 +116,12 @@ class Search {
                   Scratch& scratch) const;
   void assign_direct(const StridedRows& x, int64_t s, const int64_t* rows, int64_t first, int64_t count,
                      int64_t* indices, Scratch& scratch) const;
+  void widen_rows(const StridedRows& x, int64_t s, int64_t lo, int64_t count, const FewLayout& layout,
+                  float* rows) const;
   double few_limit(float least, double square) const;
   int64_t nearest(const std::vector<int64_t>& codes, const double* row, double* target) const;
   void widen_code(int64_t code, double* target) const;
+  void check_code(const double* code) const;
   void assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                       Scratch& scratch) const;
   void prepare(Book& book, const Parallel& parallel) const;

@@ -10,19 +10,28 @@
 namespace uefl::cpu {
 namespace {
 
-// Rows, at most (docs/design/search-cpu.md); of short codewords, which cost little to pack.
-constexpr int64_t kFew = 48, kFewShort = 16, kShort = 32;
-constexpr int64_t kOneThread = 1 << 20;  // products that a second thread does not speed up
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kFew = 96;               // rows, at most (docs/design/search-cpu.md)
+constexpr float kLargestScore = 0x1p120f;  // of which sums and bounds do not overflow
+constexpr int64_t kOneThread = 1 << 20;    // products that a second thread does not speed up
 
-// Finds the codewords with a score of at most the limit. A score or a limit of NaN leaves none out.
-void find(const float* scores, int64_t padded, int64_t count, float limit, std::vector<int64_t>& found) {
+double square_of(const float* row, int64_t step, int64_t d) {
+  constexpr int64_t kSums = 4;  // hide the latency of an addition
+  double sum[kSums] = {};
+  for (int64_t j = 0; j < d; ++j) sum[j % kSums] += static_cast<double>(row[j * step]) * row[j * step];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// NaN bounds nothing.
+float rounded_up(double limit) {
+  return std::isnan(limit) ? kInfinity : std::nextafter(static_cast<float>(limit), kInfinity);
+}
+
+// Finds the codewords with a score of at most the limit for a row. A score of NaN leaves none out.
+void find(const FewRun& run, int64_t row, float limit, std::vector<int64_t>& found) {
   found.clear();
-  for (int64_t k = 0; k < padded; k += kStep) {
-    int any = 0;
-    for (int64_t i = 0; i < kStep; ++i) any |= !(scores[k + i] > limit);
-    for (int64_t i = k; any && i < std::min(k + kStep, count); ++i) {
-      if (!(scores[i] > limit)) found.push_back(i);
-    }
+  for (int64_t k = 0; k < run.k; ++k) {
+    if (!(run.scores[k * run.layout.score_pitch + row] > limit)) found.push_back(k);
   }
 }
 
@@ -30,9 +39,9 @@ void find(const float* scores, int64_t padded, int64_t count, float limit, std::
 
 bool Search::few(const StridedRows& x, const Codebook& codebook) {
   const int64_t rows = x.outer * x.inner * (x.dim / codebook.d);
-  const int64_t most = codebook.d < kShort ? kFewShort : kFew;
-  return rows > 0 && rows <= most && codebook.d <= kLongest && x.dtype != Dtype::f64 &&
-         codebook.dtype != Dtype::f64 && !on_every_shape();
+  const int64_t most = std::min(kFew, 4 * codebook.k);  // a few codewords are packed at once
+  return rows > 0 && rows <= most && x.dtype != Dtype::f64 && codebook.dtype != Dtype::f64 &&
+         codebook.d <= kLongest && !plan(codebook.d, codebook.k).direct && !on_every_shape();
 }
 
 // The score that the nearest codeword of a row of that square may have at most; infinity where scores may
@@ -40,21 +49,22 @@ bool Search::few(const StridedRows& x, const Codebook& codebook) {
 double Search::few_limit(float least, double square) const {
   const double d = static_cast<double>(d_), unit = (d + 8) * 0x1p-23;
   if (!exact_) return least;
-  if (!(std::abs(least) < 0x1p120f) || unit > 0.1) return std::numeric_limits<double>::infinity();
+  if (!(std::abs(least) < kLargestScore) || unit > 0.1) return std::numeric_limits<double>::infinity();
   return metric_ == Metric::l2 ? least * (1 + 3 * unit) + d * 0x1p-118
                                : least + 2.1 * unit * std::sqrt(square) + d * 0x1p-68;
 }
 
-// A codeword in float64, checked.
+// Writes a codeword in float64.
 void Search::widen_code(int64_t code, double* target) const {
-  bool valid = true;
   with_type(codebook_.dtype, [&]<class T>(const T*) {
     const T* given = static_cast<const T*>(codebook_.data) + code * d_;
-    for (int64_t j = 0; j < d_; ++j) {
-      target[j] = static_cast<double>(widen(given[j]));
-      valid &= std::abs(target[j]) <= kLargest;
-    }
+    for (int64_t j = 0; j < d_; ++j) target[j] = static_cast<double>(widen(given[j]));
   });
+}
+
+void Search::check_code(const double* code) const {
+  bool valid = true;
+  for (int64_t j = 0; j < d_; ++j) valid &= std::abs(code[j]) <= kLargest;
   require(valid, op_);
 }
 
@@ -65,6 +75,7 @@ int64_t Search::nearest(const std::vector<int64_t>& codes, const double* row, do
   std::vector<double> unit(metric_ == Metric::cosine ? d_ : 0);
   for (const int64_t code : codes) {
     widen_code(code, target);
+    check_code(target);
     if (metric_ == Metric::cosine) to_unit(target, d_, unit.data());
     const double value = canonical(row, metric_ == Metric::cosine ? unit.data() : target);
     if (value < best) best = value, index = code;
@@ -72,48 +83,63 @@ int64_t Search::nearest(const std::vector<int64_t>& codes, const double* row, do
   return index;
 }
 
+// Writes rows [lo, lo + count) of segment s in float32, as the layout says.
+void Search::widen_rows(const StridedRows& x, int64_t s, int64_t lo, int64_t count, const FewLayout& layout,
+                        float* rows) const {
+  const int64_t step = layout.step();
+  with_type(x.dtype, [&]<class T>(const T*) {
+    for (int64_t r = 0; r < count; ++r) {
+      const T* const source = reinterpret_cast<const T*>(element(x, lo + r, s * d_));
+      float* const target = rows + layout.start(r);
+      for (int64_t j = 0; j < d_; ++j) target[j * step] = static_cast<float>(widen(source[j]));
+    }
+  });
+}
+
 void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                         Scratch& scratch) const {
   const VqAssignFewKernel& kernel = few_kernel();
-  const int64_t segments = x.dim / d_, count = hi - lo, pitch = kernel.pitch(d_),
-                padded = (k_ + kStep - 1) / kStep * kStep;
+  const int64_t segments = x.dim / d_, count = hi - lo;
   const int64_t first = books_.size() == 1 ? 0 : s * k_;  // codeword of the book
-  std::vector<float> rows(count * pitch), scores(count * padded, std::numeric_limits<float>::infinity());
-  for (int64_t r = 0; r < count; ++r) {
-    with_type(x.dtype, [&]<class T>(const T*) {
-      const T* source = reinterpret_cast<const T*>(element(x, lo + r, s * d_));
-      for (int64_t j = 0; j < d_; ++j) rows[r * pitch + j] = static_cast<float>(widen(source[j]));
-    });
-  }
-  const char* codes = static_cast<const char*>(codebook_.data) + first * d_ * element_size(codebook_.dtype);
-  const FewRun run{.rows = rows.data(),
-                   .count = count,
-                   .pitch = pitch,
-                   .codes = codes,
-                   .dtype = codebook_.dtype,
-                   .k = k_,
-                   .d = d_,
-                   .euclidean = metric_ == Metric::l2,
-                   .scores = scores.data(),
-                   .score_pitch = padded};
+  const FewLayout layout(kernel.lanes, count, d_);
+  std::vector<float> rows(layout.size(count)), scores(layout.scores(k_), kInfinity), limits(count);
+  widen_rows(x, s, lo, count, layout, rows.data());
+  const FewRun run{
+      .layout = layout,
+      .rows = rows.data(),
+      .count = count,
+      .codes = static_cast<const char*>(codebook_.data) + first * d_ * element_size(codebook_.dtype),
+      .dtype = codebook_.dtype,
+      .k = k_,
+      .d = d_,
+      .euclidean = metric_ == Metric::l2,
+      .scores = scores.data()};
   const auto score = [&](int64_t from, int64_t to) { kernel.score(run, from, to); };
   count * k_ * d_ < kOneThread ? score(0, k_) : parallel_(k_, score);
 
-  std::vector<double> row(d_), target(d_);
-  std::vector<int64_t> possible;
+  kernel.least(run, limits.data());
   for (int64_t r = 0; r < count; ++r) {
-    double square = 0;
-    for (int64_t j = 0; j < d_; ++j) {
-      row[j] = rows[r * pitch + j];
-      square += row[j] * row[j];
-    }
+    // a distance is small only from a finite row, whose square is then of no use
+    const bool small = metric_ == Metric::l2 && limits[r] < kLargestScore;
+    const double square = small ? 0 : square_of(&rows[layout.start(r)], layout.step(), d_);
     scratch.finite_ = scratch.finite_ && std::isfinite(square);
-    const float least = least_of(&scores[r * padded], padded);
-    const float limit = std::nextafter(static_cast<float>(few_limit(least, square)), INFINITY);  // rounded up
-    find(&scores[r * padded], padded, k_, limit, possible);
-    for (int64_t& code : possible) code += first;
-    const int64_t index = possible.size() == 1 ? possible[0] : nearest(possible, row.data(), target.data());
-    widen_code(index, &codes_[index * d_]);
+    limits[r] = rounded_up(few_limit(limits[r], square));
+  }
+  std::vector<int64_t> chosen(count), possible;
+  std::vector<double> row(d_), target(d_);
+  kernel.pick(run, limits.data(), chosen.data());
+  for (int64_t r = 0; r < count; ++r) {
+    int64_t index = first + chosen[r];
+    if (chosen[r] < 0) {
+      find(run, r, limits[r], possible);
+      for (int64_t& code : possible) code += first;
+      for (int64_t j = 0; j < d_; ++j) row[j] = rows[layout.start(r) + j * layout.step()];
+      index = nearest(possible, row.data(), target.data());
+    }
+    double* const code = &codes_[index * d_];
+    widen_code(index, code);
+    // a small score is that of a finite codeword
+    if (!(std::abs(scores[(index - first) * layout.score_pitch + r]) < kLargestScore)) check_code(code);
     indices[(lo + r) * segments + s] = index - first;
   }
 }

@@ -1,4 +1,4 @@
-// Few rows against a codebook as it lies in memory: each codeword is read once for a group of rows.
+// Few rows against a codebook as it lies in memory: each codeword is read once for all rows.
 #include "cpu/simd.h"
 #include "cpu/variant.h"
 #include "cpu/vq_assign_few_kernel.h"
@@ -6,11 +6,12 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int kRows = 4;  // of a group
+constexpr int kRows = 4;  // of a pass over a codeword, where rows lie one after the other
 constexpr int kWide =
     4 * kLanes;  // elements of a step of a single row: four sums hide the latency of an addition
-
-int64_t pitch(int64_t d) { return (d + kLanes - 1) / kLanes * kLanes; }
+// Groups of rows and codewords of a step, where rows lie in groups: their sums, a vector of each group, one
+// codeword and one difference fill the registers.
+constexpr int kGroups = 2, kCodes = kLanes == 16 ? 8 : 6;
 
 // Adds the part of one vector of elements to the sums of a row: of squared differences, or of products.
 template <bool euclidean>
@@ -63,59 +64,170 @@ UEFL_INLINE void sum_rows(const float* rows, int64_t pitch, const float* code, c
   }
 }
 
-UEFL_INLINE float square_of(const float* code, const Floats& rest, int64_t d) {
-  Floats sum = rest * rest, c;
-  for (int64_t j = 0; j + kLanes <= d; j += kLanes) {
+// -1 / |c|, or NaN where the square has no use.
+UEFL_INLINE float cosine_factor(const float* code, int64_t d) {
+  Floats sum{}, c;
+  int64_t j = 0;
+  for (; j + kLanes <= d; j += kLanes) {
     load(code + j, c);
     sum = fused(c, c, sum);
   }
-  return sum_across(sum);
+  float square = sum_across(sum);
+  for (; j < d; ++j) square += code[j] * code[j];
+  return square >= 0x1p-100f && square <= 0x1p100f ? -1 / __builtin_sqrtf(square) : __builtin_nanf("");
+}
+
+// All rows, which lie one after the other, with one codeword.
+template <bool euclidean>
+void score_code(const FewRun& run, const float* code, float* out) {
+  float last[kLanes] = {};
+  for (int64_t j = run.d / kLanes * kLanes, i = 0; j < run.d; ++j, ++i) last[i] = code[j];
+  Floats rest;
+  load(last, rest);
+  const int64_t pitch = run.layout.row_pitch;
+  const float factor = euclidean ? 1 : cosine_factor(code, run.d);
+  int64_t r = 0;
+  for (; r + kRows <= run.count; r += kRows)
+    sum_rows<euclidean, kRows>(run.rows + r * pitch, pitch, code, rest, run.d, out + r);
+  for (; r < run.count; ++r) sum_rows<euclidean, 1>(run.rows + r * pitch, 0, code, rest, run.d, out + r);
+  for (r = 0; r < run.count; ++r) out[r] *= factor;
+}
+
+// The codewords of a step in float32, with the places of their scores; the last one again where fewer are
+// left.
+struct Step {
+  const float* code[kCodes];
+  float* out[kCodes];
+  float factor[kCodes];
+};
+
+// kCount groups of rows with the codewords of a step.
+template <bool euclidean, int kCount>
+UEFL_INLINE void score_groups(const FewRun& run, int64_t group, const Step& step) {
+  const float* const rows = run.rows + group * run.layout.group_pitch;
+  Floats sum[kCodes][kCount] = {}, x[kCount];
+  for (int64_t j = 0; j < run.d; ++j) {
+#pragma GCC unroll 2
+    for (int g = 0; g < kCount; ++g) load(rows + g * run.layout.group_pitch + j * kLanes, x[g]);
+#pragma GCC unroll 8
+    for (int c = 0; c < kCodes; ++c) {
+      const Floats code = broadcast(step.code[c][j]);
+#pragma GCC unroll 2
+      for (int g = 0; g < kCount; ++g) add<euclidean>(x[g], code, sum[c][g]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kCodes; ++c) {
+#pragma GCC unroll 2
+    for (int g = 0; g < kCount; ++g) {
+      Floats score = sum[c][g] + (sum[c][g] - sum[c][g]);  // NaN for infinity
+      if constexpr (!euclidean) score *= broadcast(step.factor[c]);
+      store(score, step.out[c] + (group + g) * kLanes);
+    }
+  }
+}
+
+template <bool euclidean>
+void score_step(const FewRun& run, const Step& step) {
+  const int64_t groups = run.layout.score_pitch / kLanes;
+  int64_t group = 0;
+  for (; group + kGroups <= groups; group += kGroups) score_groups<euclidean, kGroups>(run, group, step);
+  for (; group < groups; ++group) score_groups<euclidean, 1>(run, group, step);
+}
+
+// Codeword k in float32, in `room` unless it lies so in memory.
+const float* float_code(const FewRun& run, int64_t k, float* room) {
+  const float* found = room;
+  with_type(run.dtype, [&]<class T>(const T*) {
+    const T* given = static_cast<const T*>(run.codes) + k * run.d;
+    if constexpr (sizeof(T) == 4) {
+      found = reinterpret_cast<const float*>(given);
+    } else {
+      for (int64_t j = 0; j < run.d; ++j) room[j] = static_cast<float>(widen(given[j]));
+    }
+  });
+  return found;
 }
 
 template <bool euclidean>
 void score_codes(const FewRun& run, int64_t lo, int64_t hi) {
-  constexpr float kNaN = __builtin_nanf("");
-  float* const wide = run.dtype == Dtype::f32 ? nullptr : new float[run.d];
-  with_type(run.dtype, [&]<class T>(const T*) {
-    for (int64_t k = lo; k < hi; ++k) {
-      const T* given = static_cast<const T*>(run.codes) + k * run.d;
-      const float* code = wide;
-      if constexpr (sizeof(T) == 4) {
-        code = reinterpret_cast<const float*>(given);
-      } else {
-        for (int64_t j = 0; j < run.d; ++j) wide[j] = static_cast<float>(widen(given[j]));
+  const int64_t pitch = run.layout.score_pitch;
+  float* const room = run.dtype == Dtype::f32 ? nullptr : new float[kCodes * run.d];
+  if (run.layout.grouped) {
+    for (int64_t k = lo; k < hi; k += kCodes) {
+      Step step;
+      for (int c = 0; c < kCodes; ++c) {
+        const int64_t code = k + c < hi ? k + c : hi - 1;
+        step.code[c] = float_code(run, code, room + c * run.d);
+        step.out[c] = run.scores + code * pitch;
+        if constexpr (!euclidean) step.factor[c] = cosine_factor(step.code[c], run.d);
       }
-      float last[kLanes] = {};
-      for (int64_t j = run.d / kLanes * kLanes, i = 0; j < run.d; ++j, ++i) last[i] = code[j];
-      Floats rest;
-      load(last, rest);
-      float* out = run.scores + k;
-      float sums[kRows], factor = 1;
-      if constexpr (!euclidean) {
-        const float square = square_of(code, rest, run.d);
-        factor = square >= 0x1p-100f && square <= 0x1p100f ? -1 / __builtin_sqrtf(square) : kNaN;
-      }
-      int64_t r = 0;
-      for (; r + kRows <= run.count; r += kRows) {
-        sum_rows<euclidean, kRows>(run.rows + r * run.pitch, run.pitch, code, rest, run.d, sums);
-#pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i) out[(r + i) * run.score_pitch] = sums[i] * factor;
-      }
-      for (; r < run.count; ++r) {
-        sum_rows<euclidean, 1>(run.rows + r * run.pitch, 0, code, rest, run.d, sums);
-        out[r * run.score_pitch] = sums[0] * factor;
-      }
+      score_step<euclidean>(run, step);
     }
-  });
-  delete[] wide;
+  } else {
+    for (int64_t k = lo; k < hi; ++k)
+      score_code<euclidean>(run, float_code(run, k, room), run.scores + k * pitch);
+  }
+  delete[] room;
 }
 
 void score(const FewRun& run, int64_t lo, int64_t hi) {
   run.euclidean ? score_codes<true>(run, lo, hi) : score_codes<false>(run, lo, hi);
 }
 
+// Scores lie in vectors: of one codeword and a group of rows, or of several codewords with all rows.
+int64_t vectors_of(const FewRun& run) {
+  const int64_t pitch = run.layout.score_pitch;
+  return run.layout.grouped ? pitch / kLanes : 1;
+}
+int64_t steps_of(const FewRun& run) {
+  const int64_t in_step = run.layout.grouped ? 1 : kLanes / run.layout.score_pitch;
+  return (run.k + in_step - 1) / in_step;
+}
+
+void least(const FewRun& run, float* out) {
+  const int64_t vectors = vectors_of(run), steps = steps_of(run), pitch = run.layout.score_pitch;
+  for (int64_t v = 0; v < vectors; ++v) {
+    Floats found = broadcast(__builtin_inff()), scores;
+    for (int64_t step = 0; step < steps; ++step) {
+      load(run.scores + (step * vectors + v) * kLanes, scores);
+      found = uefl::cpu::least(scores, found);
+    }
+    float lane[kLanes];
+    store(found, lane);
+    for (int64_t r = v * kLanes, i = 0; i < kLanes; ++i) {
+      const int64_t row = r + i % pitch;
+      if (row >= run.count) continue;
+      if (i < pitch || lane[i] < out[row]) out[row] = lane[i];
+    }
+  }
+}
+
+void pick(const FewRun& run, const float* limits, int64_t* codes) {
+  const int64_t vectors = vectors_of(run), steps = steps_of(run), pitch = run.layout.score_pitch;
+  for (int64_t r = 0; r < run.count; ++r) codes[r] = kNoCode;
+  for (int64_t v = 0; v < vectors; ++v) {
+    float lane[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int64_t row = v * kLanes + i % pitch;
+      lane[i] = row < run.count ? limits[row] : -__builtin_inff();
+    }
+    Floats limit, scores;
+    load(lane, limit);
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t place = (step * vectors + v) * kLanes;
+      load(run.scores + place, scores);
+      // NaN becomes the limit
+      for (uint32_t found = lanes_not_above(most(scores, limit), limit); found; found &= found - 1) {
+        const int64_t at = place + __builtin_ctz(found), row = at % pitch, code = at / pitch;
+        if (row < run.count && code < run.k) codes[row] = codes[row] == kNoCode ? code : kSeveralCodes;
+      }
+    }
+  }
+}
+
 }  // namespace
 
-const VqAssignFewKernel UEFL_VARIANT(vq_assign_few){pitch, score};
+const VqAssignFewKernel UEFL_VARIANT(vq_assign_few){kLanes, score, least, pick};
 
 }  // namespace uefl::cpu

@@ -7,25 +7,59 @@
 
 namespace uefl::cpu {
 
+// How the rows of a call lie in memory: one after the other, or in groups with a row in each lane of a
+// vector, where no sum across lanes is needed. Padding is zero.
+struct FewLayout {
+  FewLayout(int64_t lanes, int64_t count, int64_t d)
+      : grouped(count * (d + kSumAcross) >= lanes * d),
+        lanes(lanes),
+        row_pitch((d + lanes - 1) / lanes * lanes),
+        group_pitch(d * lanes),
+        score_pitch(grouped ? (count + lanes - 1) / lanes * lanes : 1) {
+    while (score_pitch < count) score_pitch *= 2;
+  }
+
+  // The first element of a row, and the floats from one element to the next.
+  int64_t start(int64_t row) const {
+    return grouped ? row / lanes * group_pitch + row % lanes : row * row_pitch;
+  }
+  int64_t step() const { return grouped ? lanes : 1; }
+  // Floats of all rows, and of the scores of k codewords.
+  int64_t size(int64_t count) const {
+    return grouped ? score_pitch / lanes * group_pitch : count * row_pitch;
+  }
+  int64_t scores(int64_t k) const { return (k * score_pitch + lanes - 1) / lanes * lanes; }
+
+  static constexpr int64_t kSumAcross = 28;  // a sum across lanes takes as long as so many elements
+  bool grouped;
+  int64_t lanes, row_pitch, group_pitch;
+  int64_t score_pitch;  // scores of a codeword: a multiple of the lanes, or a power of two that divides them
+};
+
 struct FewRun {
-  const float* rows;  // [count, pitch], filled up with zeros
-  int64_t count, pitch;
+  FewLayout layout;
+  const float* rows;
+  int64_t count;
   const void* codes;  // [k, d], contiguous
   Dtype dtype;        // of the codes, not f64
   int64_t k, d;
   bool euclidean;
-  float* scores;  // [count, score_pitch]
-  int64_t score_pitch;
+  float* scores;  // [k, score_pitch], filled up with infinity
 };
 
+constexpr int64_t kNoCode = -1, kSeveralCodes = -2;
+
 struct VqAssignFewKernel {
-  // Floats from row to row for rows of d elements.
-  int64_t (*pitch)(int64_t d);
+  int64_t lanes;
   // Writes the scores of codewords [lo, hi) with all rows: |x - c|^2, of a relative error below
   // (d + 8) 2^-23; or for cosine -<x, c> / |c|, of an error below (d + 8) 2^-23 |x|, and NaN where |c|^2
   // leaves [2^-100, 2^100]. Infinity and NaN give NaN. Underflow adds an error of d 2^-120, for cosine d
   // 2^-70.
   void (*score)(const FewRun& run, int64_t lo, int64_t hi);
+  // Writes the least score of each row, NaN left out.
+  void (*least)(const FewRun& run, float* least);
+  // Writes for each row the codeword whose score is at most the limit, or NaN; or that there are several.
+  void (*pick)(const FewRun& run, const float* limits, int64_t* codes);
 };
 
 extern const VqAssignFewKernel vq_assign_few_portable, vq_assign_few_avx2, vq_assign_few_avx512;

@@ -1,4 +1,4 @@
-"""Calls with at most 48 rows (16 for short codewords), which the CPU compares with the codebook in place."""
+"""Calls with at most 96 rows, which the CPU compares with the codebook in place."""
 
 import itertools
 
@@ -26,7 +26,19 @@ def test_every_dtype_and_offset(rows, k, d, metric):
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
-def test_rows_between_two_codewords(metric):
+@pytest.mark.parametrize("d", [1, 2, 4, 7, 8, 9, 16, 33, 64])
+def test_every_number_of_rows_and_codewords(d, metric):
+    """Rows lie one by one or in groups; the last group and the last codewords may fill no step."""
+    torch.manual_seed(d)
+    x, codebook = torch.randn(97, d), torch.randn(64, d)
+    for rows, k in itertools.product((*range(1, 35), 63, 64, 95, 96, 97), (5, 6, 7, 13, 64)):
+        found = vq_assign(x[:rows], codebook[:k], metric=metric)
+        assert torch.equal(found, expected(x[:rows], codebook[:k], metric)), (rows, k)
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("rows", [1, 13, 96])
+def test_rows_between_two_codewords(rows, metric):
     """Float32 scores cannot tell the two codewords apart."""
     torch.manual_seed(0)
     codebook = torch.randn(200, 24)
@@ -34,8 +46,8 @@ def test_rows_between_two_codewords(metric):
     x = (codebook[a] + codebook[b]) / 2
     x[::3, 5] = torch.nextafter(x[::3, 5], torch.tensor(torch.inf))
     wrong = sum(
-        (vq_assign(rows, codebook, metric=metric) != expected(rows, codebook, metric)).sum()
-        for rows in x.split(13)
+        (vq_assign(part, codebook, metric=metric) != expected(part, codebook, metric)).sum()
+        for part in x.split(rows)
     )
     assert wrong == 0
 
