@@ -347,6 +347,10 @@ OPS = {
             SearchCase(32_768, 64, 32),
             SearchCase(MILLION, 16, 256),
             SearchCase(4096, 128, 128, segments=4),
+            # the rows of a streaming codec
+            SearchCase(16, 64, 1024),
+            SearchCase(64, 128, 1024),
+            SearchCase(96, 512, 256),
         ),
         # The last ones are the grid that flash-kmeans publishes: float16, a million and 65,536 rows.
         cuda_cases=(
