@@ -102,7 +102,7 @@ class FedCR(GaussianFeatures):
         for message in messages.values():
             message.expects = {}
         for _ in turn.ask(messages):
-            pass  # a head is private: the frame keeps it
+            pass  # a head is private: the framework keeps it
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Send the Gaussians also to each client that trains; the client replies with the sums over its

@@ -53,7 +53,7 @@ RESERVED = frozenset(
         "tested",
     )
 )
-"""columns of metrics.jsonl that the frame fills"""
+"""columns of metrics.jsonl that the framework fills"""
 
 
 def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -64,12 +64,12 @@ def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
         place: what gave them, for the message.
 
     Raises:
-        ValueError: the frame itself fills a column of that name.
+        ValueError: the framework itself fills a column of that name.
         TypeError: a value that metrics.jsonl cannot hold.
     """
     taken = sorted(RESERVED & values.keys())
     if taken:
-        raise ValueError(f"{place}: the frame itself records {taken[0]!r}; choose another name")
+        raise ValueError(f"{place}: the framework itself records {taken[0]!r}; choose another name")
     for name, value in values.items():
         if not isinstance(value, (int, float, str, list, dict, type(None))):
             raise TypeError(

@@ -34,7 +34,7 @@ _MOST |= {
     "holdout_entropy_se": math.inf,
     "steps": math.inf,
 }
-"""what metrics of the frame are at most; all are at least 0"""
+"""upper bounds of the metrics of the framework; all are at least 0"""
 _LONGEST = 200  # characters of a reason
 _OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "reason"))
 """keys of metrics.jsonl that say which line this is, which no client may say"""
