@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 
 import pytest
 import torch
@@ -39,6 +40,24 @@ def test_a_kill_between_the_two_files_leaves_the_previous_pair(tmp_path, monkeyp
     tensors, plain = checkpoint.load(tmp_path)
     assert plain == {"round": 0}
     assert tensors["values"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_kill_at_any_rename_leaves_a_whole_pair(tmp_path, monkeypatch, renames):
+    checkpoint.save(tmp_path, {"values": torch.zeros(2)}, {"round": 0})
+    rename, left = checkpoint.os.replace, iter(range(renames))
+
+    def killed(old, new):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    monkeypatch.setattr(checkpoint.os, "replace", killed)
+    with suppress(KeyboardInterrupt):
+        checkpoint.save(tmp_path, {"values": torch.ones(2)}, {"round": 1})
+    tensors, plain = checkpoint.load(tmp_path)
+    assert plain == {"round": int(renames >= 3)}
+    assert tensors["values"].tolist() == [plain["round"]] * 2
 
 
 def tensor_file(directory):

@@ -22,7 +22,7 @@ from uefl.algorithms.base import Algorithm, registry
 from uefl.deploy.setting import Setting
 from uefl.engines.base import Reply
 from uefl.errors import UserError
-from uefl.privacy import PoissonParticipants, Privacy, check, clip_factor, gaussian
+from uefl.privacy import NoisyMean, PoissonParticipants, Privacy, check, clip_factor, gaussian
 from uefl.progress import PlainProgress
 
 opacus = pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
@@ -142,6 +142,15 @@ def test_noise_is_normal_and_derived_from_key_place_and_update():
         gaussian(b"key", hides, 4.0, "arm", 3),
     ):
         assert abs(float(np.corrcoef(one.numpy(), other.numpy())[0, 1])) < 0.02
+
+
+def test_every_round_has_noise_of_its_own():
+    drawn = []
+    for round in range(2):
+        mean = NoisyMean(torch.zeros(9), 3.0)
+        privacy().finish({"values": mean}, "arm", round)
+        drawn.append(mean.sum)
+    assert not torch.equal(*drawn)
 
 
 @pytest.mark.parametrize(("multiplier", "clip"), [(1.0, 1.0), (3.0, 0.5)])

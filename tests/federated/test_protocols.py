@@ -23,6 +23,14 @@ def test_participants_are_drawn_by_seed_and_round():
     assert Participants(NAMES, 1.0, 0).of(3) == NAMES
 
 
+def test_evaluators_are_drawn_independently_of_participants():
+    train, measure = (
+        [Participants(NAMES, 0.3, 0, purpose).of(round) for round in range(20)]
+        for purpose in ("participants", "evaluators")
+    )
+    assert sum(map(tuple.__eq__, train, measure)) < 3
+
+
 @pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.3, 3), (0.31, 4), (1.0, 10)])
 def test_a_share_is_rounded_up_to_a_whole_client(share, count):
     assert len(Participants(NAMES, share, 0).of(0)) == count

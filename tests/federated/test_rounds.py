@@ -114,6 +114,12 @@ def test_a_non_finite_update_is_rejected_counted_and_noted():
     assert algorithm.rejected == [line]
 
 
+def test_a_client_with_a_rejected_update_has_not_trained():
+    algorithm, _, _ = arm(settings("fedavg", quorum=0.6), wrap=lambda e: TamperingEngine(e, broken))
+    algorithm.turn()
+    assert algorithm.have_trained == ["silo-0", "silo-2"]
+
+
 def test_below_the_quorum_the_run_ends_with_an_error():
     algorithm, _, _ = arm(settings("fedavg", quorum=1.0), wrap=lambda e: TamperingEngine(e, broken))
     with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3; .*\(silo-1: values .*finite\)"):

@@ -47,6 +47,19 @@ def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
     assert not torch.allclose(values(one), before, atol=1e-2)
 
 
+def test_the_training_loss_is_the_mean_over_images():
+    """The last batch is smaller than the others."""
+    fed = alone(federation(sizes=(48, 48, 48)), 0)
+    cfg = settings("fedavg", optimizer="sgd", lr=1e-9, batch_size=20, local_epochs=1)
+    one, room, _ = arm(cfg, fed, algorithm=Linear())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    nn.utils.vector_to_parameters(values(one).clone(), net.parameters())
+    train = fed.silos[0].load().train
+    loss = nn.functional.cross_entropy(net(room.normalize(train.images)), train.labels)
+    one.turn()
+    assert one.last["silo-0"]["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("keys", "steps"), [({"local_epochs": 2}, 2 * 3), ({"local_steps": 5}, 5), ({"local_steps": 2}, 2)]
 )

@@ -180,6 +180,14 @@ def test_revival_takes_rows_from_everywhere():
     assert min(taken) < 200 < 800 < max(taken)
 
 
+def test_a_codeword_at_the_threshold_is_not_revived():
+    vq, x = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=30), normal(50, 8)
+    indices = vq(x)[1]
+    once = (vq.counts == 1).nonzero().flatten()
+    assert len(once) > 3
+    assert torch.allclose(vq.codebook[once], x[(indices == once[:, None]).int().argmax(1)], atol=1e-3)
+
+
 def test_revival_takes_no_broken_row():
     vq, x = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=30), normal(50, 8)
     x[::2, 3] = float("nan")
@@ -300,6 +308,7 @@ def test_mask_keeps_padding_out_of_the_codewords(kind):
     x = normal(3, 40, 8).masked_fill(~mask[..., None], 1e9)
     vq(x, mask=mask)
     assert vq.codebook.abs().max() < 100
+    assert vq.codebook.abs().amax(-1).min() > 0  # no padding among the revived ones
     assert vq.counts.sum() == 25 * vq.heads
     vq(x, mask=torch.zeros_like(mask))
     assert vq.codebook.isfinite().all()

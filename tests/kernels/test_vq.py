@@ -74,6 +74,16 @@ def test_fixed_point_unit_follows_the_number_of_rows(rows):
     compare(normal(rows, 5, offset=3), normal(2, 5, seed=1))
 
 
+@pytest.mark.parametrize("ratio", [1.0, 9.0, 100.0, 2.0**40])
+def test_fixed_point_unit_follows_rows_longer_than_codewords(ratio):
+    """In the unit of the codewords the sums would overflow."""
+    compare(torch.full((64, 4), ratio), torch.tensor([[1.0] * 4, [-1.0] * 4]))
+
+
+def test_outputs_of_many_blocks_of_rows():
+    compare(normal(20_000, 6), normal(20, 3, seed=1))
+
+
 def test_views_are_read_in_place_and_written_densely():
     codebook = normal(17, 8, seed=1)
     for x in (

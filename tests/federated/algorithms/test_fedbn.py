@@ -94,6 +94,18 @@ def test_unseen_clients_and_global_model_use_the_mean_layers():
         assert torch.allclose(
             tensor, torch.stack([own[name] for own in one.members[0].private.values()]).mean(0)
         )
+    sent = message_to(one, "unseen-0", train=False).private
+    assert all(torch.equal(sent[name], tensor) for name, tensor in mean.items())
+
+
+def test_a_saved_client_that_never_trained_has_the_mean_layers():
+    one, room, _ = arm(settings("fedbn", participation=0.6, quorum=0.5))
+    one.turn()
+    (absent,) = set(one.context.clients) - set(one.have_trained)
+    model, own = one.networks(room)[0]
+    names = room.private_names()
+    assert names
+    assert all(torch.equal(own[absent][name], model[name]) for name in names)
 
 
 def test_global_and_personalized_accuracy_survive_resume():

@@ -28,6 +28,16 @@ def test_same_seed_same_bits():
     assert torch.equal(kmeans(rows, 8, seed=5)[0], kmeans(rows, 8, seed=5)[0])
 
 
+def test_every_lot_has_a_seed_of_its_own():
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    centroids, mass = kmeans(torch.stack([x, x]), 7, 5)
+    for i in range(2):
+        expected = kmeans(x, 7, 5 + i)
+        assert torch.equal(centroids[i], expected[0])
+        assert torch.equal(mass[i], expected[1])
+    assert not torch.equal(*centroids)
+
+
 def test_too_few_rows():
     with pytest.raises(RunError, match=r"\b8 feature .*\b8 codewords.*\b5\b"):
         kmeans(torch.randn(5, 2), 8, seed=0)
