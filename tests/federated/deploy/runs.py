@@ -59,7 +59,7 @@ def children(pid: int) -> dict[int, str]:
     """Processes that a process has started, with their command lines."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
+        for child in filter(_runs, map(int, (task / "children").read_text().split())):
             found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
     return found
 
