@@ -308,7 +308,7 @@ for name, dtype, d, architectures, wanted in (
         first = name == "_search"
         config = kernels.config((architecture // 10, 0), width) if first else kernels.config_listed(width)
         constants = {"EXACT": True, "L2": True, "FLAT": True, "D": d, "WIDTH": width,
-                     "ROWS": config.rows, "CODES": config.codes,
+                     "ROWS": config.rows, "CODES": config.codewords,
                      "CHUNK": config.chunk, "SCAN": kernels._SCAN, "ELEMENTS": 16, "stride_d": 1}
         if not name.startswith("_search"):
             constants["CODES"] = kernels._CANDIDATES if name == "_rescore" else 16

@@ -62,25 +62,24 @@ def test_the_bound_is_needed(monkeypatch):
     codebook = normal(40, 24, offset=5)
     x = (codebook[:, None] + codebook[None]).reshape(-1, 24) / 2
     assert wrong(x, codebook, "l2") == 0
-    scores = fallback._Codes._scores
-    monkeypatch.setattr(
-        fallback._Codes, "_scores", lambda self, rows: (scores(self, rows)[0], torch.zeros(len(rows)))
-    )
+    book = fallback._PackedCodebook
+    scores = book._scores
+    monkeypatch.setattr(book, "_scores", lambda self, rows: (scores(self, rows)[0], torch.zeros(len(rows))))
     assert wrong(x, codebook, "l2") > 0
 
 
 def test_few_rows_need_the_definition(monkeypatch):
     x, codebook = normal(20000, 64), normal(256, 64, seed=1)
     asked = []
-    settle = fallback._Codes._settle_pairs
+    settle = fallback._PackedCodebook._settle_pairs
     monkeypatch.setattr(
-        fallback._Codes,
+        fallback._PackedCodebook,
         "_settle_pairs",
         lambda self, rows, pairs, indices: asked.append(pairs) or settle(self, rows, pairs, indices),
     )
     monkeypatch.setattr(distances, "argmin", None)
     for offset in (0.0, 100.0):
-        book = fallback._Codes(codebook + offset, "l2", x.dtype)
+        book = fallback._PackedCodebook(codebook + offset, "l2", x.dtype)
         assert book.dtype == torch.float32
         book.nearest(x + offset)
     assert 0 < sum(pairs[0].unique().numel() for pairs in asked) < 0.002 * 2 * len(x)
@@ -98,9 +97,9 @@ def _fp32_precision(value):
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_products_of_fewer_bits_are_not_trusted(precision):
     codebook = normal(5, 4)
-    assert fallback._Codes(codebook, "l2", torch.float32).dtype == torch.float32
+    assert fallback._PackedCodebook(codebook, "l2", torch.float32).dtype == torch.float32
     with _fp32_precision(precision):
-        assert fallback._Codes(codebook, "l2", torch.float32).dtype == torch.float64
+        assert fallback._PackedCodebook(codebook, "l2", torch.float32).dtype == torch.float64
 
 
 def test_autocast_changes_nothing():
@@ -134,8 +133,8 @@ from uefl_kernels import backend, kmeans, kmeans_step, vq_assign, vq_with_sums
 from uefl_kernels.ops.vq_assign import fallback
 assert not uefl_kernels.COMPILED
 called = []
-nearest = fallback._Codes.nearest
-fallback._Codes.nearest = lambda *args: called.append(args) or nearest(*args)
+nearest = fallback._PackedCodebook.nearest
+fallback._PackedCodebook.nearest = lambda *args: called.append(args) or nearest(*args)
 torch.manual_seed(0)
 x, codebook = torch.randn(300, 6), torch.randn(20, 3)
 calls = {

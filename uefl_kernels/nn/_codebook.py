@@ -172,33 +172,33 @@ class Codebook(Float32Module):
     # --- the codewords -------------------------------------------------------------------------------------
 
     @property
-    def codes(self) -> torch.Tensor:
-        """``[h, K, d]`` as they are searched."""
-        return self.seen(self.embed)
+    def searched(self) -> torch.Tensor:
+        """The codebook ``[h, K, d]`` as it is searched."""
+        return self.transformed(self.embed)
 
-    def seen(self, embed: torch.Tensor) -> torch.Tensor:
-        """Map codewords by the bridge and the affine map, where there are any."""
-        with no_autocast(embed.device):
-            codes: torch.Tensor = embed if self.vq_bridge is None else self.vq_bridge(embed)
+    def transformed(self, codebook: torch.Tensor) -> torch.Tensor:
+        """Map a codebook by the bridge and the affine map, where there are any."""
+        with no_autocast(codebook.device):
+            mapped: torch.Tensor = codebook if self.vq_bridge is None else self.vq_bridge(codebook)
         if self.batch_mean is None:
-            return codes
-        return (codes - self.codebook_mean) / self._ratio() + self.batch_mean
+            return mapped
+        return (mapped - self.codebook_mean) / self._ratio() + self.batch_mean
 
-    def scaled(self, codes: torch.Tensor) -> torch.Tensor:
+    def scaled(self, codewords: torch.Tensor) -> torch.Tensor:
         """Scale codewords to length 1 where the metric is the angle."""
-        return F.normalize(codes, dim=-1, eps=1e-6) if self.use_cosine_sim else codes
+        return F.normalize(codewords, dim=-1, eps=1e-6) if self.use_cosine_sim else codewords
 
     def transform_input(self, x: torch.Tensor) -> torch.Tensor:
         """Scale rows ``[..., d]`` to length 1 where the metric is the angle."""
         return self.scaled(x)
 
     @torch.no_grad()
-    def assign(self, codes: torch.Tensor) -> None:
+    def assign(self, codebook: torch.Tensor) -> None:
         """Set the codewords ``[h, K, d]`` and their averages: the next step moves them from there, k-means
         leaves them."""
         self._require_whole()
-        self.embed.copy_(codes)
-        self.embed_avg.copy_(codes * self.cluster_size.unsqueeze(-1))
+        self.embed.copy_(codebook)
+        self.embed_avg.copy_(codebook * self.cluster_size.unsqueeze(-1))
         self.initted.fill_(True)
 
     def _require_whole(self) -> None:
@@ -319,9 +319,9 @@ class Codebook(Float32Module):
             return
         heads = x.shape[-1] // self.embed.shape[-1]
         chosen = embed_ind.reshape(*x.shape[:-1], heads).clamp(min=0)
-        codes = self.codes[0] if self.num_codebooks == 1 else self.codes
+        codebook = without_single_head(self.searched)
         kept = (x, chosen) if mask is None else (x[mask], chosen[mask])
-        counts, sums = count_and_sum(kept[0], codes, kept[1])
+        counts, sums = count_and_sum(kept[0], codebook, kept[1])
         self.update(
             counts, sums, x, mask, weight=ema_update_weight, accumulate=accum_ema_update, ema=ema_update
         )
@@ -424,9 +424,9 @@ class Codebook(Float32Module):
         """Move the statistics towards the codewords and towards the rows ``[..., heads * d]`` where the mask
         is True."""
         embed = self.embed.detach()
-        of_codes = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
+        of_codewords = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
         decay = self.affine_param_codebook_decay
-        for name, new in zip(_OF_CODES, of_codes, strict=True):
+        for name, new in zip(_OF_CODES, of_codewords, strict=True):
             old, first = getattr(self, name), getattr(self, f"{name}_needs_init")
             old.copy_(torch.where(first, new, old * decay + new * (1 - decay)))
             first.fill_(False)
@@ -618,6 +618,11 @@ def _version(tensor: torch.Tensor) -> int:
 def _heads_last(rows: torch.Tensor) -> torch.Tensor:
     """Reshape rows ``[h, ..., d]`` of each book to ``[..., h * d]``."""
     return rows.movedim(0, -2).flatten(-2) if rows.dim() > 2 else rows
+
+
+def without_single_head(codebook: torch.Tensor) -> torch.Tensor:
+    """Return a codebook ``[h, K, d]`` as the ops take it: ``[K, d]`` if h is 1."""
+    return codebook[0] if len(codebook) == 1 else codebook
 
 
 def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:

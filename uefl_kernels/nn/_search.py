@@ -1,6 +1,7 @@
 """Search for codewords other than one nearest: several, drawn, or of a codebook of each row's own.
 
-Rows are ``[h, n, d]`` and codes ``[h, K, d]`` here, h books. One nearest codeword is always found by an op.
+Rows are ``[h, n, d]`` and the codebook ``[h, K, d]`` here, for h heads. One nearest codeword is always found
+by an op.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ class Sampling(NamedTuple):
     soft: bool
 
 
-def distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
+def distances(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool) -> torch.Tensor:
     """Return the negative distances, or the cosines, ``[h, n, K]``: larger means nearer. Differentiable."""
     with no_autocast(rows.device):
-        products = rows @ codes.mT
+        products = rows @ codebook.mT
     if cosine:
         return products
-    squares = rows.square().sum(-1, keepdim=True) + codes.square().sum(-1).unsqueeze(-2) - 2 * products
+    squares = rows.square().sum(-1, keepdim=True) + codebook.square().sum(-1).unsqueeze(-2) - 2 * products
     return -squares.clamp(min=1e-8).sqrt()
 
 
-def own_distances(rows: torch.Tensor, codes: torch.Tensor, cosine: bool) -> torch.Tensor:
+def own_distances(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool) -> torch.Tensor:
     """Compute ``distances`` for rows that each have their own codewords, ``[h, n, K, d]``."""
-    return (codes * rows.unsqueeze(-2)).sum(-1) if cosine else -F.pairwise_distance(rows.unsqueeze(-2), codes)
+    return (
+        (codebook * rows.unsqueeze(-2)).sum(-1)
+        if cosine
+        else -F.pairwise_distance(rows.unsqueeze(-2), codebook)
+    )
 
 
 def draw(near: torch.Tensor, sampling: Sampling, k: int | None = None) -> torch.Tensor:
@@ -54,20 +59,20 @@ def draw(near: torch.Tensor, sampling: Sampling, k: int | None = None) -> torch.
 
 @torch.no_grad()
 def draw_in_blocks(
-    rows: torch.Tensor, codes: torch.Tensor, cosine: bool, sampling: Sampling, k: int | None = None
+    rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, sampling: Sampling, k: int | None = None
 ) -> torch.Tensor:
     """Call ``draw`` on the distances of one block of rows at a time."""
-    return _in_blocks(rows, codes, lambda x, c: draw(distances(x, c, cosine), sampling, k))
+    return _in_blocks(rows, codebook, lambda x, c: draw(distances(x, c, cosine), sampling, k))
 
 
 @torch.no_grad()
-def nearest(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, k: int) -> torch.Tensor:
+def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) -> torch.Tensor:
     """Return indices ``[h, n, k]`` of the k nearest codewords, nearest first.
 
     The first is exact. The others are the float64 order of the k + 4 best by float32 scores.
     """
     metric = "cosine" if cosine else "l2"
-    first = torch.stack([vq_assign(x, c, metric=metric) for x, c in zip(rows, codes, strict=True)])
+    first = torch.stack([vq_assign(x, c, metric=metric) for x, c in zip(rows, codebook, strict=True)])
     if k == 1:
         return first
 
@@ -77,37 +82,37 @@ def nearest(rows: torch.Tensor, codes: torch.Tensor, cosine: bool, k: int) -> to
         score = -(near * x).sum(-1) if cosine else (near - x).square().sum(-1)
         return found.gather(-1, score.argsort(dim=-1, stable=True))
 
-    found = _in_blocks(rows, codes, rest)
+    found = _in_blocks(rows, codebook, rest)
     # puts the first one behind all others
     others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
 
 
 def count_and_sum(
-    x: torch.Tensor, codes: torch.Tensor, indices: torch.Tensor
+    x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count and sum the segments of x ``[..., D]`` for each of codes ``[K, d]`` or ``[S, K, d]``, as
+    """Count and sum the segments of x ``[..., D]`` for each codeword of ``[K, d]`` or ``[S, K, d]``, as
     ``vq_with_sums`` does."""
-    x, codes = x.detach(), codes.detach()
-    flat, d = flat_indices(codes, indices), codes.shape[-1]
-    size = codes.shape[:-1].numel()
+    x, codebook = x.detach(), codebook.detach()
+    flat, d = flat_indices(codebook, indices), codebook.shape[-1]
+    size = codebook.shape[:-1].numel()
     counts = torch.zeros(size, dtype=torch.int64, device=x.device).scatter_add_(
         0, flat, torch.ones_like(flat)
     )
     peaks = x.reshape(-1, d).double().abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest = peaks.new_zeros(size).scatter_reduce(0, flat, peaks, "amax")
-    finite, shift = composed.fixed_point(largest, composed.expected_shift(codes, len(flat)), len(flat))
+    finite, shift = composed.fixed_point(largest, composed.expected_shift(codebook, len(flat)), len(flat))
     fixed = counts.new_zeros(size, d)
-    add(x, codes, indices, torch.where(finite, composed.power_of_two(shift), 0.0), fixed)
+    add(x, codebook, indices, torch.where(finite, composed.power_of_two(shift), 0.0), fixed)
     sums = torch.where(finite[:, None], fixed.double() * composed.power_of_two(-shift)[:, None], torch.nan)
-    return counts.view(codes.shape[:-1]), sums.view(codes.shape)
+    return counts.view(codebook.shape[:-1]), sums.view(codebook.shape)
 
 
 def _in_blocks(
-    rows: torch.Tensor, codes: torch.Tensor, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    rows: torch.Tensor, codebook: torch.Tensor, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     def parts(x: torch.Tensor, c: torch.Tensor) -> Iterator[torch.Tensor]:
         for block in x.split(max(1, _BLOCK // len(c))):
             yield choose(block, c)
 
-    return torch.stack([torch.cat(list(parts(x, c))) for x, c in zip(rows, codes, strict=True)])
+    return torch.stack([torch.cat(list(parts(x, c))) for x, c in zip(rows, codebook, strict=True)])

@@ -42,13 +42,13 @@ class Stages:
     def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``; update the codewords."""
         learning = self.first._learning(self.frozen)
-        codes = [snapshot(book.embed) if self.updated else book.embed for book in self.books]
+        codebooks = [snapshot(book.embed) if self.updated else book.embed for book in self.books]
         if not learning and torch.is_grad_enabled():
-            codes = [code.detach() for code in codes]
+            codebooks = [codebook.detach() for codebook in codebooks]
         out, sums = run(
             composed.Arguments(
                 start,
-                codes,
+                codebooks,
                 metric="l2",
                 exact=True,
                 with_sums=self.updated or (learning and torch.is_grad_enabled()),
@@ -59,7 +59,7 @@ class Stages:
         )
         torch._foreach_copy_([book.counts for book in self.books], list(out.counts))
         if self.updated:
-            self._update(start.detach(), [code.detach() for code in codes], out, sums)
+            self._update(start.detach(), [codebook.detach() for codebook in codebooks], out, sums)
         total = out.quantized if self._routed(start) else out.quantized.detach()
         return total, out.indices.squeeze(-2), self._weighted(out.losses, learning)
 
@@ -68,12 +68,12 @@ class Stages:
         return self.training and start.requires_grad and self.first.route_gradients_to_input
 
     def _update(
-        self, start: torch.Tensor, codes: list[torch.Tensor], out: RVQOutput, sums: Sequence[torch.Tensor]
+        self, start: torch.Tensor, codebooks: list[torch.Tensor], out: RVQOutput, sums: Sequence[torch.Tensor]
     ) -> None:
         """Move the codewords by the averages; residuals are for the revival of dead codewords."""
-        rows = [start] * len(codes)
+        rows = [start] * len(codebooks)
         if any(book.threshold_ema_dead_code > 0 for book in self.books):
-            rows = list(composed.residuals(start, codes, out.indices))
+            rows = list(composed.residuals(start, codebooks, out.indices))
         for book, counted, summed, given in zip(self.books, out.counts, sums, rows, strict=True):
             book.update(counted, summed, given, None)
 

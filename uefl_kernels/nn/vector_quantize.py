@@ -15,7 +15,7 @@ from .. import VQOutput, vq, vq_with_sums
 from .._gather import flat_indices, gather
 from .._snapshot import snapshot
 from . import _distributed, _losses, _search
-from ._codebook import Codebook, Coder, Weight
+from ._codebook import Codebook, Coder, Weight, without_single_head
 from ._losses import LossBreakdown
 from ._recompute import put
 from ._search import Sampling
@@ -57,7 +57,7 @@ class Chosen(NamedTuple):
     """The indices that were chosen, ``[..., heads]`` or ``[..., k]``, their codewords, and what else came
     with them."""
 
-    pool: torch.Tensor  # the codewords as the ops take them, [K, d] or [h, K, d]
+    codebook: torch.Tensor  # as the ops take it, [K, d] or [h, K, d]
     indices: torch.Tensor
     counts: torch.Tensor
     sums: torch.Tensor | None
@@ -65,14 +65,14 @@ class Chosen(NamedTuple):
     values: torch.Tensor | None  # the codewords, where the op has not
     near: torch.Tensor | None  # distances [h, n, K], where something else needs them
 
-    def codes(self) -> torch.Tensor:
+    def codewords(self) -> torch.Tensor:
         """Return ``[..., heads * d]`` or ``[..., k, d]``, with a gradient where codewords are learned."""
         if self.output is None:
             assert self.values is not None
             return self.values
         return (
-            gather(self.pool, self.indices).flatten(-2)
-            if self.pool.requires_grad
+            gather(self.codebook, self.indices).flatten(-2)
+            if self.codebook.requires_grad
             else self.output.quantized.detach()
         )
 
@@ -544,16 +544,16 @@ class VectorQuantize(Coder):
         if changing and optimizing and before is None:
             in_place = self._optimize(rows, call)
         if before is not None:
-            embed = put(book.embed, before)
+            codebook = put(book.embed, before)
         else:  # a copy where codewords are updated in place: the backward pass needs the chosen ones
-            embed = snapshot(book.embed) if updated else book.embed
+            codebook = snapshot(book.embed) if updated else book.embed
             if changing:
-                book.memory.note(rows, embed)
+                book.memory.note(rows, codebook)
 
         # 3. Choose.
         # also the second time, which must save the same tensors as the first
         summed = changing and not optimizing
-        chosen = self._choose(rows, book.seen(embed), call, summed and book.tracks(call.ema))
+        chosen = self._choose(rows, book.transformed(codebook), call, summed and book.tracks(call.ema))
 
         # 4. Update; the zeros of the padding have added nothing to the sums.
         if before is None and call.topk is None:
@@ -571,32 +571,32 @@ class VectorQuantize(Coder):
 
     # --- choosing ------------------------------------------------------------------------------------------
 
-    def _choose(self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool) -> Chosen:
+    def _choose(self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool) -> Chosen:
         """Choose codewords by the op, or by another search that the call asks for."""
         drawn = self.training and (call.sampling.drawn or call.sampling.soft)
         measured = call.targets is not None or (
             self.training and (self.has_codebook_diversity_loss or self.commitment_use_cross_entropy_loss)
         )
         if call.topk is not None or call.transform is not None or drawn:
-            return self._choose_otherwise(rows, codes, call, summed, measured)
-        shared = codes[0] if len(codes) == 1 else codes  # as the ops take them
+            return self._choose_otherwise(rows, codebook, call, summed, measured)
+        op_codebook = without_single_head(codebook)
         near = (
-            _search.distances(*self._searched(rows, codes), self._codebook.metric == "cosine")
+            _search.distances(*self._searched(rows, codebook), self._codebook.metric == "cosine")
             if measured
             else None
         )
         learning = self._learning(call.frozen)
         weight = self._pull if learning and call.mask is None else 0.0
-        out, sums = self._run_op(rows, shared if learning else shared.detach(), weight, summed)
-        return Chosen(shared, out.indices, out.counts, sums, out, None, near)
+        out, sums = self._run_op(rows, op_codebook if learning else op_codebook.detach(), weight, summed)
+        return Chosen(op_codebook, out.indices, out.counts, sums, out, None, near)
 
     def _run_op(
-        self, rows: torch.Tensor, codes: torch.Tensor, codebook_weight: float, summed: bool
+        self, rows: torch.Tensor, codebook: torch.Tensor, codebook_weight: float, summed: bool
     ) -> tuple[VQOutput, torch.Tensor | None]:
         """Run the op, with the sums of the rows of each codeword where they are wanted."""
         found = (vq_with_sums if summed else vq)(
             rows,
-            codes,
+            codebook,
             metric=self._codebook.metric,
             codebook_weight=codebook_weight,
             commitment_weight=1.0,
@@ -605,15 +605,15 @@ class VectorQuantize(Coder):
         return found if summed else (found, None)  # type: ignore[return-value]
 
     def _choose_otherwise(
-        self, rows: torch.Tensor, codes: torch.Tensor, call: Call, summed: bool, measured: bool
+        self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool, measured: bool
     ) -> Chosen:
         """Choose several codewords, draw them, or take them of a codebook that each row has for itself."""
         cosine, k = self._codebook.metric == "cosine", call.topk
         sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
-        split, searched = self._searched(rows, codes)
+        split, searched = self._searched(rows, codebook)
         near, own = None, None
         if call.transform is not None:
-            own = call.transform(codes).flatten(1, -3)
+            own = call.transform(codebook).flatten(1, -3)
             own = F.normalize(own, dim=-1, eps=1e-6) if self.use_cosine_sim else own
             near = _search.own_distances(
                 split, F.normalize(own, dim=-1) if self.cosine_search else own, cosine
@@ -627,32 +627,34 @@ class VectorQuantize(Coder):
         else:
             indices = _search.draw_in_blocks(split, searched, cosine, sampling, k)
         where = indices if k is not None else indices.unsqueeze(-1)  # [h, n, k]
-        pool = codes.unsqueeze(1).expand(-1, indices.shape[1], -1, -1) if own is None else own
-        taken = torch.take_along_dim(pool, where.unsqueeze(-1), dim=2)
+        candidates = codebook.unsqueeze(1).expand(-1, indices.shape[1], -1, -1) if own is None else own
+        taken = torch.take_along_dim(candidates, where.unsqueeze(-1), dim=2)
         if sampling.soft and sampling.temperature > 0 and near is not None:
             share = (near / sampling.temperature).softmax(-1)
             share = (share - share.detach()).unsqueeze(-2)
-            taken = taken + share @ (codes.unsqueeze(1) if own is None else own)
+            taken = taken + share @ (codebook.unsqueeze(1) if own is None else own)
         merged, found = self._from_books(taken, rows), self._from_books(where, rows)
-        shared = codes[0] if len(codes) == 1 else codes
+        op_codebook = without_single_head(codebook)
         if k is not None:  # one head
-            counted = shared.new_zeros(shared.shape[:-1], dtype=torch.int64)
-            return Chosen(shared, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
+            counted = op_codebook.new_zeros(op_codebook.shape[:-1], dtype=torch.int64)
+            return Chosen(op_codebook, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
         found = found.squeeze(-1)
-        counted, sums = _search.count_and_sum(rows, shared, found)
-        return Chosen(shared, found, counted, sums if summed else None, None, merged.flatten(-3), near)
+        counted, sums = _search.count_and_sum(rows, op_codebook, found)
+        return Chosen(op_codebook, found, counted, sums if summed else None, None, merged.flatten(-3), near)
 
-    def _searched(self, rows: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _searched(self, rows: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows ``[h, n, d]`` and the codewords as they are compared: of length 1 for
         ``cosine_search``."""
-        split = self._split(rows, codes)
+        split = self._split(rows, codebook)
         return (
-            (F.normalize(split, dim=-1), F.normalize(codes, dim=-1)) if self.cosine_search else (split, codes)
+            (F.normalize(split, dim=-1), F.normalize(codebook, dim=-1))
+            if self.cosine_search
+            else (split, codebook)
         )
 
-    def _split(self, rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    def _split(self, rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
         """Reshape rows ``[..., heads * d]`` to ``[h, n, d]``, at least float32."""
-        return by_book(at_least_float32(rows), len(codes), codes.shape[2])
+        return by_book(at_least_float32(rows), len(codebook), codebook.shape[2])
 
     def _by_book(self, indices: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Reshape indices as the caller has them to ``[h, n]``."""
@@ -714,9 +716,12 @@ class VectorQuantize(Coder):
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
         ):
             chosen = self._choose(
-                rows, book.seen(snapshot(book.embed)), call._replace(targets=None), book.tracks(call.ema)
+                rows,
+                book.transformed(snapshot(book.embed)),
+                call._replace(targets=None),
+                book.tracks(call.ema),
             )
-            loss = _losses.mean_square(chosen.codes() - at_least_float32(rows), call.mask)
+            loss = _losses.mean_square(chosen.codewords() - at_least_float32(rows), call.mask)
             loss.backward()  # type: ignore[no-untyped-call]
         self._update(rows, chosen, call)
         if not self.manual_in_place_optimizer_update:
@@ -793,14 +798,14 @@ class VectorQuantize(Coder):
             x = rows if call.topk is None else rows.unsqueeze(-2)
             if self.directional_reparam:
                 variance = self.directional_reparam_variance
-                values = self._by_head(x, chosen.codes(), lambda a, b: directional(a, b, variance))
+                values = self._by_head(x, chosen.codewords(), lambda a, b: directional(a, b, variance))
             elif chosen.output is not None:
                 values = chosen.output.quantized
             elif self.rotation_trick:
-                values = self._by_head(x, chosen.codes(), rotate)
+                values = self._by_head(x, chosen.codewords(), rotate)
             else:
-                values = straight_through(x, chosen.codes())
-        values = chosen.codes() if values is None else values
+                values = straight_through(x, chosen.codewords())
+        values = chosen.codewords() if values is None else values
         if self.training and self.sync_update_v > 0:
             values = values + self.sync_update_v * (values - values.detach())
         return values
@@ -808,11 +813,11 @@ class VectorQuantize(Coder):
     def _by_head(
         self,
         x: torch.Tensor,
-        codes: torch.Tensor,
+        codewords: torch.Tensor,
         apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         heads = (-1, (self.heads, self.codebook_dim))
-        return apply(x.unflatten(*heads), codes.unflatten(*heads)).flatten(-2)
+        return apply(x.unflatten(*heads), codewords.unflatten(*heads)).flatten(-2)
 
     def _loss(
         self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call, in_place: torch.Tensor
@@ -840,9 +845,9 @@ class VectorQuantize(Coder):
             )
             loss = loss + diversity * self.codebook_diversity_loss_weight
         if self.training and self.has_codebook_orthogonal_loss:
-            embed, counted = snapshot(self._codebook.embed), self._codebook.counts
+            codebook, counted = snapshot(self._codebook.embed), self._codebook.counts
             orthogonal = _losses.orthogonal(
-                embed, counted, self.orthogonal_reg_active_codes_only, self.orthogonal_reg_max_codes
+                codebook, counted, self.orthogonal_reg_active_codes_only, self.orthogonal_reg_max_codes
             )
             loss = loss + orthogonal * self.orthogonal_reg_weight
         return loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
@@ -878,11 +883,11 @@ class VectorQuantize(Coder):
 
     def _target(self, chosen: Chosen, learning: bool) -> torch.Tensor:
         """Return the codewords that were chosen, with the gradient that the loss is to give them."""
-        codes = chosen.codes()
-        fixed_codes = codes.detach()
+        codewords = chosen.codewords()
+        fixed = codewords.detach()
         if not learning:
-            return fixed_codes
-        return codes if self._pull == 1 else fixed_codes + self._pull * (codes - fixed_codes)
+            return fixed
+        return codewords if self._pull == 1 else fixed + self._pull * (codewords - fixed)
 
     # --- views of the codebook, and from indices to codewords ----------------------------------------------
 
@@ -892,15 +897,15 @@ class VectorQuantize(Coder):
         return self._codebook.embed if self.separate_codebook_per_head else self._codebook.embed[0]
 
     @codebook.setter
-    def codebook(self, codes: torch.Tensor) -> None:
-        if not isinstance(codes, torch.Tensor):
-            raise TypeError(f"VectorQuantize: codebook must be a torch.Tensor, got {type(codes).__name__}")
-        if codes.shape != self.codebook.shape:
+    def codebook(self, codebook: torch.Tensor) -> None:
+        if not isinstance(codebook, torch.Tensor):
+            raise TypeError(f"VectorQuantize: codebook must be a torch.Tensor, got {type(codebook).__name__}")
+        if codebook.shape != self.codebook.shape:
             raise ValueError(
                 f"VectorQuantize: codebook must have shape {list(self.codebook.shape)}, got"
-                f" {list(codes.shape)}"
+                f" {list(codebook.shape)}"
             )
-        self._codebook.assign(codes if self.separate_codebook_per_head else codes.unsqueeze(0))
+        self._codebook.assign(codebook if self.separate_codebook_per_head else codebook.unsqueeze(0))
 
     @property
     def counts(self) -> torch.Tensor:
@@ -932,10 +937,10 @@ class VectorQuantize(Coder):
             ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` where each
             has its own; channels in the second dimension where the input has them there.
         """
-        codes: torch.Tensor = self._codebook(as_indices("VectorQuantize", indices), self._gather)
+        codewords: torch.Tensor = self._codebook(as_indices("VectorQuantize", indices), self._gather)
         if self.heads > 1 and not self.separate_codebook_per_head:
-            codes = codes.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
-        return self.layout.outward(codes, codes.dim())
+            codewords = codewords.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
+        return self.layout.outward(codewords, codewords.dim())
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, also behind projections and for
@@ -955,9 +960,8 @@ class VectorQuantize(Coder):
                 f"VectorQuantize: indices must have shape [..., {self.heads}] for {self.heads} heads, got"
                 f" {list(indices.shape)}"
             )
-        codes = self._codebook.codes
-        codes = codes[0] if len(codes) == 1 else codes
-        return gather(codes, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0).flatten(-2)
+        codebook = without_single_head(self._codebook.searched)
+        return gather(codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0).flatten(-2)
 
 
 def _counts_without_padding(chosen: Chosen, mask: torch.Tensor | None) -> torch.Tensor:

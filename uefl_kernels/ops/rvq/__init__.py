@@ -32,13 +32,13 @@ class RVQOutput(NamedTuple):
 def _fake(given: composed.Arguments) -> composed.Result:
     x, codebooks = given.x, given.codebooks
     d, stages = codebooks[0].shape[-1], len(codebooks)
-    codes = sum(codebook.shape[:-1].numel() for codebook in codebooks)
+    count = sum(codebook.shape[:-1].numel() for codebook in codebooks)
     return (
         torch.empty(x.shape, dtype=x.dtype, device=x.device),
         x.new_empty(*x.shape[:-1], x.shape[-1] // d, stages, dtype=torch.int64),
         x.new_empty(stages, dtype=result_dtype(x)),
-        x.new_empty(codes, dtype=torch.int64),
-        x.new_empty(codes if given.with_sums else 0, d, dtype=torch.float64),
+        x.new_empty(count, dtype=torch.int64),
+        x.new_empty(count if given.with_sums else 0, d, dtype=torch.float64),
     )
 
 

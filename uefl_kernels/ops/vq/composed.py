@@ -70,8 +70,8 @@ def compose(vq_forward: Callable[..., forward.Result], add: Callable[..., None],
 
 
 def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the expected units of the sums of each codeword: the exponent of 1.0 in these units, [codes]
-    int64.
+    """Return the expected units of the sums of each codeword: the exponent of 1.0 in these units, [C]
+    int64 with C = K or S * K.
 
     Sums are in 64-bit fixed point, so that the order of the rows does not change a bit. Every codeword has a
     unit of its own, 2^-(62 - ceil(log2 N) - e), where 2^e is above the largest |x| of its rows: N rows cannot

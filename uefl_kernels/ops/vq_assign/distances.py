@@ -11,20 +11,20 @@ LARGEST = 2.0**480
 BLOCK_ELEMENTS = 1 << 22  # of the distances that are in memory at a time
 
 
-def argmin(rows: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor:
+def argmin(rows: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor:
     """Return the nearest codeword of each row.
 
     Args:
         rows: ``[n, d]`` float64.
-        codes: ``[K, d]`` float64, of length 1 for ``"cosine"``.
+        codebook: ``[K, d]`` float64, of length 1 for ``"cosine"``.
         metric: ``"l2"`` or ``"cosine"``.
 
     Returns:
         indices ``[n]``; ties go to the lowest index, and NaN never wins.
     """
-    total = rows.new_zeros(rows.shape[0], codes.shape[0])
+    total = rows.new_zeros(rows.shape[0], codebook.shape[0])
     for j in range(rows.shape[1]):
-        value, code = rows[:, j, None], codes[:, j]
+        value, code = rows[:, j, None], codebook[:, j]
         if metric == "l2":
             difference = value - code
             total += difference * difference
@@ -33,13 +33,13 @@ def argmin(rows: torch.Tensor, codes: torch.Tensor, metric: str) -> torch.Tensor
     return total.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).argmin(1)
 
 
-def unit(codes: torch.Tensor) -> torch.Tensor:
+def unit(codebook: torch.Tensor) -> torch.Tensor:
     """Scale codewords ``[K, d]`` float64 to length 1. A codeword of zeros stays."""
-    square = codes.new_zeros(codes.shape[0])
-    for j in range(codes.shape[1]):
-        square += codes[:, j] * codes[:, j]
+    square = codebook.new_zeros(codebook.shape[0])
+    for j in range(codebook.shape[1]):
+        square += codebook[:, j] * codebook[:, j]
     norm = square_root(square)
-    return torch.where(norm[:, None] == 0, 0.0, codes / norm[:, None])  # a NaN codeword stays NaN
+    return torch.where(norm[:, None] == 0, 0.0, codebook / norm[:, None])  # a NaN codeword stays NaN
 
 
 def square_root(square: torch.Tensor) -> torch.Tensor:

@@ -30,24 +30,25 @@ def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor
     d = codebook.shape[-1]
     segments = x.reshape(-1, x.shape[-1] // d, d)
     books = [codebook] * segments.shape[1] if codebook.dim() == 2 else list(codebook)
-    shared = _Codes(codebook, metric, x.dtype) if codebook.dim() == 2 else None
+    shared = _PackedCodebook(codebook, metric, x.dtype) if codebook.dim() == 2 else None
     found = [
-        (shared or _Codes(book, metric, x.dtype)).nearest(segments[:, s]) for s, book in enumerate(books)
+        (shared or _PackedCodebook(book, metric, x.dtype)).nearest(segments[:, s])
+        for s, book in enumerate(books)
     ]
     return torch.stack(found, 1).reshape(*x.shape[:-1], len(books))
 
 
-class _Codes:
+class _PackedCodebook:
     """One codebook [K, d], ready for the product."""
 
-    def __init__(self, codes: torch.Tensor, metric: str, rows: torch.dtype) -> None:
+    def __init__(self, codebook: torch.Tensor, metric: str, rows: torch.dtype) -> None:
         self.metric = metric
-        self.exact = distances.unit(codes.double()) if metric == "cosine" else codes.double()
+        self.exact = distances.unit(codebook.double()) if metric == "cosine" else codebook.double()
         peak = self.exact.abs().amax()
         single = (
-            torch.float64 not in (rows, codes.dtype)
-            and codes.shape[1] <= _LONGEST
-            and _full_float32(codes.device)
+            torch.float64 not in (rows, codebook.dtype)
+            and codebook.shape[1] <= _LONGEST
+            and _full_float32(codebook.device)
             and bool((peak >= _NARROW[0]) & (peak <= _NARROW[1]))
         )
         self.dtype = torch.float32 if single else torch.float64
@@ -57,9 +58,9 @@ class _Codes:
         self.middle = middle if metric == "l2" and bool(middle.abs().amax() > peak / 8) else None
         centered = self.exact if self.middle is None else self.exact - self.middle
         norms = centered.square().sum(1)
-        self.codes = centered.to(self.dtype).T
+        self.centered = centered.to(self.dtype).T
         self.halves = (norms / 2 if metric == "l2" else torch.zeros_like(norms)).to(self.dtype)
-        self.radius = _above(norms.amax().sqrt(), codes.shape[1]).item()
+        self.radius = _above(norms.amax().sqrt(), codebook.shape[1]).item()
 
     def nearest(self, rows: torch.Tensor) -> torch.Tensor:
         """Search rows [n, d] -> indices [n]."""
@@ -100,7 +101,7 @@ class _Codes:
         d = rows.shape[1]
         centered = rows.to(self.dtype) if self.middle is None else rows.to(self.dtype) - self.middle
         with torch.autocast(rows.device.type, enabled=False):
-            scores = torch.addmm(self.halves, centered, self.codes, alpha=-1)
+            scores = torch.addmm(self.halves, centered, self.centered, alpha=-1)
         info = torch.finfo(self.dtype)
         norm, r = _above(torch.linalg.vector_norm(centered, dim=1), d).double(), self.radius
         bound = (
@@ -113,24 +114,24 @@ class _Codes:
 
     def _settle_pairs(self, rows: torch.Tensor, pairs: torch.Tensor, indices: torch.Tensor) -> None:
         """Evaluate the definition for pairs [2, P] of rows and codewords, in order."""
-        row, code = pairs
+        row, codeword = pairs
         if len(row) == 0:
             return
         step = max(1, _PAIR_ELEMENTS // rows.shape[1])
-        split = zip(row.split(step), code.split(step), strict=True)
+        split = zip(row.split(step), codeword.split(step), strict=True)
         distances = torch.cat([self._distances(rows[r].double(), self.exact[c]) for r, c in split])
         asked, number = row.unique_consecutive(return_inverse=True)
         least = torch.full_like(asked, torch.inf, dtype=torch.float64).scatter_reduce_(
             0, number, distances, "amin"
         )
-        first = torch.where(distances == least[number], code, len(self.halves))
+        first = torch.where(distances == least[number], codeword, len(self.halves))
         indices[asked] = torch.full_like(asked, len(self.halves)).scatter_reduce_(0, number, first, "amin")
 
-    def _distances(self, rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Compute ``reference.distances`` of rows and codes [P, d], with one operation per element in place
-        of several."""
-        difference = rows - codes
-        terms = difference * difference if self.metric == "l2" else -(rows * codes)
+    def _distances(self, rows: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
+        """Compute ``reference.distances`` of rows and codewords [P, d], with one operation per
+        element in place of several."""
+        difference = rows - codewords
+        terms = difference * difference if self.metric == "l2" else -(rows * codewords)
         total = terms.new_zeros(len(terms))
         for term in terms.T.contiguous().unbind():
             total += term

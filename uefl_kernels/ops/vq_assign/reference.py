@@ -32,10 +32,10 @@ def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor
     indices = torch.empty(n, s, dtype=torch.int64, device=x.device)
     block = max(1, BLOCK_ELEMENTS // codebook.shape[-2])
     for segment in range(s):
-        codes = (codebook if codebook.dim() == 2 else codebook[segment]).double()
+        searched = (codebook if codebook.dim() == 2 else codebook[segment]).double()
         if metric == "cosine":
-            codes = unit(codes)
+            searched = unit(searched)
         for start in range(0, n, block):
             rows = segments[start : start + block, segment].double()
-            indices[start : start + block, segment] = argmin(rows, codes, metric)
+            indices[start : start + block, segment] = argmin(rows, searched, metric)
     return indices.reshape(*x.shape[:-1], s)

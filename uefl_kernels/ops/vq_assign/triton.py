@@ -64,7 +64,7 @@ class TileConfig(NamedTuple):
     """Tiles of a pass; ``chunk`` elements are multiplied at a time, all of them where that is the width."""
 
     rows: int
-    codes: int
+    codewords: int
     chunk: int
     warps: int
     stages: int
@@ -147,7 +147,7 @@ def _merge_halves(best, second, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def _score(
     x,
     mu,
-    codes,
+    packed_codebook,
     half_norms,
     header,
     book,
@@ -169,7 +169,7 @@ def _score(
     WHOLE: tl.constexpr = WIDTH == CHUNK and not SPLIT
     BITS: tl.constexpr = CODES // _COLUMNS - 1
     mu += book * WIDTH
-    codes += book * padded_k * (2 * WIDTH)
+    packed_codebook += book * padded_k * (2 * WIDTH)
     half_norms += book * padded_k
     columns, elements = tl.arange(0, CODES), tl.arange(0, CHUNK)
 
@@ -193,7 +193,7 @@ def _score(
     second = tl.full((ROWS, _COLUMNS), float("inf"), tl.float32)
     tile = tl.zeros((ROWS, _COLUMNS), tl.int32)
     for first in tl.range(0, padded_k, CODES):
-        code = codes + (first + columns)[None, :].to(tl.int64) * (2 * WIDTH) + elements[:, None]
+        code = packed_codebook + (first + columns)[None, :].to(tl.int64) * (2 * WIDTH) + elements[:, None]
         dot = tl.zeros((ROWS, CODES), tl.float32)
         if SPLIT:  # the small products first
             for start in tl.range(0, WIDTH, CHUNK):
@@ -249,7 +249,7 @@ def _score(
 def _search(
     x,
     mu,
-    codes,
+    packed_codebook,
     half_norms,
     header,
     indices,
@@ -300,7 +300,7 @@ def _search(
     index, certain = _score(
         x,
         mu,
-        codes,
+        packed_codebook,
         half_norms,
         header,
         book,
@@ -354,7 +354,7 @@ def _search(
 def _search_listed(
     x,
     mu,
-    codes,
+    packed_codebook,
     half_norms,
     header,
     indices,
@@ -390,7 +390,7 @@ def _search_listed(
         index, certain = _score(
             x,
             mu,
-            codes,
+            packed_codebook,
             half_norms,
             header,
             book,
@@ -522,7 +522,7 @@ def assign(
         books = packed.mu.shape[0]
         listed = torch.empty(outputs, dtype=torch.int64, device=x.device)
         shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *strides)
-        arrays = (rows, packed.mu, packed.codes, packed.half_norms, packed.header, indices, listed)
+        arrays = (rows, packed.mu, packed.codebook, packed.half_norms, packed.header, indices, listed)
         programs, wanted = triton.cdiv(outputs // books, first.rows) * books, epilogue.counts is not None
         later = triton.cdiv(outputs, _OPEN_ROWS) if wanted else 0
         errors = torch.zeros(programs + later if wanted else 0, dtype=torch.float64, device=x.device)

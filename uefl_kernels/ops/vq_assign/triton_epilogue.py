@@ -20,22 +20,22 @@ _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
 class Epilogue(NamedTuple):
-    """The requested results, None for others; ``[codes]`` counts the codewords of all books."""
+    """The requested results, None for others; ``[C]`` counts the codewords of all books."""
 
     counts: torch.Tensor | None = None
-    """``[codes]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where
+    """``[C]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where
     there are no weights)."""
-    codes: torch.Tensor | None = None
-    """``[codes, d]``: the codewords, and ``rounded`` the same in the dtype of x where that is another; for
+    codebook: torch.Tensor | None = None
+    """``[C, d]``: the codewords, and ``rounded`` the same in the dtype of x where that is another; for
     ``quantized [outputs, d]``."""
     rounded: torch.Tensor | None = None
     quantized: torch.Tensor | None = None
     sums: torch.Tensor | None = None
-    """``[codes, d]`` int64, zeroed: x * scales of the codeword; with ``middle`` (x - middle) * weight *
+    """``[C, d]`` int64, zeroed: x * scales of the codeword; with ``middle`` (x - middle) * weight *
     scales of the column; rounded."""
     scales: torch.Tensor | None = None
     largest: torch.Tensor | None = None
-    """``[codes]`` int64, zeroed: the largest |x| as the bits of a double, infinity if a row is not finite."""
+    """``[C]`` int64, zeroed: the largest |x| as the bits of a double, infinity if a row is not finite."""
     middle: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     mass_scale: torch.Tensor | None = None
@@ -72,7 +72,7 @@ def _finish(
     code,
     stride_d,
     counts,
-    codes,
+    codebook,
     rounded,
     quantized,
     sums,
@@ -102,7 +102,7 @@ def _finish(
         value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
         place = code[:, None] * D + j[None, :]
         if quantized is not None:
-            target = tl.load(codes + place, mask=inside, other=0.0)
+            target = tl.load(codebook + place, mask=inside, other=0.0)
             taken = target
             if rounded is not None:
                 taken = tl.load(rounded + place, mask=inside, other=0.0)
@@ -133,7 +133,7 @@ def _finish_open(
     opened,
     errors,
     counts,
-    codes,
+    codebook,
     rounded,
     quantized,
     sums,
@@ -171,7 +171,7 @@ def _finish_open(
             code,
             stride_d,
             counts,
-            codes,
+            codebook,
             rounded,
             quantized,
             sums,

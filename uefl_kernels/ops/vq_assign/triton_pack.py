@@ -106,7 +106,7 @@ def _pack(
     mu,
     header,
     exact,
-    codes,
+    packed_codebook,
     half_norms,
     k,
     L2: tl.constexpr,
@@ -150,7 +150,7 @@ def _pack(
         left = scaled - high.to(tl.float64)
         low = left.to(tl.float32).to(tl.float16)
         left_last = left - low.to(tl.float64)
-        place = codes + (book * padded_k + code[:, None]) * (2 * WIDTH) + j[None, :]
+        place = packed_codebook + (book * padded_k + code[:, None]) * (2 * WIDTH) + j[None, :]
         tl.store(place, high)
         tl.store(place + WIDTH, low)
         square += tl.sum(b * b, 1)
@@ -171,7 +171,7 @@ class _Packed(NamedTuple):
     header: torch.Tensor  # [books, fields] int64
     mu: torch.Tensor  # [books, width] float32
     # [books, padded K, 2, width] float16: both parts of b; zero where there is no finite codeword
-    codes: torch.Tensor
+    codebook: torch.Tensor
     half_norms: torch.Tensor  # [books, padded K] float32: |b|^2 / 2, zero for cosine
     # [books, d, K] float64: codewords, of unit length for cosine; NaN throughout where one is not finite
     exact: torch.Tensor
@@ -199,7 +199,7 @@ def _packed(codebook: torch.Tensor, l2: bool) -> _Packed:
         packed.mu,
         packed.header,
         packed.exact,
-        packed.codes,
+        packed.codebook,
         packed.half_norms,
         k,
         l2,

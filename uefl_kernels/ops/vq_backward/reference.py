@@ -16,11 +16,14 @@ def vq_backward(given: Arguments) -> torch.Tensor:
     x, codebook, indices, grad_quantized, pull, rotation = given
     rotation = rotation and grad_quantized is not None
     wide = torch.float64 if rotation or torch.float64 in (x.dtype, codebook.dtype) else torch.float32
-    codes, segments = gather(codebook, indices).to(wide), x.to(wide).unflatten(-1, (indices.shape[-1], -1))
-    gradient = (segments - codes) * pull.to(wide)
+    codewords, segments = (
+        gather(codebook, indices).to(wide),
+        x.to(wide).unflatten(-1, (indices.shape[-1], -1)),
+    )
+    gradient = (segments - codewords) * pull.to(wide)
     if grad_quantized is not None:
         g = grad_quantized.to(wide).unflatten(-1, segments.shape[-2:])
-        gradient = (rotated(segments, codes, g) if rotation else g) + gradient
+        gradient = (rotated(segments, codewords, g) if rotation else g) + gradient
     return torch.empty_like(x).copy_(gradient.flatten(-2))
 
 

@@ -30,7 +30,7 @@ def _begin(row, inner, segment, d, stride_a, stride_b, stride_d):
 @triton.jit(do_not_specialize=_SHAPE)
 def _backward(
     x,
-    codes,
+    codebook,
     indices,
     g,
     pull,
@@ -81,7 +81,7 @@ def _backward(
             inside = live & (j < d)
             value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(tl.float64)
             code = tl.where(
-                known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")
+                known, tl.load(codebook + at_code + j, mask=inside & known, other=0.0), float("nan")
             ).to(tl.float64)
             gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(tl.float64)
             xx += tl.sum(value * value, 1)
@@ -102,9 +102,9 @@ def _backward(
         j = (start + elements)[None, :]
         inside = live & (j < d)
         value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(WIDE)
-        code = tl.where(known, tl.load(codes + at_code + j, mask=inside & known, other=0.0), float("nan")).to(
-            WIDE
-        )
+        code = tl.where(
+            known, tl.load(codebook + at_code + j, mask=inside & known, other=0.0), float("nan")
+        ).to(WIDE)
         result = (value - code) * strength
         if HAS_G:
             gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(WIDE)

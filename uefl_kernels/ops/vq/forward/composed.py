@@ -23,7 +23,7 @@ class Arguments(NamedTuple):
     codebook: torch.Tensor
     """``[K, d]`` or ``[S, K, d]``"""
     scales: torch.Tensor | None
-    """``[codes]`` float64"""
+    """``[C]`` float64"""
     metric: str
     exact: bool
 
@@ -38,8 +38,8 @@ def around(search: Search, given: Arguments) -> Result:
     """Compute ``vq_forward`` around a search."""
     x, codebook, scales, metric, _ = given
     indices = search(x, codebook, metric)
-    codes = gather(codebook, indices)
-    error = (x.double() - codes.double().reshape(x.shape)).square().sum()
+    codewords = gather(codebook, indices)
+    error = (x.double() - codewords.double().reshape(x.shape)).square().sum()
     flat = flat_indices(codebook, indices)
     counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device)
     counts.scatter_add_(0, flat, torch.ones_like(flat))
@@ -51,13 +51,13 @@ def around(search: Search, given: Arguments) -> Result:
         largest = peaks.new_zeros(len(counts)).scatter_reduce(0, flat, peaks, "amax").view(torch.int64)
         fixed = counts.new_zeros(len(counts), d)
         add(x, codebook, indices, scales, fixed)
-    return codes.to(x.dtype).reshape(x.shape), indices, error, counts, largest, fixed
+    return codewords.to(x.dtype).reshape(x.shape), indices, error, counts, largest, fixed
 
 
 def add(
     x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor
 ) -> None:
-    """Add round(x * scale of the codeword) of each row to fixed [codes, d]; nothing where the scale is 0 or
+    """Add round(x * scale of the codeword) of each row to fixed [C, d]; nothing where the scale is 0 or
     that reaches 2^62."""
     flat = flat_indices(codebook, indices)
     units = (x.reshape(-1, codebook.shape[-1]).double() * scales[flat, None]).round()

@@ -22,15 +22,15 @@ _ROWS, _ELEMENTS = 64, 64
 def vq_forward(given: Arguments) -> Result:
     """Return quantized, indices, error, counts, largest and fixed."""
     x, codebook, scales, metric, exact = given
-    codes, d = codebook.shape[:-1].numel(), codebook.shape[-1]
+    count, d = codebook.shape[:-1].numel(), codebook.shape[-1]
     codebook = codebook.contiguous()
-    with_sums = 0 if scales is None else codes
-    counts = torch.zeros(codes, dtype=torch.int64, device=x.device)
+    with_sums = 0 if scales is None else count
+    counts = torch.zeros(count, dtype=torch.int64, device=x.device)
     largest, fixed = counts.new_zeros(with_sums), counts.new_zeros(with_sums, d)
     quantized = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rounded = codebook.to(x.dtype) if codebook.dtype != x.dtype else None
     sums = Epilogue(sums=fixed, scales=scales, largest=largest) if with_sums else Epilogue()
-    epilogue = sums._replace(counts=counts, codes=codebook, rounded=rounded, quantized=quantized)
+    epilogue = sums._replace(counts=counts, codebook=codebook, rounded=rounded, quantized=quantized)
     indices, errors = assign(x, codebook, metric, exact, epilogue)
     return quantized, indices, errors.sum(), counts, largest, fixed
 
