@@ -24,11 +24,11 @@ server = ServerApp()
 client = ClientApp()
 
 _AT_ONCE = 8  # replies
-_ROOM = 2**28  # bytes for all but replies
+_ROOM = 2**28  # bytes for everything except replies
 _COPIES = 4  # of a reply in memory: its parts, the message, the packet, and the frame of it
-_PAUSES = (0.02, 0.5)  # seconds between two questions for a reply: at first, and after a long time
+_PAUSES = (0.02, 0.5)  # seconds between two requests for a reply: at first, and after a long time
 _REASONS = {3: TORN, 5: GONE}
-"""by the code of an error of Flower's"""
+"""by Flower's error code"""
 
 
 @server.main()  # type: ignore[untyped-decorator]
@@ -39,26 +39,26 @@ def _serve(grid: Grid, context: Context) -> None:
 
 
 class Messenger:
-    """Does what the process of a run asks of a Grid, and hands it each reply as it comes.
+    """A messenger that sends the requests of a run to a Grid, and returns each reply as it arrives.
 
-    Each reply is taken by itself: what a silo writes into one decides neither whose message it answers nor
-    whether others are read.
+    Each reply is handled separately. Its content decides neither which message it answers nor whether other
+    replies are read.
 
     Args:
-        grid: of the run.
-        end: of a connection to the process of the run.
+        grid: the Grid of the run.
+        end: the end of a connection to the process of the run.
     """
 
     def __init__(self, grid: Grid, end: socket.socket) -> None:
         self._grid, self._end = grid, end
         self._used = _data_of_this_process()
         self._pulls: dict[str, Future[Packet | None] | None] = {}
-        """by the number of a message that was sent, the question for its reply, if any is under way"""
+        """by the number of a sent message, the pending request for its reply, if any"""
         self._most: dict[str, int] = {}
-        """by number, the bytes that the reply may have"""
+        """by number, the largest size of the reply in bytes"""
 
     def work(self) -> None:
-        """Until the run has ended.
+        """Pass on messages and replies until the run has ended.
 
         Raises:
             RuntimeError: the run says that it has failed.
@@ -140,12 +140,12 @@ def _size(packet: Packet) -> int:
 
 
 def _is_of_the_network(error: Exception) -> bool:
-    """Flower's own exceptions of it are private."""
+    """Return whether an error comes from the network, by its package: Flower's exceptions are private."""
     return type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "grpc")
 
 
 def _data_of_this_process() -> int:
-    """Bytes, as ``RLIMIT_DATA`` counts them."""
+    """Return the size of this process in bytes, as ``RLIMIT_DATA`` counts it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (size,) = (line.split()[1] for line in lines if line.startswith("VmData:"))
     return int(size) * 1024
