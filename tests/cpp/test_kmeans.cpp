@@ -1,7 +1,6 @@
 // Compares k-means with a plain Lloyd's algorithm: steps, threads, seeding, empty clusters.
 #include <cmath>
 #include <numeric>
-#include <optional>
 
 #include "check.h"
 #include "cpu/features.h"
@@ -130,32 +129,6 @@ static void bounds_find_the_nearest(double scale) {
       for (int64_t c = 3; c < k; ++c) place(c, std::ldexp(1, -2 * round));
     }
     if (scale == 1) CHECK(scored < 6 * n * k, "d %ld: nothing is ruled out", static_cast<long>(d));
-  }
-}
-
-// Compares with the definition where each center has a twin, and float32 cannot tell which is nearer.
-static void bounds_tell_twins_apart() {
-  std::mt19937 random(9);
-  const int64_t n = 1200, d = 130, pairs = 10;
-  const auto x = normal<double>(n * d, random, 3, 1), place = normal<double>(pairs * d, random, 3, 1);
-  KMeansCenters centers(2 * pairs, d, true);
-  const Dense rows{reinterpret_cast<const char*>(x.data()), true, n, d};
-  std::optional<KMeansBounds> bounds;
-  std::vector<int64_t> labels(n, 0);
-  for (int round = 0; round < 12; ++round) {
-    for (int64_t c = 0; c < 2 * pairs; ++c) {
-      auto values = normal<double>(d, random, 0, 1e-8);
-      for (int64_t j = 0; j < d; ++j) values[j] += place[c % pairs * d + j];
-      centers.set(c, values.data());
-    }
-    bounds ? bounds->follow(centers, threads(2)) : void(bounds.emplace(rows, 1, centers, threads(2)));
-    bounds->assign(0, n, labels.data());
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t expected =
-          nearest(&x[i * d], 1, static_cast<const double*>(centers.data()), 2 * pairs, d);
-      CHECK(labels[i] == expected, "round %d, row %ld: %ld, expected %ld", round, static_cast<long>(i),
-            static_cast<long>(labels[i]), static_cast<long>(expected));
-    }
   }
 }
 
@@ -326,7 +299,6 @@ void run() {
   threads_change_nothing();
   for (const double scale : {1.0, 1e-30, 1e15, 1e25}) bounds_find_the_nearest<float>(scale);
   for (const double scale : {1.0, 1e-200, 1e25, 1e100}) bounds_find_the_nearest<double>(scale);
-  bounds_tell_twins_apart();
   steps_add_up();
   rows_without_density();
   empty_clusters_take_the_farthest_rows();

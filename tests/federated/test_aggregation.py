@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -65,19 +66,16 @@ def reply(**tensors):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"values": torch.tensor([1.0, float("nan"), 0, 0])}, "values is not finite"),
-        ({"codebook": torch.full((2, 3), float("inf"))}, "codebook is not finite"),
-        ({"values": torch.ones(5)}, r"values is torch.float32 \[5\], expected torch.float32 \[4\]"),
+        ({"values": torch.tensor([1.0, float("nan"), 0, 0])}, "values .*finite"),
+        ({"codebook": torch.full((2, 3), float("inf"))}, "codebook .*finite"),
+        ({"values": torch.ones(5)}, r"values .*torch.float32 \[5\], .*torch.float32 \[4\]"),
         ({"values": torch.ones(4).double()}, "float64"),
-        ({"codebook": torch.ones(1, 3)}, "codebook is"),
-        ({"codebook": torch.ones(2, 4)}, "codebook is"),
-        (
-            {"codebook": torch.ones(5, 3)},
-            r"codebook is torch.float32 \[5, 3\], expected torch.float32 \[2, 3\]",
-        ),
-        ({"usage": torch.tensor([1])}, r"usage is torch.int64 \[1\], expected torch.int64 \[2\]"),
-        ({"usage": torch.tensor([1.0, float("nan")])}, "usage is torch.float32"),
-        ({"head": torch.ones(1)}, "it sends head, which was not asked for"),
+        ({"codebook": torch.ones(1, 3)}, r"codebook .*\[1, 3\]"),
+        ({"codebook": torch.ones(2, 4)}, r"codebook .*\[2, 4\]"),
+        ({"codebook": torch.ones(5, 3)}, r"codebook .*torch.float32 \[5, 3\], .*torch.float32 \[2, 3\]"),
+        ({"usage": torch.tensor([1])}, r"usage .*torch.int64 \[1\], .*torch.int64 \[2\]"),
+        ({"usage": torch.tensor([1.0, float("nan")])}, "usage .*torch.float32"),
+        ({"head": torch.ones(1)}, r"\bhead,"),
     ],
     ids=[
         "nan",
@@ -86,15 +84,13 @@ def reply(**tensors):
         "dtype",
         "shrunk",
         "wider",
-        "unasked codewords",
-        "short use",
-        "nan use",
+        "more-codewords",
+        "short-usage",
+        "nan-usage",
         "unasked",
     ],
 )
 def test_unsound_updates_are_rejected(tensors, message):
-    import re
-
     assert re.search(message, rejection(reply(**tensors), SENT, 0.0))
 
 
@@ -102,7 +98,7 @@ def test_valid_updates_pass_and_codebooks_grow_as_requested():
     assert rejection(reply(), SENT, 0.0) is None
     longer = {"codebook": torch.ones(5, 3), "usage": torch.arange(5)}
     assert rejection(reply(**longer), GROWING, 0.0) is None
-    assert "expected torch.float32 [5, 3]" in rejection(reply(), GROWING, 0.0)
+    assert "torch.float32 [5, 3]" in rejection(reply(), GROWING, 0.0)
 
 
 def test_private_tensors_come_back_as_they_were_sent():
@@ -119,15 +115,15 @@ def test_private_tensors_come_back_as_they_were_sent():
 
 def test_counts_are_not_negative():
     assert negative_usage(reply()) is None
-    assert negative_usage(reply(usage=torch.tensor([1, -1]))) == "usage has negative counts"
+    assert "usage" in negative_usage(reply(usage=torch.tensor([1, -1])))
 
 
 def test_what_is_missing_or_in_error():
-    assert rejection(Reply("a", 1, {"codebook": torch.ones(2, 3)}), SENT, 0.0) == "values is missing"
+    assert "values" in rejection(Reply("a", 1, {"codebook": torch.ones(2, 3)}), SENT, 0.0)
     without_use = {k: v for k, v in reply().tensors.items() if k != "usage"}
     assert "usage" in rejection(Reply("a", 1, without_use), SENT, 0.0)
-    assert rejection(Reply("a", error="out of memory"), SENT, 0.0) == "out of memory"
-    assert rejection(Reply("a", -96, reply().tensors), SENT, 0.0) == "it claims -96 examples"
+    assert rejection(Reply("a", error="broken"), SENT, 0.0) == "broken"
+    assert "-96 examples" in rejection(Reply("a", -96, reply().tensors), SENT, 0.0)
 
 
 def test_the_norm_bound_covers_all_that_is_averaged():
@@ -153,8 +149,6 @@ def test_new_private_state_and_loss_must_be_finite():
     sound.private = {"new": torch.tensor([1, 2])}
     assert rejection(sound, SENT, 0.0) is None
     sound.private = {"new": torch.tensor([torch.nan])}
-    assert rejection(sound, SENT, 0.0) == "its private new is not finite"
-    assert (
-        rejection(Reply("a", 1, reply().tensors, training={"train_loss": float("inf")}), SENT, 0.0)
-        == "its training loss is inf"
-    )
+    assert "private new " in rejection(sound, SENT, 0.0)
+    diverged = Reply("a", 1, reply().tensors, training={"train_loss": float("inf")})
+    assert re.search(r"loss .*\binf\b", rejection(diverged, SENT, 0.0))

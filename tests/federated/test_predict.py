@@ -4,6 +4,7 @@ export."""
 import csv
 import io
 import json
+import re
 import threading
 
 import numpy as np
@@ -190,17 +191,13 @@ def test_predict_writes_csv(models, files, tmp_path):
         ("mutual_information", said.mutual_info),
     ):
         assert [float(row[column]) for row in rows] == pytest.approx(values.tolist(), abs=2e-6)
-    assert (
-        f"note: predicted with the codebook of client {best!r}, which fits these images best of 3"
-        in result.output
-    )
-    assert "note: 1 of 7 images are resized to 8x8" in result.output
-    assert "note: 1 of 7 images have 16 bits per value" in result.output
-    assert "color images become gray" in result.output
+    assert re.search(f"codebook .*client {best!r}, .*of 3", result.output)
+    for note in ("1 of 7 images .*8x8", "1 of 7 images .*16 bits", "gray"):
+        assert re.search(note, result.output)
     again = cli("predict", path, files, "--csv", "-", "--device", "cpu")
     assert again.stdout == (tmp_path / "out.csv").read_text()
     named = cli("predict", path, files, "--client", "silo-1", "--csv", "-", "--device", "cpu")
-    assert "predicted with" not in named.output
+    assert "codebook" not in named.output
 
 
 def test_predict_shows_a_table(models, files):
@@ -210,7 +207,7 @@ def test_predict_shows_a_table(models, files):
     # of a table wider than the terminal
     parts = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())
     assert result.stdout.count("0.png") == parts >= 1
-    assert "predicted with the mean of the layers of all clients" in result.output
+    assert "mean of the layers" in result.output
 
 
 def test_predict_of_a_run_folder(finished, files):
@@ -222,17 +219,14 @@ def test_predict_of_a_run_folder(finished, files):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{model}", "{files}/absent.png"], "absent.png is not there"),
-        (["{model}", "{empty}"], "no image found"),
-        (["{model}", "{files}/more/notes.txt"], "of no known format"),
-        (
-            ["{model}", "{files}", "--client", "berlin"],
-            "client 'berlin' has no part of its own in this model",
-        ),
-        (["{model}", "{files}", "--arm", "uefl"], "--arm is for a run folder"),
+        (["{model}", "{files}/absent.png"], "absent.png"),
+        (["{model}", "{empty}"], "image"),
+        (["{model}", "{files}/more/notes.txt"], "notes.txt"),
+        (["{model}", "{files}", "--client", "berlin"], "client 'berlin'"),
+        (["{model}", "{files}", "--arm", "uefl"], "--arm"),
         (["{model}", "{files}", "--passes", "0"], "--passes"),
-        (["{empty}", "{files}"], "has no config.toml"),
-        (["{model}", "{files}", "--csv", "{empty}/absent/x.csv"], "cannot be written"),
+        (["{empty}", "{files}"], "config.toml"),
+        (["{model}", "{files}", "--csv", "{empty}/absent/x.csv"], "absent/x.csv"),
     ],
 )
 def test_mistakes_in_predict_are_a_line(models, files, tmp_path, arguments, message):
@@ -326,11 +320,11 @@ def test_export_as_onnx(models, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.txt", "--client", "silo-0"], "expected a file that ends in .safetensors, .pt2, .onnx"),
-        (["x.pt2"], "name one of silo-0, silo-1, silo-2"),
-        (["x.pt2", "--client", "berlin"], "client 'berlin' has no part"),
-        (["absent/x.pt2", "--client", "silo-0"], "cannot be written"),
-        (["x.pt2", "--client", "silo-0", "--arm", "uefl"], "--arm is for a run folder"),
+        (["x.txt", "--client", "silo-0"], ".safetensors, .pt2, .onnx"),
+        (["x.pt2"], "silo-0, silo-1, silo-2"),
+        (["x.pt2", "--client", "berlin"], "client 'berlin'"),
+        (["absent/x.pt2", "--client", "silo-0"], "absent/x.pt2"),
+        (["x.pt2", "--client", "silo-0", "--arm", "uefl"], "--arm"),
     ],
 )
 def test_mistakes_in_export_are_a_line(models, tmp_path, arguments, message):

@@ -256,9 +256,8 @@ def test_it_is_for_a_gpu_and_a_run_says_where_it_has_no_effect(tmp_path):
     assert arm(settings("fedavg", cuda_graphs=True))[1].recorder is None
     watcher = Watcher()
     start(tmp_path / "run", 'arms=["fedavg"]', "cuda_graphs=true", observer=watcher)
-    assert [notice for notice in watcher.notices if "cuda_graphs" in notice] == [
-        "note: arm 'fedavg' trains without run.cuda_graphs: its clients are not on a GPU"
-    ]
+    (notice,) = (notice for notice in watcher.notices if "run.cuda_graphs" in notice)
+    assert "arm 'fedavg'" in notice
 
 
 @pytest.fixture

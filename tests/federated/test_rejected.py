@@ -20,10 +20,10 @@ class Failing(Algorithm):
 
     def before_round(self, work):
         if work.client == "silo-1" and work.round == 1:
-            raise RuntimeError("no memory left")
+            raise RuntimeError("memory")
 
 
-LINE = {"arm": "failing", "iteration": 0, "round": 2, "client": "silo-1", "reason": "no memory left"}
+LINE = {"arm": "failing", "iteration": 0, "round": 2, "client": "silo-1", "reason": "memory"}
 
 
 def lines(folder):
@@ -40,8 +40,8 @@ def test_rejected_replies_are_recorded_also_after_resume(tmp_path):
     assert whole.rejected.to_dict("records") == [LINE]
     assert "reason" not in whole.metrics.columns
     assert whole.summary["failing"]["rejected"] == 1
-    assert whole.summary["failing"]["reasons"] == {"no memory left": 1}
-    assert "| failing | silo-1 | 2 | 1 | no memory left |" in (whole.path / "report.md").read_text()
+    assert whole.summary["failing"]["reasons"] == {"memory": 1}
+    assert "| failing | silo-1 | 2 | 1 | memory |" in (whole.path / "report.md").read_text()
     for when in ((1, "silo-0"), (2, "silo-1")):  # in the rejected exchange, and after it
         out = tmp_path / f"stopped-{when[0]}"
         with pytest.raises(KeyboardInterrupt):
@@ -75,8 +75,9 @@ def test_an_algorithm_rejects_a_useless_reply():
 
     one.engine._clients["silo-1"] = lazy
     one.turn()
-    assert [line["reason"] for line in one.rejected] == ["its gradient of the head is of no batch"]
-    assert notices == ["round 1: rejected silo-1: its gradient of the head is of no batch"]
+    (reason,) = (line["reason"] for line in one.rejected)
+    assert "gradient" in reason
+    assert notices == [f"round 1: rejected silo-1: {reason}"]
 
 
 def test_a_client_that_only_measures_may_be_rejected():

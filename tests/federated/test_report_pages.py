@@ -170,7 +170,7 @@ def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
         run_folder.write(tmp_path) / "samples.safetensors",
     )
     write_report(tmp_path)
-    assert "of the first 1 of 3 clients" in (tmp_path / "report.md").read_text()
+    assert "1 of 3 clients" in (tmp_path / "report.md").read_text()
 
 
 def test_samples_are_labeled_with_their_measured_clients(tmp_path):
@@ -181,7 +181,7 @@ def test_samples_are_labeled_with_their_measured_clients(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"silos": {f"silo-{i}": {} for i in range(3)}}))
     ((picture, figure),) = samples.draw(read_run(tmp_path))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["silo-0", "silo-1", "silo-2"]
-    assert picture.caption.startswith("Training images of each client")
+    assert picture.caption.startswith("Training images")
 
 
 def test_counts_of_the_clients_are_added_up(tmp_path):
@@ -340,16 +340,14 @@ def test_a_suite_folder_names_its_runs_and_skips_logs(tmp_path):
     assert result.exit_code == 0, result.output
     assert f": {log}\n" in result.output
     assert "over 2 runs" in result.output
-    assert "seed-0.log has no config.toml" in runner.invoke(app, ["report", str(log)]).stderr
+    assert re.search(r"seed-0\.log .*config\.toml", runner.invoke(app, ["report", str(log)]).stderr)
 
 
 def test_the_arm_to_compare_with_must_exist(tmp_path):
     paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "error: --against 'fedag': no run has such an arm; there are fedavg, uefl\n",
-    )
+    assert result.exit_code == 2
+    assert re.fullmatch("error: --against 'fedag': .*fedavg, uefl\n", result.stderr)
     assert "differences to uefl" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
     alone = runner.invoke(app, ["report", paths[0], "--against", "fedag"])
     assert (alone.exit_code, alone.stderr) == (result.exit_code, result.stderr)
@@ -419,7 +417,8 @@ def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
     begun(process, tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=60)
-    assert (process.returncode, error.decode()) == (143, "interrupted; go on with: uefl train --resume run\n")
+    assert process.returncode == 143
+    assert re.fullmatch("interrupted.*: uefl train --resume run\n", error.decode())
 
 
 @pytest.mark.slow
@@ -431,10 +430,8 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
     process.stdout.close()
     error = process.stderr.read()
     process.wait(timeout=60)
-    assert (process.returncode, error.decode()) == (
-        130,
-        "the output was closed; go on with: uefl train --resume run\n",
-    )
+    assert process.returncode == 130
+    assert re.fullmatch(".*output.*: uefl train --resume run\n", error.decode())
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -35,11 +36,8 @@ def test_the_verdict_says_whether_the_difference_may_be_chance(tmp_path, second,
     (text,) = verdict(run)
     images = 100 * len(run.clients)
     half = 1.96 * math.sqrt((0.8 * 0.2 + second * (1 - second)) / images)
-    assert text.startswith(
-        f"`uefl` has the highest accuracy over the last 4 rounds: {second:.3f}; `fedavg` follows with 0.800."
-    )
-    assert f"With {images} test images, a difference of up to {half:.3f} may be chance" in text
-    assert f"{second - 0.8:.3f}, is {word} that" in text
+    assert re.match(rf"`uefl` .*\b4 rounds: {second:.3f}; `fedavg` .*\b0\.800\.", text)
+    assert re.search(rf"{images} test images, .*\b{half:.3f} .*\b{second - 0.8:.3f}, .*{word}", text)
     assert content(run, []).sections[0].blocks[0] == text
 
 

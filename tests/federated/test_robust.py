@@ -66,7 +66,7 @@ def test_a_rule_is_its_definition(rule, n):
 
 @pytest.mark.parametrize("attackers", [0, 1, 2, 3])
 def test_as_many_are_cut_off_as_asked_for(attackers):
-    for n in range(2 * attackers + 1, 50):
+    for n in range(2 * attackers + 1, 30):
         sent = [{"a": torch.full((1,), float(i**2))} for i in range(n)]
         np.testing.assert_allclose(
             flat(result(sent, "trimmed_mean", attackers)), plain(sent, "trimmed_mean", attackers), rtol=1e-6

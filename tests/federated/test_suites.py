@@ -68,11 +68,9 @@ def tiny(tmp_path: Path) -> str:
 def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
     whole = suite.load(name)
     for case, cfg in whole.configs(scale).items():
-        assert whole.cases[case].paper.keys() <= cfg.arms.keys(), (
-            f"{case}: the paper's numbers are of arms that it has"
-        )
+        assert whole.cases[case].paper.keys() <= cfg.arms.keys(), case
         if any(arm.algorithm == "uefl-published" for arm in cfg.arms.values()):
-            assert cfg.training.max_iterations, f"{case}: the published code goes on for ever"
+            assert cfg.training.max_iterations, case  # the published code has no last iteration
     arms = {arm for cfg in whole.configs(scale).values() for arm in cfg.arms}
     assert whole.against in arms
     assert (whole.axis is None) == all(case.x is None for case in whole.cases.values())
@@ -238,43 +236,33 @@ def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("measures = 3", "key 'bad.against' is missing; give it a value"),
-        (
-            TINY + "[cases.more]\nmodel.widht = 3",
-            "case 'more': unknown key 'widht' in [model] (did you mean 'width'?)",
-        ),
-        (TINY + "[cases.more]\ncolor = 3", "unknown key 'color'"),
-        ("= 3", "is not valid TOML"),
-        ("", "key 'bad.against' is missing; give it a value"),
+        ("measures = 3", "key 'bad.against' .*missing"),
+        (TINY + "[cases.more]\nmodel.widht = 3", r"case 'more': .*key 'widht' .*\[model\] .*'width'"),
+        (TINY + "[cases.more]\ncolor = 3", "key 'color'"),
+        ("= 3", "TOML"),
+        ("", "key 'bad.against' .*missing"),
         (
             TINY.replace('against = "fedavg"', 'against = "fedvag"'),
-            "key 'against': no case has an arm 'fedvag'; there are fedavg, uefl",
+            "key 'against': .*'fedvag'; .*fedavg, uefl",
         ),
-        (TINY + '[cases."../away"]', "key 'cases': '../away' names a folder; expected up to 40 letters"),
-        (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': no algorithm 'fedvag'"),
+        (TINY + '[cases."../away"]', r"key 'cases': '\.\./away' .*\b40\b"),
+        (TINY + '[cases.more]\narms = ["fedvag"]', "case 'more': key 'arms.fedvag': .*'fedvag'"),
         (TINY + "[cases.more]\narms = 3", "case 'more': key 'arms'"),
-        (
-            TINY.replace("uefl = { acc", "uelf = { acc"),
-            "case 'few': key 'paper': there is no arm 'uelf' (did you mean 'uefl'?)",
-        ),
-        (TINY.replace("{ accuracy =", "{ acc ="), "key 'paper': there is no measure 'acc'"),
-        (TINY.replace("x = ", "# x = "), "key 'axis': no case has a place on 'codewords'; give cases an `x`"),
-        (
-            TINY + '[cases.more]\nagainst = "fewer"',
-            "case 'more', key 'against': no case 'fewer' (did you mean 'few'?)",
-        ),
+        (TINY.replace("uefl = { acc", "uelf = { acc"), "case 'few': key 'paper': .*'uelf' .*'uefl'"),
+        (TINY.replace("{ accuracy =", "{ acc ="), "key 'paper': .*'acc'"),
+        (TINY.replace("x = ", "# x = "), "key 'axis': .*'codewords'; .*`x`"),
+        (TINY + '[cases.more]\nagainst = "fewer"', "case 'more', key 'against': .*'fewer' .*'few'"),
         (
             TINY + '[cases.more]\narms = ["uefl"]\n[cases.most]\nagainst = "more"',
-            "key 'against': case 'more' has no arm 'fedavg'",
+            "key 'against': case 'more' .*'fedavg'",
         ),
-        (TINY + '[cases."report.md"]', "'report.md' is a file or folder that the suite writes itself"),
+        (TINY + '[cases."report.md"]', r"'report\.md'"),
     ],
 )
 def test_a_suite_that_is_none_is_refused_in_a_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(text)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=message) as error:
         suite.load(str(tmp_path / "bad.toml")).configs("cpu")
-    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -283,7 +271,7 @@ def test_a_suite_of_ones_own_is_as_large_as_it_says(tmp_path: Path) -> None:
     text = Path("docs/suites.md").read_text().partition("```toml\n")[2].partition("```")[0]
     (tmp_path / "mine.toml").write_text(text)
     own = suite.load(str(tmp_path / "mine.toml"))
-    assert own.about == "FedAvg and UEFL with few and many images"
+    assert own.about
     assert [cfg.data.train_per_client for cfg in own.configs("cpu").values()] == [100, 400]
     assert own.configs("cpu") == own.configs("paper")
     assert {name: (case.x, case.paper) for name, case in own.cases.items()} == {

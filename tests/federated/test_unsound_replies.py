@@ -62,61 +62,53 @@ def more(part, value):
 @pytest.mark.parametrize(
     ("part", "value", "reason"),
     [
-        ("metrics", {f"m{i}": 0.5 for i in range(1000)}, r"it sends 1\d\d\d metrics, more than 1000"),
-        ("training", {f"m{i}": 0.5 for i in range(1000)}, r"it sends 1\d\d\d metrics, more than 1000"),
-        ("metrics", {201 * "x": 0.5}, "it sends a name of 201 characters, more than 200"),
-        ("private", {201 * "x": torch.zeros(1)}, "it sends a name of 201 characters, more than 200"),
-        (
-            "metrics",
-            {"a": [0] * 12_000, "b": [0] * 12_000},
-            r"it sends lists of 24\d\d\d numbers, more than 20000",
-        ),
-        (
-            "private",
-            {f"p{i}": torch.zeros(0) for i in range(1001)},
-            "it keeps 1001 private tensors; it had 0",
-        ),
-        ("private", {"p": torch.zeros(2**20)}, r"it keeps 4194304 bytes of private tensors, more than \d+"),
+        ("metrics", {f"m{i}": 0.5 for i in range(1000)}, r"1\d\d\d metrics, .*\b1000\b"),
+        ("training", {f"m{i}": 0.5 for i in range(1000)}, r"1\d\d\d metrics, .*\b1000\b"),
+        ("metrics", {201 * "x": 0.5}, r"\b201 characters, .*\b200\b"),
+        ("private", {201 * "x": torch.zeros(1)}, r"\b201 characters, .*\b200\b"),
+        ("metrics", {"a": [0] * 12_000, "b": [0] * 12_000}, r"24\d\d\d numbers, .*\b20000\b"),
+        ("private", {f"p{i}": torch.zeros(0) for i in range(1001)}, r"\b1001 private .*\b0$"),
+        ("private", {"p": torch.zeros(2**20)}, r"\b4194304 bytes .*\d+$"),
     ],
 )
 def test_more_than_was_asked_for(part, value, reason):
     notices, there = outcome(more(part, value))
-    assert any(re.match(f"round 2: rejected silo-1: {reason}", line) for line in notices), notices
+    assert any(re.match(f"round 2: rejected silo-1: .*{reason}", line) for line in notices), notices
     assert there == {"silo-0", "silo-2"}
 
 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("accuracy", [0.5], "its accuracy is a list, expected one number"),
-        ("holdout_entropy", [0.5], "its holdout_entropy is a list, expected one number"),
-        ("accuracy", 10**400, "its accuracy is 1000"),
-        ("nll", 1e300, "its nll is 1e+300"),
-        ("confusion", [1, 2], "its confusion is no list of 9 numbers"),
-        ("reliability", 0.5, "its reliability is no list of 30 numbers"),
+        ("accuracy", [0.5], "accuracy .*list"),
+        ("holdout_entropy", [0.5], "holdout_entropy .*list"),
+        ("accuracy", 10**400, r"accuracy .*\b1000"),
+        ("nll", 1e300, r"nll .*\b1e\+300"),
+        ("confusion", [1, 2], "confusion .*9 numbers"),
+        ("reliability", 0.5, "reliability .*30 numbers"),
     ],
 )
 def test_metrics(name, value, reason):
     notices, there = outcome(measured(name, value))
-    assert any(line.startswith(f"round 2: rejected silo-1: {reason}") for line in notices)
+    assert any(re.match(f"round 2: rejected silo-1: .*{reason}", line) for line in notices)
     assert there == {"silo-0", "silo-2"}
 
 
 @pytest.mark.parametrize("claim", [10**400, 10**30])
 def test_a_number_of_examples(claim):
     notices, _ = outcome(lambda reply: setattr(reply, "examples", claim))
-    assert any(line.startswith("round 1: rejected silo-1: it claims 1000") for line in notices)
+    assert any(re.match(r"round 1: rejected silo-1: .*\b1000", line) for line in notices)
 
 
 def test_a_training_loss():
     notices, _ = outcome(lambda reply: reply.training.update(train_loss=10**400))
-    assert any(line.startswith("round 1: rejected silo-1: its train_loss is 1000") for line in notices)
+    assert any(re.match(r"round 1: rejected silo-1: .*train_loss .*\b1000", line) for line in notices)
 
 
 @pytest.mark.parametrize("name", ["__metadata__", "\ud800", "a\nb"])
 def test_a_private_tensor_that_no_file_holds(name):
     notices, _ = outcome(lambda reply: reply.private.update({name: torch.zeros(2)}))
-    assert f"round 1: rejected silo-1: it keeps a tensor called {name!r}" in notices
+    assert any(re.match("round 1: rejected silo-1: ", line) and repr(name) in line for line in notices)
 
 
 def without_entropy(reply):
@@ -125,7 +117,7 @@ def without_entropy(reply):
 
 def test_who_does_not_say_its_entropy_is_not_extended():
     notices, _ = outcome(without_entropy)
-    assert "after iteration 1: silo-1 sent no holdout_entropy, and cannot be extended" in notices
+    assert any(re.match("after iteration 1: silo-1 .*holdout_entropy", line) for line in notices)
 
 
 def test_where_nobody_says_it_the_run_stops_with_a_line():
@@ -146,21 +138,21 @@ def constant(part, value):
 @pytest.mark.parametrize(
     ("part", "value", "reason"),
     [
-        ("values", 3e38, "values has an element of 3e+38, more than 1e+15"),
-        ("values", -3e38, "values has an element of 3e+38, more than 1e+15"),
-        ("values", 1e14, "its predictions are not finite"),
-        ("buffers", 3e38, "buffers has an element of 3e+38, more than 1e+15"),
-        ("buffers", -1.0, "a running variance is below 0"),
-        ("codebook", 3e38, "codebook has an element of 3e+38, more than 1e+15"),
+        ("values", 3e38, r"values .*\b3e\+38, .*\b1e\+15"),
+        ("values", -3e38, r"values .*\b3e\+38, .*\b1e\+15"),
+        ("values", 1e14, "predictions .*finite"),
+        ("buffers", 3e38, r"buffers .*\b3e\+38, .*\b1e\+15"),
+        ("buffers", -1.0, r"variance .*\b0\b"),
+        ("codebook", 3e38, r"codebook .*\b3e\+38, .*\b1e\+15"),
     ],
 )
 def test_finite_updates_that_break_the_model_are_rejected(part, value, reason):
     """The attack on the mean: in float32 it overflows, and the model of every later round with it."""
     notices, measured = outcome(constant(part, value))
     assert measured == {"silo-0", "silo-1", "silo-2"}
-    assert [notice for notice in notices if "rejected" in notice] == [
-        f"round {round}: rejected silo-1: {reason}" for round in (1, 2, 3)
-    ]
+    found = [notice for notice in notices if "rejected" in notice]
+    for round, notice in zip((1, 2, 3), found, strict=True):
+        assert re.match(f"round {round}: rejected silo-1: .*{reason}", notice)
 
 
 class Overflows(FedAvg):
@@ -193,7 +185,7 @@ def test_nobody_is_named_where_all_diverge():
     )[0]
     with pytest.raises(RunError) as error:
         one.turn()
-    assert "sent elements" not in str(error.value)
+    assert "median" not in str(error.value)
 
 
 def test_more_examples_than_reported_are_rejected():
@@ -207,19 +199,20 @@ def test_more_examples_than_reported_are_rejected():
         settings("fedavg", quorum=0.5), wrap=lambda engine: Changed(engine, change, ["silo-1"])
     )
     one.turn()
-    assert notices == [f"round 1: rejected silo-1: it claims {2**53} examples, and reported 48"]
+    (notice,) = notices
+    assert re.match(rf"round 1: rejected silo-1: .*\b{2**53} examples, .*\b48$", notice)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("accuracy", 3e38, "its accuracy is 3e+38, expected a number from 0 to 1"),
-        ("accuracy", -0.5, "its accuracy is -0.5, expected a number from 0 to 1"),
-        ("global_accuracy", 1.5, "its global_accuracy is 1.5"),
-        ("entropy", -1.0, "its entropy is -1"),
-        ("brier", 2.5, "its brier is 2.5"),
-        ("a\x1b[31m", 0.5, "it sends a metric called a"),
-        ("reliability", [-1] * 30, "its reliability has a number below 0"),
+        ("accuracy", 3e38, r"accuracy .*\b3e\+38, .*\b0 to 1$"),
+        ("accuracy", -0.5, r"accuracy .*-0\.5, .*\b0 to 1$"),
+        ("global_accuracy", 1.5, r"global_accuracy .*\b1\.5"),
+        ("entropy", -1.0, r"entropy .*-1\b"),
+        ("brier", 2.5, r"brier .*\b2\.5"),
+        ("a\x1b[31m", 0.5, r"metric .*\ba\b"),
+        ("reliability", [-1] * 30, r"reliability .*\b0$"),
     ],
 )
 def test_metrics_that_no_measurement_has_are_rejected(name, value, reason):
@@ -227,4 +220,4 @@ def test_metrics_that_no_measurement_has_are_rejected(name, value, reason):
     assert measured_by == {"silo-0", "silo-2"}
     lines = [notice for notice in notices if "rejected" in notice]
     assert len(lines) == 3
-    assert all(reason in line and line.isprintable() for line in lines)
+    assert all(re.search(reason, line) and line.isprintable() for line in lines)

@@ -241,3 +241,9 @@ def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] =
         one.restore(tensors, plain)
         records += one.turn()
     return records
+
+
+def check_errors(replies, *words):
+    """Check that the error of each reply has its word, or that there is none where the word is None."""
+    for reply, word in zip(replies, words, strict=True):
+        assert reply.error is None if word is None else word in str(reply.error), (reply.error, word)

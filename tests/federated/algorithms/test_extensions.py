@@ -32,39 +32,18 @@ def decided(threshold, values, criterion="entropy"):
 @pytest.mark.parametrize(
     ("threshold", "entropies", "said"),
     [
-        (
-            0.9,
-            (0.5, 0.7, 0.6),
-            (
-                "the highest entropy, 0.700 nats of silo-1, is not above the threshold of 0.900 (at most it"
-                " could be ln 4 = 1.386)"
-            ),
-        ),
-        (
-            1.5,
-            (0.5, 0.7, 0.6),
-            (
-                "is not above the threshold of 1.500; no entropy over 4 classes can exceed ln 4 = 1.386;"
-                " lower gamma"
-            ),
-        ),
-        (
-            0.55,
-            (0.5, 0.5, 0.6),
-            (
-                "after round 2, entropy above the threshold of 0.550 nats: silo-2 (0.600); extended before"
-                " the next round."
-            ),
-        ),
+        (0.9, (0.5, 0.7, 0.6), r"entropy, 0\.700 nats .*silo-1, .*0\.900 .*ln 4 = 1\.386"),
+        (1.5, (0.5, 0.7, 0.6), r"1\.500; .*4 classes .*ln 4 = 1\.386; .*gamma"),
+        (0.55, (0.5, 0.5, 0.6), r"round 2, entropy .*0\.550 nats: silo-2 \(0\.600\); extended"),
     ],
     ids=["certain", "out-of-reach", "extended"],
 )
 def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, entropies, said):
     write_report(run_folder.write(tmp_path, decided(threshold, entropies)))
     markdown, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
-    assert said in markdown
-    assert said in unescape(page)
-    warned = "> **uefl: the threshold of 1.500 nats cannot be reached" in markdown
+    assert re.search(said, markdown)
+    assert re.search(said, unescape(page))
+    warned = re.search(r"^> \*\*uefl: .*1\.500 nats", markdown, re.MULTILINE) is not None
     assert warned == (threshold == 1.5)
     row = [
         "uefl",
@@ -79,31 +58,25 @@ def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, e
 
 def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
     write_report(run_folder.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
-    said = "after round 4, entropy above the threshold of 0.550 nats: silo-2 (0.600); "
-    assert f"{said}the arm ended there, so that none was extended." in (tmp_path / "report.md").read_text()
+    said = r"round 4, entropy .*0\.550 nats: silo-2 \(0\.600\); .*"
+    assert re.search(said + r"\bended\b", (tmp_path / "report.md").read_text())
     write_report(run_folder.write(tmp_path / "stopped", decided(0.55, (0.5, 0.5, 0.6)), finished=False))
-    assert f"{said}no round has followed yet." in (tmp_path / "stopped/report.md").read_text()
+    assert re.search(said + r"\bround\b.*\byet\b", (tmp_path / "stopped/report.md").read_text())
 
 
 def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
     write_report(run_folder.write(tmp_path, decided(1.5, (0.5, 0.7, 0.6), "loss"), criterion="loss"))
     text = (tmp_path / "report.md").read_text()
-    said = (
-        "no client was extended, because the highest loss, 0.700 nats of silo-1, is not above the threshold"
-        " of 1.500."
-    )
-    assert said in text
+    assert re.search(r"loss, 0\.700 nats .*silo-1, .*1\.500\.", text)
     assert "| uefl | 2 | loss | 1.500 | 0.500 silo-0 | 0.700 silo-1 | 0 | 1 |" in text
-    assert "cannot be reached" not in text
+    assert "> **uefl: " not in text
+    assert "ln 4" not in text
 
 
 def test_drawn_clients_are_told_from_those_above_the_threshold(tmp_path):
     write_report(run_folder.write(tmp_path, decided(0.55, (0.6, 0.5, 0.5)), extend="random"))
-    said = (
-        "above the threshold of 0.550 nats: silo-0 (0.600); as many were drawn, and extended before the next"
-        " round: silo-2."
-    )
-    assert said in (tmp_path / "report.md").read_text()
+    said = r"0\.550 nats: silo-0 \(0\.600\); .*drawn.*: silo-2\."
+    assert re.search(said, (tmp_path / "report.md").read_text())
 
 
 @pytest.mark.parametrize(
@@ -122,8 +95,8 @@ def test_a_decision_is_recorded_however_it_is_made(keys):
 def test_a_codebook_that_is_never_extended_is_said(tmp_path):
     write_report(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook"))))
     text = (tmp_path / "report.md").read_text()
-    assert "one-codebook: its codebook is never extended." in text
-    assert "fedavg: its codebook" not in text
+    assert re.search(r"\bone-codebook: .*codebook .*never", text)
+    assert not re.search(r"\bfedavg: .*codebook", text)
 
 
 WORDS = r"codeword|codebook|perplexity|extended|extension|threshold"
@@ -159,7 +132,7 @@ def test_initial_codewords_are_told_from_extensions(tmp_path):
     shares = read_run(run_folder.write(tmp_path, lines)).findings["uefl"].shares
     assert {len(counts) for counts in shares.counts.values()} == {8}
     assert shares.group == 4
-    assert "the first 4;" in shares.label
+    assert re.search(r"first 4\b", shares.label)
     per_segment = registry()["uefl"](codewords=4, segments=2, segment_codebooks=True)
     assert per_segment.block == 8
 

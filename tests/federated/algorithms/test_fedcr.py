@@ -179,12 +179,12 @@ def test_a_client_whose_head_cannot_be_trained_keeps_it():
 
     def broken(message):
         if "ask" in message.options:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("broken")
         return original(message)
 
     one.engine._clients["silo-1"] = broken
     assert len(finish(one)) == 3
-    assert notices == ["round 2: rejected silo-1: out of memory"]
+    assert notices == ["round 2: rejected silo-1: broken"]
 
 
 def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
@@ -207,7 +207,7 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
 
 def test_negative_precisions_are_refused():
     reply = Reply("a", 1, {"precision": torch.tensor([-1.0])})
-    assert FedCR().rejection(Message(), reply) == "precision has negative elements"
+    assert "precision" in FedCR().rejection(Message(), reply)
 
 
 def test_the_loss_is_that_of_the_formula():

@@ -1,6 +1,7 @@
 """A mistake in an algorithm of one's own is named with the method that made it, and is never passed over."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -90,18 +91,18 @@ def test_what_the_frame_measures_cannot_be_replaced(method, name):
 
 def test_the_traceback_of_own_algorithms_is_logged_at_debug(caplog, monkeypatch):
     def loss(self, work, batch):
-        raise RuntimeError("shapes cannot be multiplied")
+        raise RuntimeError("shapes")
 
     monkeypatch.setattr(FedAvg, "loss", loss)
     with pytest.raises(RunError, match=r"silo-0: .*shapes"), caplog.at_level(logging.DEBUG, "uefl"):
         arm(settings("fedavg"))[0].turn()
     said = next(record for record in caplog.records if record.exc_info)
-    assert (said.levelname, said.getMessage()) == ("DEBUG", "client silo-0: FedAvg.loss raised RuntimeError")
+    assert said.levelname == "DEBUG"
+    assert re.search(r"silo-0: FedAvg\.loss .*RuntimeError", said.getMessage())
 
 
 def test_an_error_outside_of_its_methods_names_none(caplog):
     with pytest.raises(TypeError), caplog.at_level(logging.ERROR, "uefl"):
         turns(NotTrained())
-    assert [record.getMessage() for record in caplog.records] == [
-        "client silo-0: NotTrained raised TypeError"
-    ]
+    (record,) = caplog.records
+    assert re.search("silo-0: NotTrained .*TypeError", record.getMessage())

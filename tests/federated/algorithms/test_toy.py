@@ -315,9 +315,6 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
 def test_a_name_of_the_package_is_taken_from_the_first_call():
     code = "import uefl; uefl.register('fedprox', type('Mine', (uefl.Algorithm,), {}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (
-        "register('fedprox'): uefl.algorithms.fedprox.FedProx has that name; choose another one"
-        in done.stderr
-    )
+    assert "register('fedprox'): uefl.algorithms.fedprox.FedProx" in done.stderr
     with pytest.raises(TypeError, match=r"register\(3\): .*name"):
         uefl.register(3, Algorithm)

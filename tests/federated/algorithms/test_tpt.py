@@ -1,5 +1,7 @@
 """The terminal phase: FedAvg without dropout, which ends some time after the training error is gone."""
 
+import re
+
 import pytest
 import torch
 
@@ -44,7 +46,7 @@ def test_the_phase_begins_with_the_training_accuracy():
     )
     records = finish(one, 200)
     start = one.members[0].state.plain["start"]
-    assert f"after iteration {start}, the terminal phase begins: training accuracy 1.0000" in notices
+    assert any(re.search(rf"iteration {start}, .*accuracy 1\.0000", line) for line in notices)
     assert {r["iteration"] for r in records} == set(range(2 * start))
     wrong = [[r["train_error"] for r in records if r["iteration"] == i] for i in range(2 * start)]
     assert max(wrong[start - 1]) == 0
@@ -54,7 +56,7 @@ def test_the_phase_begins_with_the_training_accuracy():
 def test_a_phase_that_is_not_reached_is_said():
     one, _, notices = arm(settings("tpt", **NEVER))
     records = finish(one)
-    assert any("the terminal phase was not reached: training accuracy 0." in line for line in notices)
+    assert any(re.search(r"phase .*accuracy 0\.", line) for line in notices)
     assert all(r["start_accuracy"] is None for r in records if r["iteration"] == 1 and "nc1" in r)
 
 

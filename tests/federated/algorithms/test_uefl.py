@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -40,9 +42,7 @@ def test_the_largest_standard_error_decides_the_chance_note():
     records = [{"client": "a", "holdout_entropy_se": 0.1}, {"client": "b", "holdout_entropy_se": 0.3}]
     entropy = {"a": 1.0, "b": 1.5}
     assert unsure(1.3, entropy, records) is None
-    assert unsure(1.2, entropy, records).startswith(
-        "the entropy of b has a standard error of 0.300 nats, and the threshold is 0.200 above"
-    )
+    assert re.search(r"\bb\b.* 0\.300 nats, .*threshold .*0\.200\b", unsure(1.2, entropy, records))
 
 
 def test_only_clients_above_the_threshold_are_extended():
@@ -132,9 +132,7 @@ def test_a_threshold_that_no_client_can_exceed_is_said(name):
     for gamma, said in ((1e6, True), (0.0, False)):
         algorithm, _, notices = arm(settings(name, gamma=gamma, rounds=[1], max_iterations=1))
         finish(algorithm)
-        assert (
-            r"nats (no entropy over 3 classes can exceed ln 3 = 1.099; lower gamma): no client" in notices[-1]
-        ) is said
+        assert ("ln 3 = 1.099" in notices[-1]) is said
 
 
 def test_it_continues_without_extension_for_equal_steps():
@@ -369,7 +367,7 @@ def test_random_extension_draws_as_many_clients_as_are_uncertain():
         assert first == second
         assert len(first) == len(state(algorithm).plain["uncertain"]) >= 1
         chosen.add(tuple(first))
-        assert ("extended in their place: " + ", ".join(first) in notices[-1]) is (
+        assert (re.search(rf"place: {', '.join(first)}", notices[-1]) is not None) is (
             first != state(algorithm).plain["uncertain"]
         )
         turns(algorithm, 2)

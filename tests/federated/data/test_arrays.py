@@ -1,5 +1,7 @@
 """Federations of the user's own arrays, tensors and Datasets."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -58,9 +60,8 @@ def test_every_form_gives_the_same_federation(form):
         assert same(a.train, b.train)
         assert same(a.test, b.test)
     assert federation.digest == expected.digest
-    assert federation.notes == (
-        ("60 of 60 images are floats in [0, 1], rounded to 8 bits",) if "float" in form else ()
-    )
+    assert len(federation.notes) == ("float" in form)
+    assert all(re.match(r"60 of 60 images .*\[0, 1\].*8 bits", note) for note in federation.notes)
 
 
 def test_nothing_is_lost_and_the_test_part_is_kept():
@@ -169,9 +170,7 @@ def test_an_unseen_client_that_is_trained_on_is_refused():
 
 def test_the_same_image_in_train_and_test_is_noted():
     note = from_arrays({"a": (GOOD, GOOD), "b": parts()["south"]}).notes[0]
-    assert note.startswith(
-        "a/test/0 (a/test) is the same image as a/train/0 (a/train), and 19 more such pairs"
-    )
+    assert re.match(r"a/test/0 \(a/test\) .*a/train/0 \(a/train\), .*19 ", note)
 
 
 NAMED = {

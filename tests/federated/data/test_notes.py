@@ -1,5 +1,7 @@
 """Notes on data that can be trained with, and names that cannot be shown."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -31,22 +33,26 @@ def test_nothing_to_say():
 
 def test_a_class_that_only_the_test_split_has():
     notes = made((EVERY, [0, 3]), (EVERY, [4])).notes
-    assert notes == ("only test images have class '3', '4': no model can learn it",)
+    assert len(notes) == 1
+    assert re.search("test images .*class '3', '4'", notes[0])
 
 
 def test_a_class_that_nobody_has():
-    assert made((EVERY, [0]), (EVERY, [1]), classes="abcd").notes == ("no image has class 'd'",)
+    (note,) = made((EVERY, [0]), (EVERY, [1]), classes="abcd").notes
+    assert "class 'd'" in note
 
 
 def test_silos_that_lack_a_class():
-    assert made((EVERY, [0]), ([0, 2] * 10, [1])).notes == ("silo 'c1' has no training image of class '1'",)
-    notes = made((EVERY, [0]), ([0, 2] * 10, [1]), ([0, 1] * 10, [1]), ([1, 2] * 10, [0])).notes
-    assert notes == ("silo 'c1' has no training image of class '1', and 2 more of 4 silos lack a class",)
+    (note,) = made((EVERY, [0]), ([0, 2] * 10, [1])).notes
+    assert re.search("silo 'c1' .*training .*class '1'$", note)
+    (note,) = made((EVERY, [0]), ([0, 2] * 10, [1]), ([0, 1] * 10, [1]), ([1, 2] * 10, [0])).notes
+    assert re.search("silo 'c1' .*training .*class '1', .*2 more .*4 silos", note)
 
 
 def test_a_single_silo():
-    assert made((EVERY, [0])).notes == ("one client only: its model is averaged with no other",)
-    assert "one client only" in sets(clients=1, train_per_client=300, test_per_client=20).notes[0]
+    (note,) = made((EVERY, [0])).notes
+    assert "one client" in note
+    assert "one client" in sets(clients=1, train_per_client=300, test_per_client=20).notes[0]
 
 
 def test_images_that_are_measured_and_trained_on(make_npz):
@@ -55,20 +61,13 @@ def test_images_that_are_measured_and_trained_on(make_npz):
     images[20] = images[0]
     path = make_npz(images=images, silo=np.repeat(["a", "b"], 20), test=np.isin(np.arange(40), (5, 20)))
     (note,) = labeled(path).notes
-    assert (
-        note
-        == "image 20 (b/test) is the same image as image 0 (a/holdout): what is measured on it says little"
-    )
+    assert re.match(r"image 20 \(b/test\) .*image 0 \(a/holdout\):", note)
     images[20] = images[21]
     images[22] = images[23]
     (note,) = labeled(
         make_npz(images=images, silo=np.repeat(["a", "b"], 20), test=np.isin(np.arange(40), (5, 20, 22)))
     ).notes
-    assert (
-        note
-        == "image 20 (b/test) is the same image as image 21 (b/train), and 1 more such pair: what is measured"
-        " on it says little"
-    )
+    assert re.match(r"image 20 \(b/test\) .*image 21 \(b/train\), .*1 more", note)
 
 
 def test_images_that_resizing_distorts(make_images, tmp_path):
@@ -78,19 +77,15 @@ def test_images_that_resizing_distorts(make_images, tmp_path):
     Image.new("L", (40, 10), 3).save(tmp_path / "silos/b/dog/0.png")
     Image.new("L", (10, 20), 3).save(tmp_path / "silos/b/dog/1.png")
     (note,) = labeled(tmp_path / "silos", image_size=4).notes
-    assert (
-        note == "2 of 20 images are not square: image_size = 4 distorts them, most of all"
-        f" {tmp_path}/silos/b/dog/0.png of 40x10"
-    )
+    assert re.match(rf"2 of 20 images .*image_size = 4 .*{tmp_path}/silos/b/dog/0\.png .*40x10", note)
 
 
 def test_images_of_one_shape_that_resizing_distorts(make_npz):
     images = np.random.default_rng(0).integers(0, 256, (40, 5, 10), dtype=np.uint8)
     path = make_npz(images=images)
     assert labeled(path).notes == ()
-    assert labeled(path, image_size=8).notes == (
-        f"40 of 40 images are not square: image_size = 8 distorts them, most of all {path} of 10x5",
-    )
+    (note,) = labeled(path, image_size=8).notes
+    assert re.match(rf"40 of 40 images .*image_size = 8 .*{path} .*10x5", note)
 
 
 def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
@@ -98,14 +93,9 @@ def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
         make_images(f"silos/{name}")
     (tmp_path / "silos/a/emu").mkdir()
     notes = labeled(tmp_path / "silos").notes
-    assert notes[0] == f"passed over without an image: {tmp_path}/silos/a/emu"
-    assert (
-        notes[1]
-        == "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere"
-    )
-    assert notes[2].startswith(
-        "silo 'a' has no training image of class 'Cat', and 1 more of 2 silos lack a class"
-    )
+    assert notes[0].endswith(f": {tmp_path}/silos/a/emu")
+    assert "'Cat' and 'cat'" in notes[1]
+    assert re.match("silo 'a' .*class 'Cat', .*1 more .*2 silos", notes[2])
 
 
 @pytest.mark.parametrize(

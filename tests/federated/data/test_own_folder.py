@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -100,15 +102,14 @@ def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tm
     make_images("silos/a/dog")
     (tmp_path / "silos/a/cat/.DS_Store").write_bytes(b"x")
     (tmp_path / "silos/.cache").mkdir()
-    (tmp_path / "silos/README.txt").write_text("where they come from")
+    (tmp_path / "silos/README.txt").write_text("text")
     own = read(tmp_path / "silos")
     assert list(own.groups) == ["a"]
     assert len(splits(own, "a")[0]) == 10
-    assert own.notes == (f"passed over beside the folders: {tmp_path / 'silos/README.txt'}",)
+    assert [note.endswith(f": {tmp_path / 'silos/README.txt'}") for note in own.notes] == [True]
     (tmp_path / "silos/a/labels.csv").write_text("x")
-    assert read(tmp_path / "silos").notes == (
-        f"passed over beside the folders: {tmp_path / 'silos/README.txt'} and 1 more",
-    )
+    (note,) = read(tmp_path / "silos").notes
+    assert re.search(f": {tmp_path / 'silos/README.txt'} .*1 more", note)
 
 
 def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
@@ -117,7 +118,7 @@ def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
     (tmp_path / "silos/a/emu").mkdir()
     own = read(tmp_path / "silos")
     assert own.classes == ("cat", "dog")
-    assert own.notes == (f"passed over without an image: {tmp_path / 'silos/a/emu'}",)
+    assert [note.endswith(f": {tmp_path / 'silos/a/emu'}") for note in own.notes] == [True]
 
 
 def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
@@ -125,20 +126,14 @@ def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
         make_images(folder)
     own = read(tmp_path / "silos")
     assert own.classes == ("Cat", "cat", "dog")
-    assert own.notes == (
-        "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere",
-    )
+    assert ["'Cat' and 'cat'" in note for note in own.notes] == [True]
 
 
 @pytest.mark.parametrize(("there", "other"), [("train", "test"), ("test", "train")])
 def test_one_part_of_a_split_names_the_other(make_images, tmp_path, there, other):
     for label in ("cat", "dog"):
         make_images(f"silos/a/{there}/{label}")
-    message = (
-        rf"silos/a/{there} has no {other} beside it; add .*silos/a/{other}, or put the class folders straight"
-        r" into .*silos/a,"
-    )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=rf"silos/a/{there} .*silos/a/{other}, .*silos/a,"):
         read(tmp_path / "silos")
 
 
@@ -150,7 +145,7 @@ def truncate(path):
     ("spoil", "message"),
     [
         (lambda root: truncate(root / "a/cat/3.png"), "a/cat/3.png"),
-        (lambda root: (root / "a/cat/labels.txt").write_text("no image"), "labels.txt .*format"),
+        (lambda root: (root / "a/cat/labels.txt").write_text("text"), "labels.txt .*format"),
         (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .*floats"),
         (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png .*FOLDER/SILO/CLASS"),
         (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg .*FOLDER/SILO/CLASS"),

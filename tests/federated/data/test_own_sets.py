@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -275,28 +276,27 @@ def test_parts_that_are_missing_or_strange(tmp_path):
     (tmp_path / "test.npz").unlink()
     (tmp_path / "test" / "bird").mkdir(parents=True)
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "test" / "bird" / "1.png")
-    with pytest.raises(UserError, match=r"class 'bird' .*test .*priors.csv \(cat, dog\)"):
+    with pytest.raises(UserError, match=r"class 'bird' .*test .*priors.csv .*cat, dog"):
         build(tmp_path)
 
 
 def test_classes_that_differ_where_there_is_no_table(tmp_path):
     root = write(tmp_path, table="none", npz=False)
     (root / "test" / "cat").rename(root / "test" / "cats")
-    with pytest.raises(UserError, match=r"class 'cats' .*test .*labeled \(cat, dog\)"):
+    with pytest.raises(UserError, match=r"class 'cats' .*test .*labeled .*cat, dog"):
         build(root, priors="estimated")
 
 
 def test_without_test_images_nothing_is_dealt(tmp_path):
     fed = build(write(tmp_path, server=()))
     assert [silo.test for silo in load(fed)] == [None, None]
-    assert "no test images; the server: no images" in fed.describe()
+    assert not [line for line in fed.describe().splitlines() if re.search(r"\d+ test", line)]
 
 
 def test_doubts_name_sets_as_the_table_does(tmp_path):
     notes = build(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
     assert any(
-        "set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5) have the same priors" in note
-        for note in notes
+        "set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5)" in note for note in notes
     )
 
 
@@ -321,17 +321,15 @@ def test_a_part_without_an_image(tmp_path):
 
 def test_what_is_not_read_is_noted(tmp_path):
     root = write(tmp_path, npz=False)
-    assert not [note for note in build(root).notes if "passed over" in note]
+    assert not [note for note in build(root).notes if str(root) in note]
     for name in ("priors.json", "clients/notes.txt", "clients/berlin/labels.csv", "test/readme.md"):
         (root / name).write_text("x")
     # next to the folder test
     np.savez(root / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
     (root / "labeled" / "emu").mkdir()
     notes = build(root).notes
-    assert notes[:2] == (
-        f"passed over beside the folders: {root / 'priors.json'} and 4 more",
-        f"passed over without an image: {root / 'labeled' / 'emu'}",
-    )
+    assert re.search(rf": {root / 'priors.json'} .*4 more", notes[0])
+    assert notes[1].endswith(f": {root / 'labeled' / 'emu'}")
 
 
 def test_parts_that_are_misspelled_are_noted(tmp_path):
@@ -344,9 +342,8 @@ def test_parts_that_are_misspelled_are_noted(tmp_path):
     assert load(fed)[0].test is None
     assert fed.server.validation is None
     paths = ", ".join(str(root / name) for name in ("Test", "test.old", "train.npz", "val"))
-    assert [note for note in fed.notes if "passed over" in note] == [
-        f"passed over: {paths}; expected test, labeled or validation"
-    ]
+    (note,) = (note for note in fed.notes if str(root) in note)
+    assert re.search(f": {paths}; .*test, labeled .*validation", note)
 
 
 def test_one_class_is_no_task(tmp_path):
@@ -361,6 +358,4 @@ def test_classes_that_differ_in_case_only_are_noted(tmp_path):
     for part in ("labeled", "validation", "test"):
         (root / part / "dog").rename(root / part / "Cat")
     notes = build(root, priors="estimated").notes
-    assert (
-        "classes 'Cat' and 'cat' differ in case only; if they are one, write it the same everywhere" in notes
-    )
+    assert any("'Cat' and 'cat'" in note for note in notes)

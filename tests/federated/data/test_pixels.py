@@ -1,5 +1,6 @@
 """Every way in reads images by the same rules: values, notes with their counts, refusals."""
 
+import re
 import warnings
 
 import numpy as np
@@ -301,7 +302,7 @@ def test_all_damaged_files_are_named(tmp_path):
     with pytest.raises(UserError) as error:
         labeled(root)
     assert all(str(path) in str(error.value) for path in cut)
-    (root / "b/cat/0.png").write_text("no image")
+    (root / "b/cat/0.png").write_text("text")
     (root / "b/cat/gone.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(UserError, match=r"\b4 images") as error:
         labeled(root)
@@ -316,7 +317,7 @@ def test_a_huge_image_is_noted_by_name_and_not_warned_of(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         federation = labeled(folder(tmp_path, "color"))
-    assert [note for note in federation.notes if note.startswith("13 of 13 images have more than")]
+    assert any(re.match("13 of 13 images .*million", note) for note in federation.notes)
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])

@@ -3,6 +3,7 @@ one .npz."""
 
 import io
 import pickle
+import re
 import tarfile
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def test_an_npz_takes_the_place_of_the_published_files(tmp_path, name, classes):
     path = tmp_path / f"{name}_subset.npz"
     npz_pool(path, classes)
     by_name, by_path = (labeled(x, clients=2, data_root=tmp_path) for x in (name, path))
-    assert by_name.notes[0] == f"{name} is read from {name}_subset.npz: 60 training and 30 test images"
+    assert re.match(rf"{name} .*{name}_subset\.npz: 60 training .*30 test", by_name.notes[0])
     assert by_name.classes[0] == {
         "cifar10": "airplane",
         "fashion_mnist": "T-shirt/top",
@@ -164,7 +165,7 @@ def test_gtsrb_is_read_as_torchvision_stores_it(tmp_path):
         "gtsrb", clients=2, train_per_client=6, test_per_client=3, image_size=16, data_root=root
     )
     assert federation.shape == (3, 16, 16)
-    assert any("are not square: image_size = 16 distorts them" in note for note in federation.notes)
+    assert any("image_size = 16" in note for note in federation.notes)
     assert federation.manifest["silos"]["silo-0"]["test"]["files"][0].startswith(
         "gtsrb/GTSRB/Final_Test/Images/"
     )

@@ -3,6 +3,8 @@ refused by name."""
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -128,8 +130,8 @@ def test_the_parts_of_the_pool_do_not_overlap():
     rows = torch.cat(parts).flatten(1).unique(dim=0)
     assert len(rows) == 900 + 200 + 100 + 150
     assert [len(silo.test) for silo in load(fed)] == [50, 50, 50]
-    assert "900 unlabeled images" in fed.describe()
-    assert "200 labeled, 100 validation images" in fed.describe()
+    assert "900 unlabeled" in fed.describe()
+    assert "200 labeled, 100 validation" in fed.describe()
 
 
 def test_published_overlap_and_column_normalization():
@@ -302,7 +304,8 @@ def test_priors_that_are_refused(table, sizes, message):
 def test_rows_that_are_slightly_off_are_normalized_and_said():
     table, notes = p.check_priors("north", changed(1, 0, 0.10005), SIZES, 3)
     np.testing.assert_allclose(table.sum(1), 1, rtol=1e-15)
-    assert notes == ["client 'north', set 1: priors sum to 1.00005; rows were normalized"]
+    (note,) = notes
+    assert re.match("client 'north', set 1: .*1.00005; .*normalized", note)
     assert p.check_priors("north", GOOD, SIZES, 3)[1] == []
 
 
@@ -322,25 +325,25 @@ def test_targets_that_are_refused(sets, message):
 @pytest.mark.parametrize(
     ("table", "finding"),
     [
-        (GOOD[:2], "2 sets for 3 classes; fewer sets than classes"),
-        (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3, 0.3]]), "rank 2, less than the 3 classes"),
+        (GOOD[:2], "2 sets .*3 classes"),
+        (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3, 0.3]]), "rank 2, .*3 classes"),
         (np.array([[0.5, 0.25, 0.25], [0.2, 0.4, 0.4], [0.4, 0.3001, 0.2999]]), "ill-conditioned"),
-        (np.array([[0.5, 0.5, 0], [0.2, 0.8, 0], [0.4, 0.6, 0]]), "no image of class c"),
+        (np.array([[0.5, 0.5, 0], [0.2, 0.8, 0], [0.4, 0.6, 0]]), r"class c\b"),
         (
             np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5], [0.1, 0.6, 0.3]]),
-            "set 1 and set 3 have the same priors",
+            "set 1 and set 3 ",
         ),
     ],
 )
 def test_doubts(table, finding):
     found = p.doubts("north", table, np.full(len(table), 5), ("a", "b", "c"))
-    assert any(finding in line and "client 'north'" in line for line in found), found
+    assert any(re.search(f"client 'north'.*{finding}", line) for line in found), found
     assert p.doubts("north", GOOD, SIZES, ("a", "b", "c")) == []
 
 
 def test_strict_turns_doubts_into_errors():
-    assert any("5 sets for 10 classes" in note for note in build(sets=5).notes)
-    assert "no client's priors have full rank" in build(sets=5).notes[-1]
+    assert any(re.search("5 sets .*10 classes", note) for note in build(sets=5).notes)
+    assert "full rank" in build(sets=5).notes[-1]
     with pytest.raises(InvalidPriors, match=r"client 'client-0': 5 sets .*\b10 classes.*strict = true"):
         build(sets=5, strict=True)
     assert build(sets=10, strict=True).notes == ()
@@ -353,14 +356,14 @@ def test_full_rank_is_needed_of_one_client_alone():
     assert u.of_all([u.Reach.of(*lacking(1)), u.Reach.of(GOOD, SIZES)], ("a", "b", "c")) == []
     pair = [lacking(1), lacking(2)]
     assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
-    doubt = ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
-    assert u.of_all([u.Reach.of(*one) for one in pair], ("a", "b", "c")) == doubt
+    (doubt,) = u.of_all([u.Reach.of(*one) for one in pair], ("a", "b", "c"))
+    assert "full rank" in doubt
 
 
 def test_strict_leaves_rows_that_were_normalized(monkeypatch):
     exact = p.realized
     monkeypatch.setattr(p, "realized", lambda *args: exact(*args) * 1.00005)
-    assert "rows were normalized" in build(strict=True).notes[0]
+    assert "normalized" in build(strict=True).notes[0]
 
 
 @pytest.mark.parametrize("blur", [{}, {"prior_noise": 0.1}, {"prior_smoothing": 0.1}])
@@ -376,7 +379,7 @@ def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
     monkeypatch.setattr(
         p, "realized", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0)))
     )
-    assert "client 'client-0' has no image of class 4" in build(prior_smoothing=0.1).notes
+    assert any(re.search("client 'client-0' .*class 4$", note) for note in build(prior_smoothing=0.1).notes)
 
 
 def test_labels_of_one_class_are_refused(tmp_path):

@@ -1,6 +1,8 @@
 """The server makes of the reports of silos the federation that it would have read itself, or one line with
 the name of the silo that differs."""
 
+import re
+
 import pytest
 import torch
 
@@ -87,23 +89,23 @@ def test_data_that_cannot_be_used_are_a_code(folder, caplog):
     images(folder / "d", {"cat": 0})
     header, parts = report(cfg, folder / "d")
     assert header["error"] == "data"
-    assert "all 12 training images are of class 'cat'" in caplog.text
-    assert "its data cannot be used" in str(refusal((header, parts)))
+    assert re.search("12 training .*class 'cat'", caplog.text)
+    assert "(fault data;" in str(refusal((header, parts)))
 
 
-@pytest.mark.parametrize("damage", ["no counts", "other counts", "no sizes", "a bad name", "a shape"])
+@pytest.mark.parametrize("damage", ["no-counts", "other-counts", "no-sizes", "name", "shape"])
 def test_reports_that_do_not_fit_are_refused(folder, damage):
     header, parts = report(settings(folder), folder / "a")
     assert refusal((header, parts)) is None
     match damage:
-        case "no counts":
+        case "no-counts":
             parts = {}
-        case "other counts":
+        case "other-counts":
             parts = {"pixels": {"counts": torch.zeros(3, 256, dtype=torch.int64)}}
-        case "no sizes":
+        case "no-sizes":
             del header["sizes"]
-        case "a bad name":
+        case "name":
             header["client"] = "a\n"
-        case "a shape":
+        case "shape":
             header["shape"] = [1, 8]
     assert refusal((header, parts)) is not None

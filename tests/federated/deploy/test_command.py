@@ -1,5 +1,7 @@
 """Checks of the command line before a run over Flower, and their messages."""
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -26,33 +28,30 @@ def said(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("train", "demo", *AWAY), "are for --engine flower"),
-        (("train", "demo", "--engine", "flower", "--silos", "2"), "need --superlink"),
-        (JOIN, "with --silos"),
-        ((*JOIN, "--silos", "2"), "with --secret"),
-        ((*JOIN, "--silos", "2", "--secret", "nowhere"), "--secret: nowhere cannot be read"),
-        ((*JOIN, "--silos", "2", "--insecure", "--root-certificates", "x"), "exclude each other"),
+        (("train", "demo", *AWAY), "--engine flower"),
+        (("train", "demo", "--engine", "flower", "--silos", "2"), "--superlink"),
+        (JOIN, "--silos"),
+        ((*JOIN, "--silos", "2"), "--secret"),
+        ((*JOIN, "--silos", "2", "--secret", "nowhere"), "--secret: nowhere"),
+        ((*JOIN, "--silos", "2", "--insecure", "--root-certificates", "x"), "--insecure"),
         (
             ("train", "demo", "--engine", "flower", "--superlink", "there", "--silos", "2"),
-            "expected HOST:PORT, got 'there'",
+            "HOST:PORT, got 'there'",
         ),
         (
             ("train", "demo", "--engine", "flower", "--superlink", "https://there:1", "--silos", "2"),
-            "expected HOST:PORT, got 'https://there:1'",
+            "HOST:PORT, got 'https://there:1'",
         ),
-        (
-            (*JOIN, "--silos", "2", "--root-certificates", "key.pem"),
-            "key.pem holds no certificate; expected PEM",
-        ),
+        ((*JOIN, "--silos", "2", "--root-certificates", "key.pem"), "key.pem"),
         (("silo", *AWAY, "--insecure", "--data", "empty"), "expected FOLDER/CLASS/image.png"),
         (
             ("silo", *AWAY, "--insecure", "--data", "empty", "--algorithms", "fedavg,fedavgg"),
             "--algorithms: no algorithm 'fedavgg'",
         ),
-        (("silo", *AWAY), "with --key"),
-        (("silo", *AWAY, "--insecure"), "name the folder of this silo's images"),
-        (("silo", *AWAY, "--insecure", "--key", "x"), "keys need TLS"),
-        (("silo", *AWAY, "--insecure", "--data", "nowhere"), "cannot read folder nowhere"),
+        (("silo", *AWAY), "--key"),
+        (("silo", *AWAY, "--insecure"), "--data"),
+        (("silo", *AWAY, "--insecure", "--key", "x"), "TLS"),
+        (("silo", *AWAY, "--insecure", "--data", "nowhere"), "nowhere"),
     ],
 )
 def test_what_is_missing_is_a_line(arguments, line, tmp_path, monkeypatch):
@@ -75,10 +74,9 @@ def test_nobody_listens(tmp_path):
 
 def test_without_flower_the_answer_is_how_to_get_it(monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
-    assert said(*JOIN) == (
-        2,
-        "error: Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'\n",
-    )
+    code, error = said(*JOIN)
+    assert code == 2
+    assert "pip install '.[flower]'" in error
 
 
 @pytest.mark.parametrize(
@@ -141,8 +139,9 @@ def test_keys_and_secrets_that_others_may_read(strict, tmp_path, caplog):
             caplog.clear()
             result = CliRunner().invoke(app, list(map(str, (*arguments, *place))))
             assert result.exit_code == 2
-            line = f"other users of this machine may read {tmp_path / name}"
-            assert (line in result.stderr + result.stdout + caplog.text) == (mode == 0o640)
-            assert (f"error: --{'key' if name != 'secret' else name}: {line}" in result.stderr) == (
+            text = result.stderr + result.stdout + caplog.text
+            assert (re.search(rf"users .*{tmp_path / name}\b", text) is not None) == (mode == 0o640)
+            option = "--key" if name != "secret" else "--secret"
+            assert (re.search(rf"error: {option}: .*users", result.stderr) is not None) == (
                 mode == 0o640 and strict
             )

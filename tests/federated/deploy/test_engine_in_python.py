@@ -113,5 +113,5 @@ def test_without_flower_the_error_says_how_to_install_it(tmp_path, monkeypatch):
 def test_a_lost_superlink_names_the_resume_command(engine):
     from uefl.engines.flower.address import Unreachable
 
-    with pytest.raises(RunError, match=r"\blost .*: this$"), engine.deployment("cpu", print, "this"):
-        raise Unreachable("lost it")
+    with pytest.raises(RunError, match=r"\blost;.*: this$"), engine.deployment("cpu", print, "this"):
+        raise Unreachable("lost")

