@@ -27,7 +27,7 @@ void subtract(const RvqStage& stage, const StridedRows& x, int64_t lo, int64_t h
   for (int64_t n = lo; n < hi; ++n) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t place = n * segments + s;
-      const T* code = static_cast<const T*>(stage.codes) + (stage.indices[place] + s * step) * d;
+      const T* code = static_cast<const T*>(stage.codewords) + (stage.indices[place] + s * step) * d;
       T* sum = total + place * d;
       for (int64_t j = 0; j < d; ++j) sum[j] = plus(sum[j], code[j]);
       if (!residual) continue;
@@ -56,18 +56,18 @@ void subtract(const RvqRun& run, const RvqStage& stage, const StridedRows& x, bo
 
 }  // namespace
 
-std::vector<double> rvq(const RvqRun& run, const Parallel& codes, const Parallel& blocks) {
+std::vector<double> rvq(const RvqRun& run, const Parallel& by_codeword, const Parallel& blocks) {
   std::vector<double> errors;
   const int64_t rows = run.x.outer * run.x.inner, dim = run.x.dim;
   const StridedRows residual{run.residual, run.x.dtype, rows, 1, dim, dim, 0, 1};
   for (const RvqStage& stage : run.stages) {
     const StridedRows& x = errors.empty() ? run.x : residual;
-    const Search search(stage.codebook, run.metric, run.exact, "rvq", codes, run.few);
-    Vq vq(search, stage.codebook, stage.codes, x, {nullptr, stage.indices, stage.counts, stage.sums});
+    const Search search(stage.codebook, run.metric, run.exact, "rvq", by_codeword, run.few);
+    Vq vq(search, stage.codebook, stage.codewords, x, {nullptr, stage.indices, stage.counts, stage.sums});
     blocks(vq.blocks(), [&](int64_t lo, int64_t hi) { vq.run(lo, hi); });
     if (stage.sums) {
       blocks(vq.blocks(), [&](int64_t lo, int64_t hi) { vq.add(lo, hi); });
-      codes(vq.codes(), [&](int64_t lo, int64_t hi) { vq.write_sums(lo, hi); });
+      by_codeword(vq.codeword_count(), [&](int64_t lo, int64_t hi) { vq.write_sums(lo, hi); });
     }
     errors.push_back(vq.error());
     subtract(run, stage, x, errors.size() == run.stages.size(), blocks);

@@ -16,10 +16,10 @@ namespace uefl::cpu {
 
 struct RvqStage {
   Codebook codebook;
-  const void* codes;  // the codebook in the dtype of x
-  int64_t* indices;   // [N, S]
-  int64_t* counts;    // [books, k], zeroed by the caller
-  double* sums;       // [books, k, d], or null
+  const void* codewords;  // the codebook in the dtype of x
+  int64_t* indices;       // [N, S]
+  int64_t* counts;        // [books, k], zeroed by the caller
+  double* sums;           // [books, k, d], or null
 };
 
 struct RvqRun {
@@ -31,8 +31,8 @@ struct RvqRun {
   void* total;      // the same for the sum of the codewords, zeroed by the caller
 };
 
-// Writes indices, counts, sums and total. Returns the sum of (x - q)^2 of each stage. `codes` divides the
-// codewords of a codebook among threads, `blocks` blocks of rows.
-std::vector<double> rvq(const RvqRun& run, const Parallel& codes, const Parallel& blocks);
+// Writes indices, counts, sums and total. Returns the sum of (x - q)^2 of each stage. `by_codeword` divides
+// the codewords of a codebook among threads, `blocks` blocks of rows.
+std::vector<double> rvq(const RvqRun& run, const Parallel& by_codeword, const Parallel& blocks);
 
 }  // namespace uefl::cpu

@@ -22,11 +22,11 @@ int exponent_of(double value) {
 
 }  // namespace
 
-Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x,
+Vq::Vq(const Search& search, const Codebook& codebook, const void* codewords, const StridedRows& x,
        const VqOutput& output)
     : search_(search),
       codebook_(codebook),
-      codes_(codes),
+      codewords_(codewords),
       x_(search.flatten_segments(x)),
       output_(output),
       rows_(x_.outer * x_.inner),
@@ -38,7 +38,7 @@ Vq::Vq(const Search& search, const Codebook& codebook, const void* codes, const 
       fixed_(output.sums ? codebook.books * codebook.k * codebook.d : 0) {
   if (!output.sums) return;
   constexpr int kRoom = 3;
-  const double* codeword = search.codes();
+  const double* codeword = search.codewords();
   for (size_t code = 0; code < largest_.size(); ++code, codeword += codebook.d) {
     double reach = 0;
     for (int64_t j = 0; j < codebook.d; ++j) reach = std::max(reach, std::abs(codeword[j]));
@@ -64,8 +64,8 @@ void Vq::run(int64_t lo, int64_t hi) {
                                        .d = codebook_.d,
                                        .codebook_step = codebook_step(),
                                        .indices = indices,
-                                       .codes = static_cast<const char*>(codes_),
-                                       .exact = search_.codes(),
+                                       .codewords = static_cast<const char*>(codewords_),
+                                       .exact = search_.codewords(),
                                        .quantized = quantized ? quantized + first * row_bytes : nullptr,
                                        .counts = counts.data(),
                                        .largest = largest.data()});
@@ -134,7 +134,7 @@ void vq_backward(const VqBackward& given, int64_t lo, int64_t hi) {
                       .d = given.d,
                       .codebook_step = given.codebook_step,
                       .indices = given.indices + first * (given.x.dim / given.d),
-                      .codes = given.codes,
+                      .codewords = given.codewords,
                       .wide = given.wide,
                       .rotation = given.rotation,
                       .pull = given.pull};

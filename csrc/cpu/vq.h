@@ -25,8 +25,9 @@ struct VqOutput {
 
 class Vq {
  public:
-  // codes: the codebook in the dtype of x, the source of `quantized`. All pointers must outlive the object.
-  Vq(const Search& search, const Codebook& codebook, const void* codes, const StridedRows& x,
+  // codewords: the codebook in the dtype of x, the source of `quantized`. All pointers must outlive the
+  // object.
+  Vq(const Search& search, const Codebook& codebook, const void* codewords, const StridedRows& x,
      const VqOutput& output);
 
   int64_t blocks() const { return static_cast<int64_t>(errors_.size()); }
@@ -37,7 +38,7 @@ class Vq {
   // With sums only, after run() of all blocks: adds the rows of blocks [lo, hi). Thread-safe.
   void add(int64_t lo, int64_t hi);
 
-  int64_t codes() const { return static_cast<int64_t>(largest_.size()); }
+  int64_t codeword_count() const { return static_cast<int64_t>(largest_.size()); }
 
   // After add() of all blocks: writes the sums of codewords [lo, hi). Thread-safe.
   void write_sums(int64_t lo, int64_t hi);
@@ -52,7 +53,7 @@ class Vq {
 
   const Search& search_;
   const Codebook codebook_;
-  const void* codes_;
+  const void* codewords_;
   const StridedRows x_;
   const VqOutput output_;
   const int64_t rows_, block_rows_;

@@ -35,12 +35,12 @@ UEFL_INLINE void load(const T* x, int64_t n, Vector& out) {
 // Returns the squared distance of x to its codeword; raises largest to the bits of |x|.
 template <class T>
 inline double compare_row(const T* x, const double* code, int64_t d, int64_t& largest) {
-  Doubles total[kParts] = {}, value, target;
+  Doubles total[kParts] = {}, value, codeword;
   SignedLongs most = {};
   const auto add = [&](int64_t j, int part) __attribute__((always_inline)) {
     load(x + j, d - j, value);
-    load(code + j, d - j, target);
-    const Doubles difference = value - target;
+    load(code + j, d - j, codeword);
+    const Doubles difference = value - codeword;
     total[part] += difference * difference;
     const SignedLongs bits = (SignedLongs)value & INT64_MAX;
     most = bits > most ? bits : most;
@@ -79,7 +79,8 @@ double replace_typed(const VqRun& run) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t position = n * segments + s, code = run.indices[position] + s * run.codebook_step;
       const T* x = reinterpret_cast<const T*>(element(run.x.rows, run.x.first + n, s * run.d));
-      if (run.quantized) __builtin_memcpy(run.quantized + position * bytes, run.codes + code * bytes, bytes);
+      if (run.quantized)
+        __builtin_memcpy(run.quantized + position * bytes, run.codewords + code * bytes, bytes);
       ++run.counts[code];
       error += compare_row(x, run.exact + code * run.d, run.d, run.largest[code]);
     }
@@ -189,7 +190,7 @@ void backward_typed(const VqBackwardRun& run) {
       const int64_t code = run.indices[n * segments + s] + s * run.codebook_step, column = s * run.d;
       const Segment<T, Code> segment{.x = row<T>(run.x, n, column),
                                      .g = has_g ? row<T>(run.grad_quantized, n, column) : nullptr,
-                                     .code = static_cast<const Code*>(run.codes) + code * run.d,
+                                     .code = static_cast<const Code*>(run.codewords) + code * run.d,
                                      .out = row<T>(run.grad_x, n, column),
                                      .d = run.d};
       if (!has_g) {

@@ -17,12 +17,12 @@ constexpr int64_t kSweepBytes = 1 << 19;
 // Eight loads serve twelve products: loading a tile of a long codeword from the second-level cache takes
 // longer than a product.
 template <class Between>
-inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part,
+inline __attribute__((always_inline)) void multiply(const char* codewords, const char* y, int64_t part,
                                                     Products& products, const Between& between) {
   Products::begin();
   for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
-    _tile_loadd(4, codes + i, 64);
-    _tile_loadd(5, codes + i + kTileBytes, 64);
+    _tile_loadd(4, codewords + i, 64);
+    _tile_loadd(5, codewords + i + kTileBytes, 64);
     _tile_loadd(6, y + part + i, 64);
     _tile_loadd(7, y + part + i + kTileBytes, 64);
     Products::add();
@@ -31,8 +31,8 @@ inline __attribute__((always_inline)) void multiply(const char* codes, const cha
     _tile_loadd(7, y + i + kTileBytes, 64);
     Products::add();
     between();
-    _tile_loadd(4, codes + part + i, 64);
-    _tile_loadd(5, codes + part + i + kTileBytes, 64);
+    _tile_loadd(4, codewords + part + i, 64);
+    _tile_loadd(5, codewords + part + i + kTileBytes, 64);
     Products::add();
     between();
   }

@@ -148,7 +148,7 @@ struct Search::PrefilterTile {
         rows(tile_rows(kernel.rows, d)),
         y(new CacheLine[kernel.tile_bytes(rows, d) / sizeof(CacheLine)]),
         scratch(new CacheLine[kernel.scratch_bytes / sizeof(CacheLine)]),
-        row(new float[table_pitch(d)]),
+        row(new float[centered_pitch(d)]),
         values(d) {}
 
   const PrefilterKernel& kernel;
@@ -275,26 +275,26 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
 
 // The nearest of a few codewords, given in ascending order.
 int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
-                       int* codes, int count) const {
+                       int* candidates, int count) const {
   const Book& book = this->book(s);
   float score[Candidates::kMost];
-  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, book.mean.data(), book.table.get(),
-                               book.half_squares.data(), codes, count, tile.row.get(), score);
+  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, book.mean.data(), book.centered.get(),
+                               book.half_squares.data(), candidates, count, tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);
-  if (!exact_) return codes[best];
+  if (!exact_) return candidates[best];
   const double limit =
       score[best] + 2 * score_error(d_, book.half_square, book.radius, size.square, metric_ == Metric::l2);
   int left = 0;
   for (int i = 0; i < count; ++i) {
-    if (!(score[i] > limit)) codes[left++] = codes[i];
+    if (!(score[i] > limit)) candidates[left++] = candidates[i];
   }
-  if (left == 1) return codes[0];
+  if (left == 1) return candidates[0];
   widen_row(x, n, s * d_, tile.values);
   double least = std::numeric_limits<double>::infinity();
-  int64_t index = codes[0];
+  int64_t index = candidates[0];
   for (int i = 0; i < left; ++i) {
-    const double value = canonical(tile.values.data(), book.targets + codes[i] * d_);
-    if (value < least) least = value, index = codes[i];
+    const double value = canonical(tile.values.data(), book.codewords + candidates[i] * d_);
+    if (value < least) least = value, index = candidates[i];
   }
   return index;
 }
@@ -352,7 +352,7 @@ void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch&
       int64_t index = 0;
       for (int64_t k = 0; k < k_; ++k) {
         if (score[k] > limit) continue;
-        const double value = canonical(values.data(), book.targets + k * d_);
+        const double value = canonical(values.data(), book.codewords + k * d_);
         if (value < best) best = value, index = k;
       }
       indices[n * segments + s] = index;
@@ -375,7 +375,7 @@ void Search::assign_direct(const StridedRows& x, int64_t s, const int64_t* rows,
     const bool finite = direct_kernel().nearest({.rows = source,
                                                  .count = together,
                                                  .dtype = x.dtype,
-                                                 .codes = book(s).targets,
+                                                 .codewords = book(s).codewords,
                                                  .k = k_,
                                                  .d = d_,
                                                  .euclidean = metric_ == Metric::l2,
@@ -387,15 +387,15 @@ void Search::assign_direct(const StridedRows& x, int64_t s, const int64_t* rows,
 }
 
 // The definition. This file is compiled without contraction: a fused multiply-add would round differently.
-double Search::canonical(const double* row, const double* target) const {
+double Search::canonical(const double* row, const double* codeword) const {
   double total = 0;
   if (metric_ == Metric::l2) {
     for (int64_t j = 0; j < d_; ++j) {
-      const double difference = row[j] - target[j];
+      const double difference = row[j] - codeword[j];
       total += difference * difference;
     }
   } else {
-    for (int64_t j = 0; j < d_; ++j) total -= row[j] * target[j];
+    for (int64_t j = 0; j < d_; ++j) total -= row[j] * codeword[j];
   }
   return total;
 }

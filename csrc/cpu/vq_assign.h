@@ -81,7 +81,7 @@ class Search {
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
   // The codewords in float64, [books, k, d]; a search of few rows has only the chosen ones.
-  const double* codes() const { return codes_.get(); }
+  const double* codewords() const { return codewords_.get(); }
 
   // x with one shared codebook, its segments viewed as rows where strides allow it: fuller tiles, the same
   // results.
@@ -96,14 +96,14 @@ class Search {
     double rest_radius;  // the largest |b - b1| of common/certificate.h
   };
   struct Book {
-    const double* targets;            // [k, d]: the codewords for canonical(), normalized for cosine
+    const double* codewords;          // [k, d]: the codewords for canonical(), normalized for cosine
     std::vector<float> mean;          // [d]
     std::vector<float> half_squares;  // [blocks * block_codes]: infinity in the padding
     double half_square, radius;       // the largest h and |b| of common/certificate.h
     Panels prefilter;
     float unit;  // of the fixed-point numbers
     std::unique_ptr<float[]>
-        table;            // [k, table_pitch(d)]: the codewords less the mean, where there is a prefilter
+        centered;         // [k, centered_pitch(d)]: the codewords less the mean, where there is a prefilter
     mutable Panels fine;  // packed on first use where there is a prefilter
     mutable std::once_flag fine_once;
   };
@@ -119,28 +119,29 @@ class Search {
   void widen_rows(const StridedRows& x, int64_t s, int64_t lo, int64_t count, const FewLayout& layout,
                   float* rows) const;
   double few_limit(float least, double square) const;
-  int64_t nearest(const std::vector<int64_t>& codes, const double* row, double* target) const;
-  void widen_code(int64_t code, double* target) const;
-  void check_code(const double* code) const;
+  int64_t nearest(const std::vector<int64_t>& candidates, const double* row, double* codeword) const;
+  void widen_codeword(int64_t code, double* codeword) const;
+  void check_codeword(const double* code) const;
   void assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                       Scratch& scratch) const;
   void prepare(Book& book, const Parallel& parallel) const;
   std::vector<float> mean(const Book& book, const Parallel& parallel) const;
-  template <class PackCode>
-  void pack(Panels& panels, int64_t block_bytes, const Parallel& parallel, const PackCode& pack_code) const;
+  template <class PackCodeword>
+  void pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
+            const PackCodeword& pack_codeword) const;
   double center(const Book& book, int64_t k, float* code) const;
   const Panels& fine(const Book& book, const Parallel& parallel = on_this_thread) const;
   const Book& book(int64_t s) const { return books_[books_.size() == 1 ? 0 : s]; }
   int64_t prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
                          int64_t* indices, std::vector<int64_t>& uncertain) const;
   int64_t choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
-                 int* codes, int count) const;
+                 int* candidates, int count) const;
   void certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                std::vector<int64_t>& uncertain) const;
   void rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const;
   double prefilter_error(const Book& book, const RowSize& row) const;
   double error_bound(const Book& book, const RowSize& row) const;
-  double canonical(const double* row, const double* target) const;
+  double canonical(const double* row, const double* codeword) const;
 
   const Codebook codebook_;
   Metric metric_;
@@ -151,7 +152,7 @@ class Search {
   SearchPlan plan_;
   int64_t blocks_;
   // [books, k, d]; units_ are the normalized codewords, for cosine only.
-  std::unique_ptr<double[]> codes_, units_;
+  std::unique_ptr<double[]> codewords_, units_;
   std::vector<Book> books_;
 };
 

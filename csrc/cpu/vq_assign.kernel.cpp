@@ -73,7 +73,7 @@ UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, 
   for (int64_t block = 0; block < blocks; ++block) {
     const float* tile = static_cast<const float*>(y);
     for (int64_t group = 0; group < groups; ++group) {
-      const Floats* codes =
+      const Floats* codewords =
           reinterpret_cast<const Floats*>(static_cast<const char*>(panels) + block * block_bytes(d));
       Floats score[kRows][kPanels];
 #pragma GCC unroll 16
@@ -85,12 +85,12 @@ UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, 
         const int64_t n = d - start < kChunk ? d - start : kChunk;
         for (int64_t i = 0; i < lines && ahead.next < ahead.end; ++i, ahead.next += kLine)
           __builtin_prefetch(ahead.next, 0, 2);
-        for (int64_t j = 0; j < n; ++j, codes += kPanels) {
+        for (int64_t j = 0; j < n; ++j, codewords += kPanels) {
 #pragma GCC unroll 16
           for (int r = 0; r < kRows; ++r) {
             const Floats value = broadcast(tile[r * kChunk + j]);
 #pragma GCC unroll 2
-            for (int p = 0; p < kPanels; ++p) subtract_product(value, codes[p], score[r][p]);
+            for (int p = 0; p < kPanels; ++p) subtract_product(value, codewords[p], score[r][p]);
           }
         }
       }

@@ -65,7 +65,7 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       d_(codebook.d),
       plan_(plan(d_, k_)),
       blocks_((k_ + plan_.kernel->block_codes - 1) / plan_.kernel->block_codes),
-      codes_(new double[codebook.books * k_ * d_]),
+      codewords_(new double[codebook.books * k_ * d_]),
       units_(metric == Metric::cosine && !few ? new double[codebook.books * k_ * d_] : nullptr),
       books_(codebook.books) {
   if (few_) return;  // each codeword is looked at with its scores
@@ -74,13 +74,13 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
   parallel(codebook.books * k_, [&](int64_t lo, int64_t hi) {
     with_type(codebook.dtype, [&]<class T>(const T*) {
       const T* const data = static_cast<const T*>(codebook.data);
-      if (!widen_all(data + lo * d_, (hi - lo) * d_, codes_.get() + lo * d_)) valid = false;
+      if (!widen_all(data + lo * d_, (hi - lo) * d_, codewords_.get() + lo * d_)) valid = false;
     });
-    for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codes_[k * d_], d_, &units_[k * d_]);
+    for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codewords_[k * d_], d_, &units_[k * d_]);
   });
   require(valid, op);
   for (int64_t s = 0; s < codebook.books; ++s) {
-    books_[s].targets = (units_ ? units_ : codes_).get() + s * k_ * d_;
+    books_[s].codewords = (units_ ? units_ : codewords_).get() + s * k_ * d_;
     if (!plan_.direct) prepare(books_[s], parallel);
   }
 }
@@ -93,31 +93,31 @@ void Search::require(bool valid, const std::string& op) {
       "re-initialize those codewords (or lower the learning rate)");
 }
 
-// Packs every codeword into its lane of a block: pack_code(k, block), which returns the squared error of its
-// first part.
-template <class PackCode>
+// Packs every codeword into its lane of a block: pack_codeword(k, block), which returns the squared error of
+// its first part.
+template <class PackCodeword>
 void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
-                  const PackCode& pack_code) const {
+                  const PackCodeword& pack_codeword) const {
   const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(CacheLine)),
-                codes = plan_.kernel->block_codes;
+                block = plan_.kernel->block_codes;
   panels.lines.reset(new CacheLine[blocks_ * lines]);
   std::vector<double> rest(k_);
   parallel(blocks_, [&](int64_t lo, int64_t hi) {
     std::fill(&panels.lines[lo * lines], &panels.lines[hi * lines], CacheLine{});
-    for (int64_t k = lo * codes; k < std::min(hi * codes, k_); ++k)
-      rest[k] = pack_code(k, &panels.lines[k / codes * lines]);
+    for (int64_t k = lo * block; k < std::min(hi * block, k_); ++k)
+      rest[k] = pack_codeword(k, &panels.lines[k / block * lines]);
   });
   panels.rest_radius = std::sqrt(largest_of(rest));
 }
 
 // Codeword k less the mean. Returns its squared length.
 double Search::center(const Book& book, int64_t k, float* code) const {
-  const double* target = book.targets + k * d_;
+  const double* codeword = book.codewords + k * d_;
   const float* mean = book.mean.data();
   double square[4] = {};
   const auto four = [&](int64_t start, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      const double value = target[start + i] - mean[start + i];
+      const double value = codeword[start + i] - mean[start + i];
       code[start + i] = static_cast<float>(value);
       square[i] += value * value;
     }
@@ -135,7 +135,7 @@ std::vector<float> Search::mean(const Book& book, const Parallel& parallel) cons
   std::vector<double> sums(portions * d_), sum(d_);
   parallel(portions, [&](int64_t lo, int64_t hi) {
     for (int64_t k = lo * kPortion; k < std::min(hi * kPortion, k_); ++k) {
-      for (int64_t j = 0; j < d_; ++j) sums[k / kPortion * d_ + j] += book.targets[k * d_ + j];
+      for (int64_t j = 0; j < d_; ++j) sums[k / kPortion * d_ + j] += book.codewords[k * d_ + j];
     }
   });
   for (size_t i = 0; i < sums.size(); ++i) sum[i % d_] += sums[i];
@@ -147,15 +147,15 @@ std::vector<float> Search::mean(const Book& book, const Parallel& parallel) cons
 void Search::prepare(Book& book, const Parallel& parallel) const {
   book.mean = mean(book, parallel);
   const PrefilterKernel* prefilter = plan_.prefilter;
-  const int64_t pitch = table_pitch(d_);
-  if (prefilter) book.table.reset(new float[k_ * pitch]);
+  const int64_t pitch = centered_pitch(d_);
+  if (prefilter) book.centered.reset(new float[k_ * pitch]);
   book.half_squares.assign(blocks_ * plan_.kernel->block_codes, std::numeric_limits<float>::infinity());
   std::vector<double> square(k_);
   std::vector<float> largest(k_);
   parallel(k_, [&](int64_t lo, int64_t hi) {
     std::vector<float> memory(prefilter ? 0 : d_);
     for (int64_t k = lo; k < hi; ++k) {
-      float* code = prefilter ? &book.table[k * pitch] : memory.data();
+      float* code = prefilter ? &book.centered[k * pitch] : memory.data();
       square[k] = center(book, k, code);
       book.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
       std::fill(code + d_, code + (prefilter ? pitch : d_), 0.0f);
@@ -171,7 +171,7 @@ void Search::prepare(Book& book, const Parallel& parallel) const {
   }
   book.unit = fixed_unit(static_cast<float>(book.radius), *std::max_element(largest.begin(), largest.end()));
   pack(book.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
-    return prefilter->pack(&book.table[k * pitch], d_, book.unit, k % prefilter->block_codes, block);
+    return prefilter->pack(&book.centered[k * pitch], d_, book.unit, k % prefilter->block_codes, block);
   });
 }
 

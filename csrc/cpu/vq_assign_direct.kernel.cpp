@@ -27,12 +27,12 @@ UEFL_INLINE void gather(const T* const* rows, int64_t j, Doubles& out) {
 
 // Adds the terms of the first `count` elements of a group to the sums with kCount codewords, d apart.
 template <bool kEuclidean, int kCount>
-UEFL_INLINE void add_terms(const Doubles (*x)[kVectors], int64_t count, const double* codes, int64_t d,
+UEFL_INLINE void add_terms(const Doubles (*x)[kVectors], int64_t count, const double* codewords, int64_t d,
                            Doubles (&sum)[kCount][kVectors]) {
   for (int64_t j = 0; j < count; ++j) {
 #pragma GCC unroll 4
     for (int c = 0; c < kCount; ++c) {
-      const Doubles code = Doubles{} + codes[c * d + j];
+      const Doubles code = Doubles{} + codewords[c * d + j];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         if constexpr (kEuclidean) {
@@ -58,7 +58,7 @@ UEFL_INLINE void step(const DirectRun& run, const Doubles (*x)[kVectors], int64_
   Doubles sum[kCount][kVectors] = {};
   double* const values = run.values + code * kRows;
   if (from > 0) __builtin_memcpy(sum, values, sizeof sum);
-  add_terms<kEuclidean, kCount>(x, count, run.codes + code * run.d + from, run.d, sum);
+  add_terms<kEuclidean, kCount>(x, count, run.codewords + code * run.d + from, run.d, sum);
   if (from + count < run.d) {
     __builtin_memcpy(values, sum, sizeof sum);
     return;

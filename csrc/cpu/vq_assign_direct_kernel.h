@@ -14,7 +14,7 @@ struct DirectRun {
   const char* const* rows;  // [count], each contiguous
   int64_t count;            // at most kDirectRows
   Dtype dtype;
-  const double* codes;  // [k, d]
+  const double* codewords;  // [k, d]
   int64_t k, d;
   bool euclidean;
   double* values;  // room for [k][kDirectGroup]

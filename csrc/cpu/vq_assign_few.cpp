@@ -55,29 +55,29 @@ double Search::few_limit(float least, double square) const {
 }
 
 // Writes a codeword in float64.
-void Search::widen_code(int64_t code, double* target) const {
+void Search::widen_codeword(int64_t code, double* codeword) const {
   with_type(codebook_.dtype, [&]<class T>(const T*) {
     const T* given = static_cast<const T*>(codebook_.data) + code * d_;
-    for (int64_t j = 0; j < d_; ++j) target[j] = static_cast<double>(widen(given[j]));
+    for (int64_t j = 0; j < d_; ++j) codeword[j] = static_cast<double>(widen(given[j]));
   });
 }
 
-void Search::check_code(const double* code) const {
+void Search::check_codeword(const double* code) const {
   bool valid = true;
   for (int64_t j = 0; j < d_; ++j) valid &= std::abs(code[j]) <= kLargest;
   require(valid, op_);
 }
 
-// The nearest of some codewords by the definition; target: room for one.
-int64_t Search::nearest(const std::vector<int64_t>& codes, const double* row, double* target) const {
+// The nearest of some codewords by the definition; codeword: room for one.
+int64_t Search::nearest(const std::vector<int64_t>& candidates, const double* row, double* codeword) const {
   double best = std::numeric_limits<double>::infinity();
-  int64_t index = codes.front();
+  int64_t index = candidates.front();
   std::vector<double> unit(metric_ == Metric::cosine ? d_ : 0);
-  for (const int64_t code : codes) {
-    widen_code(code, target);
-    check_code(target);
-    if (metric_ == Metric::cosine) to_unit(target, d_, unit.data());
-    const double value = canonical(row, metric_ == Metric::cosine ? unit.data() : target);
+  for (const int64_t code : candidates) {
+    widen_codeword(code, codeword);
+    check_codeword(codeword);
+    if (metric_ == Metric::cosine) to_unit(codeword, d_, unit.data());
+    const double value = canonical(row, metric_ == Metric::cosine ? unit.data() : codeword);
     if (value < best) best = value, index = code;
   }
   return index;
@@ -108,7 +108,7 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
       .layout = layout,
       .rows = rows.data(),
       .count = count,
-      .codes = static_cast<const char*>(codebook_.data) + first * d_ * element_size(codebook_.dtype),
+      .codewords = static_cast<const char*>(codebook_.data) + first * d_ * element_size(codebook_.dtype),
       .dtype = codebook_.dtype,
       .k = k_,
       .d = d_,
@@ -126,7 +126,7 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
     limits[r] = rounded_up(few_limit(limits[r], square));
   }
   std::vector<int64_t> chosen(count), possible;
-  std::vector<double> row(d_), target(d_);
+  std::vector<double> row(d_), codeword(d_);
   kernel.pick(run, limits.data(), chosen.data());
   for (int64_t r = 0; r < count; ++r) {
     int64_t index = first + chosen[r];
@@ -134,12 +134,12 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
       find(run, r, limits[r], possible);
       for (int64_t& code : possible) code += first;
       for (int64_t j = 0; j < d_; ++j) row[j] = rows[layout.start(r) + j * layout.step()];
-      index = nearest(possible, row.data(), target.data());
+      index = nearest(possible, row.data(), codeword.data());
     }
-    double* const code = &codes_[index * d_];
-    widen_code(index, code);
+    double* const code = &codewords_[index * d_];
+    widen_codeword(index, code);
     // a small score is that of a finite codeword
-    if (!(std::abs(scores[(index - first) * layout.score_pitch + r]) < kLargestScore)) check_code(code);
+    if (!(std::abs(scores[(index - first) * layout.score_pitch + r]) < kLargestScore)) check_codeword(code);
     indices[(lo + r) * segments + s] = index - first;
   }
 }

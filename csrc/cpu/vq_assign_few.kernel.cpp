@@ -139,7 +139,7 @@ void score_step(const FewRun& run, const Step& step) {
 const float* float_code(const FewRun& run, int64_t k, float* room) {
   const float* found = room;
   with_type(run.dtype, [&]<class T>(const T*) {
-    const T* given = static_cast<const T*>(run.codes) + k * run.d;
+    const T* given = static_cast<const T*>(run.codewords) + k * run.d;
     if constexpr (sizeof(T) == 4) {
       found = reinterpret_cast<const float*>(given);
     } else {

@@ -40,8 +40,8 @@ struct FewRun {
   FewLayout layout;
   const float* rows;
   int64_t count;
-  const void* codes;  // [k, d], contiguous
-  Dtype dtype;        // of the codes, not f64
+  const void* codewords;  // [k, d], contiguous
+  Dtype dtype;            // of the codewords, not f64
   int64_t k, d;
   bool euclidean;
   float* scores;  // [k, score_pitch], filled up with infinity

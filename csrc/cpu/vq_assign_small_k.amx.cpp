@@ -116,19 +116,19 @@ inline __attribute__((always_inline)) void multiply(const char* rows, const char
   _tile_zero(3);
   for (int64_t step = 0; step < steps_of(d); ++step) {
     const char* y = rows + step * 2 * kTileBytes;
-    const char* codes = panels + step * 4 * kTileBytes;
-    [[maybe_unused]] const char* more = codes + small_k_block_bytes(d);
+    const char* codewords = panels + step * 4 * kTileBytes;
+    [[maybe_unused]] const char* more = codewords + small_k_block_bytes(d);
     _tile_loadd(4, y, 64);
     _tile_loadd(5, y + kTileBytes, 64);
-#define UEFL_THREE_PRODUCTS(sum, codes)       \
-  _tile_loadd(6, codes, 64);                  \
-  _tile_loadd(7, codes + 2 * kTileBytes, 64); \
-  _tile_dpbf16ps(sum, 5, 6);                  \
-  _tile_dpbf16ps(sum, 4, 7);                  \
-  _tile_dpbf16ps(sum, 4, 6);                  \
+#define UEFL_THREE_PRODUCTS(sum, codewords)       \
+  _tile_loadd(6, codewords, 64);                  \
+  _tile_loadd(7, codewords + 2 * kTileBytes, 64); \
+  _tile_dpbf16ps(sum, 5, 6);                      \
+  _tile_dpbf16ps(sum, 4, 7);                      \
+  _tile_dpbf16ps(sum, 4, 6);                      \
   between()
-    UEFL_THREE_PRODUCTS(0, codes);
-    UEFL_THREE_PRODUCTS(1, codes + kTileBytes);
+    UEFL_THREE_PRODUCTS(0, codewords);
+    UEFL_THREE_PRODUCTS(1, codewords + kTileBytes);
     if constexpr (kBlocks == 2) {
       UEFL_THREE_PRODUCTS(2, more);
       UEFL_THREE_PRODUCTS(3, more + kTileBytes);
@@ -217,8 +217,9 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
   TileSums sums;
   for (int64_t first = 0; first < count; first += kTile) {
     const char *rows = static_cast<const char*>(y) + first / kTile * group_bytes(d),
-               *codes = static_cast<const char*>(panels);
-    blocks == 1 ? multiply<1>(rows, codes, d, sums, nothing) : multiply<2>(rows, codes, d, sums, nothing);
+               *codewords = static_cast<const char*>(panels);
+    blocks == 1 ? multiply<1>(rows, codewords, d, sums, nothing)
+                : multiply<2>(rows, codewords, d, sums, nothing);
     for (int64_t r = 0; r < kTile && first + r < count; ++r) {
       for (int64_t tile = 0; tile < 2 * blocks; ++tile) {
         const __m512 half = _mm512_loadu_ps(half_squares + tile * kTile);

@@ -22,7 +22,7 @@ struct VqBackward {
   bool rotation;
   int64_t d, codebook_step;  // as in VqRun
   const int64_t* indices;    // [N, S]
-  const void* codes;         // [.., k, d]
+  const void* codewords;     // [.., k, d]
   double pull;
 };
 

@@ -16,7 +16,7 @@ struct VqRun {
   int64_t
       codebook_step;  // codewords from the codebook of one segment to the next: k, or 0 for a shared codebook
   const int64_t* indices;  // [N, S]
-  const char* codes;       // [.., k, d] in the dtype of x
+  const char* codewords;   // [.., k, d] in the dtype of x
   const double* exact;     // the same, in float64
   char* quantized;         // [N, S * d] in the dtype of x, or null
   int64_t* counts;         // [.., k]
@@ -35,7 +35,7 @@ struct VqBackwardRun {
   Span x, grad_quantized, grad_x;
   int64_t rows, d, codebook_step;
   const int64_t* indices;
-  const void* codes;  // in float64 if wide, else in float32
+  const void* codewords;  // in float64 if wide, else in float32
   bool wide, rotation;
   double pull;
 };

@@ -14,14 +14,14 @@ constexpr int kChunkBlocks = 8;  // blocks that are scanned together; their scor
 
 // The products of 32 codewords and 32 rows. between() runs after every four of them.
 template <class Between>
-inline __attribute__((always_inline)) void multiply(const char* codes, const char* y, int64_t part,
+inline __attribute__((always_inline)) void multiply(const char* codewords, const char* y, int64_t part,
                                                     Products& products, const Between& between) {
   Products::begin();
   for (int64_t i = 0; i < part; i += 2 * kTileBytes) {
-    _tile_loadd(4, codes + i, 64);
+    _tile_loadd(4, codewords + i, 64);
     _tile_loadd(6, y + i, 64);
     _tile_loadd(7, y + i + kTileBytes, 64);
-    _tile_loadd(5, codes + i + kTileBytes, 64);
+    _tile_loadd(5, codewords + i + kTileBytes, 64);
     Products::add();
     between();
   }
@@ -32,7 +32,7 @@ inline __attribute__((always_inline)) void multiply(const char* codes, const cha
 struct Chunk {
   const Products* products;
   const float* half_squares;  // of its first codeword
-  int first, codes;           // codewords
+  int first, count;           // of codewords
   int64_t row;
 };
 
@@ -130,7 +130,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
       Close close(waiting, out);
       Lowest lowest(current, out);
       // In units of 2^-16 codewords per step.
-      const int rate = static_cast<int>((int64_t{waiting.codes} << 16) / (steps * (end - begin))) + 1;
+      const int rate = static_cast<int>((int64_t{waiting.count} << 16) / (steps * (end - begin))) + 1;
       const int lowest_rate = static_cast<int>((int64_t{kPair} << 16) / steps) + 1;
       int progress = 0;
       for (int64_t block = begin; block < end; ++block) {
@@ -140,7 +140,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
           for (ahead.next += bytes; line < ahead.next && line < ahead.end; line += 64)
             _mm_prefetch(line, _MM_HINT_T1);
           progress += rate;
-          close.until(progress >> 16 < waiting.codes ? progress >> 16 : waiting.codes);
+          close.until(progress >> 16 < waiting.count ? progress >> 16 : waiting.count);
           lowest_progress += lowest_rate;
           const int before = scored - kPair + (lowest_progress >> 16);
           lowest.until(before < scored ? before : scored);
@@ -148,16 +148,16 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
         multiply(static_cast<const char*>(panels) + block * part, static_cast<const char*>(y) + g * part,
                  part, products[turn][block - begin], between);
       }
-      close.until(waiting.codes);
-      lowest.until(current.codes);
+      close.until(waiting.count);
+      lowest.until(current.count);
       lowest.save(out);
       waiting = current;
     }
   }
-  Close(waiting, out).until(waiting.codes);
+  Close(waiting, out).until(waiting.count);
 }
 
-double pack_code(const float* code, int64_t d, float, int64_t lane, void* block) {
+double pack_codeword(const float* code, int64_t d, float, int64_t lane, void* block) {
   return pack<1>(code, d, lane, block);
 }
 
@@ -165,7 +165,7 @@ double pack_code(const float* code, int64_t d, float, int64_t lane, void* block)
 
 const PrefilterKernel vq_prefilter_amx{Arithmetic::bf16, 6 * kPair,      kPair,
                                        tile_bytes<1>,    block_bytes<1>, 2 * kChunkBlocks * sizeof(Products),
-                                       pack_code,        load<1>,        candidates,
+                                       pack_codeword,    load<1>,        candidates,
                                        score_candidates};
 
 }  // namespace uefl::cpu

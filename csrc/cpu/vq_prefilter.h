@@ -32,10 +32,11 @@ struct PrefilterKernel {
                RowSize* size);
   void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares,
                      int64_t blocks, int64_t d, float unit, Ahead ahead, void* scratch, Candidates& out);
-  // Float32 scores of `count` codewords with one row; `codes`: centered, table_pitch(d) apart, padded with
-  // zeros. y: room for a row.
-  void (*score_candidates)(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes,
-                           const float* half_squares, const int* code, int count, float* y, float* score);
+  // Float32 scores of `count` codewords with one row; `codewords`: centered, centered_pitch(d) apart, padded
+  // with zeros. y: room for a row.
+  void (*score_candidates)(const char* source, Dtype dtype, int64_t d, const float* mean,
+                           const float* codewords, const float* half_squares, const int* code, int count,
+                           float* y, float* score);
 };
 
 extern const PrefilterKernel vq_prefilter_portable, vq_prefilter_avx2, vq_prefilter_avx512vnni,
@@ -43,7 +44,7 @@ extern const PrefilterKernel vq_prefilter_portable, vq_prefilter_avx2, vq_prefil
 
 namespace {
 
-inline int64_t table_pitch(int64_t d) { return (d + 15) / 16 * 16; }
+inline int64_t centered_pitch(int64_t d) { return (d + 15) / 16 * 16; }
 
 // Unit of 16-bit numbers for a vector. Its length is at most 46,000 units, so that a product of two, each 0.5
 // units off in up to 2^16 elements, stays below 2^31; its largest element is at most 32,767. The unit is at

@@ -121,7 +121,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
     for (int64_t block = begin; block < end; ++block) {
       const int32_t* tile = reinterpret_cast<const int32_t*>(static_cast<const char*>(y) + kUnitBytes);
       for (int64_t group = 0; group < groups; ++group) {
-        const Ints* codes =
+        const Ints* codewords =
             reinterpret_cast<const Ints*>(static_cast<const char*>(panels) + block * block_bytes(d));
         Ints sum[kRows][kPanels];
 #pragma GCC unroll 16
@@ -130,8 +130,8 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
           const int64_t n = depth - start < kChunk ? depth - start : kChunk;
           for (int64_t i = 0; i < lines && ahead.next < ahead.end; ++i, ahead.next += kLine)
             __builtin_prefetch(ahead.next, 0, 2);
-          for (int64_t j = 0; j < n; ++j, codes += kPanels) {
-            const Ints first = codes[0], second = codes[1];
+          for (int64_t j = 0; j < n; ++j, codewords += kPanels) {
+            const Ints first = codewords[0], second = codewords[1];
 #pragma GCC unroll 16
             for (int r = 0; r < kRows; ++r) {
               const Ints pair = broadcast(tile[r * kChunk + j]);

@@ -29,12 +29,12 @@ __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, fl
   ++count;
 }
 
-void score_candidates(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codes,
+void score_candidates(const char* source, Dtype dtype, int64_t d, const float* mean, const float* codewords,
                       const float* half_squares, const int* code, int count, float* y, float* score) {
   constexpr int kSums = 4, kStep = kSums * kLanes;
-  const int64_t pitch = table_pitch(d);
+  const int64_t pitch = centered_pitch(d);
   const auto fetch = [&](int i, int64_t j) __attribute__((always_inline)) {
-    if (i < count) __builtin_prefetch(codes + code[i] * pitch + j);
+    if (i < count) __builtin_prefetch(codewords + code[i] * pitch + j);
   };
   for (int64_t j = 0; j < pitch && j < 256; j += 16) fetch(0, j);
   with_type(dtype, [&]<class T>(const T*) {
@@ -43,7 +43,7 @@ void score_candidates(const char* source, Dtype dtype, int64_t d, const float* m
   });
   for (int64_t j = d; j < pitch; ++j) y[j] = 0;
   for (int i = 0; i < count; ++i) {
-    const float* b = codes + code[i] * pitch;
+    const float* b = codewords + code[i] * pitch;
     Floats sum[kSums] = {}, left, right;
     int64_t j = 0;
     for (; j + kStep <= pitch; j += kStep) {

@@ -59,8 +59,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rvq(const Tensor& x, std::vec
   const int64_t stages = static_cast<int64_t>(inputs.size()), segments = first.sizes.segments,
                 d = first.sizes.d, positions = x.numel() / d;
   const ScalarType dtype = x.scalar_type();
-  int64_t codes = 0;
-  for (const SearchInput& input : inputs) codes += input.sizes.books * input.sizes.k;
+  int64_t codewords = 0;
+  for (const SearchInput& input : inputs) codewords += input.sizes.books * input.sizes.k;
 
   Tensor total = torch::stable::new_zeros(x, x.sizes());
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
@@ -69,8 +69,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rvq(const Tensor& x, std::vec
   Tensor indices = torch::stable::new_empty(x, shape, ScalarType::Long);
   Tensor losses = torch::stable::new_empty(
       x, {stages}, dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float);
-  Tensor counts = torch::stable::new_zeros(x, {codes}, ScalarType::Long);
-  Tensor sums = torch::stable::new_empty(x, {with_sums ? codes : 0, d}, ScalarType::Double);
+  Tensor counts = torch::stable::new_zeros(x, {codewords}, ScalarType::Long);
+  Tensor sums = torch::stable::new_empty(x, {with_sums ? codewords : 0, d}, ScalarType::Double);
   Tensor residual = torch::stable::new_empty(x, {stages > 1 ? x.numel() : 0});
 
   cpu::RvqRun run{.x = first.rows,
@@ -87,10 +87,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rvq(const Tensor& x, std::vec
     const SearchInput& input = inputs[stage];
     converted.push_back(input.codebook.scalar_type() == dtype ? input.codebook
                                                               : torch::stable::to(input.codebook, dtype));
-    run.few = run.few && cpu::Search::few(input.rows, input.codes);
+    run.few = run.few && cpu::Search::few(input.rows, input.codebook_view);
     run.stages.push_back(
-        {.codebook = input.codes,
-         .codes = converted.back().const_data_ptr(),
+        {.codebook = input.codebook_view,
+         .codewords = converted.back().const_data_ptr(),
          .indices = chosen.data() + stage * positions,
          .counts = static_cast<int64_t*>(counts.mutable_data_ptr()) + before,
          .sums = with_sums ? static_cast<double*>(sums.mutable_data_ptr()) + before * d : nullptr});

@@ -25,8 +25,8 @@ using torch::stable::Tensor;
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
   const SearchInput input("vq_assign", x, codebook, metric);
   Tensor indices = input.new_indices();
-  const bool few = cpu::Search::few(input.rows, input.codes);
-  const cpu::Search search(input.codes, input.metric, exact, "vq_assign", in_parallel, few);
+  const bool few = cpu::Search::few(input.rows, input.codebook_view);
+  const cpu::Search search(input.codebook_view, input.metric, exact, "vq_assign", in_parallel, few);
   const cpu::StridedRows rows = search.flatten_segments(input.rows);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
   int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   const SearchInput input("vq", x, codebook, metric);
   const ScalarType dtype = x.scalar_type(),
                    loss_dtype = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  const Tensor codes =
+  const Tensor codewords =
       codebook.scalar_type() == dtype ? input.codebook : torch::stable::to(input.codebook, dtype);
   const auto shape = codebook.sizes();
   Tensor quantized = torch::stable::new_empty(x, x.sizes());
@@ -55,16 +55,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   Tensor loss = torch::stable::new_empty(x, std::vector<int64_t>{}, loss_dtype);
 
   const bool few =
-      !with_sums && cpu::Search::few(input.rows, input.codes);  // sums need all codewords in float64
-  const cpu::Search search(input.codes, input.metric, exact, "vq", in_parallel, few);
-  cpu::Vq run(search, input.codes, codes.const_data_ptr(), input.rows,
+      !with_sums && cpu::Search::few(input.rows, input.codebook_view);  // sums need all codewords in float64
+  const cpu::Search search(input.codebook_view, input.metric, exact, "vq", in_parallel, few);
+  cpu::Vq run(search, input.codebook_view, codewords.const_data_ptr(), input.rows,
               {quantized.mutable_data_ptr(), static_cast<int64_t*>(indices.mutable_data_ptr()),
                static_cast<int64_t*>(counts.mutable_data_ptr()),
                with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});
   for_blocks(few, run.blocks(), [&](int64_t lo, int64_t hi) { run.run(lo, hi); });
   if (with_sums) {
     torch::stable::parallel_for(0, run.blocks(), 1, [&](int64_t lo, int64_t hi) { run.add(lo, hi); });
-    torch::stable::parallel_for(0, run.codes(), 256, [&](int64_t lo, int64_t hi) { run.write_sums(lo, hi); });
+    torch::stable::parallel_for(0, run.codeword_count(), 256,
+                                [&](int64_t lo, int64_t hi) { run.write_sums(lo, hi); });
   }
   const double mean = run.error() * ((codebook_weight + commitment_weight) /
                                      static_cast<double>(std::max<int64_t>(1, x.numel())));
@@ -91,7 +92,7 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
                              std::to_string(sizes.k));
   }
   const bool wide = x.scalar_type() == ScalarType::Double || codebook.scalar_type() == ScalarType::Double;
-  const Tensor codes = torch::stable::to(input.codebook, wide ? ScalarType::Double : ScalarType::Float);
+  const Tensor codewords = torch::stable::to(input.codebook, wide ? ScalarType::Double : ScalarType::Float);
   Tensor g = grad_quantized.value_or(x), grad_x = torch::stable::empty_like(x), written = grad_x;
   cpu::VqBackward run{.x = input.rows,
                       .grad_quantized = rows_of(g),
@@ -101,7 +102,7 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
                       .d = sizes.d,
                       .codebook_step = sizes.books == 1 ? 0 : sizes.k,
                       .indices = first,
-                      .codes = codes.const_data_ptr(),
+                      .codewords = codewords.const_data_ptr(),
                       .pull = pull.scalar_type() == ScalarType::Double
                                   ? *static_cast<const double*>(pull.const_data_ptr())
                                   : *static_cast<const float*>(pull.const_data_ptr())};

@@ -32,7 +32,7 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
                     .d = d,
                     .codebook_step = k,
                     .indices = indices.data(),
-                    .codes = codes.data(),
+                    .codewords = codes.data(),
                     .pull = 0.25},
                    0, n);
   const cuda::View view{n, 0, row_stride, stride};

@@ -27,7 +27,7 @@ static void matches_the_definition(int64_t n, bool sums_wanted) {
   }
   for (int stage = 0; stage < 3; ++stage) {
     run.stages.push_back({.codebook = {books[stage].data(), Dtype::f32, s, k[stage], d},
-                          .codes = books[stage].data(),
+                          .codewords = books[stage].data(),
                           .indices = indices[stage].data(),
                           .counts = counts[stage].data(),
                           .sums = sums_wanted ? sums[stage].data() : nullptr});

@@ -19,7 +19,7 @@ static void matches_the_definition() {
         {quantized.data(), indices.data(), counts.data(), sums.data()});
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.run(block, block + 1);  // any order
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.add(block, block + 1);
-  for (int64_t code = vq.codes() - 1; code >= 0; --code) vq.write_sums(code, code + 1);
+  for (int64_t code = vq.codeword_count() - 1; code >= 0; --code) vq.write_sums(code, code + 1);
   const double error = vq.error();
 
   double expected_error = 0;
@@ -51,7 +51,7 @@ static void no_rows() {
   Vq vq(search, codebook, codes, {nullptr, Dtype::f32, 0, 1, 1, 1, 0, 1}, {nullptr, nullptr, counts, sums});
   vq.run(0, vq.blocks());
   vq.add(0, vq.blocks());
-  vq.write_sums(0, vq.codes());
+  vq.write_sums(0, vq.codeword_count());
   CHECK(vq.error() == 0 && sums[0] == 0 && sums[1] == 0 && counts[0] == 0, "N = 0");
 }
 
@@ -67,7 +67,7 @@ static void a_unit_for_each_codeword() {
   Vq vq(search, codebook, codes, {x, Dtype::f64, 6, 1, 1, 1, 0, 1}, {quantized, indices, counts, sums});
   vq.run(0, vq.blocks());
   vq.add(0, vq.blocks());
-  vq.write_sums(0, vq.codes());
+  vq.write_sums(0, vq.codeword_count());
   CHECK(std::isnan(sums[0]), "got %g", sums[0]);
   CHECK(std::fabs(sums[1] - 4e-20) < 1e-35, "got %g", sums[1]);
   CHECK(sums[2] == 0.75 && sums[3] == 1e16 && sums[4] == 1e20, "got %g, %g and %g", sums[2], sums[3],

@@ -54,7 +54,7 @@ static void matches_the_definition(int64_t d, bool channels_first) {
                          .d = d,
                          .codebook_step = k,
                          .indices = indices.data(),
-                         .codes = codes.data(),
+                         .codewords = codes.data(),
                          .pull = pull};
     vq_backward(run, 20, n);  // any order
     vq_backward(run, 0, 20);

@@ -63,7 +63,7 @@ void run() {
             {quantized.data(), indices.data(), counts.data(), sums.data()});
       vq.run(0, vq.blocks());
       vq.add(0, vq.blocks());
-      vq.write_sums(0, vq.codes());
+      vq.write_sums(0, vq.codeword_count());
     });
   };
   const int64_t bytes_of_x = many * d * sizeof(float);
