@@ -1,4 +1,4 @@
-// Module _host: the kernels for NumPy, and their plan on this machine. It never sees torch.
+// Module _host: the kernels for NumPy arrays, and the plan of a search on this machine. It never uses torch.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -33,14 +33,14 @@ std::string shape_of(const py::array& array) {
   return "[" + text + "]";
 }
 
-// The kernels read elements through pointers of their type: a misaligned array is copied too.
+// The kernels read elements through typed pointers, so a misaligned array is copied, too.
 py::array contiguous(const py::array& array) {
   return py::array::ensure(array,
                            static_cast<int>(py::array::c_style) | py::detail::npy_api::NPY_ARRAY_ALIGNED_);
 }
 
-// x as strided rows; copied when it is misaligned, its strides are no multiple of the element size, or it
-// needs more than two leading dimensions.
+// Returns x as strided rows. Copies x if it is misaligned, if its strides are not multiples of the element
+// size, or if its rows need more than two strides.
 cpu::StridedRows view(py::array& x, cpu::Dtype dtype) {
   cpu::StridedRows rows;
   while (true) {
@@ -108,7 +108,7 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   return indices;
 }
 
-// The arguments come checked from uefl_kernels/numpy.py.
+// uefl_kernels/numpy.py has checked the arguments.
 py::tuple kmeans(py::array x, int64_t k,
                  const std::optional<py::array_t<double, py::array::c_style>>& weights,
                  const std::optional<py::array>& init_given, const std::string& method, bool spherical,
@@ -180,7 +180,7 @@ py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   result["block_rows"] = step;
   result["blocks"] = blocks;
   result["threads"] = thread_count(blocks);
-  result["uncertified_rows"] = "scored again, the codewords within the bound evaluated in float64";
+  result["uncertified_rows"] = "scored again; codewords within the error bound are then evaluated in float64";
   return result;
 }
 
@@ -192,8 +192,8 @@ PYBIND11_MODULE(_host, m) {
         "Feature name -> bool, for each feature that a compiled variant needs.");
   m.def(
       "variant", [] { return cpu::name(cpu::isa()); },
-      "The best variant of this CPU: 'amx', 'avx512vnni', 'avx512', 'avx2' or 'portable' (UEFL_CPU names a "
-      "lesser one).");
+      "The best variant of this CPU: 'amx', 'avx512vnni', 'avx512', 'avx2' or 'portable' (UEFL_CPU selects "
+      "a lesser one).");
   m.def("plan", &plan, py::arg("n"), py::arg("d"), py::arg("k"), py::arg("segments") = 1,
         "How n rows of `segments` segments of d elements would be searched among k codewords (one codebook "
         "for each segment).");
@@ -207,6 +207,6 @@ PYBIND11_MODULE(_host, m) {
   m.def("kmeans", &kmeans, py::arg("x"), py::arg("k"), py::arg("weights"), py::arg("init"), py::arg("method"),
         py::arg("spherical"), py::arg("n_init"), py::arg("max_iter"), py::arg("tol"), py::arg("seed"),
         py::arg("threads") = py::none(),
-        "What uefl_kernels.numpy.kmeans calls, which checks the arguments -> (centers, labels, inertia, "
-        "iterations).");
+        "The implementation of uefl_kernels.numpy.kmeans, which checks the arguments -> (centers, labels, "
+        "inertia, iterations).");
 }

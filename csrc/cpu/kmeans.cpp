@@ -17,13 +17,13 @@
 namespace uefl::cpu {
 namespace {
 
-// When to keep bounds, measured (docs/design/kmeans-cpu.md).
-constexpr int64_t kSampleRows = 32;   // rows of the sample that decides
-constexpr int64_t kLeastRows = 4096;  // fewer rows than this: the sample costs too much
-constexpr int64_t kLeastRounds = 16;  // fewer iterations left than this: filling the bounds does not pay
+// When it pays to keep bounds on distances: measured constants (docs/design/kmeans-cpu.md).
+constexpr int64_t kSampleRows = 32;   // rows of the sample that decides about bounds
+constexpr int64_t kLeastRows = 4096;  // with fewer rows the sample costs too much
+constexpr int64_t kLeastRounds = 16;  // with fewer iterations left, filling the bounds does not pay
 constexpr int64_t kBlockRows = 256;   // rows per block of the bounded search
 
-// One run from given centers.
+// One run of Lloyd's algorithm from given centers.
 class Lloyd {
  public:
   Lloyd(const PreparedProblem& prepared, KMeansCenters centers, const KMeansOptions& options)
@@ -62,17 +62,17 @@ class Lloyd {
   KMeansCenters centers_;
   KMeansTotals totals_;  // of labels_
   std::vector<int64_t> labels_;
-  // Of all rows, used where bounds pay, and of the sample that decides.
+  // Bounds of all rows, if they pay, and bounds of the sample that decides.
   std::optional<KMeansBounds> bounds_, sample_;
   std::vector<int64_t> sample_labels_;
-  int64_t one_in_ = 8;  // bounds pay while they leave at most one distance in one_in_; more distances,
-                        // computed one by one, take longer than a search
+  int64_t one_in_ = 8;  // bounds pay while at most one distance in one_in_ has to be computed: a search
+                        // is faster than more single distances
   double inertia_ = 0;
   int64_t iterations_ = 0;
 };
 
 void Lloyd::run(double limit) {
-  bool converged = false;  // labels belong to the centers
+  bool converged = false;  // labels_ are the nearest of the present centers
   while (iterations_ < max_iter_ && !converged) {
     const bool changed = assign();
     ++iterations_;
@@ -87,7 +87,7 @@ void Lloyd::run(double limit) {
   inertia_ = tree_sum(std::move(distances)) * prepared_.weight_unit();
 }
 
-// Gives each row the label of its nearest center and updates the totals; true when a label changed.
+// Gives each row the label of its nearest center and updates the totals. Returns whether a label changed.
 bool Lloyd::assign() {
   const Parallel& parallel = prepared_.parallel();
   if (bounds_ || bounds_pay()) {
@@ -115,11 +115,12 @@ bool Lloyd::assign() {
 }
 
 // Returns whether bounds of the previous iteration rule out most distances of the sample. With more centers
-// than elements the bounds would take more memory than float32 x, and reading them half the time of a search.
+// than elements in a row, the bounds would take more memory than x in float32, and reading them would take
+// half the time of a search.
 bool Lloyd::bounds_pay() {
   if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds)
     return false;
-  if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // the search is as fast there
+  if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // the search is as fast here
   bool pay = false;
   if (sample_) {
     sample_->follow(centers_, on_this_thread);
@@ -159,8 +160,8 @@ double Lloyd::update() {
   return tree_sum(moves);
 }
 
-// The first empty cluster takes the row farthest from its center, the second one the next: update() of the
-// reference.
+// The first empty cluster takes the row that is farthest from its center, the second empty cluster takes the
+// next row, and so on, as update() of the reference does.
 void Lloyd::fill_empty(KMeansTotals& totals) const {
   const std::vector<double> distances = prepared_.distances(centers_, labels_.data());
   const int64_t n = dense_.n, spread = (int64_t{1} << ceil_log2(n)) - 1;

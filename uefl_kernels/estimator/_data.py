@@ -17,7 +17,7 @@ from ..ops.kmeans.blocks import Blocks
 
 Back = Callable[[torch.Tensor], Any]
 
-_BLOCK_BYTES = 1 << 26  # of rows in float64 that are read or made dense at once
+_BLOCK_BYTES = 1 << 26  # bytes of rows, as float64, that are read or made dense at once
 _FLOATS = (np.float16, np.float32, np.float64)
 _COMPLEX = "Complex data not supported: {} needs real numbers."
 
@@ -61,7 +61,7 @@ class RowSource:
 
 
 def source_of(name: str, X: Any) -> RowSource | None:
-    """Return the rows of a ``numpy.memmap`` or a sparse matrix, and None for all else."""
+    """Return the rows of a ``numpy.memmap`` or a sparse matrix, and None for other types."""
     if hasattr(X, "tocsr"):
         X, dense = X.tocsr(), lambda rows: rows.toarray()
     elif isinstance(X, np.memmap):
@@ -113,8 +113,8 @@ def real(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shared(array: Any) -> torch.Tensor:
-    """Return a tensor on the memory of an array, which is only read, without torch's warning for read-only
-    arrays."""
+    """Return a tensor that shares the memory of an array. It is only read, so torch's warning about read-only
+    arrays is suppressed."""
     if array.flags.writeable:
         return torch.from_numpy(array)
     with warnings.catch_warnings():
@@ -123,15 +123,15 @@ def shared(array: Any) -> torch.Tensor:
 
 
 def without_na(array: Any) -> Any:
-    """Return the array with NaN for missing values of pandas."""
+    """Replace pandas' missing values in an array by NaN."""
     pandas = sys.modules.get("pandas")
     return array if pandas is None or array.dtype.kind != "O" else np.where(pandas.isna(array), np.nan, array)
 
 
 def column_names(X: Any) -> Any:
-    """Return the column names of a data frame if all are strings, else None. As in scikit-learn, a mixture is
-    an error."""
-    columns = getattr(X, "column_names", getattr(X, "columns", None))  # of PyArrow, of all others
+    """Return the column names of a data frame if all are strings, and None if none is. A mixture is an error,
+    as in scikit-learn."""
+    columns = getattr(X, "column_names", getattr(X, "columns", None))  # PyArrow has column_names
     if columns is None or isinstance(X, torch.Tensor) or len(columns) == 0:
         return None
     kinds = sorted({type(name).__qualname__ for name in columns})
@@ -147,7 +147,7 @@ def column_names(X: Any) -> Any:
 
 
 def check_names(estimator: str, seen: Any, names: Any) -> None:
-    """Raise ValueError for column names that differ from the fit, also in order; warn if only one of the two
+    """Raise ValueError if the column names, or their order, differ from the fit. Warn if only one of the two
     has names."""
     if seen is None and names is None:
         return
@@ -182,7 +182,7 @@ def check_names(estimator: str, seen: Any, names: Any) -> None:
 def seed_of(random_state: Any) -> int:
     """Return a seed for the kernels."""
     if random_state is None:
-        return int(torch.randint(2**31, (), device="cpu"))  # whatever the default device
+        return int(torch.randint(2**31, (), device="cpu"))  # also if the default device is another one
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(2**31))
     if isinstance(random_state, np.random.Generator):

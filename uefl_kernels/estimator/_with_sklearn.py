@@ -50,7 +50,7 @@ def constraints(*names: str) -> dict[str, list[Any]]:
 
 
 class SklearnEstimator(BaseEstimator):  # type: ignore[misc]
-    """An estimator that takes sparse matrices, and as integers all that have ``__index__``, too."""
+    """An estimator that takes sparse matrices, and any object with ``__index__`` as an integer parameter."""
 
     _parameter_constraints: dict[str, list[Any]]
 
@@ -71,7 +71,7 @@ class _Mixins(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin): 
 
 
 class SklearnClusteringEstimator(_Mixins, SklearnEstimator):
-    """A clustering that also transforms."""
+    """An estimator that clusters and transforms."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,4 +1,4 @@
-"""Bases for where scikit-learn is not installed: parameters, a representation, names of columns."""
+"""Base classes that are used if scikit-learn is not installed: parameters, ``repr``, names of columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def constraints(*names: str) -> dict[str, list[Any]]:
 
 
 class PlainEstimator:
-    """Parameters are those of the constructor."""
+    """An estimator whose parameters are the arguments of its constructor."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters by name."""
@@ -53,15 +53,15 @@ class PlainEstimator:
 
 
 class PlainClusteringEstimator(PlainEstimator):
-    """A clustering that also transforms."""
+    """An estimator that clusters and transforms."""
 
     @property
     def _n_features_out(self) -> int:
         raise NotImplementedError
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """Return the names of the columns of ``transform``; ``input_features`` must match the names at the
-        fit, if it had any."""
+        """Return the names of the columns of ``transform``. If the fit had feature names, ``input_features``
+        must be equal to them."""
         columns = getattr(self, "_n_features_out", None)
         if columns is None:
             raise NotFittedError(

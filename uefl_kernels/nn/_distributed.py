@@ -1,4 +1,4 @@
-"""Wrap torch.distributed for the layers; each function is free in a single process."""
+"""Wrap torch.distributed for the layers. In a single process no function sends a message."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 
 def rank_and_size(shared: bool = True) -> tuple[int, int]:
-    """Return the rank of this process and the number of processes: (0, 1) without a process group, or where
-    nothing is shared."""
+    """Return the rank of this process and the number of processes: (0, 1) without a process group, or if
+    ``shared`` is False."""
     if shared and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -27,9 +27,9 @@ def sample_rows(rows: torch.Tensor, count: int, shared: bool = True) -> torch.Te
     """Draw ``[h, count, d]`` rows from the rows ``[h, n, d]`` of all processes, the same rows in each
     process.
 
-    The rows are distinct if there are enough. The result is None when no process has a row. Each process
-    gives rows in proportion to its number of rows; with several processes the host waits for that number
-    once.
+    The rows are distinct if there are enough. The result is None if no process has a row. Each process
+    contributes rows in proportion to its number of rows. With several processes, the host waits once for
+    these numbers.
     """
     rank, world = rank_and_size(shared)
     ends = [0, rows.shape[1]]

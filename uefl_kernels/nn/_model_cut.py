@@ -1,5 +1,4 @@
-"""Find the dropouts of a model, switch them on, put others before modules, and cut the model before the first
-of them."""
+"""Find the dropouts of a model, switch them on, insert more, and cut the model before the first one."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 _F = nn.functional
-_FUNCTIONS: dict[Any, str] = dict.fromkeys(  # and their argument that switches them on
+_FUNCTIONS: dict[Any, str] = dict.fromkeys(  # function -> the argument that switches it on
     (_F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout),
     "training",
 ) | dict.fromkeys(
@@ -30,14 +29,14 @@ _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu
 
 
 class FunctionalDropoutMode(TorchFunctionMode):
-    """Switches functional dropouts on, and remembers whether there was one."""
+    """Switch functional dropouts on, and remember whether one was called."""
 
     training, called = True, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _FUNCTIONS:
-            # only written here: torch.compile compiles a model again for each value that is read
+            # never read here: for each value that is read, torch.compile would compile the model again
             self.called = True
             switch = _FUNCTIONS[function]
             bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
@@ -69,8 +68,7 @@ def drops(module: nn.Module) -> bool:
 
 
 def altered(module: nn.Module) -> bool:
-    """Return True if a hook runs in a call of the module: it may change values, or make the weight, as
-    spectral_norm does."""
+    """Return True if the module has hooks, which may change values or compute the weight (spectral_norm)."""
     hooks = (
         module._forward_pre_hooks,
         module._forward_hooks,
@@ -101,7 +99,7 @@ def dropouts_on(model: nn.Module) -> Iterator[FunctionalDropoutMode]:
 
 @contextmanager
 def dropouts_off(model: nn.Module, functional: FunctionalDropoutMode) -> Iterator[None]:
-    """Turn the dropouts off for a trial inside a call that has them on."""
+    """Turn the dropouts off for a while inside a ``dropouts_on`` block."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -134,7 +132,7 @@ def insertions(model: nn.Module, insert: float | Mapping[str, float] | None) -> 
     for name, rate in insert.items():
         if name not in named:
             raise ValueError(
-                f"MCDropout: insert names {name!r}, which is no module of the model, expected one of"
+                f"MCDropout: insert names {name!r}, which is not a module of the model, expected one of"
                 f" {', '.join(named)[2:]}"
             )
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
@@ -153,7 +151,7 @@ def not_called(model: nn.Module, module: nn.Module) -> str:
 
 @contextmanager
 def inserted_before(model: nn.Module, rates: Mapping[nn.Module, float]) -> Iterator[None]:
-    """Insert dropouts before modules of a model that runs whole, not as the parts of a cut."""
+    """Insert dropouts before modules of a model that runs as a whole, without a cut."""
     called = set()
 
     def drop(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -179,8 +177,8 @@ def no_dropout(model: nn.Module) -> str:
         if drops(module):
             kind = type(module).__name__
             return (
-                f"MCDropout: {kind} {name!r} is not reached in evaluation mode; call it whatever"
-                " self.training is, it is switched on here"
+                f"MCDropout: {kind} {name!r} is not called in evaluation mode; call it also if"
+                " self.training is False: MCDropout switches it on"
             )
     return (
         "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of"
@@ -194,7 +192,7 @@ class Chain:
     dropout."""
 
     linears: list[nn.Linear]
-    # before each Linear and after the last one; a functional dropout is its rate
+    # one before each Linear and one after the last; a functional dropout is given by its rate
     dropouts: list[nn.Dropout | float]
     activation: str
 
@@ -206,7 +204,7 @@ class ModelParts:
     prefix: fx.GraphModule  # arguments -> the values that the suffix takes
     suffix: fx.GraphModule
     chain: Chain | None
-    # that the model's own forward reads, by name: prefix and suffix hold these very ones
+    # parameters and buffers that forward reads directly, by name; prefix and suffix refer to the same objects
     tensors: dict[str, Any]
 
     def reads_from(self, model: nn.Module) -> bool:
@@ -215,8 +213,8 @@ class ModelParts:
 
 
 class _Tracer(fx.Tracer):
-    """Record reads of parameters and buffers in the graph: a value that a forward computes from them is no
-    constant."""
+    """Record reads of parameters and buffers in the graph, so that values computed from them are not
+    constants."""
 
     proxy_buffer_attributes = True
 
@@ -232,14 +230,17 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         for name, parameter in self.root.named_parameters() if type(attr_val) is torch.Tensor else ():
-            if parameter is attr_val:  # functional_call puts plain tensors in their places
+            if parameter is attr_val:  # functional_call replaces parameters by plain tensors
                 return self.create_proxy("get_attr", name, (), {})
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
 def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[ModelParts | None, str]:
-    """Return the parts, or None and the reason; ``rates`` gives dropouts before modules. Raises ValueError
-    for a model without dropout."""
+    """Return the two parts of a model, or None and the reason why it cannot be cut.
+
+    ``rates`` has the modules to insert a dropout before, with its rate. A model without dropout is a
+    ValueError.
+    """
     modes = [(module, module.training) for module in model.modules()]
     tracer = _Tracer(rates)
     try:

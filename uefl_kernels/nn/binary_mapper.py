@@ -1,4 +1,4 @@
-"""``BinaryMapper``: bits drawn by their logits, as a one-hot vector with a gradient."""
+"""``BinaryMapper``: draw random bits from logits, and return them as a one-hot vector with a gradient."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NAT = math.log(2)
 
 
 class BinaryMapper(nn.Module):
-    """Draw bits by their logits ``[..., bits]`` and return the one-hot vector of their number.
+    """Draw bits from logits ``[..., bits]`` and return the one-hot vector of the number that they form.
 
     Args:
         bits: number of bits; there are ``2 ** bits`` codes.
-        kl_loss_threshold: the loss is zero up to this divergence from fair bits, in nats.
+        kl_loss_threshold: the loss is zero up to this divergence from bits of probability 1/2, in nats.
         deterministic_on_eval: outside training, take the more probable bit.
 
     Raises:
@@ -54,7 +54,7 @@ class BinaryMapper(nn.Module):
         return terms.sum(-1).neg()
 
     def calc_aux_loss(self, logits: torch.Tensor, reduce_aux_kl_loss: bool = True) -> torch.Tensor:
-        """Return the divergence of the bits from fair ones above the threshold; a mean, or ``[...]``."""
+        """Return the part of the divergence from fair bits above the threshold: a mean, or ``[...]``."""
         loss: torch.Tensor = (self.bits * NAT - self.binary_entropy(logits) - self.kl_loss_threshold).relu()
         return loss.mean() if reduce_aux_kl_loss else loss
 
@@ -66,7 +66,9 @@ class BinaryMapper(nn.Module):
         one_hot: torch.Tensor | None = None,
         sum_bits: bool = True,
     ) -> torch.Tensor:
-        """Return the log probability ``[...]``, or of each bit, of codes that are given in one of two forms.
+        """Return the log probability of codes, which are given as indices or as one-hot vectors.
+
+        The shape is ``[...]``, or ``[..., bits]`` with one value for each bit if ``sum_bits`` is False.
 
         Raises:
             ValueError: none or both of ``indices`` and ``one_hot``.
@@ -86,7 +88,7 @@ class BinaryMapper(nn.Module):
 
     @torch.no_grad()
     def encode(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the index of the more probable bits of logits ``[..., bits]``, int64 ``[...]``."""
+        """Return the number of the more probable bits of logits ``[..., bits]``, int64 ``[...]``."""
         return self(logits, deterministic=True, return_indices=True)[1]  # type: ignore[no-any-return]
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
@@ -107,12 +109,12 @@ class BinaryMapper(nn.Module):
 
         Args:
             logits: ``[..., bits]``.
-            temperature: divides the logits for the draw.
-            straight_through: give the one-hot vector the gradient of the probabilities; by default in
-                training.
-            calc_aux_loss: return the loss and not 0; in training by default.
+            temperature: the logits are divided by it before the draw.
+            straight_through: give the one-hot vector the gradient of the probabilities. The default is True
+                in training.
+            calc_aux_loss: return the loss instead of 0. The default is True in training.
             deterministic: take the more probable bits.
-            return_indices: also return the numbers.
+            return_indices: also return the numbers of the codes.
             reduce_aux_kl_loss: return the mean of the loss.
 
         Returns:

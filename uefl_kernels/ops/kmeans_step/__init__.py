@@ -13,14 +13,14 @@ from . import composed
 
 
 class KMeansUnits(NamedTuple):
-    """Origin and units of the sums over all rows, which a step needs in advance."""
+    """Origin and units of the fixed-point sums over all rows, which a step needs before the first row."""
 
     middle: torch.Tensor
-    """``[d]`` float64: half-way between the extremes of a column."""
+    """``[d]`` float64: the mean of the smallest and the largest element of each column."""
     scale: torch.Tensor
-    """``[d]`` float64: units of a sum in 1.0, a power of two."""
+    """``[d]`` float64: the number of units of a sum in 1.0, a power of two."""
     mass_scale: torch.Tensor
-    """scalar, float64: units of a mass in 1.0."""
+    """scalar, float64: the number of units of a mass in 1.0."""
     weight_unit: torch.Tensor
     """scalar, float64: a power of two that no weight exceeds."""
 
@@ -29,16 +29,16 @@ class KMeansStep(NamedTuple):
     """Result of ``kmeans_step``, on the device of x."""
 
     centers: torch.Tensor
-    """``[k, d]``, the means of the clusters: float64 for float64 x and float32 for all else. A cluster
+    """``[k, d]``, the means of the clusters: float64 for float64 x, otherwise float32. A cluster
     without mass keeps its center."""
     labels: torch.Tensor
-    """``[N]`` int64: the nearest of the centers given."""
+    """``[N]`` int64: the index of the nearest center, among the centers before the step."""
     sums: torch.Tensor
     """``[k, d]`` float64: weighted sums of the rows of each cluster."""
     masses: torch.Tensor
-    """``[k]`` float64: the weights of those rows, added up; without weights, how many rows."""
+    """``[k]`` float64: the sum of the weights of the rows of each cluster; without weights, their number."""
     inertia: torch.Tensor
-    """scalar, float64: weighted sum of the squared distances of the rows to the centers given."""
+    """scalar, float64: weighted sum of the squared distances of the rows to their centers before the step."""
     units: KMeansUnits
     """The argument ``units`` of the next step on these rows."""
 
@@ -85,28 +85,30 @@ def kmeans_step(
     weights: torch.Tensor | None = None,
     units: KMeansUnits | None = None,
 ) -> KMeansStep:
-    """Run one step of Lloyd's algorithm: labels, the sums and masses of the clusters, their means, and
-    inertia; a building block for custom loops.
+    """Run one step of Lloyd's algorithm, as a building block for custom loops.
+
+    The step assigns each row to its nearest center and returns the new centers, which are the means of the
+    clusters.
 
     The same input gives the same bits on every backend and for any number of threads: labels are the argmin
     of the float64 distance, and sums over rows are sums of 64-bit integers. :func:`kmeans` adds seeding, rows
     for empty clusters, and a stopping rule.
 
     Args:
-        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. As in :func:`kmeans` finite, and at
-            most 2^480 in float64, which is checked on the CPU. N = 0 is legal.
-        centers: ``[k, d]``, rounded to float32 first (float64 for float64 x); finite, which is checked on the
-            CPU.
+        x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. Values are finite, and at
+            most 2^480 in float64. This is checked on the CPU only. N = 0 is legal.
+        centers: ``[k, d]``, finite; this is checked on the CPU only. They are first rounded to float32, or to
+            float64 for float64 x.
         weights: ``[N]``, not negative, not all zero, at most 2^1000; see :func:`kmeans`. Default: ones.
-        units: ``units`` of an earlier step on these rows with these weights, or on more rows, these among
-            them; it saves a pass over x for the extremes of its columns. More rows, or greater weights, than
-            those are refused on the CPU; rows beyond the extremes overflow unseen, since to look would take
-            that pass.
+        units: ``units`` of an earlier step on the same rows with the same weights, or on a larger set that
+            contains these rows. Then the step does not read x once more for the extremes of its columns. On
+            the CPU, more rows or greater weights than in the earlier step are an error. Values outside of the
+            earlier extremes are not detected: they overflow, and the sums are wrong.
 
     Returns:
-        :class:`KMeansStep` ``(centers, labels, sums, masses, inertia, units)``. No gradient. Masses are exact
-        to 2^-(62 - log2 N) of the largest weight; sums are exact to the same part of the reach of a column,
-        half the distance between its extremes.
+        :class:`KMeansStep` ``(centers, labels, sums, masses, inertia, units)``. No gradient. The error
+        of a mass is at most about 2^-(62 - log2 N) times the largest weight. The error of a sum is at most
+        about the same factor times half the distance between the extremes of its column.
 
     Raises:
         TypeError, ValueError: shapes, dtypes or devices that do not fit.
@@ -116,18 +118,18 @@ def kmeans_step(
 
     Equivalent to::
 
-        labels = torch.cdist(x.double(), centers.double()).argmin(1) masses =
-        torch.zeros(k).double().index_add_(0, labels, weights.double()) sums = torch.zeros(k,
-        d).double().index_add_(0, labels, weights[:, None] * x.double()) inertia = (weights * (x.double() -
-        centers.double()[labels]).square().sum(1)).sum() means = torch.where(masses[:, None] > 0, sums /
-        masses[:, None], centers)
+        labels = torch.cdist(x.double(), centers.double()).argmin(1)
+        masses = torch.zeros(k).double().index_add_(0, labels, weights.double())
+        sums = torch.zeros(k, d).double().index_add_(0, labels, weights[:, None] * x.double())
+        inertia = (weights * (x.double() - centers.double()[labels]).square().sum(1)).sum()
+        means = torch.where(masses[:, None] > 0, sums / masses[:, None], centers)
     """
     _check(x, centers, weights, units)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     x, before = x.detach(), packed("kmeans_step", "centers", centers.detach()).to(wide)
     mass = None if weights is None else weights.detach().double()
     if units is None:
-        # plain PyTorch on a GPU, whatever the backend
+        # on a GPU the units have no kernel: every backend runs plain PyTorch
         kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
         units = KMeansUnits(*kernel.kmeans_units(x, mass))
     middle, scale, mass_scale, weight_unit = units

@@ -1,10 +1,10 @@
 """``kmeans_step`` and its units in plain PyTorch, in an order that gives the same bits on every backend.
 
 * **Labels** are the argmin of the float64 distance (``vq_assign``).
-* **Sums over rows** are sums of 64-bit integers. Every column has a unit of its own, far below the precision
-  of the data.
-* **Inertia** adds float64 squared distances, each in eight partial sums (``square_norms``), by halves
-  (``tree_sum``).
+* **Sums over rows** are sums of 64-bit integers. Every column has a unit of its own, much smaller than the
+  precision of the data.
+* **Inertia** is a sum of float64 squared distances. Each distance is added in eight partial sums
+  (``square_norms``), and the distances are added pairwise in a fixed tree (``tree_sum``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..vq_assign.fallback import search
 Units = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-_HEAVIEST = 2.0**1000  # of a weight
+_HEAVIEST = 2.0**1000  # the largest valid weight
 _LANES = 8  # partial sums of a squared distance
-_BLOCK_ELEMENTS = 1 << 22  # of the float64 copies that are in memory at a time
+_BLOCK_ELEMENTS = 1 << 22  # elements of a float64 copy of rows
 
 
 class Arguments(NamedTuple):
@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
     weights: torch.Tensor | None
     """``[N]`` float64, at most 1"""
     middle: torch.Tensor
-    """``[d]``, as in :class:`KMeansUnits`, like the next two"""
+    """``[d]``; this and the next two arguments are as in :class:`KMeansUnits`"""
     scale: torch.Tensor
     """``[d]``"""
     mass_scale: torch.Tensor
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 
 def kmeans_units(given: Rows) -> Units:
-    """Compute the units of rows that can be clustered."""
+    """Check rows, on the CPU only, and compute their units."""
     if given.x.device.type == "cpu":
         require_valid("kmeans_step", given.x, given.weights)
     return units(*given)
@@ -64,9 +64,10 @@ def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
     """Return middle [d], scale [d], mass_scale [] and weight_unit [] of rows [N, d] and their weights;
     float64.
 
-    The middle of a column is half-way between its extremes, and a row adds round((x - middle) * weight *
-    scale) to the sum of its cluster and round(weight * mass_scale) to its mass, where weight is at most 1:
-    divided by weight_unit, a power of two. N rows cannot overflow: they stay within 2^62.
+    The middle of a column is the mean of its smallest and its largest element. Weights are first divided by
+    weight_unit, a power of two, so that they are at most 1. A row then adds round((x - middle) * weight *
+    scale) to the sum of its cluster, and round(weight * mass_scale) to the mass. The sums of N rows cannot
+    overflow: they stay within 2^62.
     """
     n, d = x.shape
     if n == 0:
@@ -84,13 +85,13 @@ def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.
 
 
 def fallback(given: Arguments) -> Step:
-    """Compute ``kmeans_step`` where no kernel runs."""
+    """Compute ``kmeans_step`` if there is no kernel."""
     require_valid_step(given)
     return after(given, search(given.x, given.centers, "l2")[:, 0])
 
 
 def after(given: Arguments, labels: torch.Tensor) -> Step:
-    """Compute ``kmeans_step`` after the search."""
+    """Compute ``kmeans_step`` from the labels that a search has found."""
     x, centers, weights, middle, scale, mass_scale, with_inertia = given
     sums = torch.zeros(centers.shape, dtype=torch.int64, device=x.device)
     for block in blocks(x):
@@ -132,8 +133,10 @@ def blocks(x: torch.Tensor) -> list[slice]:
 
 
 def square_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of each row [n, d] of float64: eight partial sums over every eighth
-    element, in order."""
+    """Return the sum of squares of each row [n, d], float64.
+
+    Partial sum i of eight adds the elements i, i + 8, i + 16 and so on, in this order.
+    """
     n, d = rows.shape
     if rows.device.type == "cpu":  # where a cumulative sum adds in order
         parts = -(-d // _LANES)
@@ -150,7 +153,7 @@ def square_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def tree_sum(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of values [n] by halves: value i and value i + half, half a power of two."""
+    """Return the sum of values [n], padded to a power of two: add the second half to the first, repeat."""
     size = 1 << ceil_log2(len(values))
     values = torch.cat([values, values.new_zeros(size - len(values))])
     while len(values) > 1:
@@ -170,7 +173,7 @@ def least_power_of_two(value: torch.Tensor) -> torch.Tensor:
 
 
 def mass_bits(n: int) -> int:
-    """Return the bits that n whole numbers may have each so that their sum is at most 2^62."""
+    """Return how many bits each of n integers may have so that their sum is at most 2^62."""
     return 62 - ceil_log2(n)
 
 
@@ -180,7 +183,7 @@ def ceil_log2(n: int) -> int:
 
 
 def largest(values: torch.Tensor) -> float:
-    """Return the largest magnitude, NaN if a value is NaN, and 0 of none; in one pass without a copy."""
+    """Return the largest magnitude, in one pass without a copy: NaN if a value is NaN, 0 without values."""
     if values.numel() == 0:
         return 0.0
     low, high = values.aminmax()
@@ -188,8 +191,10 @@ def largest(values: torch.Tensor) -> float:
 
 
 def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> None:
-    """Raise RuntimeError for values that cannot be clustered; for tensors on the CPU, a GPU would have to be
-    waited for."""
+    """Raise RuntimeError for values that cannot be clustered.
+
+    Call it for tensors on the CPU only: on a GPU the check would wait for the device.
+    """
     most = largest(x)
     if not math.isfinite(most):
         raise RuntimeError(f"{op}: x holds NaN or infinity; remove or replace those rows")
@@ -209,11 +214,11 @@ def require_valid_step(given: Arguments) -> None:
     require_valid_centers("kmeans_step", "centers", centers)
     if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
         raise RuntimeError(
-            "kmeans_step: units are of fewer rows than x has; give those of these rows or of more"
+            "kmeans_step: units come from a step on fewer rows than x has; use units of at least as many rows"
         )
     if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):
         raise RuntimeError(
-            "kmeans_step: weights must be finite, not negative and not above those of the units"
+            "kmeans_step: weights must be finite, not negative and at most the largest weight of the units"
         )
     if not math.isfinite(largest(x)):
         raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")

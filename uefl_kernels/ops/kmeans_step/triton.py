@@ -1,8 +1,8 @@
-"""``kmeans_step`` in Triton: the search of ``vq_assign``, which adds rows to their clusters while the cache
-has them.
+"""``kmeans_step`` in Triton: the search of ``vq_assign``, which adds each row to its cluster while the row is
+in the cache.
 
-Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in
-small cases, not timed.
+With ``TRITON_INTERPRET=1`` it also runs on CPU tensors. The tests interpret and compile it. On an H100 it was
+right in small cases; it has not been timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -30,7 +30,7 @@ def _squares(
     D: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Compute |x - center|^2 of each row in the order of ``composed.square_norms``. Launched without FMA."""
+    """Compute |x - center|^2 of each row in the order of ``composed.square_norms``; launch it without FMA."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     label = tl.load(labels + row, mask=row < n, other=0)
     lane = tl.arange(0, 8)
@@ -52,7 +52,7 @@ def _squares(
 
 
 def kmeans_step(given: composed.Arguments) -> composed.Step:
-    """Return labels, sums, masses and inertia. Inertia reads x once more; a fit asks for it at the end."""
+    """Return labels, sums, masses and inertia. Inertia reads x once more, so a fit computes it last."""
     x, centers, weights, middle, scale, mass_scale, with_inertia = given
     k, d = centers.shape
     centers = centers.contiguous()

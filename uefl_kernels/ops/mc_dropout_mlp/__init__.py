@@ -1,5 +1,4 @@
-"""``mc_dropout_mlp``: Monte-Carlo dropout of an MLP at nearly the price of one pass; masks and passes are
-never stored."""
+"""``mc_dropout_mlp``: Monte Carlo dropout of a multi-layer perceptron, without storing masks or passes."""
 
 from __future__ import annotations
 
@@ -102,55 +101,53 @@ def mc_dropout_mlp(
     consistent: bool = False,
     seed: int | None = None,
 ) -> MCStats:
-    """Run Monte-Carlo dropout of a multi-layer perceptron: statistics of ``passes`` predictions of each row,
-    with different dropout masks.
+    """Run Monte Carlo dropout of a multi-layer perceptron: compute statistics of ``passes`` predictions of
+    each row, with different dropout masks.
 
-    The layers are Linear, activation, dropout, ..., Linear, and optionally a dropout on the inputs (x is then
-    the input of the first dropout of a larger network) and on the logits. Layers before the first dropout are
-    computed once. Masks come from Philox4x32-10, with counters that ``composed.py`` documents,
-    and are the same on every backend, for any number of threads; so are the results on the CPU. Nothing of
-    size passes x rows is stored.
+    The layers are Linear, activation, dropout, ..., Linear. A dropout on the inputs and one on the logits are
+    optional; with a dropout on the inputs, x can be the values before the first dropout of a larger network.
+    Layers before the first dropout are computed once. Masks come from Philox4x32-10, with counters that
+    ``composed.py`` documents. They are the same on every backend and for any number of threads. Results on
+    the CPU are the same for any number of threads, too. No tensor of size passes x rows is stored.
 
-    On a GPU the CUDA C++ kernel takes heads of up to 32 layers and any number of classes; one layer with up
-    to 32 classes, the usual one, is the fast case. Triton, which runs where CUDA C++ was not built, has one
-    launch for heads of one layer and up to 256 classes; others take a launch for each layer and pass, and
-    hold what lies between two layers for one pass. The gradient is plain PyTorch on every device, pass by
-    pass.
+    On a GPU the CUDA C++ kernel takes heads of up to 32 layers and any number of classes; the usual head
+    of one layer with up to 32 classes is the fast case. Triton runs if CUDA C++ was not built. It has one
+    launch for heads of one layer and up to 256 classes. Other heads take a launch for each layer and pass,
+    and store the values between two layers for one pass. The gradient is plain PyTorch on every device, pass
+    by pass.
 
     Args:
-        x: ``[..., D]``, float32, bfloat16, float16 or float64. A row's masks depend on its position, so
-            splitting a batch changes the draws. The bits of a row do not depend on the number of rows, given
-            the values before the first dropout. The last bits of these values may depend on it (in float32 on
-            a CPU only with AMX).
+        x: ``[..., D]``, float32, bfloat16, float16 or float64. The masks of a row depend on its position,
+            so splitting a batch changes them. The last bits of the values before the first
+            dropout may depend on the number of rows (in float32 on a CPU only with AMX). Given these values,
+            the bits of a row do not depend on the number of rows.
         weights: ``[out, in]`` of each layer, as in ``nn.Linear``; the first takes D, the last gives the C
             logits.
         biases: ``[out]`` or None for each layer; None for none at all.
-        p: probability of dropping a unit, in [0, 1); one for all dropouts, or one for each (the inputs' if
-            there is one, the hidden ones, the logits' if there is one). It is rounded to a multiple of 2^-16,
-            at most 1 - 2^-16, and kept units are scaled by the inverse of the rounded probability, so that
-            the expectation is exact. 0 for all of them is one network, which agrees with itself.
-        passes: T, at least 1. One pass has nothing to disagree with: variance and mutual_info are then 0, up
-            to rounding.
+        p: probability of dropping a unit, in [0, 1); one number for all dropouts, or a list with one for
+            each: for the inputs if they have a dropout, the hidden layers, the logits if they have one. It is
+            rounded to a multiple of 2^-16, at most 1 - 2^-16. Kept units are divided by one minus the rounded
+            probability, so that the expectation is exact. If all are 0, all passes are equal.
+        passes: T, at least 1. With one pass, variance and mutual_info are 0, up to rounding.
         activation: ``"gelu"`` (exact), ``"relu"``, ``"silu"`` or ``"tanh"``.
         input_dropout: drop inputs, too.
         logit_dropout: drop logits, too.
         consistent: one mask per pass for all rows (BatchBALD), so that a pass is one sampled network.
-        seed: of the masks, in [0, 2^63). Without one, it is drawn from torch's generator of the device.
+        seed: seed of the masks, in [0, 2^63). By default it is drawn from torch's generator of the device.
 
     Returns:
-        :class:`MCStats`, differentiable once by x, weights and biases (masks are drawn again in backward).
-        Against the same computation in float64 with the same masks, float32 results differ by the rounding of
-        the logits: by less than 1e-5 where these are of order 10. A row with a unit that is not finite and
-            kept has NaN results. float64 x runs on the
-        definition, in float64, whatever the backend.
+        :class:`MCStats`, which can be differentiated once by x, weights and biases. The backward pass draws
+        the masks again. float32 results differ from the same computation in float64 with the same masks by
+        the rounding of the logits: by less than 1e-5 if the logits are of order 10. The results of a row are
+        NaN if one of its kept units is not finite. For float64 x every backend runs the definition, in
+        float64.
 
     Raises:
         TypeError, ValueError: dtypes, shapes, devices, p, passes, activation or seed that do not fit.
         RuntimeError: a forced backend is absent; forward-mode differentiation.
 
     Source: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation"; mutual information: Houlsby et al.
-        2011 (BALD);
-    consistent masks: Kirsch et al. 2019 (BatchBALD).
+    2011 (BALD); consistent masks: Kirsch et al. 2019 (BatchBALD).
 
     Equivalent to (two layers, other random draws)::
 
@@ -185,8 +182,10 @@ def mc_dropout_probs(
     consistent: bool,
     seed: int | None,
 ) -> torch.Tensor:
-    """Return the probabilities ``[passes, ..., C]`` of :func:`mc_dropout_mlp` with the same masks; ``p`` as
-    with both flags."""
+    """Return the probabilities ``[passes, ..., C]`` of :func:`mc_dropout_mlp` with the same masks.
+
+    ``p`` has one rate for each dropout, those of the inputs and of the logits included.
+    """
     given = _arguments(x, weights, biases, p, passes, activation, True, True, consistent, seed)
     given = given._replace(x=given.x.to(given.parameters.dtype))
     with torch.autocast(x.device.type, enabled=False):  # as in the op
@@ -206,8 +205,10 @@ def _arguments(
     consistent: bool,
     seed: int | None,
 ) -> composed.Arguments:
-    """Return the arguments of the op: the rows before the first dropout, the layers after it, and one pass
-    without dropout."""
+    """Return the arguments of the op: the rows before the first dropout and the layers after it.
+
+    Without any dropout one pass is enough.
+    """
     for name, given in (("weights", weights), ("biases", biases)):
         if isinstance(given, torch.Tensor) or not (
             hasattr(given, "__getitem__") or (given is None and name == "biases")
@@ -274,8 +275,7 @@ def _check(
     logit_dropout: bool,
     seed: int | None,
 ) -> list[float]:
-    """Return the drop rate before each layer and of the logits, 0 without a dropout; raise an error before
-    any work."""
+    """Check the arguments. Return the drop rate before each layer and of the logits, 0 without a dropout."""
     op = "mc_dropout_mlp"
     if len(weights) == 0:
         raise ValueError(f"{op}: weights is empty, expected at least one layer")
@@ -308,8 +308,8 @@ def _check(
     dropouts = input_dropout + len(weights) - 1 + logit_dropout
     if dropouts == 0:
         raise ValueError(
-            f"{op}: one layer has no dropout, so all passes would agree; set input_dropout=True or"
-            " logit_dropout=True"
+            f"{op}: a single layer has no hidden dropout, so all passes would agree; set input_dropout=True"
+            " or logit_dropout=True"
         )
     given = [p] * dropouts if isinstance(p, _NUMBER) else p
     if not isinstance(given, (list, tuple)) or not all(isinstance(rate, _NUMBER) for rate in given):
@@ -318,7 +318,7 @@ def _check(
     if len(rates) != dropouts:
         expected = f"one number or a list of {dropouts}, one for each dropout, from the input on"
         raise ValueError(f"{op}: p has {len(rates)} rates, expected {expected}")
-    # one that no dropout takes is looked at, too
+    # without a dropout, p is not used but must be valid
     for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):
         if not (0 <= rate < 1 and math.isfinite(rate)):
             raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
@@ -326,7 +326,7 @@ def _check(
         raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
     if index(passes) >= 2**32:
         raise ValueError(
-            f"{op}: passes must be below 2^32, the counters that masks are drawn from; got {passes}"
+            f"{op}: passes must be below 2^32, because masks come from 32-bit counters; got {passes}"
         )
     if not isinstance(activation, str) or activation not in composed.ACTIVATIONS:
         raise ValueError(
@@ -335,7 +335,7 @@ def _check(
     if seed is not None and not is_seed(seed):
         raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
     rates = [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
-    # the layers before it are torch's
+    # torch runs the layers before the first dropout, and needs equal dtypes
     first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))
     for i, pair in enumerate(zip(weights[:first], biases[:first], strict=True)):
         for name, part in zip((f"weights[{i}]", f"biases[{i}]"), pair, strict=True):
