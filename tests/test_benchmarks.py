@@ -448,7 +448,9 @@ def test_the_model_of_a_gpu_names_the_walls(tmp_path, capsys):
     assert list(text) == [machine.name for machine in gpu_model.MACHINES]
     for of_machine in text.values():
         assert all(f"{op} {shape}" in of_machine for op, shape in gpu_model.TARGETS)
-        assert re.search(r"^    gather +[\d.]+  bytes ", of_machine, re.M)
+        assert ("search_wgmma" in of_machine) != bool(
+            re.search(r"^    gather +[\d.]+  bytes ", of_machine, re.M)
+        )
     search, call = (
         re.search(pattern, text["H100"], re.M)
         for pattern in (r"^    search_wgmma .* 231\.6 +(.*)$", r"^vq 1.* 508\.7 +(.*)$")
@@ -468,9 +470,9 @@ def test_the_model_follows_the_shape():
 
     few, many = us("vq", "1000000x64x256"), us("vq", "2000000x64x256")
     assert [row.us * 2 for row in few[1:]] == pytest.approx([row.us for row in many[1:]], rel=1e-6)
-    assert [row.wall for row in few[:2]] == ["launch", "issue"]
+    assert [row.wall for row in few[:2]] == ["launch", "L2"]
     assert few[0].us == many[0].us == gpu_model.LAUNCH
-    assert us("vq", "1000000x64x8192")[1].us > 10 * few[1].us
+    assert us("vq", "1000000x64x8192")[1].us > 8 * few[1].us
     assert us("vq", "1000000x64x8192")[1].wall == "in order"
     assert us("vq_assign", "1000000x128x1024xfloat16")[1].wall == "tensor"
     assert us("vq_assign", "1048576x512x1024xfloat16")[1].wall == "L2"
@@ -583,10 +585,9 @@ def test_the_model_constants_match_the_machine_code():
         known = gpu_model.COUNTS[name]
         assert counts["issue"] == pytest.approx(known["issue"], rel=0.1), name
         assert {pipe: counts.get(pipe, 0) for pipe in known} == pytest.approx(known, rel=0.2, abs=0.2), name
-    loop = sass.without(
-        sass.innermost_loop(sass.instances("vq_assign", "90a", "search_wgmma")["fLi3ELb0ELb1E"], "HGMMA"),
-        "UBLKCP",
-    )
-    free, ordered = (gpu_issue.cycles(loop, 3, ordered=ordered) for ordered in (False, True))
-    assert free == pytest.approx(gpu_model.COUNTS["in order"]["round"], rel=0.1)
-    assert 768 < ordered < 0.95 * free  # counted: 1640 of 1777
+    for way, instance in gpu_model.WAYS.items():
+        lines = sass.instances("vq_assign", "90a", "search_wgmma")[instance]
+        loop = sass.without(sass.innermost_loop(lines, "HGMMA"), "UBLKCP")
+        free, ordered = (gpu_issue.cycles(loop, 3, ordered=ordered) for ordered in (False, True))
+        assert ordered == pytest.approx(gpu_model.COUNTS["in order"][way], rel=0.1), way
+        assert 768 < ordered < 0.95 * free, way

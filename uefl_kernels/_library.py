@@ -9,7 +9,12 @@ Each backend has a dispatcher namespace, and an op has the same name and schema 
 ``uefl_reference`` plain PyTorch, the definition of correct
 ``uefl_triton``    the Triton kernel (on CPU tensors under ``TRITON_INTERPRET=1``)
 ``uefl_cuda``      the CUDA C++ kernel
+``uefl_portable``  what ``uefl`` runs on CUDA tensors where C++ leaves it to Python: on a GPU that the library
+                   has no machine code for, and ops composed of others
 =================  =====================================================================================
+
+C++ registers its kernels for CUDA under ``uefl`` too, so no Python function runs between a call, eager or
+compiled, and such a kernel.
 
 A forced backend costs one look-up in a dictionary. Reference and fallback need float64, so tensors on MPS are
 refused.
@@ -44,7 +49,8 @@ _NAMESPACE = {
     "triton": "uefl_triton",
     "cuda": "uefl_cuda",
 }
-_libraries = {name: torch.library.Library(name, "DEF") for name in sorted(set(_NAMESPACE.values()))}
+_PORTABLE = "uefl_portable"
+_libraries = {name: torch.library.Library(name, "DEF") for name in sorted({*_NAMESPACE.values(), _PORTABLE})}
 _overloads: dict[tuple[str, str], Any] = {}
 _packages: dict[str, str] = {}
 _arguments: dict[str, tuple[type[Any], ...]] = {}
@@ -200,22 +206,29 @@ def define_triton(name: str) -> None:
     for key in ("CPU", "CUDA"):
         _libraries["uefl_triton"].impl(name, launch, key)
 
-    # for compiled graphs and direct calls of torch.ops; eager calls ask resolve()
     def choose(*args: Any) -> Any:
-        if _native(name, args[0].device):
-            return _overloads["uefl_cuda", name](*args)
         if triton_available():
             return _overloads["uefl_triton", name](*args)
         return _fallbacks[name](*args)
 
-    _libraries["uefl"].impl(name, choose, "CUDA")
+    _libraries[_behind_cuda(name)].impl(name, choose, "CUDA")
+
+
+def _behind_cuda(name: str) -> str:
+    """Return the namespace of an implementation for CUDA tensors in Python: that of the op, unless C++ has
+    it."""
+    return _PORTABLE if has_kernel("uefl", name, "CUDA") else "uefl"
 
 
 def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
-    """Run ``around(kernel, arguments)`` on GPUs and in Triton, with a kernel of the same backend."""
-    places = [("uefl", "CUDA"), ("uefl_cuda", "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")]
+    """Run ``around(kernel, arguments)`` on GPUs and in Triton, with a kernel of the same backend. Where C++
+    has the op, only the calls that it leaves to Python get there."""
+    places = [(_behind_cuda(name), "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")]
+    if not has_kernel("uefl_cuda", name, "CUDA"):
+        places.append(("uefl_cuda", "CUDA"))
     for namespace, key in places:
-        composed = functools.partial(around, _overloads[namespace, kernel])
+        of_backend = "uefl" if namespace == _PORTABLE else namespace
+        composed = functools.partial(around, _overloads[of_backend, kernel])
         _libraries[namespace].impl(name, _grouped(name, composed), key)
         _composed[namespace, name, key] = kernel
 

@@ -133,12 +133,20 @@ __device__ inline void barrier_arrive_by_warp(Barrier* barrier) {
 
 // Operands of a product lie in blocks of 8 rows x 128 bytes, one after the other, in which the 16 bytes
 // number i of row r are at place i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes.
-__device__ inline uint64_t operand(const void* first) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowsApart = uint64_t{1024 >> 4} << 32,
-                     kIgnored = uint64_t{1} << 16;
-  return kSwizzle128 | kRowsApart | kIgnored | (shared_address(first) & 0x3ffff) >> 4;
+struct Operand {
+  uint32_t low;  // the half that says where it is; the other one is the same for all
+
+  __device__ operator uint64_t() const {
+    constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowsApart = uint64_t{1024 >> 4} << 32;
+    return kSwizzle128 | kRowsApart | low;
+  }
+  __device__ Operand operator+(uint32_t places) const { return {low + places}; }
+};
+__device__ inline Operand operand(const void* first) {
+  constexpr uint32_t kIgnored = 1 << 16;
+  return {kIgnored | (shared_address(first) & 0x3ffff) >> 4};
 }
-constexpr uint64_t kOperandStep = 32 >> 4;  // to the next 16 elements of the 64 in a row
+constexpr uint32_t kOperandStep = 32 >> 4;  // to the next 16 elements of the 64 in a row
 
 }  // namespace
 }  // namespace uefl::cuda

@@ -18,6 +18,13 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // 1024: the swizzle of wgmma's operands
 __device__ inline unsigned char* dynamic_memory() { return dynamic_shared; }
 
+// The same number, which the compiler must take for another one in every round of a loop: else it keeps all
+// that follows from it in registers.
+__device__ inline int afresh(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Named barriers for a number of threads. Some threads only arrive and do not wait.
 __device__ inline void named_wait(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

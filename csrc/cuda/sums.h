@@ -16,6 +16,23 @@ struct Spans {
   int64_t size[kSpans];
 };
 
+// The sum of the errors, times a factor, in float64 and, where the pointer is not null, in float32.
+struct Total {
+  double* sum;
+  float* rounded;
+  double factor;
+  double* parts;       // one for each party that adds: a block of the grid, or a warp
+  long long* parties;  // that are done; zeroed
+};
+
+// What vq makes of each row and its codeword: codewords in the type of x [outputs, d], counts, the error.
+struct Quantized {
+  void* target = nullptr;        // null: only indices are wanted
+  const float* codes = nullptr;  // [codes, d]
+  long long* counts = nullptr;   // [codes], zeroed
+  Total error{};
+};
+
 namespace {
 
 #if defined(__CUDACC__)
@@ -73,11 +90,34 @@ __device__ double squares(const float (&a)[kCount], const float (&b)[kCount]) {
   return squares(exact[0], exact[1]);
 }
 
-struct Total {
-  double* sum;
-  double* parts;      // [blocks of the grid]
-  long long* blocks;  // that are done; zeroed
-};
+// The part of a party. Returns true to the last of them, which adds up all.
+__device__ inline bool leave_part(double part, const Total& total, unsigned party, unsigned parties) {
+  total.parts[party] = part;
+  __threadfence();
+  const bool last = atomicAdd(reinterpret_cast<unsigned long long*>(total.parties), 1ull) == parties - 1;
+  __threadfence();
+  return last;
+}
+__device__ inline double parts_of(const Total& total, unsigned first, unsigned step, unsigned parties) {
+  double sum = 0;
+  for (unsigned party = first; party < parties; party += step) sum += __ldcg(total.parts + party);
+  return sum;
+}
+__device__ inline void write_sum(double sum, const Total& total) {
+  *total.sum = sum * total.factor;
+  if (total.rounded != nullptr) *total.rounded = static_cast<float>(sum * total.factor);
+}
+
+// The sum over some warps of each block, which all call it: the last warp to come adds up the parts.
+__device__ inline void add_up_by_warp(double value, const Total& total, unsigned warp, unsigned warps) {
+  const double part = warp_sum(value);
+  bool last = false;
+  if (threadIdx.x % kWarp == 0) last = leave_part(part, total, blockIdx.x * warps + warp, gridDim.x * warps);
+  if (!__any_sync(kAllLanes, last)) return;
+  __syncwarp();  // what lane 0 knows of the other parts, all lanes know
+  const double sum = warp_sum(parts_of(total, threadIdx.x % kWarp, kWarp, gridDim.x * warps));
+  if (threadIdx.x % kWarp == 0) write_sum(sum, total);
+}
 
 // The sum over the threads of the block, in a fixed order; for the first thread.
 __device__ inline double block_sum(double value) {
@@ -96,19 +136,11 @@ __device__ inline double block_sum(double value) {
 __device__ inline void add_up(double value, const Total& total) {
   __shared__ bool last;
   const double part = block_sum(value);
-  if (threadIdx.x == 0) {
-    total.parts[blockIdx.x] = part;
-    __threadfence();
-    last = atomicAdd(reinterpret_cast<unsigned long long*>(total.blocks), 1ull) == gridDim.x - 1;
-    __threadfence();
-  }
+  if (threadIdx.x == 0) last = leave_part(part, total, blockIdx.x, gridDim.x);
   __syncthreads();
   if (!last) return;
-  double rest = 0;
-  for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x)
-    rest += __ldcg(total.parts + block);
-  rest = block_sum(rest);
-  if (threadIdx.x == 0) *total.sum = rest;
+  const double sum = block_sum(parts_of(total, threadIdx.x, blockDim.x, gridDim.x));
+  if (threadIdx.x == 0) write_sum(sum, total);
 }
 
 __device__ inline void clear_spans(const Spans& spans) {

@@ -143,9 +143,10 @@ struct Certificate {
   Certificate() = default;
   __device__ Certificate(const Shape& shape, const Packed& packed, int64_t book) {
     const double* bounds = packed.bounds + 4 * book;
+    const int64_t d = afresh(static_cast<int>(shape.d));
     const auto found = [&](int i) { return static_cast<float>(bounds[i]); };
     const float rest_radius = found(2) * power(book_exponent(packed, book) - 14);
-    const auto terms = fp16_error<float>(shape.d, found(0), found(1), rest_radius, shape.euclidean);
+    const auto terms = fp16_error<float>(d, found(0), found(1), rest_radius, shape.euclidean);
     constant = 1.01f * terms.constant, norm = 1.01f * terms.norm, square = 1.01f * terms.square,
     rest = 1.01f * terms.rest;
     half_square = 1.01f * found(0), radius = 1.01f * (found(1) + rest_radius);

@@ -260,12 +260,12 @@ struct Turns {
 };
 
 // Products of 64 rows with a block of codewords, 64 elements of each.
-__device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], uint64_t codes) {
+__device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], Operand codes) {
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], codes + i * kOperandStep, i > 0);
   products_commit();
 }
-__device__ inline void multiply_chunk(float (&dot)[64], uint64_t rows, uint64_t codes, bool add) {
+__device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand codes, bool add) {
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i)
     multiply_group(dot, rows + i * kOperandStep, codes + i * kOperandStep, add || i > 0);
@@ -278,7 +278,7 @@ struct CodeStages {
   Ring ring;
   Barrier *first_full, *first_empty;
   const float* first_starts;  // of the columns of this lane
-  uint64_t first_operand;
+  Operand first_operand;
 
   __device__ CodeStages(const Stages& stages, const Memory& memory)
       : ring{stages.codes},
@@ -288,7 +288,7 @@ struct CodeStages {
         first_operand(operand(memory.codes(0))) {}
   __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
   __device__ void release(int place) const { barrier_arrive_by_warp(first_empty + place); }
-  __device__ uint64_t codes() const {
+  __device__ Operand codes() const {
     return first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
   }
   __device__ const float* starts(int place) const { return first_starts + place * kStarts; }
@@ -396,7 +396,8 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
 template <class T, int kGroups, bool kLong, bool kCross>
 __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
-                 const __grid_constant__ Stages stages, bool exact, int64_t* indices) {
+                 const __grid_constant__ Stages stages, bool exact, int64_t* indices,
+                 const __grid_constant__ Quantized wanted) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Roles = Layout<kGroups>;
   const Memory memory{stages};
@@ -422,11 +423,11 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     // The memory is free once all have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
-    search_open(x, shape, packed, OpenLists(packed, open, kGroupWarps, stages.room()), indices);
+    search_open(x, shape, packed, OpenLists(packed, open, kGroupWarps, stages.room), indices);
+    if (wanted.target != nullptr) named_arrive(kOpenBarrier, kThreads + kGroupThreads);
   } else {
     fewer_registers<Roles::kFinish>();
-    finish<T, kLong, kCross>(x, shape, packed, stages, memory, exact, indices, open);
-    named_arrive(kDoneBarrier, Roles::kDone);
+    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, stages, memory, exact, indices, wanted, open);
   }
 #else
   asm("trap;");  // the host launches this on sm_90 only

@@ -9,6 +9,7 @@
 
 #include "cuda/vq_assign_definition.h"
 #include "cuda/vq_assign_wgmma_plan.h"
+#include "cuda/vq_gather.h"
 
 namespace uefl::cuda {
 namespace {
@@ -74,8 +75,8 @@ struct Candidates {
 // Lanes 4 g and 4 g + 1 take row g of a warp, the two others row g + 8.
 __device__ inline int row_of(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
 
-__device__ inline Candidates candidates_of(const Found (&found)[4]) {
-  const int first = threadIdx.x % 2 * 2;
+__device__ inline Candidates candidates_of(const Found (&found)[4], int lane) {
+  const int first = lane % 2 * 2;
   const auto of = [&](int t) {
     const Found one = found[t];
     return Candidates{one.scores.best, INT_MAX, one.scores.second,
@@ -96,8 +97,9 @@ __device__ inline int member_of(int first, int member) { return first + member /
 // product for rows g and g + 8, with the four codewords of each. Returns the best and the second of the row's
 // four.
 __device__ inline TopTwo score_again(const unsigned char* tile, const Memory& memory, const Packed& packed,
-                                     const Stages& stages, int first_tile, int best_code, float down) {
-  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+                                     const Stages& stages, int first_tile, int best_code, float down,
+                                     int warp, int lane) {
+  const int g = lane / 4, t = lane % 4;
   best_code =
       __shfl_sync(kAllLanes, best_code, lane & ~1);  // equal scores: two lanes may have chosen differently
   // A lane takes eight neighbors of 32 elements, of rows and of codewords alike, for two products.
@@ -113,7 +115,7 @@ __device__ inline TopTwo score_again(const unsigned char* tile, const Memory& me
       rows[half][r] = pieces(tile + (warp * kWarpRows + g + 8 * r) * (kBlockElements * 2), g, half);
   }
   float own[2] = {};
-  UEFL_UNROLL_BY(4)
+  UEFL_UNROLL_BY(2)
   for (int i = 0; i < kWarpRows / 2; ++i) {
     const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4),
               block = code / kBlockCodes;
@@ -140,14 +142,20 @@ __device__ inline TopTwo score_again(const unsigned char* tile, const Memory& me
   return {found.best, found.second, member_of(best_code, found.best & ((1 << kColumnBits) - 1))};
 }
 
+// A row of a lane and its codeword in its book; no row: negative.
+struct Choice {
+  int64_t output;
+  int index;
+};
+
 // Rows that are open between few codewords, by the definition: a lane takes one of them, up to kWarp / kOf
 // rows at once, the last ones.
 template <class T, int kOf>
-__device__ void settle(const T* x, const Shape& shape, const Packed& packed, const Origin& origin,
-                       const Pending* pending, int& count, int64_t* indices) {
-  const int lane = threadIdx.x % kWarp, rows = count < kWarp / kOf ? count : kWarp / kOf, member = lane % kOf;
+__device__ Choice settle(const T* x, const Shape& shape, const Packed& packed, const Origin& origin,
+                         const Pending* pending, int& count, int lane) {
+  const int rows = count < kWarp / kOf ? count : kWarp / kOf, member = lane % kOf;
   Nearest found;
-  int64_t output = 0;
+  int64_t output = -1;
   if (lane / kOf < rows) {
     const Pending row = pending[count - rows + lane / kOf];
     const int first = member < kOf / 2 ? row.first : row.next,
@@ -159,10 +167,73 @@ __device__ void settle(const T* x, const Shape& shape, const Packed& packed, con
     if (code < shape.k) found.add(distance<2>(from, shape.stride, codeword, shape.d, shape.euclidean), code);
   }
   found.merge<kOf>();
-  if (lane / kOf < rows && member == 0) indices[output] = found.index;
   count -= rows;
   __syncwarp();  // before the list is written again
+  return {member == 0 ? output : -1, static_cast<int>(found.index)};
 }
+
+// What vq makes of rows that are in the cache yet: a warp copies their codewords, 16 bytes of x at a time,
+// and adds up the errors of each lane.
+template <class T>
+struct Take {
+  const T* x;
+  const Shape& shape;
+  const Origin& origin;
+  const Steps& steps;
+  const Quantized& wanted;
+  Chosen* chosen;  // of the warp
+  double error = 0;
+
+  // The rows of the lanes, at most 16.
+  __device__ void add(const Choice& mine, int lane) {
+    const unsigned votes = __ballot_sync(kAllLanes, mine.output >= 0);
+    const int rows = __popc(votes);
+    if (mine.output >= 0) {
+      int64_t book;
+      const int64_t begin = origin.begin(shape, mine.output, book);
+      chosen[__popc(votes & ((1u << lane) - 1))] = {begin, mine.output,
+                                                    static_cast<int>(book * shape.k) + mine.index};
+    }
+    __syncwarp();
+    const int code = lane < rows ? chosen[lane].code : -1;
+    const unsigned same = __match_any_sync(kAllLanes, code);
+    if (code >= 0 && leads(same)) add_to(wanted.counts + code, __popc(same));
+    copy(rows, lane);
+    __syncwarp();  // before the rows are written again
+  }
+
+  __device__ void copy(int rows, int lane) {
+    constexpr int kPiece = kTakePiece, kPieces = 2;  // of a lane under way
+    int row, piece;
+    steps.first(lane, row, piece);
+    while (row < rows) {
+      Piece<T, kPiece> value[kPieces];
+      Piece<float, kPiece> close[kPieces];
+      const int place =
+          afresh(piece << 8 | row);  // of the piece that is read, then of the one that is written
+      UEFL_UNROLL
+      for (int i = 0; i < kPieces; ++i) {
+        if (row < rows) {
+          const Chosen& one = chosen[row];
+          const int64_t column = piece * kPiece;
+          value[i] = *reinterpret_cast<const Piece<T, kPiece>*>(x + one.begin + column);
+          close[i] =
+              *reinterpret_cast<const Piece<float, kPiece>*>(wanted.codes + one.code * shape.d + column);
+        }
+        steps.on(row, piece);
+      }
+      row = place & 255, piece = place >> 8;
+      UEFL_UNROLL
+      for (int i = 0; i < kPieces; ++i) {
+        if (row < rows) {
+          T* target = static_cast<T*>(wanted.target) + chosen[row].output * shape.d + piece * kPiece;
+          error += quantize(value[i], close[i], target);
+        }
+        steps.on(row, piece);
+      }
+    }
+  }
+};
 
 // The bounds that certify the rows of a book: float64 until here, so it is made once for a book.
 struct Judge {
@@ -178,23 +249,26 @@ struct Judge {
         down(scale_down) {}
 };
 
-template <class T, bool kLong, bool kCross>
+template <class T, bool kLong, bool kCross, int kDone>
 __device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
-                       const Memory& memory, bool exact, int64_t* indices, int* open) {
+                       const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
+                       int* open) {
   static_assert(kCross || !kLong, "groups of codewords are scored again from one chunk");
   constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
-  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp,
-            row = warp * kWarpRows + row_of(lane);
+  const int warp = threadIdx.x / kWarp % kGroupWarps;
   const int items = stages.items.number(blockIdx.x);
   Pending* pending = memory.at<Pending>(stages.pending_at) + warp * kMostPending;
-  OpenRows list(packed, blockIdx.x * kGroupWarps + warp, stages.room());
+  OpenRows list(packed, blockIdx.x * kGroupWarps + warp, stages.room);
   int waiting = 0;  // rows that are pending
+  Take<T> take{
+      x, shape, stages.origin, stages.steps, wanted, memory.at<Chosen>(stages.chosen_at) + warp * kWarpRows};
   Ring tiles{stages.tiles};
   __shared__ Judge judges[kGroupWarps];  // in memory: registers are short
   static_assert(sizeof judges + 64 <= kWgmmaStaticBytes);
   const Judge& judge = judges[warp];
   for (int number = 0; number < items; ++number, tiles.advance()) {
     const Item item = stages.items.at(blockIdx.x, number);
+    const int lane = afresh(static_cast<int>(threadIdx.x % kWarp)), row = warp * kWarpRows + row_of(lane);
     if (number == 0 || shape.books > 1) {
       const float down = RowScale(shape, packed, item.book, is_half(T{})).down;
       if (lane == 0) judges[warp] = Judge(shape, packed, item.book, down);
@@ -202,12 +276,12 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     }
     barrier_wait(memory.found(tiles.place), tiles.parity);
     const Slot* slot = memory.slot(tiles.place);
-    const Candidates known = candidates_of(slot->found[row]);
+    const Candidates known = candidates_of(slot->found[row], lane);
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
     if constexpr (!kCross) {
       const int first_tile = static_cast<int>(item.book) * stages.items.code_tiles;
       const TopTwo again = score_again(memory.tile(tiles.place, 0), memory, packed, stages, first_tile,
-                                       known.best_code, judge.down);
+                                       known.best_code, judge.down, warp, lane);
       found = {again.best, lesser(found.second, again.second), again.index};
     }
     const float norm = slot->norm[row], rest = slot->rest[row];
@@ -221,18 +295,31 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
     const bool few = verdict.holds() && !certain && verdict.apart(found.best, known.third);
     const int64_t output = item.output(shape, row);
-    if (mine && certain) indices[output] = found.index;
     const unsigned votes = __ballot_sync(kAllLanes, mine && few);
     if (mine && few)
       pending[waiting + __popc(votes & ((1u << lane) - 1))] = {output, known.best_code, known.next_code};
     waiting += __popc(votes);
-    __syncwarp();
-    const bool last = number + 1 == items;
-    while (waiting >= (last ? 1 : kWarp / kOf))
-      settle<T, kOf>(x, shape, packed, stages.origin, pending, waiting, indices);
     list.push(mine && !certain && !few, output, verdict.limit(found.best, judge.base));
+    __syncwarp();
+    const int enough = number + 1 == items ? 1 : kWarp / kOf;
+    Choice choice{mine && certain ? output : -1, found.index};
+    while (true) {
+      if (choice.output >= 0) indices[choice.output] = choice.index;
+      if (wanted.target != nullptr) take.add(choice, lane);
+      if (waiting < enough) break;
+      choice = settle<T, kOf>(x, shape, packed, stages.origin, pending, waiting, lane);
+    }
   }
+  const int lane = afresh(static_cast<int>(threadIdx.x % kWarp));
   if (lane == 0) open[warp] = list.count;
+  named_arrive(kDoneBarrier, kDone);
+  if (wanted.target == nullptr) return;
+  named_wait(kOpenBarrier, kThreads + kGroupThreads);  // the second pass has found the codewords of the lists
+  for (int first = 0; first < list.count; first += kWarpRows) {
+    const int64_t output = lane < kWarpRows && first + lane < list.count ? list.outputs[first + lane] : -1;
+    take.add({output, output < 0 ? 0 : static_cast<int>(indices[output])}, lane);
+  }
+  add_up_by_warp(take.error, wanted.error, warp, kGroupWarps);
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2,
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-constexpr int kDoneBarrier = 4;  // a named barrier; the turns use the ones before it
+// Named barriers; the turns use the ones before them, and the second pass its own.
+constexpr int kDoneBarrier = 4, kOpenBarrier = 6;
 
 // The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them:
 // their sum must not exceed the registers of the launch, or the multiplying warps wait forever.
@@ -25,8 +26,8 @@ template <int kGroups>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
   static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
-  static constexpr int kPrepare = kGroups == 3 ? 64 : 88, kMultiply = kGroups == 3 ? 112 : 168,
-                       kFinish = kGroups == 3 ? 80 : 88;
+  static constexpr int kPrepare = kGroups == 3 ? 56 : 88, kMultiply = kGroups == 3 ? 112 : 168,
+                       kFinish = kGroups == 3 ? 88 : 88;
   static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
   static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
 };
@@ -123,6 +124,25 @@ struct Origin {
   }
 };
 
+constexpr int kTakePiece = 4;  // elements
+
+// The pieces of rows that the lanes of a warp take in turn: of one row first, then of the next one.
+struct Steps {
+  int pieces, rows_on, pieces_on;  // of a row; from a piece of a lane to its next one
+  unsigned inverse;                // of pieces
+
+  Steps() = default;
+  explicit Steps(int number)
+      : pieces(number), rows_on(kWarp / number), pieces_on(kWarp % number), inverse(65536u / number + 1) {}
+  UEFL_HOST_DEVICE void first(unsigned lane, int& row, int& piece) const {
+    row = static_cast<int>(lane * inverse >> 16), piece = static_cast<int>(lane) - row * pieces;
+  }
+  UEFL_HOST_DEVICE void on(int& row, int& piece) const {
+    row += rows_on, piece += pieces_on;
+    if (piece >= pieces) piece -= pieces, ++row;
+  }
+};
+
 // The result of a lane of a multiplying warp for a row: its least score and the next one, as the packed
 // integers of vq_assign_scores.h, and the tile of 128 codewords that the least is of.
 struct alignas(16) Found {
@@ -143,12 +163,21 @@ struct Pending {
   int first, next;
 };
 
+// A row with its codeword, for what vq makes of them: where it begins, in elements, and the codeword of all
+// books.
+struct Chosen {
+  int64_t begin, output;
+  int code;
+};
+
 constexpr int kMostPending = 2 * kWarpRows;  // of a finishing warp: those settled at once, and of one item
 
 // The layout of shared memory. A kernel has it in constant memory, which saves registers for the pointers.
 struct Stages {
   Items items;
   Origin origin;
+  Steps steps;
+  int64_t room = 0;  // of the list of open rows of a finishing warp
   int codes = 0, tiles = 0,
       raw = 0;  // stages of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
   bool resident = false;  // every block of the codebook has a stage of its own
@@ -156,10 +185,8 @@ struct Stages {
   bool dense = false;     // rows lie side by side, without gaps, and are one chunk each
   int chunks = 0, row_bytes = 0,
       size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
-  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, barriers_at = 0;
+  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, chosen_at = 0, barriers_at = 0;
 
-  // Of the list of open rows of a finishing warp.
-  UEFL_HOST_DEVICE int64_t room() const { return int64_t{items.number(0)} * kWarpRows; }
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codes + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
@@ -181,7 +208,8 @@ inline bool place(Stages& stages, int64_t d, int64_t limit) {
   stages.raw_at = take(stages.raw * kGroupWarps, kWarpRows * stages.row_bytes);
   stages.starts_at = take(stages.codes, kStartBytes);
   stages.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
-  size = std::max(size, mma_bytes(d));
+  size = std::max(size, mma_bytes(d));  // what follows is in use beside the second pass
+  stages.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
   stages.barriers_at = take(stages.barriers(), sizeof(Barrier));
   stages.size = static_cast<int>(size);
   return size + kWgmmaStaticBytes <= limit;
@@ -194,7 +222,9 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits
   Stages stages;
   stages.items = Items(shape, groups, most_blocks);
+  stages.room = int64_t{stages.items.number(0)} * kWarpRows;
   stages.origin = {Divisor(shape.segments), Divisor(shape.inner)};
+  stages.steps = Steps(static_cast<int>(shape.d / kTakePiece));
   stages.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
   stages.row_bytes = static_cast<int>(std::min<int64_t>(shape.d, kBlockElements) * element_bytes);
   const bool one = shape.outputs / shape.segments <= shape.inner;  // no outer stride to take

@@ -25,7 +25,7 @@ constexpr int kTilePieces =
     512;  // of a warp; long rows come in small tiles, so that few rows are work for all warps
 
 template <class T, int kCount>
-struct alignas(kCount * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Piece {
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Piece {
   T values[kCount];
 };
 
@@ -37,13 +37,31 @@ constexpr int kPieceOf = sizeof(T) < sizeof(double) ? 16 / sizeof(T) : 1;
 // codewords.
 template <class T, int kCount>
 __device__ void store(const Piece<T, kCount>& piece, T* target) {
-  if constexpr (sizeof piece == sizeof(float4)) {
-    float4 whole;
+  if constexpr (kCount > 1 && sizeof piece <= sizeof(float4)) {
+    using Whole = std::conditional_t<sizeof piece == sizeof(float4), float4, float2>;
+    Whole whole;
+    static_assert(sizeof whole == sizeof piece);
     memcpy(static_cast<void*>(&whole), &piece, sizeof whole);
-    __stcs(reinterpret_cast<float4*>(target), whole);
+    __stcs(reinterpret_cast<Whole*>(target), whole);
   } else {
     *reinterpret_cast<Piece<T, kCount>*>(target) = piece;
   }
+}
+
+// A piece of a row, and the same of its codeword, which it is quantized to. Returns the error.
+template <class T, class Code, int kCount>
+__device__ double quantize(const Piece<T, kCount>& value, const Piece<Code, kCount>& close, T* target) {
+  using Wide =
+      std::conditional_t<sizeof(T) == sizeof(double) || sizeof(Code) == sizeof(double), double, float>;
+  Wide exact[kCount], codeword[kCount];
+  Piece<T, kCount> rounded;
+  UEFL_UNROLL
+  for (int j = 0; j < kCount; ++j) {
+    exact[j] = widen(value.values[j]), codeword[j] = close.values[j];
+    narrow(codeword[j], rounded.values[j]);
+  }
+  store(rounded, target);
+  return squares(exact, codeword);
 }
 
 template <class T, class Code>
@@ -76,8 +94,6 @@ template <class T, class Code, int kPiece>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks)
     gather(const T* x, Shape shape, Gather<T, Code> wanted) {
   constexpr int kPieces = kPiece > 4 ? 2 : 4;  // of a lane under way
-  using Wide =
-      std::conditional_t<sizeof(T) == sizeof(double) || sizeof(Code) == sizeof(double), double, float>;
   const int lane = threadIdx.x % kWarp, d = static_cast<int>(shape.d), pieces = d / kPiece;
   const int codes = static_cast<int>(shape.books * shape.k);
   int* counters = reinterpret_cast<int*>(dynamic_memory());
@@ -121,15 +137,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
       UEFL_UNROLL
       for (int i = 0; i < kPieces; ++i) {
         if (target[i] < 0) continue;
-        Wide exact[kPiece], codeword[kPiece];
-        Piece<T, kPiece> rounded;
-        UEFL_UNROLL
-        for (int j = 0; j < kPiece; ++j) {
-          exact[j] = widen(value[i].values[j]), codeword[j] = close[i].values[j];
-          narrow(codeword[j], rounded.values[j]);
-        }
-        store(rounded, wanted.quantized + first * d + target[i]);
-        error += squares(exact, codeword);
+        error += quantize(value[i], close[i], wanted.quantized + first * d + target[i]);
       }
     }
     const unsigned same = __match_any_sync(kAllLanes, code);

@@ -54,12 +54,12 @@ static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_ap
 template <int kGroups, bool kLong, bool kCross, class T>
 static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const cuda::Stages& stages,
                       const std::vector<int64_t>& expected, bool exact) {
-  codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room());
+  codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
   emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
                     cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, stages, exact,
-                    indices.data());
+                    indices.data(), cuda::Quantized{});
   check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, shape, indices, expected, exact);
 }
 

@@ -56,6 +56,7 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
   }
   x.assign(shape.outputs / shape.segments / shape.inner * shape.outer_stride, T(NAN));
   std::normal_distribution<double> noise;
+  const bool odd = draw(random, 0, 1) == 0;
   for (int64_t output = 0; output < shape.outputs; ++output) {
     const int64_t book = output % shape.segments % shape.books;
     const T* a = &codewords[(book * shape.k + draw(random, 0, shape.k - 1)) * shape.d];
@@ -66,25 +67,79 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
     for (int64_t j = 0; j < shape.d; ++j)
       row[j] = static_cast<T>((double{a[j]} + double{b[j]}) / 2 + apart * noise(random));
     static const double kOdd[] = {NAN, INFINITY, 6e4, 1e30, 1e-30};
-    if (draw(random, 0, 40) == 0)
+    if (odd && draw(random, 0, 40) == 0)
       row[draw(random, 0, shape.d - 1)] = static_cast<T>(kOdd[draw(random, 0, 4)]);
   }
 }
 
+// What vq makes of the rows: NaN, or a number that is none, where a kernel must write.
+template <class T>
+struct Made {
+  std::vector<T> quantized;
+  std::vector<long long> counts;
+  double error = 0;
+  float rounded = NAN;
+  std::vector<double> parts;
+  long long done = 0;
+
+  Made(const cuda::Shape& shape, unsigned blocks)
+      : quantized(shape.outputs * shape.d, T(NAN)),
+        counts(shape.books * shape.k),
+        parts(blocks * cuda::kGroupWarps, NAN) {}
+
+  cuda::Quantized wanted(const std::vector<float>& codes) {
+    return {quantized.data(), codes.data(), counts.data(), {&error, &rounded, kFactor, parts.data(), &done}};
+  }
+  static constexpr double kFactor = 0.25;
+};
+
+// The same by its definition, compared.
+template <class T>
+static void check(const char* name, const std::vector<T>& x, const cuda::Shape& shape,
+                  const std::vector<float>& codes, const std::vector<int64_t>& indices, const Made<T>& made) {
+  std::vector<long long> counts(made.counts.size());
+  double error = 0;
+  int64_t wrong = 0;
+  for (int64_t output = 0; output < shape.outputs; ++output) {
+    const int64_t code = output % shape.segments % shape.books * shape.k + indices[output];
+    ++counts[code];
+    for (int64_t j = 0; j < shape.d; ++j) {
+      const double target = codes[code * shape.d + j],
+                   apart = static_cast<double>(x[shape.begin(output) + j]) - target;
+      wrong += static_cast<double>(made.quantized[output * shape.d + j]) != target;
+      error += apart * apart * Made<T>::kFactor;
+    }
+  }
+  CHECK(wrong == 0 && made.counts == counts, "%s: %ld elements, or counts", name, static_cast<long>(wrong));
+  const bool close = std::isnan(error) ? std::isnan(made.error)
+                                       : made.error == error || std::fabs(made.error - error) <= 1e-6 * error;
+  CHECK(close, "%s: error %g, expected %g", name, made.error, error);
+  const auto rounded = static_cast<float>(made.error);
+  CHECK(std::memcmp(&made.rounded, &rounded, sizeof rounded) == 0, "%s: %g", name, double{made.rounded});
+}
+
 template <class T, int kGroups, bool kLong, bool kCross>
-static void search(Codebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
-                   const std::vector<int64_t>& expected, Path& path, int64_t limit) {
+static void search(Codebook& codebook, const std::vector<T>& x, const std::vector<float>& codes,
+                   const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path,
+                   int64_t limit) {
   const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
   if (stages.codes == 0) return;
-  codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room());
-  std::vector<int64_t> indices(shape.outputs, -2);
-  std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
-                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, stages,
-                    true, indices.data());
-  path.open += static_cast<int64_t>(codebook.open().size());
+  double error = 0;
+  const int runs = path.rows / 100 % 4 == 0 ? 3 : 1;  // indices, and now and then twice what vq makes of them
+  for (int run = 0; run < runs; ++run) {
+    codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room);
+    std::vector<int64_t> indices(shape.outputs, -2);
+    Made<T> made(shape, stages.items.grid);
+    std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+    emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
+                      cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, stages,
+                      true, indices.data(), run == 0 ? cuda::Quantized{} : made.wanted(codes));
+    if (run == 0) path.open += static_cast<int64_t>(codebook.open().size());
+    for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
+    if (run == 1) check(path.name, x, shape, codes, expected, made), error = made.error;
+    CHECK(run < 2 || std::memcmp(&error, &made.error, sizeof error) == 0, "%s: another error", path.name);
+  }
   path.rows += shape.outputs;
-  for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
 }
 
 template <class T, bool kLong, bool kCross>
@@ -102,8 +157,11 @@ static void any_search(std::mt19937& random, Path& path) {
   }
   Codebook codebook(codewords, shape, x.data());
   const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
-  draw(random, 0, 2) == 0 ? search<T, 2, kLong, kCross>(codebook, x, shape, expected, path, limit)
-                          : search<T, 3, kLong, kCross>(codebook, x, shape, expected, path, limit);
+  std::vector<float> codes(codewords.size());
+  std::transform(codewords.begin(), codewords.end(), codes.begin(),
+                 [](T value) { return static_cast<float>(value); });
+  draw(random, 0, 2) == 0 ? search<T, 2, kLong, kCross>(codebook, x, codes, shape, expected, path, limit)
+                          : search<T, 3, kLong, kCross>(codebook, x, codes, shape, expected, path, limit);
 }
 
 template <bool kLong, bool kCross>

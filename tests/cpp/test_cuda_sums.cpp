@@ -80,7 +80,7 @@ struct Found {
   }
   cuda::Total total(int64_t blocks) {
     parts.assign(blocks, NAN);
-    return {&error, parts.data(), &done};
+    return {&error, nullptr, 1, parts.data(), &done};
   }
 };
 

@@ -39,17 +39,18 @@ def test_a_codebook_is_packed_by_one_launch():
     # One for each search, and what follows the search in float32.
     launched = calls(source, r"(\w+)(?:<[^<>;]*>)?\s*<<<")
     assert sorted(launched) == ["kernel", "rescore", "search_float32", "search_mma"]
-    passes = body(source, "Tensor assign(")
+    passes = body(source, "std::pair<Tensor, bool> assign(")
     assert sorted(calls(passes, r"launch_\w+")) == ["launch_mma", "launch_pack", "launch_wgmma"]
 
 
 @pytest.mark.parametrize(
     ("source", "function", "most"),
     [
-        ("vq_assign.cu", "Tensor assign(", 1),  # the indices
+        ("vq_assign.cu", "std::pair<Tensor, bool> assign(", 1),  # the indices
         ("vq_assign.cu", "Packed carve(", 1),  # and one workspace for all that is packed
-        # five outputs, the parts of the error and their counter
-        ("vq_forward.cu", "vq_forward(const Tensor& x", 7),
+        # what all calls return, and the parts of the error where a pass of its own finds it
+        ("vq_forward.cu", "Results run(", 5),
+        ("vq_forward.cu", "vq_forward(const Tensor& x", 2),  # the error, and the counter of its parts
         ("kmeans_step.cu", "kmeans_step(const Tensor& x", 4),
     ],
 )
@@ -61,8 +62,21 @@ def test_what_is_added_to_is_zeroed_by_the_launch_that_packs():
     for source in ("vq_forward.cu", "kmeans_step.cu"):
         text = code(source)
         assert "<<<" not in body(text, "std::tuple<Tensor"), source
-        assert len(calls(text, r"assign\([^;]*cleared\)")) == 1, source
+        assert len(calls(text, r"assign\([^;]*cleared")) == 1, source
         assert not calls(text, r"cudaMemset\w*|zero_|fill_"), source
+
+
+def test_vq_is_two_launches_where_the_search_quantizes():
+    made = body(code("vq_forward.cu"), "Results run(")
+    begin, end = made.index("assign("), made.index("launch_gather(")
+    assert begin < made.index("if (all || shape.outputs == 0) return made;") < end
+
+
+def test_no_python_is_between_an_op_and_its_kernel():
+    """An op that C++ registers under uefl_cuda alone is chosen by a Python function in a compiled graph."""
+    for path in SOURCES.glob("*.cu"):
+        assert "UEFL_CUDA_OP(" in code(path.name), path.name
+        assert "STABLE_TORCH_LIBRARY_IMPL" not in code(path.name), path.name
 
 
 def test_driver_queries_are_in_one_place():

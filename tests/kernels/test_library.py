@@ -238,3 +238,24 @@ DIFFERENTIABLE = {
 def test_forward_mode_is_an_error_and_not_a_zero(op):
     with pytest.raises(RuntimeError, match=f"^{op}:.*forward-mode"):
         torch.func.jvp(DIFFERENTIABLE[op], (Z,), (Z,))
+
+
+@pytest.mark.skipif(not has_kernel("uefl_cuda", "vq_backward", "CUDA"), reason="built without nvcc")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("vq_assign", ("l2", True)), ("vq", ("l2", True, False, 1.0, 0.25, False))],
+    ids=["vq_assign", "vq"],
+)
+def test_a_gpu_without_code_runs_the_portable_op(name, options):
+    """A tensor on the CPU, under the key of CUDA, is on no GPU that the library has code for."""
+    (cuda,) = (
+        line for line in torch._C._dispatch_dump(f"uefl::{name}").splitlines() if line.startswith("CUDA:")
+    )
+    assert ".cu:" in cuda, "Python runs between the call and the kernel"
+    x, codebook = normal(6, 3), normal(4, 3)
+    reference = getattr(torch.ops.uefl_reference, name).default
+    library = torch.library.Library("uefl_portable", "IMPL")
+    library.impl(name, lambda *given: reference(*given), "CPU")
+    op = getattr(torch.ops.uefl, name).default
+    got = op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), x, codebook, *options)
+    torch.testing.assert_close(got, reference(x, codebook, *options), rtol=0, atol=0)

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/kmeans_step_kernels.h"
+#include "ops/cuda/register.h"
 #include "ops/cuda/row_sums_launch.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
@@ -72,7 +73,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   Tensor inertia = torch::stable::new_empty(x, {}, ScalarType::Double);
   const Spans cleared = spans_of({&sums, &masses, &inertia});
   const Tensor labels =
-      torch::stable::reshape(assign("kmeans_step", x, centers, "l2", true, cleared), {x.size(0)});
+      torch::stable::reshape(assign("kmeans_step", x, centers, "l2", true, cleared).first, {x.size(0)});
   Tensor rows = x;
   const Shape shape = shape_of(rows, {1, centers.size(0), x.size(1), 1});
   if (shape.outputs == 0) return {labels, sums, masses, inertia};
@@ -104,4 +105,4 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
 }  // namespace
 }  // namespace uefl::cuda
 
-STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) { m.impl("kmeans_step", TORCH_BOX(&uefl::cuda::kmeans_step)); }
+UEFL_CUDA_OP("kmeans_step", TORCH_BOX(&uefl::cuda::kmeans_step))

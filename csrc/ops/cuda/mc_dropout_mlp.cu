@@ -11,6 +11,7 @@
 
 #include "cuda/mc_dropout_mlp_plan.h"
 #include "ops/check_mc_dropout.h"
+#include "ops/cuda/register.h"
 #include "ops/cuda/stream.h"
 
 namespace uefl::cuda {
@@ -118,7 +119,5 @@ Tensor mask(const Tensor& seed, int64_t rows, int64_t columns, int64_t pass, int
 }  // namespace mc_dropout
 }  // namespace uefl::cuda
 
-STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) {
-  m.impl("mc_dropout_mlp", TORCH_BOX(&uefl::cuda::mc_dropout::mc_dropout_mlp));
-  m.impl("dropout_mask", TORCH_BOX(&uefl::cuda::mc_dropout::mask));
-}
+UEFL_CUDA_OP("mc_dropout_mlp", TORCH_BOX(&uefl::cuda::mc_dropout::mc_dropout_mlp))
+UEFL_CUDA_OP("dropout_mask", TORCH_BOX(&uefl::cuda::mc_dropout::mask))

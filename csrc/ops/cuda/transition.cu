@@ -9,6 +9,7 @@
 
 #include "cuda/transition_kernels.h"
 #include "ops/check_transition.h"
+#include "ops/cuda/register.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
 
@@ -174,9 +175,8 @@ std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tenso
 }  // namespace transition
 }  // namespace uefl::cuda
 
-STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) {
-  m.impl("transition_nll", TORCH_BOX(&uefl::cuda::transition::transition_nll));
-  m.impl("log_transition_probs", TORCH_BOX(&uefl::cuda::transition::log_transition_probs));
-  m.impl("log_transition_probs_backward", TORCH_BOX(&uefl::cuda::transition::log_transition_probs_backward));
-  m.impl("set_proportion_loss", TORCH_BOX(&uefl::cuda::transition::set_proportion_loss));
-}
+UEFL_CUDA_OP("transition_nll", TORCH_BOX(&uefl::cuda::transition::transition_nll))
+UEFL_CUDA_OP("log_transition_probs", TORCH_BOX(&uefl::cuda::transition::log_transition_probs))
+UEFL_CUDA_OP("log_transition_probs_backward",
+             TORCH_BOX(&uefl::cuda::transition::log_transition_probs_backward))
+UEFL_CUDA_OP("set_proportion_loss", TORCH_BOX(&uefl::cuda::transition::set_proportion_loss))

@@ -14,6 +14,7 @@
 #include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
 #include "ops/cuda/device.h"
+#include "ops/cuda/register.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
 #include "ops/cuda/vq_assign.h"
@@ -32,9 +33,10 @@ unsigned blocks(int64_t threads) {
 
 enum class Search { float32, mma, wgmma };
 
-// Divides one allocation into the arrays of Packed, each at a multiple of 16 bytes. open: the rows for which
-// the lists of all blocks have room.
-Packed carve(const Shape& shape, Search search, int64_t open, const Tensor& x, Tensor& workspace) {
+// Divides one allocation into the arrays of Packed, each at a multiple of 16 bytes, and parts of an error.
+// open: the rows for which the lists of all blocks have room.
+Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, const Tensor& x,
+             Tensor& workspace, double*& parts) {
   const int64_t codewords = shape.books * shape.padded_k;
   int64_t bytes = 0;
   const auto place = [&](int64_t size) {
@@ -48,7 +50,7 @@ Packed carve(const Shape& shape, Search search, int64_t open, const Tensor& x, T
   const int64_t center = place(shape.books * shape.d * 4), norms = place(codewords * 4);
   const int64_t longest = place(codewords / kPackCodes * 8), sampled = place(shape.books * kSampledRows * 4);
   const int64_t starts = place(tensor ? codewords / kBlockCodes * kStartBytes : 0);
-  const int64_t listed = place(open * 8), limits = place(open * 4);
+  const int64_t listed = place(open * 8), limits = place(open * 4), errors = place(warps * 8);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
   Packed packed{};
@@ -63,6 +65,7 @@ Packed carve(const Shape& shape, Search search, int64_t open, const Tensor& x, T
   packed.sampled = reinterpret_cast<float*>(first + sampled);
   packed.limits = reinterpret_cast<float*>(first + limits),
   packed.starts = reinterpret_cast<float*>(first + starts);
+  parts = reinterpret_cast<double*>(first + errors);
   return packed;
 }
 
@@ -110,10 +113,11 @@ void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact
 
 template <class T>
 void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, bool exact,
-                  int64_t* indices, cudaStream_t stream) {
+                  int64_t* indices, const Quantized& wanted, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
     allow_shared("vq_assign", kernel, stages.size);
-    kernel<<<stages.items.grid, threads, stages.size, stream>>>(x, shape, packed, stages, exact, indices);
+    kernel<<<stages.items.grid, threads, stages.size, stream>>>(x, shape, packed, stages, exact, indices,
+                                                                wanted);
   };
   const bool three = stages.items.groups == 3;
   if (stages.chunks > 1)
@@ -147,8 +151,9 @@ void launch_pack(const char* op, const Code* codebook, const Row* rows, Shape sh
 
 }  // namespace
 
-Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact,
-              const Spans& cleared) {
+std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& codebook,
+                               const std::string& metric, bool exact, const Spans& cleared,
+                               Quantized wanted) {
   const SearchSizes given = check_search(op, x, codebook, metric);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
@@ -168,7 +173,7 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
         (void)cudaMemsetAsync(cleared.begin[i], 0, static_cast<size_t>(cleared.size[i]) * 8, stream);
     }
     check_launch(op);
-    return indices;
+    return {indices, false};
   }
 
   const Search fastest = fastest_allowed();
@@ -179,10 +184,12 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
 
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
-  const int64_t open = search == Search::wgmma ? stages.items.grid * kGroupWarps * stages.room()
+  const int64_t open = search == Search::wgmma ? stages.items.grid * kGroupWarps * stages.room
                        : mma ? mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape))
                              : 0;
-  const Packed packed = carve(shape, search, open, x, workspace);
+  const bool makes = wanted.target != nullptr && search == Search::wgmma;
+  const Packed packed = carve(shape, search, open, makes ? stages.items.grid * kGroupWarps : 0, x, workspace,
+                              wanted.error.parts);
   with_type(dense.scalar_type(), [&](auto type) {
     using Code = decltype(type);
     const Code* codes = static_cast<const Code*>(dense.const_data_ptr());
@@ -207,21 +214,21 @@ Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std
       return;
     }
     if constexpr (!std::is_same_v<T, double>) {
-      if (search == Search::wgmma) launch_wgmma(data, shape, packed, stages, exact, target, stream);
+      if (search == Search::wgmma) launch_wgmma(data, shape, packed, stages, exact, target, wanted, stream);
     }
     if (search == Search::mma) launch_mma(data, shape, packed, exact, target, stream);
   });
   check_launch(op);
-  return indices;
+  return {indices, makes};
 }
 
 namespace {
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
-  return assign("vq_assign", x, codebook, metric, exact);
+  return assign("vq_assign", x, codebook, metric, exact).first;
 }
 
 }  // namespace
 }  // namespace uefl::cuda
 
-STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) { m.impl("vq_assign", TORCH_BOX(&uefl::cuda::vq_assign)); }
+UEFL_CUDA_OP("vq_assign", TORCH_BOX(&uefl::cuda::vq_assign))

@@ -10,6 +10,7 @@
 #include "cuda/vq_backward_kernels.h"
 #include "ops/check_backward.h"
 #include "ops/check_search.h"
+#include "ops/cuda/register.h"
 #include "ops/cuda/stream.h"
 
 namespace uefl::cuda {
@@ -113,4 +114,4 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
 }  // namespace
 }  // namespace uefl::cuda
 
-STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) { m.impl("vq_backward", TORCH_BOX(&uefl::cuda::vq_backward)); }
+UEFL_CUDA_OP("vq_backward", TORCH_BOX(&uefl::cuda::vq_backward))

@@ -1,14 +1,17 @@
-// vq_forward on CUDA: a search, then one pass over x (vq_gather.h; row_sums.h where sums are wanted).
+// vq and vq_forward on CUDA: a search that quantizes the rows too, where it can; else one more pass over x
+// does it (vq_gather.h; row_sums.h where sums are wanted).
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "cuda/vq_gather.h"
 #include "ops/check_search.h"
 #include "ops/cuda/device.h"
+#include "ops/cuda/register.h"
 #include "ops/cuda/row_sums_launch.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
@@ -46,64 +49,118 @@ void launch_gather(const T* x, const Shape& shape, Gather<T, Code> wanted, const
   launch(gather<T, Code, 1>, 1);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tensor& x, const Tensor& codebook,
-                                                                      std::optional<Tensor> scales,
-                                                                      std::string metric, bool exact) {
-  const SearchSizes sizes = check_search("vq_forward", x, codebook, metric);
+struct Results {
+  Tensor quantized, indices, counts, largest, sums;
+};
+
+// The error goes to total; with scales the rows are summed.
+Results run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
+            const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
   const int64_t codes = sizes.books * sizes.k, with_sums = scales ? codes : 0;
-  STD_TORCH_CHECK(
-      !scales || (scales->is_cuda() && scales->get_device_index() == x.get_device_index() &&
-                  scales->scalar_type() == ScalarType::Double && scales->numel() == codes &&
-                  scales->is_contiguous()),
-      "vq_forward: scales must be float64, contiguous, one for each codeword, on the device of x");
-  STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX / kWarp,
-                  "vq_forward: the codebook is too large");  // a tile has kWarp rows
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, op,
+                  ": the codebook is too large");  // a tile has kWarp rows
   const cudaStream_t stream = current_stream(x);
   const bool wide = codebook.scalar_type() == ScalarType::Double;
   const Tensor codewords =
       torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
-  Tensor quantized = torch::stable::new_empty(x, x.sizes()), rows = x, parts;
-  Tensor error = torch::stable::new_empty(x, {}, ScalarType::Double),
-         done = torch::stable::new_empty(x, {1}, ScalarType::Long);
-  Tensor counts = torch::stable::new_empty(x, {codes}, ScalarType::Long);
-  Tensor largest = torch::stable::new_empty(x, {with_sums}, ScalarType::Long);
-  Tensor sums = torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long);
-  const Spans cleared = spans_of({&counts, &largest, &sums, &error, &done});
-  const Tensor indices = assign("vq_forward", x, codebook, metric, exact, cleared);
-  const Shape shape = shape_of(rows, sizes);
-  if (shape.outputs == 0) return {quantized, indices, error, counts, largest, sums};
-
+  Results made{torch::stable::new_empty(x, x.sizes()), Tensor(),
+               torch::stable::new_empty(x, {codes}, ScalarType::Long),
+               torch::stable::new_empty(x, {with_sums}, ScalarType::Long),
+               torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long)};
   const auto numbers = [](Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); };
+  const Spans cleared{{numbers(made.counts), numbers(made.largest), numbers(made.sums),
+                       reinterpret_cast<long long*>(total.sum), total.parties},
+                      {codes, with_sums, with_sums * sizes.d, 1, 1}};
+  Quantized wanted{nullptr, nullptr, numbers(made.counts), total};
+  if (!scales && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)
+    wanted.target = made.quantized.mutable_data_ptr(),
+    wanted.codes = static_cast<const float*>(codewords.const_data_ptr());
+  const auto [indices, all] = assign(op, x, codebook, metric, exact, cleared, wanted);
+  made.indices = indices;
+  Tensor rows = x, parts;
+  const Shape shape = shape_of(rows, sizes);
+  if (all || shape.outputs == 0) return made;
+
   const auto room = [&](int64_t blocks) {
     parts = torch::stable::new_empty(x, {blocks}, ScalarType::Double);
     return static_cast<double*>(parts.mutable_data_ptr());
   };
-  const Total total{static_cast<double*>(error.mutable_data_ptr()), nullptr, numbers(done)};
   const auto launch = [&](auto type, auto code) {
     using T = decltype(type);
     using Code = decltype(code);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
     const Code* table = static_cast<const Code*>(codewords.const_data_ptr());
-    const int64_t* chosen = static_cast<const int64_t*>(indices.const_data_ptr());
-    T* target = static_cast<T*>(quantized.mutable_data_ptr());
+    const int64_t* chosen = static_cast<const int64_t*>(made.indices.const_data_ptr());
+    T* target = static_cast<T*>(made.quantized.mutable_data_ptr());
     if (!scales) {
       return launch_gather(data, shape,
-                           Gather<T, Code>{table, chosen, target, numbers(counts), total, 0, 0, false}, room,
-                           stream);
+                           Gather<T, Code>{table, chosen, target, numbers(made.counts), total, 0, 0, false},
+                           room, stream);
     }
-    RowSums<T, Code> wanted{};
-    wanted.indices = chosen, wanted.counts = numbers(counts), wanted.sums = numbers(sums),
-    wanted.largest = numbers(largest);
-    wanted.scales = static_cast<const double*>(scales->const_data_ptr());
-    wanted.codes = table, wanted.quantized = target, wanted.error = total;
-    launch_row_sums<true>("vq_forward", data, shape, wanted, room, stream);
+    RowSums<T, Code> sums{};
+    sums.indices = chosen, sums.counts = numbers(made.counts), sums.sums = numbers(made.sums),
+    sums.largest = numbers(made.largest);
+    sums.scales = static_cast<const double*>(scales->const_data_ptr());
+    sums.codes = table, sums.quantized = target, sums.error = total;
+    launch_row_sums<true>(op, data, shape, sums, room, stream);
   };
   with_type(rows.scalar_type(), [&](auto type) { wide ? launch(type, double{}) : launch(type, float{}); });
-  return {quantized, indices, error, counts, largest, sums};
+  return made;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tensor& x, const Tensor& codebook,
+                                                                      std::optional<Tensor> scales,
+                                                                      std::string metric, bool exact) {
+  const SearchSizes sizes = check_search("vq_forward", x, codebook, metric);
+  STD_TORCH_CHECK(
+      !scales || (scales->is_cuda() && scales->get_device_index() == x.get_device_index() &&
+                  scales->scalar_type() == ScalarType::Double && scales->numel() == sizes.books * sizes.k &&
+                  scales->is_contiguous()),
+      "vq_forward: scales must be float64, contiguous, one for each codeword, on the device of x");
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  Tensor error = torch::stable::new_empty(x, {}, ScalarType::Double),
+         done = torch::stable::new_empty(x, {1}, ScalarType::Long);
+  const Total total{static_cast<double*>(error.mutable_data_ptr()), nullptr, 1, nullptr,
+                    static_cast<long long*>(done.mutable_data_ptr())};
+  const Results made = run("vq_forward", x, codebook, scales, metric, exact, sizes, total);
+  return {made.quantized, made.indices, error, made.counts, made.largest, made.sums};
+}
+
+// Without sums; rotation is for the backward pass only.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook,
+                                                      std::string metric, bool exact, bool /*with_sums*/,
+                                                      double codebook_weight, double commitment_weight,
+                                                      bool /*rotation*/) {
+  const SearchSizes sizes = check_search("vq", x, codebook, metric);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const std::vector<int64_t> one;
+  const bool empty = x.numel() == 0, wide = x.scalar_type() == ScalarType::Double;
+  const ScalarType type = wide ? ScalarType::Double : ScalarType::Float;
+  Tensor loss = empty ? torch::stable::new_zeros(x, one, type) : torch::stable::new_empty(x, one, type);
+  Tensor state =
+      torch::stable::new_empty(x, {2}, ScalarType::Long);  // the error, and the counter of its parts
+  auto* first = static_cast<long long*>(state.mutable_data_ptr());
+  void* target = loss.mutable_data_ptr();
+  const double elements = empty ? 1 : static_cast<double>(x.numel());
+  const Total total{wide ? static_cast<double*>(target) : reinterpret_cast<double*>(first),
+                    wide ? nullptr : static_cast<float*>(target),
+                    (codebook_weight + commitment_weight) / elements, nullptr, first + 1};
+  const Results made = run("vq", x, codebook, {}, metric, exact, sizes, total);
+  const auto shape = codebook.sizes();
+  return {made.quantized, made.indices, loss,
+          torch::stable::reshape(made.counts, shape.slice(0, shape.size() - 1)),
+          torch::stable::new_empty(x, {0}, ScalarType::Double)};
+}
+
+// With sums, which torch makes of whole numbers, it is composed in Python.
+void vq_or_sums(StableIValue* stack, uint64_t arguments, uint64_t results) {
+  constexpr int kWithSums = 4;
+  torch::stable::detail::to<bool>(stack[kWithSums]) ? call_portable<"vq">(stack)
+                                                    : TORCH_BOX(&vq)(stack, arguments, results);
 }
 
 }  // namespace
 }  // namespace uefl::cuda
 
-STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) { m.impl("vq_forward", TORCH_BOX(&uefl::cuda::vq_forward)); }
+UEFL_CUDA_OP("vq_forward", TORCH_BOX(&uefl::cuda::vq_forward))
+UEFL_CUDA_OP("vq", uefl::cuda::vq_or_sums)
