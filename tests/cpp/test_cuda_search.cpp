@@ -72,7 +72,7 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
   }
 }
 
-// What vq makes of the rows: NaN, or a number that is none, where a kernel must write.
+// The results of vq: NaN, or a number that is none, where a kernel must write.
 template <class T>
 struct Made {
   std::vector<T> quantized;

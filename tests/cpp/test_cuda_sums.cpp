@@ -198,8 +198,8 @@ static void hard_rows() {
     Found<float> found(shape);
     gather<1>("hard", given, 1);
     gather<4>("hard", given, 1);
-    if (value == 1e30) continue;                   // its sum is of no meaning
-    for (double& scale : given.scales) scale = 0;  // as is that of what is not finite
+    if (value == 1e30) continue;                   // its sum means nothing
+    for (double& scale : given.scales) scale = 0;  // a sum with a NaN or an infinity means nothing
     cuda::RowSums<float, float> wanted{};
     wanted.indices = given.indices.data(), wanted.counts = found.counts.data(),
     wanted.sums = found.sums.data();

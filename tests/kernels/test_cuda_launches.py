@@ -73,7 +73,7 @@ def test_vq_is_two_launches_where_the_search_quantizes():
 
 
 def test_no_python_is_between_an_op_and_its_kernel():
-    """An op that C++ registers under uefl_cuda alone is chosen by a Python function in a compiled graph."""
+    """In a compiled graph, a Python function would choose the kernel of an op without a C++ one in uefl."""
     for path in SOURCES.glob("*.cu"):
         assert "UEFL_CUDA_OP(" in code(path.name), path.name
         assert "STABLE_TORCH_LIBRARY_IMPL" not in code(path.name), path.name
