@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.federated.deploy.given import Given
-from tests.federated.test_at_home import NAMES, Silos
+from tests.federated.test_private_state_at_silos import NAMES, Silos
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.deploy import silo_folder
 from uefl.deploy.silo import SiloProgram
