@@ -1,4 +1,4 @@
-"""Neural collapse: how near features and the last layer are to where training beyond zero error takes them.
+"""Neural collapse: metrics of features and the last layer in training after zero training error.
 
 Source: Papyan, Han and Donoho 2020, "Prevalence of Neural Collapse during the Terminal Phase of Deep Learning
 Training" (PNAS).

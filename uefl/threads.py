@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 ENOUGH = 1e10
-"""floating-point operations of a training step below which further threads cost more than they bring"""
+"""minimum number of floating-point operations of a training step for which several threads save time"""
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
-    """Return the number of threads that train a network fastest, the cores being shared or not.
+    """Return the number of threads that train a network fastest, even if other programs use the same cores.
 
     A small network trains with one thread: an operation of microseconds ends before a second thread begins,
     and threads that wait for each other keep cores busy that other programs need. The number does not depend

@@ -42,18 +42,16 @@ def fit(
     Args:
         algorithm: provides batches, loss terms and hooks of a step.
         work: the client's turn.
-
         loss: replaces ``algorithm.loss``.
         epochs: replaces the configured number of epochs.
-
         moments: state of Adam from :func:`moments_of`; None: a new optimizer.
 
     Raises:
         TypeError: a tensor of ``work.trained`` is not a leaf with a gradient, or a loss is not a scalar
-    tensor.
+            tensor.
     """
     for name, tensor in work.trained.items():
-        if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would pass it over without a word
+        if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would skip it silently
             raise TypeError(
                 f"work.trained: {name!r} is no leaf with a gradient; put there"
                 " TENSOR.detach().clone().requires_grad_()"
@@ -88,9 +86,9 @@ def fit(
         algorithm.before_step(work, gradient)
         optimizer.step()
         if frozen is not None and kept is not None:
-            # Weight decay must not move frozen parameters. By a mask:
-            # positions would be looked at on the host where kernels have to be deterministic, which a CUDA
-            # graph cannot hold.
+            # Weight decay must not move frozen parameters. This uses a mask, because an assignment by
+            # positions copies them to the host if kernels must be deterministic, and a CUDA graph cannot
+            # record this copy.
             torch.where(frozen, kept, flat.values.data, out=flat.values.data)
         total.add_(value.detach() * len(batch.positions))
         work.step += 1

@@ -88,11 +88,11 @@ def serve(
     Args:
         address: of the SuperLink.
         answer: to the content of a message; must not raise.
-        key: the SuperLink recognizes this node by it; None: a new one each time, for a SuperLink that
-            knows no keys.
+        key: identifies this node at the SuperLink. None: a new key for each connection, for a SuperLink
+            that has no registered keys.
         patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that
-            does not let this node in: it takes Flower up to a minute to see that a process is gone, and until
-                then it lets in no other with the same key.
+            does not accept this node. Flower needs up to a minute to notice that a process has ended. Before
+            that, it does not accept another process with the same key.
 
     Raises:
         Unreachable: the SuperLink is not there, cannot be trusted, or does not know the key.
