@@ -161,7 +161,7 @@ def test_links_out_of_the_docs_become_text(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     inside = importlib.import_module("links").inside
     kept = "[b](uefl.md#y), ![c](images/c.png), [d](https://a.b/c)"
-    page = f"[a](../benchmarks/NOTES.md#x), {kept}, [e](../uefl.md), [f](../../Makefile)"
+    page = f"[a](../benchmarks/README.md#x), {kept}, [e](../uefl.md), [f](../../Makefile)"
     assert inside(page, "") == f"a, {kept}, e, f"
     assert inside(page, "api") == page.replace("[f](../../Makefile)", "f")
 
