@@ -15,7 +15,7 @@ To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its ro
 
     def eager(inputs) -> Call:  # a provider: prepare, return the timed call
         x, weight = inputs
-        return lambda: torch.softmax(x @ weight, 1)  # the answer, or None: a ruler
+        return lambda: torch.softmax(x @ weight, 1)  # the answer, or None: a lower bound
 
     def against(inputs) -> Callable[[Tensor], float]:                  # the gate: answer -> error
         truth = ...

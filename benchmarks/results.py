@@ -1,6 +1,6 @@
 """Load, show and save rows of results. ``results/<machine>.csv`` keeps the newest row of each kind.
 
-``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the rulers.
+``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the lower bounds.
 Without a file it prints the page docs/measured.md with all saved results.
 """
 
@@ -165,7 +165,7 @@ def summary(rows: list[dict[str, str]]) -> str:
         cases.setdefault(tuple(row[name] for name in ("op", "shape", "threads")), []).append(row)
     lines = [
         (
-            "| op | shape | threads | ours ms | MB | fastest peer | its ms | times faster | rulers: times"
+            "| op | shape | threads | ours ms | MB | fastest peer | its ms | times faster | lower bounds: times"
             " faster |"
         ),
         "|---|---|---|---|---|---|---|---|---|",
@@ -177,7 +177,7 @@ def summary(rows: list[dict[str, str]]) -> str:
         )
         peer = next((row for row in others if row["error"]), None)
         if mains and peer:
-            rulers = ", ".join(
+            bounds = ", ".join(
                 f"{row['provider']} {_times(row, mains)}" for row in others if not row["error"]
             )
             took = " / ".join(f"{float(row['median_ms']):.3g} {row['variant']}".strip() for row in mains)
@@ -190,7 +190,7 @@ def summary(rows: list[dict[str, str]]) -> str:
                 peer["provider"],
                 f"{float(peer['median_ms']):.3g}",
                 _times(peer, mains),
-                rulers,
+                bounds,
             )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -207,7 +207,7 @@ def page(folder: Path) -> str:
             " [benchmarks/results](../benchmarks/results), which also has all peers, the errors of their"
             ' answers, and their versions. The column "ours ms" names the instruction sets, the best one'
             ' first; "times faster" has one number for each of them.'
-            " [benchmarks/README.md](../benchmarks/README.md) explains rows and rulers. [Peers](peers.md)"
+            " [benchmarks/README.md](../benchmarks/README.md) explains rows and lower bounds. [Peers](peers.md)"
             " compares the features of the packages, and [Profile your shapes](guides/profile.md) measures"
             " your own shapes."
         ),

@@ -66,7 +66,7 @@ def mains(rows: list[Row]) -> list[Row]:
 
 
 def peers(rows: list[Row]) -> list[Row]:
-    """Return the rows with an answer, the fastest first; a ruler has no answer."""
+    """Return the rows with an answer, the fastest first; a lower bound has no answer."""
     return sorted(
         (row for row in rows if not ours(row["provider"]) and row["error"]),
         key=lambda row: number(row, "median_ms"),
@@ -183,7 +183,7 @@ def _ceilings(axes: Axes, limits: list[Row]) -> None:
 
 
 def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
-    """Draw a panel per peer and ruler with a group of bars per shape: its time divided by ours.
+    """Draw a panel per peer and lower bound with a group of bars per shape: its time divided by ours.
 
     Return None where there is nothing to compare.
     """
@@ -223,10 +223,10 @@ def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
                         fontsize=7,
                     )
         panel.axvline(1, color=LINE, linewidth=1)
-        ruler = not any(
+        is_bound = not any(
             row["error"] for found in shapes.values() for row in found if row["provider"] == other
         )
-        panel.set_title(f"ruler: {other}" if ruler else other, fontsize=8)
+        panel.set_title(f"lower bound: {other}" if is_bound else other, fontsize=8)
         panel.set_xscale("log")
         panel.xaxis.set_major_locator(LogLocator(10, (1, 3)))
         panel.xaxis.set_minor_locator(NullLocator())
@@ -238,7 +238,7 @@ def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
     panels[0][0].set_xlim(min(low, 0.28) if low < 0.9 else 0.9, high * 1.6)
     panels[0][0].set_yticks(range(len(shapes)), list(shapes))
     panels[0][0].invert_yaxis()
-    figure.supxlabel("times faster than the peer or the ruler (log scale)", fontsize=8)
+    figure.supxlabel("times faster than the peer or the lower bound (log scale)", fontsize=8)
     _legend(figure.legend, panels[0][0], loc="upper right", ncols=len(variants), fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 0.93))
     return figure

@@ -381,7 +381,7 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
         f"{saved.stem}-vq.png",
     }
     figure = roofline.ratios(roofline.by_op(results.load(saved))["vq"])
-    assert sorted(panel.get_title() for panel in figure.axes) == ["eager", "ruler: matmul"]
+    assert sorted(panel.get_title() for panel in figure.axes) == ["eager", "lower bound: matmul"]
     table = results.summary(results.load(saved)).splitlines()
     assert len(table) == 3
     assert re.search(

@@ -85,7 +85,7 @@ def ours(consistent: bool = False) -> Callable[[Inputs], Call]:
 
 
 def deterministic(inputs: Inputs) -> Call:
-    """Run one pass of the head with dropout off, and its softmax: a ruler."""
+    """Run one pass of the head with dropout off, and its softmax: a lower bound."""
     _, x, weights, biases = inputs
 
     def call() -> None:
@@ -188,7 +188,7 @@ def against_reference(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Call
 
 
 def one_forward_pass(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Call:
-    """Run one pass of the model with dropout off, and its softmax: a ruler."""
+    """Run one pass of the model with dropout off, and its softmax: a lower bound."""
     _, model, x = inputs
 
     def call() -> None:

@@ -109,7 +109,7 @@ def forced(name: str, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) 
 
 
 def matmul(inputs: Inputs) -> Call:
-    """Run the plain matrix product of the same shape: a ruler."""
+    """Run the plain matrix product of the same shape: a lower bound."""
     x, codebook = inputs
 
     def call() -> None:
@@ -125,7 +125,7 @@ def block_rows(codebook: torch.Tensor) -> int:
 
 
 def blocked_matmul(inputs: Inputs) -> Call:
-    """Multiply in blocks that reuse one buffer, so nothing of size N x K is stored: a stricter ruler.
+    """Multiply in blocks that reuse one buffer, so nothing of size N x K is stored: a stricter lower bound.
 
     A search does these products and then compares.
     """
