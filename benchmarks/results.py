@@ -1,6 +1,7 @@
 """Load, show and save rows of results. ``results/<machine>.csv`` keeps the newest row of each kind.
 
-``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the lower bounds.
+``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the lower
+bounds.
 Without a file it prints the page docs/measured.md with all saved results.
 """
 
@@ -165,8 +166,8 @@ def summary(rows: list[dict[str, str]]) -> str:
         cases.setdefault(tuple(row[name] for name in ("op", "shape", "threads")), []).append(row)
     lines = [
         (
-            "| op | shape | threads | ours ms | MB | fastest peer | its ms | times faster | lower bounds: times"
-            " faster |"
+            "| op | shape | threads | ours ms | MB | fastest peer | its ms | times faster | lower bounds:"
+            " times faster |"
         ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -207,9 +208,9 @@ def page(folder: Path) -> str:
             " [benchmarks/results](../benchmarks/results), which also has all peers, the errors of their"
             ' answers, and their versions. The column "ours ms" names the instruction sets, the best one'
             ' first; "times faster" has one number for each of them.'
-            " [benchmarks/README.md](../benchmarks/README.md) explains rows and lower bounds. [Peers](peers.md)"
-            " compares the features of the packages, and [Profile your shapes](guides/profile.md) measures"
-            " your own shapes."
+            " [benchmarks/README.md](../benchmarks/README.md) explains rows and lower bounds."
+            " [Peers](peers.md) compares the features of the packages, and [Profile your"
+            " shapes](guides/profile.md) measures your own shapes."
         ),
     ]
     for path in sorted(folder.glob("*.csv")):

@@ -58,7 +58,7 @@ def test_benchmark(name, benchmark):
 
 
 def test_case_is_named_by_what_is_not_default():
-    assert [case.name for case in REGISTRY["vq_assign"].cases[-2:]] == ["1000000x16x256", "4096x128x128x4"]
+    assert {"1000000x16x256", "4096x128x128x4"} <= {case.name for case in REGISTRY["vq_assign"].cases}
 
 
 def test_smoke_run_saves_what_it_shows(tmp_path, monkeypatch, capsys):

@@ -118,6 +118,20 @@ _Strict = Annotated[
 _Wait = Annotated[
     float, typer.Option(min=0, help="Flower: seconds to wait for the SuperLink, and for the silos.")
 ]
+_SiloImages = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients."
+    ),
+]
+_SiloAlgorithms = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="Answer only runs of these algorithms.",
+        show_default="all that are installed",
+    ),
+]
 
 
 def main() -> None:
@@ -420,13 +434,7 @@ def silo(
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="SuperLink to connect to.", show_default=False)
     ],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients.",
-        ),
-    ] = None,
+    data: _SiloImages = None,
     name: Annotated[
         str | None, typer.Option(help="Name of this silo; default: the name of the folder.")
     ] = None,
@@ -452,14 +460,7 @@ def silo(
     spent: Annotated[
         Path | None, typer.Option(help="Privacy: file that counts the updates; default: next to the data.")
     ] = None,
-    algorithms: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Answer only runs of these algorithms.",
-            show_default="all that are installed",
-        ),
-    ] = None,
+    algorithms: _SiloAlgorithms = None,
     state: Annotated[
         Path | None,
         typer.Option(
