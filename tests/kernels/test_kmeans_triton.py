@@ -104,7 +104,7 @@ def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
     ):
         expected, found = (
             composed.Problem(rows, mass, grid).grid.seeds(method, k, seed, 1)
-            for grid in (composed.Grid, triton_seeding.Grid)
+            for grid in (composed.Grid, triton_seeding.TritonGrid)
         )
         assert torch.equal(found, expected), (len(rows), found, expected)
 
@@ -116,7 +116,7 @@ def test_potentials_are_compared_as_whole_numbers(monkeypatch):
     for seed in range(3):
         expected, found = (
             composed.Problem(x, None, grid).grid.seeds("k-means++", 3, seed, 0)
-            for grid in (composed.Grid, triton_seeding.Grid)
+            for grid in (composed.Grid, triton_seeding.TritonGrid)
         )
         assert torch.equal(found, expected)
 
