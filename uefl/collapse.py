@@ -21,14 +21,13 @@ class Collapse(NamedTuple):
     nc1: float
     """tr(S_W S_B^+) / C, the spread within classes in units of that between them"""
     nc2a: float
-    """standard deviation over mean of the lengths of the class means, less the mean of them all"""
+    """standard deviation over mean of the lengths of the class means; all class means are centered"""
     nc2a_weights: float
     """the same of the rows of the last layer"""
     nc2b: float
-    """mean over pairs of classes of |cos + 1 / (C - 1)|, of the class means less the mean of them all"""
+    """mean over pairs of classes of |cos + 1 / (C - 1)|, of the centered class means"""
     nc3: float
-    """squared distance of the last layer and the class means, less the mean of them all, each at Frobenius
-    norm 1"""
+    """squared distance of the last layer and the centered class means, each scaled to Frobenius norm 1"""
     nc4: float
     """share of images that the network does not put into the class with the nearest mean"""
 

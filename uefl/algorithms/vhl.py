@@ -2,8 +2,8 @@
 that class.
 
 Source: Tang et al., "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated
-Learning" (ICML 2022), and the authors' code: one virtual class per real class, with outputs of its own,
-matched to it in the pull.
+Learning" (ICML 2022), and the authors' code: one virtual class per real class. A virtual class has outputs
+of its own, and its features attract those of its real class.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Client:
         name: of the client.
         data: returns its data, on the device.
         workspace: the resident network.
-        key: the secret that noise is made from, where the client itself adds it.
+        key: the secret from which noise is drawn, if the client itself adds noise.
         secret: makes the draws that protect the client's data. None: derived from the seed of the run, so
             that an experiment can be repeated. Then this process has the images of all clients.
     """

@@ -1,7 +1,7 @@
 """A whole configuration: four sections, the arms, and what must hold between them.
 
-Algorithms check the parameters of their arms. They are looked up when arms are, so that a mistake in another
-section is found without torch.
+An algorithm checks the parameters of its arms. Algorithms are imported only when arms are checked, so a
+mistake in another section is found without importing torch.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def from_table(table: dict[str, Any]) -> Config:
         _section(Model, "model", table),
         _section(Training, "training", table),
     )
-    from ..data.settings import Data  # without torch, but its schemes know numpy, without which help answers
+    from ..data.settings import Data  # it imports numpy, which `uefl --help` does without
 
     data = _section(Data, "data", table, fields(table))
     config = Config(run, data, model, training, arms(table.get("arms", {})))
@@ -141,9 +141,8 @@ def arms(table: Any) -> dict[str, Arm]:
         known = registry()
         if "algorithm" not in keys and name not in known:
             raise UserError(
-                f"key 'arms.{name}': no algorithm {name!r}{nearest(name, known)}; an arm with a name of its"
-                " own says which it is, "
-                f'algorithm = "..."; there are {", ".join(known)}'
+                f"key 'arms.{name}': no algorithm {name!r}{nearest(name, known)}; an arm of another name"
+                f' has a key algorithm = "..."; there are {", ".join(known)}'
             )
         algorithm: Any = keys.get("algorithm", name)
         kind = find(algorithm, f"key 'arms.{name}': ")

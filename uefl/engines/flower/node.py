@@ -155,7 +155,7 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
                 message, content = head, RecordDict()
             message.metadata.__dict__["_message_id"] = head.metadata.message_id
             reply = Message(answer(content), reply_to=message)
-            # lives as long as the message, whatever the clock of this machine says
+            # the reply expires with the message, even if the clock of this machine is wrong
             reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
             reply.metadata.__dict__["_message_id"] = reply.object_id
             wanted, session = send(reply, get_object_tree(reply), 0.0)
@@ -166,7 +166,7 @@ def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], Reco
             if error.response.status_code >= 500:
                 raise
             _LOG.warning(
-                "a message or its answer is given up (%d): its run has ended", error.response.status_code
+                "a message or its reply is dropped (%d): its run has ended", error.response.status_code
             )
         except (ObjectPullError, ObjectPushError):
             _LOG.warning("a message or its answer was incomplete; connecting again")
