@@ -135,10 +135,10 @@ def test_resume_takes_no_other_configuration(fake_run, extra):
         (["train", "absent.toml"], r"absent\.toml"),
         (["report", "absent"], r"absent .*config\.toml"),
         (["report"], r"'RUN\.\.\.'"),
-        (["train", "demo", "--sed", "1"], "'--sed'"),
+        (["train", "demo", "--sed", "1"], "--sed"),
         (["train", "demo", "--device", "gpu"], "'--device'"),
         (["trian"], "'trian'.*'train'"),
-        (["--train"], "'--train'"),
+        (["--train"], "--train"),
     ],
     ids=[
         "nothing",
