@@ -273,13 +273,13 @@ import uefl_kernels.ops.vq.forward.triton as forward
 import uefl_kernels.ops.kmeans_step.triton as steps
 
 PRODUCTS = r"wgmma.mma_async[.\\w]*|mma.sync[.\\w]*|tcgen05.mma[.\\w:]*"
-TYPES = {"mu": "*fp32", "codes": "*fp16", "half_norms": "*fp32", "header": "*i64", "indices": "*i64",
-         "listed": "*i64", "exact": "*fp64", "codebook": "*fp32", "k": "i32", "errors": "*fp64",
+TYPES = {"mu": "*fp32", "packed_codebook": "*fp16", "half_norms": "*fp32", "header": "*i64",
+         "indices": "*i64", "listed": "*i64", "exact": "*fp64", "codebook": "*fp32", "k": "i32", "errors": "*fp64",
          "counts": "*i64", "codewords": "*fp32", "largest": "*i64", "scales": "*fp64", "fixed": "*i64",
          "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centers": "*fp32",
          "labels": "*i64", "squares": "*fp64", "middle": "*fp64", "weights": "*fp64", "mass_scale": "*fp64"}
 # What is wanted of an epilogue: nothing, all of vq, all of a step of k-means.
-VQ = ("counts", "codes", "codewords", "quantized", "sums", "scales", "largest")
+VQ = ("counts", "codebook", "codewords", "quantized", "sums", "scales", "largest")
 STEP = ("counts", "sums", "scales", "middle", "weights", "mass_scale")
 EPILOGUE = {*VQ, *STEP, "rounded", "opened", "errors"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -314,11 +314,10 @@ for name, dtype, d, architectures, wanted in (
             constants["CODES"] = kernels._CANDIDATES if name == "_rescore" else 16
         if name in ("_search", "_finish_open"):
             absent = EPILOGUE - {*wanted, *(("opened", "errors") if wanted else ())}
-            constants |= dict.fromkeys(absent - ({"codes"} if name == "_search" else set()))
+            constants |= dict.fromkeys(absent)
         if name == "_finish_open":
             constants["ROWS"] = epilogues._OPEN_ROWS
-        codes = "*fp32" if name == "_finish_open" else "*fp16"
-        types = TYPES | {"x": dtype, "quantized": dtype, "codes": codes}
+        types = TYPES | {"x": dtype, "quantized": dtype}
         if name == "_add":
             types["k"] = "i64"
         search = {"num_warps": config.warps, "num_stages": config.stages}
