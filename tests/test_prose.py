@@ -77,7 +77,7 @@ def rows_of(node: ast.AST, tables: dict[str, list[ast.expr]]) -> tuple[ast.expr 
 
 
 def patterns(module: ast.Module) -> Iterator[ast.expr]:
-    """Yield what the tests of a module give as ``match=``; for a variable, each value that it takes."""
+    """Yield the patterns that a module passes as ``match=``; for a variable, each of its values."""
     tables = {
         ast.unparse(node.targets[0]): node.value.values
         for node in module.body

@@ -215,14 +215,13 @@ def define_triton(name: str) -> None:
 
 
 def _behind_cuda(name: str) -> str:
-    """Return the namespace of an implementation for CUDA tensors in Python: that of the op, unless C++ has
-    it."""
+    """Return the namespace of a Python kernel for CUDA tensors: ``uefl``, unless C++ has a kernel there."""
     return _PORTABLE if has_kernel("uefl", name, "CUDA") else "uefl"
 
 
 def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
-    """Run ``around(kernel, arguments)`` on GPUs and in Triton, with a kernel of the same backend. Where C++
-    has the op, only the calls that it leaves to Python get there."""
+    """Run ``around(kernel, arguments)`` on GPUs and in Triton, with a kernel of the same backend. If C++ has
+    a kernel of the op, only the calls that this kernel leaves to Python run it."""
     places = [(_behind_cuda(name), "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")]
     if not has_kernel("uefl_cuda", name, "CUDA"):
         places.append(("uefl_cuda", "CUDA"))

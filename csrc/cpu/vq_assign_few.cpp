@@ -22,7 +22,7 @@ double square_of(const float* row, int64_t step, int64_t d) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// NaN bounds nothing.
+// The limit in float32, rounded up; infinity for NaN.
 float rounded_up(double limit) {
   return std::isnan(limit) ? kInfinity : std::nextafter(static_cast<float>(limit), kInfinity);
 }

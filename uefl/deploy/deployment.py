@@ -144,7 +144,7 @@ def joined(
     Args:
         address: of the SuperLink.
         silos: how many take part; the run begins when this number has reported.
-        secret: the file with that of the SuperLink.
+        secret: the file with the secret of the SuperLink.
         patience: seconds to wait for them.
         notice: called with a line for the user.
     """

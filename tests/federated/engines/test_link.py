@@ -1,4 +1,4 @@
-"""The server's end of Flower: the commands that start a run, and what is said where they fail."""
+"""The server's end of Flower: the commands that start a run, and their errors."""
 
 import os
 import sys

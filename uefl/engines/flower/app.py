@@ -61,7 +61,7 @@ class Messenger:
         """Pass on messages and replies until the run has ended.
 
         Raises:
-            RuntimeError: the run says that it has failed.
+            RuntimeError: if the run has failed.
         """
         pause = _PAUSES[0]
         with ThreadPoolExecutor(_AT_ONCE) as pool:

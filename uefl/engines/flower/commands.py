@@ -21,7 +21,7 @@ PARENT = "UEFLPARENT"
 
 
 def folder_of_commands(folder: Path) -> str:
-    """Make Flower's commands anew in a folder; return a PATH on which they come first.
+    """Write scripts of Flower's commands into a new folder; return a PATH that begins with it.
 
     Flower starts some of its commands by name, and its scripts need not be on the PATH of this process.
     """
@@ -40,7 +40,7 @@ def start(name: str, *arguments: str, log: IO[bytes], **environment: str) -> sub
         name: of the command.
         arguments: its own.
         log: gets its output.
-        environment: additions to that of this process.
+        environment: variables to add to the environment of this process.
     """
     return subprocess.Popen(
         [*_command(name), *arguments],

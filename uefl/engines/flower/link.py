@@ -158,7 +158,7 @@ class Messages:
         raise Unreachable(f"lost the SuperLink at {self._place}: it does not answer")
 
     def _take(self) -> Header | None:
-        """Read what has come; return it where it is no reply of a client."""
+        """Read a packet; return its header, or None for a reply of a client."""
         try:
             header, parts = receive(self._end)
         except ConnectionLost:
