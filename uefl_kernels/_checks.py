@@ -14,6 +14,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
     """Raise TypeError unless this is a dense tensor of an allowed dtype, and ValueError on a device without
     float64."""
+    check_dense(op, name, tensor, dtypes)
+    if tensor.device.type == "mps":
+        raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
+
+
+def check_dense(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
+    """Raise TypeError unless this is a dense tensor of an allowed dtype."""
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor).__name__
         todo = {"ndarray": "; torch.from_numpy makes it one", "list": "; torch.tensor makes it one"}.get(
@@ -30,8 +37,6 @@ def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.d
         raise TypeError(
             f"{op}: {name} has dtype {tensor.dtype}, expected {expected}; convert it, as by .to({dtypes[0]})"
         )
-    if tensor.device.type == "mps":
-        raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
 
 
 def packed(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

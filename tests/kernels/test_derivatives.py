@@ -88,12 +88,18 @@ def test_vmap_is_a_call_for_each_element(name):
     torch.testing.assert_close(torch.func.vmap(call)(batch), torch.stack([call(x) for x in batch]))
 
 
-def test_vmap_of_a_layer_is_refused():
-    """A layer updates its counts in place. It takes any number of leading dimensions in one call."""
-    layer, batch = VectorQuantize(8, 4).eval(), normal(3, 6, 8)
-    with pytest.raises(RuntimeError, match="vmap"):
-        torch.func.vmap(lambda x: layer(x)[0])(batch)
-    assert layer(batch)[0].shape == batch.shape
+@pytest.mark.parametrize(
+    "make",
+    [lambda: VectorQuantize(8, 4), lambda: ResidualVQ(dim=8, codebook_size=4, num_quantizers=2)],
+    ids=["one", "residual"],
+)
+def test_vmap_of_a_layer_in_evaluation(make):
+    layer, batch = make().eval(), normal(3, 6, 8)
+    found = torch.func.vmap(lambda x: layer(x)[:2])(batch)
+    for got, want in zip(found, layer(batch), strict=False):
+        assert torch.equal(got, want)
+    with pytest.raises(RuntimeError, match="vmap"):  # in training it would update its codewords
+        torch.func.vmap(lambda x: layer.train()(x)[0])(batch)
 
 
 @pytest.mark.parametrize("name", CONSTANT)

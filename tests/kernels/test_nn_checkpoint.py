@@ -26,6 +26,8 @@ LAYERS = {
         in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
     ),
     "drawn": lambda: VectorQuantize(8, 10, stochastic_sample_codes=True),
+    "affine": lambda: VectorQuantize(8, 10, affine_param=True, affine_param_batch_decay=0.5),
+    "beams": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=6, beam_size=2, rotation_trick=False),
     "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=6, shared_codebook=False),
     "shared": lambda: ResidualVQ(
         dim=8, num_quantizers=3, codebook_size=6, shared_codebook=True, threshold_ema_dead_code=1

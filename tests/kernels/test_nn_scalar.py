@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
 import uefl_kernels.nn
-from uefl_kernels.nn import FSQ, LFQ, BinaryMapper, LatentQuantize, ResidualFSQ, Sequential
+from uefl_kernels.nn import (
+    FSP,
+    FSQ,
+    LFQ,
+    BinaryMapper,
+    GroupedResidualFSQ,
+    LatentQuantize,
+    RandomProjectionQuantizer,
+    ResidualFSQ,
+    ResidualLFQ,
+    Sequential,
+)
 
 from .conftest import normal
 
@@ -87,6 +99,108 @@ def test_residual_fsq_of_channels_second_decodes():
     quantized, indices = layer(normal(2, 6, 9))
     assert indices.shape == (2, 3, 9)
     torch.testing.assert_close(layer.decode(indices), quantized)
+
+
+SCALAR = {
+    "FSQ": (lambda: FSQ([8, 5, 5], dim=6), (2, 7, 6)),
+    "LFQ": (lambda: LFQ(dim=6, codebook_size=16), (2, 7, 6)),
+    "FSP": (lambda: FSP([8, 5, 5], dim=6), (2, 7, 6)),
+    "LatentQuantize": (lambda: LatentQuantize([5, 4], 6), (2, 6, 7)),
+    "BinaryMapper": (lambda: BinaryMapper(6, deterministic_on_eval=True), (2, 7, 6)),
+    "ResidualFSQ": (lambda: ResidualFSQ(levels=[5, 3], dim=6, num_quantizers=2), (2, 7, 6)),
+    "ResidualLFQ": (lambda: ResidualLFQ(dim=6, codebook_size=16, num_quantizers=2), (2, 7, 6)),
+    "GroupedResidualFSQ": (
+        lambda: GroupedResidualFSQ(levels=[5, 3], dim=6, num_quantizers=2, groups=2),
+        (2, 7, 6),
+    ),
+    "RandomProjectionQuantizer": (
+        lambda: RandomProjectionQuantizer(dim=6, codebook_size=8, codebook_dim=4),
+        (2, 7, 6),
+    ),
+}
+
+
+def tensors(found):
+    found = found if isinstance(found, tuple) else (found,)
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+@pytest.mark.parametrize("way", ["to_empty", "assign"])
+@pytest.mark.parametrize("name", SCALAR)
+def test_layers_made_on_the_meta_device(name, way):
+    make, shape = SCALAR[name]
+    layer = make()
+    with torch.device("meta"):
+        other = make()
+    repr(other)
+    if way == "to_empty":
+        other.to_empty(device="cpu")
+    other.load_state_dict(layer.state_dict(), assign=way == "assign")
+    for got, want in zip(other.buffers(), layer.buffers(), strict=True):
+        assert torch.equal(got, want)
+    x = normal(*shape)
+    for got, want in zip(tensors(other.eval()(x)), tensors(layer.eval()(x)), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", SCALAR)
+def test_scalar_layers_take_no_rows(name, training):
+    make, shape = SCALAR[name]
+    for value in tensors(make().train(training)(torch.empty(0, *shape[1:]))):
+        assert torch.isfinite(value).all()
+
+
+@pytest.mark.parametrize("name", SCALAR)
+def test_input_that_is_no_tensor_of_floats(name):
+    make, shape = SCALAR[name]
+    x = normal(*shape)
+    for wrong in (x.numpy(), x.tolist(), x.long(), x > 0, x.to_sparse()):
+        with pytest.raises(TypeError, match=name.removeprefix("Grouped")):
+            make()(wrong)
+    for wrong in (x[:, :5, :5], x.new_zeros(())):
+        with pytest.raises(ValueError, match=name.removeprefix("Grouped")):
+            make()(wrong)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [FSQ([8] * 11), LatentQuantize([8] * 11, 11), FSP([8] * 11)],
+    ids=["FSQ", "LatentQuantize", "FSP"],
+)
+def test_indices_of_more_codewords_than_int32_holds(layer):
+    x = 3 * (normal(2, 11, 30) if isinstance(layer, LatentQuantize) else normal(2, 30, 11))
+    quantized, indices, *_ = layer.eval()(x)
+    assert indices.dtype == torch.int64
+    assert indices.max() > 2**31
+    torch.testing.assert_close(layer.decode(indices), quantized)
+
+
+def test_more_codewords_than_int64_holds():
+    for make in (FSQ, FSP, lambda levels: LatentQuantize(levels, len(levels))):
+        with pytest.raises(ValueError, match="levels"):
+            make([8] * 22)
+    layer = FSQ([8] * 22, return_indices=False)
+    assert layer(normal(5, 22))[1] is None
+    with pytest.raises(ValueError, match="levels"):
+        layer.codes_to_indices(normal(5, 22))
+
+
+@pytest.mark.parametrize("act_name", ["tanh", "sigmoid", "normal", "laplace", "cauchy"])
+def test_fsp_can_be_pickled(act_name):
+    layer, x = FSP([8, 5], act_name=act_name).eval(), normal(9, 2)
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(x)[0], layer(x)[0])
+
+
+def test_gradients_of_fsp_are_finite_for_equal_rows():
+    x = torch.zeros(5, 2, requires_grad=True)
+    FSP([8, 5], vector_norm="kurt")(x)[2].backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_binary_mapper_refuses_nan():
+    with pytest.raises(ValueError, match="logits"):
+        BinaryMapper(3)(torch.full((2, 3), torch.nan))
 
 
 WRONG = [

@@ -213,6 +213,34 @@ def test_a_batch_of_nan_does_not_reach_the_averages():
     assert vq.codebook.isfinite().all()
 
 
+def test_rows_of_nan_do_not_move_the_affine_map():
+    x, maps = normal(40, 8), []
+    for rows in (x, torch.cat([x, torch.full((4, 8), torch.nan)])):
+        vq = layer(affine_param=True)
+        for _ in range(2):
+            vq(rows)
+        vq(torch.full((4, 8), torch.nan))  # no finite row
+        maps.append((vq._codebook.batch_mean, vq._codebook.batch_variance))
+    torch.testing.assert_close(*maps)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stochastic_sample_codes": True}, {"commitment_use_cross_entropy_loss": True}, {"cosine_search": True}],
+    ids=["drawn", "cross entropy", "cosine search"],
+)
+def test_float64_rows_and_float32_codewords(options):
+    quantized, _, loss = layer(**options)(normal(20, 8).double())
+    assert quantized.dtype == torch.float64
+    assert loss.isfinite()
+
+
+def test_implicit_codewords_stay_float32_in_half_precision():
+    vq = ResidualVQ(dim=8, codebook_size=6, num_quantizers=2, implicit_neural_codebook=True).bfloat16()
+    assert {parameter.dtype for parameter in vq.mlps.parameters()} == {torch.float32}
+    assert vq(normal(20, 8).bfloat16())[0].dtype == torch.bfloat16
+
+
 # --- errors -----------------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,9 @@ change of it, and in the first batch where a mask or other processes take part.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from .. import vq_with_sums
 from . import _distributed
 from ._recompute import Memory
 from ._search import count_and_sum
-from ._shared import Float32Module, absent, by_book, fixed, no_autocast, no_torchscript
+from ._shared import ConstantBuffers, Float32Module, absent, by_book, fixed, no_autocast, no_torchscript
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -33,7 +33,15 @@ _OF_BATCH = ("batch_mean", "batch_variance")
 _OF_CODES = ("codebook_mean", "codebook_variance")
 
 
-class Codebook(Float32Module):
+class Affine(NamedTuple):
+    """Subtract the mean of the codewords, divide by a ratio of deviations, add the mean of the batches."""
+
+    inner: torch.Tensor
+    ratio: torch.Tensor
+    outer: torch.Tensor
+
+
+class Codebook(ConstantBuffers, Float32Module):
     """``[h, K, d]`` codewords, h = 1 where all heads share them, with the attributes and state of the peer's
     class.
 
@@ -102,9 +110,7 @@ class Codebook(Float32Module):
         else:
             self.register_buffer("embed", embed)
         self._register_statistics()
-        counts = torch.zeros(num_codebooks, codebook_size, dtype=torch.int64)
-        self.register_buffer("counts", counts, persistent=False)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
+        self._register_constants()
         # Counts and sums of batches that wait for the next. No buffers: DistributedDataParallel would
         # overwrite them with the values of one process.
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -112,6 +118,10 @@ class Codebook(Float32Module):
         self._known: tuple[torch.Tensor, int] | None = None
         self._begun = False  # whether `initted` was ever seen True, or loaded as False with codewords
         self.memory = Memory()
+
+    def _constants(self) -> dict[str, torch.Tensor | None]:  # where they begin
+        counts = torch.zeros(self.cluster_size.shape, dtype=torch.int64)
+        return {"counts": counts, "steps": torch.zeros((), dtype=torch.int64)}
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -176,13 +186,19 @@ class Codebook(Float32Module):
         """The codebook ``[h, K, d]`` as it is searched."""
         return self.transformed(self.embed)
 
-    def transformed(self, codebook: torch.Tensor) -> torch.Tensor:
-        """Map a codebook by the bridge and the affine map, where there are any."""
+    def transformed(self, codebook: torch.Tensor, affine: Affine | None = None) -> torch.Tensor:
+        """Map a codebook by the bridge and the affine map (by default that of now), where there are any."""
         with no_autocast(codebook.device):
             mapped: torch.Tensor = codebook if self.vq_bridge is None else self.vq_bridge(codebook)
+        affine = self.affine if affine is None else affine
+        return mapped if affine is None else (mapped - affine.inner) / affine.ratio + affine.outer
+
+    @property
+    def affine(self) -> Affine | None:
+        """The map to the mean and the variance of the batches, which later batches leave as it is."""
         if self.batch_mean is None:
-            return mapped
-        return (mapped - self.codebook_mean) / self._ratio() + self.batch_mean
+            return None
+        return Affine(self.codebook_mean.clone(), self._ratio(), self.batch_mean)
 
     def scaled(self, codewords: torch.Tensor) -> torch.Tensor:
         """Scale codewords to length 1 where the metric is the angle."""
@@ -421,8 +437,8 @@ class Codebook(Float32Module):
 
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Move the statistics towards the codewords and towards the rows ``[..., heads * d]`` where the mask
-        is True."""
+        """Move the statistics towards the codewords and towards the finite rows ``[..., heads * d]`` where
+        the mask is True; without one such row they stay."""
         embed = self.embed.detach()
         of_codewords = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
         decay = self.affine_param_codebook_decay
@@ -435,6 +451,8 @@ class Codebook(Float32Module):
         kept = rows.new_ones(books, rows.shape[1], 1)
         if mask is not None:
             kept = by_book(mask.unsqueeze(-1).expand(x.shape), books, d)[..., :1].to(rows.dtype)
+        finite = rows.isfinite().all(-1, keepdim=True)
+        kept, rows = kept * finite, rows.masked_fill(~finite, 0)
         parts = [kept.sum(1, keepdim=True), (rows * kept).sum(1, keepdim=True)]
         count, total = _distributed.all_reduce(parts, self.sync_affine_param)
         mean = total / count.clamp(min=1)
@@ -443,7 +461,8 @@ class Codebook(Float32Module):
         decay = self.affine_param_batch_decay
         for name, new in zip(_OF_BATCH, (mean, variance), strict=True):
             old = getattr(self, name)
-            setattr(self, name, new if old is None else old * decay + new * (1 - decay))
+            moved = new if old is None else torch.where(count > 0, old * decay + new * (1 - decay), old)
+            setattr(self, name, moved)
 
     def _ratio(self) -> torch.Tensor:
         """Return the standard deviation of the codewords divided by the one of the batches."""
@@ -618,6 +637,12 @@ def _version(tensor: torch.Tensor) -> int:
 def _heads_last(rows: torch.Tensor) -> torch.Tensor:
     """Reshape rows ``[h, ..., d]`` of each book to ``[..., h * d]``."""
     return rows.movedim(0, -2).flatten(-2) if rows.dim() > 2 else rows
+
+
+def set_counts(books: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
+    """Set the counts of the last pass. Under ``vmap`` they stay: a buffer holds those of one call."""
+    if torch.compiler.is_compiling() or not any(map(torch._C._functorch.is_batchedtensor, counts)):
+        torch._foreach_copy_([book.counts for book in books], list(counts))
 
 
 def without_single_head(codebook: torch.Tensor) -> torch.Tensor:

@@ -32,20 +32,18 @@ class Memory:
     def __len__(self) -> int:
         return sum(map(len, self._calls.values()))
 
-    def note(self, x: torch.Tensor, codes: torch.Tensor) -> None:
-        """Remember the codewords of this pass, if it may be run again."""
+    def note(self, x: torch.Tensor, codes: Any) -> None:
+        """Remember the codewords of this pass, and the map of them, if it may be run again."""
         if torch.compiler.is_compiling():  # there a checkpointed region saves the copy itself
             return
         region = _region()
         if region is not None:
             for calls in self._calls.values():
                 calls[:] = (call for call in calls if not call[-1])
-            self._calls.setdefault(region, []).append(
-                [x.shape, x.detach().double().sum(), codes.detach(), False]
-            )
+            self._calls.setdefault(region, []).append([x.shape, x.detach().double().sum(), codes, False])
 
-    def recall(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the codewords of the first run if this pass is a second run, else None."""
+    def recall(self, x: torch.Tensor) -> Any:
+        """Return what was noted in the first run if this pass is a second run, else None."""
         if torch.compiler.is_compiling() or not self._calls or torch._C._current_graph_task_id() == -1:
             return None
         calls = [call for calls in self._calls.values() for call in calls if call[0] == x.shape]
@@ -57,8 +55,7 @@ class Memory:
             # argmin would take NaN
             calls = [calls[int(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin())]]
         calls[0][-1] = True
-        codes: torch.Tensor = calls[0][2]
-        return codes
+        return calls[0][2]
 
 
 def _region() -> Any:

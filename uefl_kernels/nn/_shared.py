@@ -4,7 +4,8 @@ estimators."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from operator import index
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .._checks import check_tensor
+from .._checks import check_dense, check_tensor
 from .._numbers import is_count
 
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
@@ -53,6 +54,37 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
     if indices.dtype not in _INDICES:
         raise TypeError(f"{layer}: indices have dtype {indices.dtype}, expected integers, as torch.int64")
     return indices.long()
+
+
+def channels_last(layer: str, x: torch.Tensor, dim: int, second: bool, name: str = "x") -> torch.Tensor:
+    """Return vectors with their ``dim`` channels in the last dimension; they come second where ``second`` is
+    true.
+
+    Raises:
+        TypeError: no dense tensor of floats.
+        ValueError: fewer than two dimensions, or another number of channels.
+    """
+    check_dense(layer, name, x)
+    if x.dim() < 2 or x.shape[1 if second else -1] != dim:
+        expected = f"[B, {dim}, ...]" if second else f"[..., {dim}]"
+        raise ValueError(f"{layer}: {name} must have shape {expected}, got {list(x.shape)}")
+    return x.movedim(1, -1) if second else x
+
+
+def place_values(layer: str, levels: Sequence[int]) -> torch.Tensor:
+    """Return the factor ``[d]`` of each level in an index, int64 where int32 does not hold every index.
+
+    Raises:
+        ValueError: more codewords than an int64 counts.
+    """
+    size = math.prod(levels)
+    if size > 2**63:
+        raise ValueError(
+            f"{layer}: levels={list(levels)} has {size:.1e} codewords, more than an int64 counts; divide the"
+            " vectors among several codebooks"
+        )
+    factors = [math.prod(levels[:place]) for place in range(len(levels))]
+    return torch.tensor(factors, dtype=torch.int32 if size <= 2**31 else torch.int64)
 
 
 def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
@@ -189,6 +221,40 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
     return torch.autocast(device.type, enabled=False) if active else contextlib.nullcontext()
 
 
+class ConstantBuffers(nn.Module):
+    """A module with buffers whose first values follow from its arguments. They are no state: where they come
+    from the meta device, as by ``to_empty``, they are made again."""
+
+    def _constants(self) -> dict[str, torch.Tensor | None]:
+        """Return the buffers by name."""
+        raise NotImplementedError
+
+    def _register_constants(self) -> None:
+        for name, value in self._constants().items():
+            self.register_buffer(name, value, persistent=False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ConstantBuffers:
+        absent = [name for name, buffer in self._buffers.items() if buffer is not None and buffer.is_meta]
+        super()._apply(fn, recurse)
+        for name, value in self._constants().items() if absent else ():
+            buffer = self._buffers[name]
+            if name in absent and value is not None and buffer is not None and not buffer.is_meta:
+                self._buffers[name] = value.to(buffer)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, *args: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if local_metadata.get("assign_to_params_buffers", False):
+            found = [v.device for v in state_dict.values() if isinstance(v, torch.Tensor) and not v.is_meta]
+            device = found[0] if found else torch.get_default_device()
+            for name, value in self._constants().items():
+                buffer = self._buffers[name]
+                if value is not None and buffer is not None and buffer.is_meta:
+                    self._buffers[name] = value.to(device, buffer.dtype)
+
+
 class Float32Module(nn.Module):
     """A module that stays float32 when the model around it is cast to half precision.
 
@@ -210,8 +276,8 @@ class Float32Module(nn.Module):
 
 
 def straight_through(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return the codeword; its gradient goes to x unchanged."""
-    return x + (codes - x).detach()
+    """Return the codeword, to the bit; its gradient goes to x unchanged."""
+    return codes.detach() + (x - x.detach())
 
 
 def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

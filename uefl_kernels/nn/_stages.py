@@ -10,7 +10,7 @@ from torch import nn
 
 from .._snapshot import snapshot
 from ..ops.rvq import RVQOutput, composed, run
-from ._codebook import Codebook
+from ._codebook import Codebook, set_counts
 from .vector_quantize import VectorQuantize
 
 
@@ -57,7 +57,7 @@ class Stages:
                 rotation=self.first.rotation_trick,
             )
         )
-        torch._foreach_copy_([book.counts for book in self.books], list(out.counts))
+        set_counts(self.books, out.counts)
         if self.updated:
             self._update(start.detach(), [codebook.detach() for codebook in codebooks], out, sums)
         total = out.quantized if self._routed(start) else out.quantized.detach()

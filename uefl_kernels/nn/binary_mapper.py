@@ -6,14 +6,14 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from ._shared import absent, as_indices, counts, fixed
+from .._checks import check_dense
+from ._shared import ConstantBuffers, absent, as_indices, counts, fixed
 
 NAT = math.log(2)
 
 
-class BinaryMapper(nn.Module):
+class BinaryMapper(ConstantBuffers):
     """Draw bits from logits ``[..., bits]`` and return the one-hot vector of the number that they form.
 
     Args:
@@ -38,10 +38,15 @@ class BinaryMapper(nn.Module):
         super().__init__()
         (bits,) = counts("BinaryMapper", bits=bits)
         self.kl_loss_threshold, self.deterministic_on_eval = kl_loss_threshold, deterministic_on_eval
-        power = 2 ** torch.arange(bits)
-        codes = torch.arange(2**bits).unsqueeze(-1).bitwise_and(power) != 0
-        self.register_buffer("power_two", power, persistent=False)
-        self.register_buffer("codes", codes, persistent=False)
+        self._bits = bits
+        self._register_constants()
+
+    def _constants(self) -> dict[str, torch.Tensor | None]:
+        power = 2 ** torch.arange(self._bits)
+        return {
+            "power_two": power,
+            "codes": torch.arange(2**self._bits).unsqueeze(-1).bitwise_and(power) != 0,
+        }
 
     zero = absent("zero")
     bits = fixed("bits", lambda layer: len(layer.power_two), "Number of bits.")
@@ -56,7 +61,9 @@ class BinaryMapper(nn.Module):
     def calc_aux_loss(self, logits: torch.Tensor, reduce_aux_kl_loss: bool = True) -> torch.Tensor:
         """Return the part of the divergence from fair bits above the threshold: a mean, or ``[...]``."""
         loss: torch.Tensor = (self.bits * NAT - self.binary_entropy(logits) - self.kl_loss_threshold).relu()
-        return loss.mean() if reduce_aux_kl_loss else loss
+        if not reduce_aux_kl_loss:
+            return loss
+        return loss.mean() if loss.numel() > 0 else loss.sum()
 
     def log_prob(
         self,
@@ -122,15 +129,21 @@ class BinaryMapper(nn.Module):
             scalar.
 
         Raises:
-            ValueError: a shape that does not fit.
+            ValueError: a shape that does not fit, or NaN in logits on the CPU.
+            TypeError: no tensor of floats.
         """
-        if logits.shape[-1] != self.bits:
+        check_dense("BinaryMapper", "logits", logits)
+        if logits.dim() == 0 or logits.shape[-1] != self.bits:
             raise ValueError(
                 f"BinaryMapper: logits must have shape [..., {self.bits}], got {[*logits.shape]}"
             )
         if deterministic is None:
             deterministic = self.deterministic_on_eval and not self.training
         prob = (logits / temperature).sigmoid()
+        on_host = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+        readable = on_host and torch._C._functorch.peek_interpreter_stack() is None
+        if readable and not deterministic and bool(prob.isnan().any()):
+            raise ValueError("BinaryMapper: logits hold NaN, which is no probability of a bit")
         drawn = (prob > 0.5).long() if deterministic else prob.bernoulli().long()
         indices = (self.power_two * drawn).sum(-1)
         one_hot = F.one_hot(indices, self.num_codes).float()

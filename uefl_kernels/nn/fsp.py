@@ -10,20 +10,62 @@ import torch
 from torch import nn
 
 from ._codebook import Coder
-from ._shared import as_indices, counts, fixed, numbers, refuse_together, straight_through
+from ._shared import (
+    ConstantBuffers,
+    as_indices,
+    channels_last,
+    counts,
+    fixed,
+    numbers,
+    place_values,
+    refuse_together,
+    straight_through,
+)
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 _DEVIATION = 12**-0.5  # standard deviation of a uniform number from 0 to 1
+
+
+# functions with names, so that a layer can be pickled
+def _tanh(z: torch.Tensor) -> torch.Tensor:
+    return (z.tanh() + 1) / 2
+
+
+def _inverse_tanh(p: torch.Tensor) -> torch.Tensor:
+    return (2 * p - 1).arctanh()
+
+
+def _normal(z: torch.Tensor) -> torch.Tensor:
+    return (1 + (z / math.sqrt(2)).erf()) / 2
+
+
+def _inverse_normal(p: torch.Tensor) -> torch.Tensor:
+    return (2 * p - 1).erfinv() * math.sqrt(2)
+
+
+def _laplace(z: torch.Tensor) -> torch.Tensor:
+    return (1 + z.sign() * (1 - (-z.abs()).exp())) / 2
+
+
+def _inverse_laplace(p: torch.Tensor) -> torch.Tensor:
+    return -(p - 0.5).sign() * (1 - 2 * (p - 0.5).abs()).log()
+
+
+def _cauchy(z: torch.Tensor) -> torch.Tensor:
+    return z.arctan() / math.pi + 0.5
+
+
+def _inverse_cauchy(p: torch.Tensor) -> torch.Tensor:
+    return ((p - 0.5) * math.pi).tan()
+
+
 _ACTIVATIONS: dict[str, tuple[Activation, Activation]] = {
-    "tanh": (lambda z: (z.tanh() + 1) / 2, lambda p: (2 * p - 1).arctanh()),
+    "tanh": (_tanh, _inverse_tanh),
     "sigmoid": (torch.sigmoid, torch.logit),
-    "normal": (lambda z: (1 + (z / math.sqrt(2)).erf()) / 2, lambda p: (2 * p - 1).erfinv() * math.sqrt(2)),
-    "laplace": (
-        lambda z: (1 + z.sign() * (1 - (-z.abs()).exp())) / 2,
-        lambda p: -(p - 0.5).sign() * (1 - 2 * (p - 0.5).abs()).log(),
-    ),
-    "cauchy": (lambda z: z.arctan() / math.pi + 0.5, lambda p: ((p - 0.5) * math.pi).tan()),
+    "normal": (_normal, _inverse_normal),
+    "laplace": (_laplace, _inverse_laplace),
+    "cauchy": (_cauchy, _inverse_cauchy),
 }
 _NORMS: dict[str, tuple[tuple[float, float], ...]] = {  # target and weight of each moment
     "none": ((0, 0), (1, 0), (0, 0), (0, 0)),
@@ -75,9 +117,11 @@ class VectorNorm(nn.Module):
         self.eps = eps
 
     def forward(self, z: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of rows ``[n, d]``, a scalar, and the moments, each ``[d]``."""
+        """Return the loss of rows ``[n, d]``, a scalar, and the moments, each ``[d]``; zeros without rows."""
+        if len(z) == 0:
+            return z.sum(), dict.fromkeys(("mean", "variance", "skewness", "kurtosis"), z.sum(0))
         variance, mean = torch.var_mean(z, dim=0, correction=int(len(z) > 1))
-        scores = (z - mean) / variance.sqrt().clamp(min=self.eps)
+        scores = (z - mean) / variance.clamp(min=self.eps**2).sqrt()  # the gradient of sqrt(0) is infinite
         skewness, kurtosis = scores.pow(3).mean(0), scores.pow(4).mean(0) - 3
         terms = (
             (mean, self.l1_target, self.l1_weight),
@@ -92,7 +136,7 @@ class VectorNorm(nn.Module):
         return loss, {"mean": mean, "variance": variance, "skewness": skewness, "kurtosis": kurtosis}
 
 
-class FSP(Coder):
+class FSP(ConstantBuffers, Coder):
     """Map every element of a vector to 0 to 1, and round it to the middle of one of a few bins.
 
     In training most elements are moved within their bin at random instead, so that the gradient sees no
@@ -150,18 +194,21 @@ class FSP(Coder):
         if self._dim != inner:
             self.project_in = nn.Linear(self._dim, inner, bias=projection_has_bias)
             self.project_out = nn.Linear(inner, self._dim, bias=projection_has_bias)
-        basis = torch.tensor([1, *levels[:-1]]).cumprod(0).to(torch.int32)
-        self.register_buffer("_levels", torch.tensor(levels, dtype=torch.int32), persistent=False)
-        self.register_buffer("_basis", basis, persistent=False)
+        self._level_list = levels
+        self._register_constants()
+
+    def _constants(self) -> dict[str, torch.Tensor | None]:
+        levels = self._level_list
+        return {"_levels": torch.tensor(levels, dtype=torch.int32), "_basis": place_values("FSP", levels)}
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"levels={self._levels.tolist()}, dim={self.dim}, act_name={self.act_name!r}"
+        return f"levels={self._level_list}, dim={self.dim}, act_name={self.act_name!r}"
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     codebook_dim = fixed("codebook_dim", lambda layer: len(layer._levels), "Length of a codeword.")
     codebook_size = fixed(
-        "codebook_size", lambda layer: int(layer._levels.prod()), "K, the product of levels."
+        "codebook_size", lambda layer: math.prod(layer._level_list), "K, the product of levels."
     )
     act_name = fixed(
         "act_name", lambda layer: layer._act_name, "Name of act_func and inv_act_func, which may be set."
@@ -175,7 +222,7 @@ class FSP(Coder):
     @property
     def bits_per_vector(self) -> float:
         """Bits of the index of a vector, log2(K)."""
-        return float(self._levels.double().log2().sum())
+        return float(sum(map(math.log2, self._level_list)))
 
     # --- bins ----------------------------------------------------------------------------------------------
 
@@ -201,8 +248,8 @@ class FSP(Coder):
     # --- indices -------------------------------------------------------------------------------------------
 
     def level_indices_to_indices(self, level_indices: torch.Tensor) -> torch.Tensor:
-        """Return the index, int32 ``[...]``, of the numbers of bins ``[..., d]``."""
-        return (level_indices * self._basis).sum(-1).to(torch.int32)
+        """Return the index ``[...]``, int32 or int64 as ``forward``, of the numbers of bins ``[..., d]``."""
+        return (level_indices.long() * self._basis).sum(-1).to(self._basis.dtype)
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the numbers of bins ``[..., d]`` of indices ``[...]``."""
@@ -229,23 +276,22 @@ class FSP(Coder):
             eps: the last bin ends this much before 1; by default the epsilon of the dtype.
 
         Returns:
-            ``(quantized, indices, loss, info)``: the shape of z, int32 of that shape less its channels, the
-            scalar of ``vector_norm``, and a dict with the numbers of bins, the moments, and in training the
-            share of elements that could be moved.
+            ``(quantized, indices, loss, info)``: the shape of z, integers of that shape less its channels
+            (int32, or int64 for more than 2^31 codewords), the scalar of ``vector_norm``, and a dict with the
+            numbers of bins, the moments, and in training the share of elements that could be moved.
 
         Raises:
             ValueError: a shape that does not fit.
+            TypeError: no tensor of floats.
         """
+        z = channels_last("FSP", z, self.dim, self.channel_first, "z")
         eps = torch.finfo(z.dtype).eps if eps is None else eps
-        z = z.movedim(1, -1) if self.channel_first else z
-        if z.shape[-1] != self.dim:
-            raise ValueError(f"FSP: z must have {self.dim} channels, got {list(z.shape)}, channels last")
         lead = z.shape[:-1]
         z = self.project_in(z.reshape(-1, self.dim))
         loss, moments = self.vector_norm(z)
         act_z = self.act_func(z)
         values, places = self.quantize_act_value(act_z, eps)
-        info: dict[str, Any] = {"level_indices": places.reshape(*lead, -1), "norm_info": moments}
+        info: dict[str, Any] = {"level_indices": places.reshape(*lead, z.shape[-1]), "norm_info": moments}
         rate = self.quantize_rate if self.training else 1.0
         if rate < 1:
             moved, info["p_accept_prob"] = self._perturbed(act_z)
@@ -253,6 +299,6 @@ class FSP(Coder):
         codes = self._values(values, eps)
         if self.need_inv_act:
             codes = straight_through(z, codes)
-        output = self.project_out(codes).reshape(*lead, -1)
+        output = self.project_out(codes).reshape(*lead, self.dim)
         output = output.movedim(-1, 1) if self.channel_first else output
         return output, self.level_indices_to_indices(places).reshape(lead), loss, info

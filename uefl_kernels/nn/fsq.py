@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,21 @@ from torch import nn
 
 from . import _distributed
 from ._codebook import Coder
-from ._shared import as_indices, counts, fixed, no_autocast, refuse_together, straight_through
+from ._shared import (
+    ConstantBuffers,
+    as_indices,
+    channels_last,
+    counts,
+    fixed,
+    no_autocast,
+    place_values,
+    refuse_together,
+    straight_through,
+)
 from .residual_vq import Stack
 
 
-class FSQ(Coder):
+class FSQ(ConstantBuffers, Coder):
     """Round every element of a vector to one of a few levels.
 
     The product of all levels is the codebook, so there is no codeword to learn and no search.
@@ -51,7 +62,7 @@ class FSQ(Coder):
     """
 
     _levels: torch.Tensor
-    _basis: torch.Tensor
+    _basis: torch.Tensor | None
     orthogonal_rot: torch.Tensor
 
     def __init__(
@@ -100,18 +111,22 @@ class FSQ(Coder):
         if self._dim != inner:
             self.project_in = nn.Linear(self._dim, inner, bias=projection_has_bias)
             self.project_out = nn.Linear(inner, self._dim, bias=projection_has_bias)
-        sizes = torch.tensor(levels, dtype=torch.int32)
-        basis = torch.tensor([1, *levels[:-1]]).cumprod(0).to(torch.int32)
-        self.register_buffer("_levels", sizes, persistent=False)
-        self.register_buffer("_basis", basis, persistent=False)
-        self._codebook_size = int(sizes.long().prod())
+        self._level_list, self._indexed = levels, return_indices
+        self._register_constants()
         if orthogonal_rotation:
             rotation = nn.init.orthogonal_(torch.empty(len(levels), len(levels)))
             self.register_buffer("orthogonal_rot", rotation)
 
+    def _constants(self) -> dict[str, torch.Tensor | None]:
+        counted = self._indexed or self.codebook_size <= 2**63
+        return {
+            "_levels": torch.tensor(self._level_list, dtype=torch.int32),
+            "_basis": place_values("FSQ", self._level_list) if counted else None,
+        }
+
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"levels={self._levels.tolist()}, dim={self.dim}, num_codebooks={self.num_codebooks}"
+        return f"levels={self._level_list}, dim={self.dim}, num_codebooks={self.num_codebooks}"
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     num_codebooks = fixed("num_codebooks", lambda layer: layer._num_codebooks, "Parts of a vector.")
@@ -121,7 +136,9 @@ class FSQ(Coder):
         lambda layer: len(layer._levels) * layer._num_codebooks,
         "Number of elements that are rounded.",
     )
-    codebook_size = fixed("codebook_size", lambda layer: layer._codebook_size, "K, the product of levels.")
+    codebook_size = fixed(
+        "codebook_size", lambda layer: math.prod(layer._level_list), "K, the product of levels."
+    )
     keep_num_codebooks_dim = fixed(
         "keep_num_codebooks_dim", lambda layer: layer._keep, "Whether indices are [..., num_codebooks]."
     )
@@ -138,16 +155,14 @@ class FSQ(Coder):
     )
     implicit_codebook = fixed(
         "implicit_codebook",
-        lambda layer: layer._indices_to_codes(
-            torch.arange(layer._codebook_size, device=layer._levels.device)
-        ),
+        lambda layer: layer._indices_to_codes(torch.arange(layer.codebook_size, device=layer._levels.device)),
         "All codewords.",
     )
 
     @property
     def bits_per_vector(self) -> float:
         """Bits of the indices of a vector, num_codebooks * log2(K)."""
-        return float(self.num_codebooks * self._levels.double().log2().sum())
+        return float(self.num_codebooks * sum(map(math.log2, self._level_list)))
 
     # --- rounding ------------------------------------------------------------------------------------------
 
@@ -186,18 +201,22 @@ class FSQ(Coder):
 
     # --- indices -------------------------------------------------------------------------------------------
 
+    def _counted(self) -> torch.Tensor:
+        """Return the factor of each level in an index, or raise ValueError for more than an int64 counts."""
+        return place_values("FSQ", self._level_list) if self._basis is None else self._basis
+
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the level of every element, ``[..., d]``, of integers ``[...]``."""
-        levels: torch.Tensor = as_indices("FSQ", indices).unsqueeze(-1) // self._basis % self._levels
-        return levels
+        return as_indices("FSQ", indices).unsqueeze(-1) // self._counted() % self._levels
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
-        """Return the index, int32 ``[...]``, of codewords ``[..., d]``."""
+        """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``."""
         if self.preserve_symmetry:
             levels = (zhat + 1.0) / (2.0 / (self._levels - 1))
         else:
             levels = zhat * (self._levels // 2) + self._levels // 2
-        return (levels.detach().round().long() * self._basis).sum(-1).to(torch.int32)
+        basis = self._counted()
+        return (levels.detach().round().long() * basis).sum(-1).to(basis.dtype)
 
     def _indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         levels = self.indices_to_level_indices(indices)
@@ -225,17 +244,15 @@ class FSQ(Coder):
             z: ``[..., dim]``, or ``[B, dim, ...]`` for images, video and ``channel_first``.
 
         Returns:
-            ``(quantized, indices)``: the shape and dtype of z, and int32 of that shape less its channels, or
-            ``[..., num_codebooks]``.
+            ``(quantized, indices)``: the shape and dtype of z, and integers of that shape less its channels,
+            or ``[..., num_codebooks]``: int32, or int64 for more than 2^31 codewords.
 
         Raises:
             ValueError: a shape that does not fit.
+            TypeError: no tensor of floats.
         """
-        image = self.channel_first or z.dim() >= 4
-        z = z.movedim(1, -1) if image else z
-        if z.dim() < 2 or z.shape[-1] != self.dim:
-            raise ValueError(f"FSQ: z must have {self.dim} channels, got {list(z.shape)}, channels last")
-        z = self.project_in(z)
+        image = self.channel_first or (isinstance(z, torch.Tensor) and z.dim() >= 4)
+        z = self.project_in(channels_last("FSQ", z, self.dim, image, "z"))
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
         if self.orthogonal_rotation:
             z = z @ self.orthogonal_rot
@@ -263,7 +280,7 @@ class ScalarStack(Stack):
     project_out: nn.Module
 
     def _project(self, dim: int, inner: int) -> None:
-        same = dim == inner
+        self._dim, same = dim, dim == inner
         self.project_in = nn.Identity() if same else nn.Linear(dim, inner)
         self.project_out = nn.Identity() if same else nn.Linear(inner, dim)
 
@@ -303,7 +320,7 @@ class ScalarStack(Stack):
         return output
 
 
-class ResidualFSQ(ScalarStack):
+class ResidualFSQ(ConstantBuffers, ScalarStack):
     """Quantize x by an :class:`FSQ`, then the rest by a finer one, and so on.
 
     Args:
@@ -358,12 +375,14 @@ class ResidualFSQ(ScalarStack):
         self.is_channel_first, self._level_list = is_channel_first, list(levels)
         options = {"preserve_symmetry": True, "bound_hard_clamp": bound_hard_clamp, **kwargs}
         self.layers = nn.ModuleList(FSQ(levels, dim=inner, **options) for _ in range(num_quantizers))
-        sizes = torch.tensor(list(levels))
-        scales = torch.stack([sizes.float() ** -place for place in range(num_quantizers)])
-        self.register_buffer("scales", scales, persistent=False)
-        limit = 1 + 1 / (sizes - 1) if bound_hard_clamp else soft_clamp_input_value
-        limit = None if limit is None else torch.as_tensor(limit)
-        self.register_buffer("soft_clamp_input_value", limit, persistent=False)
+        self._limit, self._limited_by_levels = soft_clamp_input_value, bound_hard_clamp
+        self._register_constants()
+
+    def _constants(self) -> dict[str, torch.Tensor | None]:
+        sizes = torch.tensor(self._level_list)
+        scales = torch.stack([sizes.float() ** -place for place in range(self._num_quantizers)])
+        limit = 1 + 1 / (sizes - 1) if self._limited_by_levels else self._limit
+        return {"scales": scales, "soft_clamp_input_value": None if limit is None else torch.as_tensor(limit)}
 
     levels = fixed("levels", lambda layer: layer._level_list, "Levels of each element.")
 
@@ -397,8 +416,9 @@ class ResidualFSQ(ScalarStack):
 
         Raises:
             ValueError: a shape that does not fit.
+            TypeError: no tensor of floats.
         """
-        x = x.movedim(1, -1) if self.is_channel_first else x
+        x = channels_last("ResidualFSQ", x, self._dim, self.is_channel_first)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         x = self.project_in(x)
         if self.soft_clamp_input_value is not None:
@@ -419,7 +439,7 @@ class ResidualFSQ(ScalarStack):
         found = torch.stack(chosen, -1)
         found = F.pad(found, (0, self._num_quantizers - kept), value=-1)
         codes = (self.get_codes_from_indices(found),) if return_all_codes else ()
-        output = self.project_out(total.view(*lead, -1))
+        output = self.project_out(total.view(x.shape))
         if self.is_channel_first:
             output, found = output.movedim(-1, 1), found.movedim(-1, 1)
         return output, found, *codes
@@ -475,11 +495,7 @@ class GroupedScalar(Coder):
 
     def _quantize(self, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
         """Quantize each group; all groups leave out the same quantizers."""
-        if x.shape[self.split_dim] != self.dim:
-            raise ValueError(
-                f"{type(self).__name__}: x must have {self.dim} channels in dimension {self.split_dim}, got"
-                f" {list(x.shape)}"
-            )
+        channels_last(type(self).__name__, x, self.dim, self.accept_image_fmap)
         if self.training and options.get("n_q") is None and self._residuals[0].quantize_dropout:
             drawn = torch.randint(0, 10_000, (), device=x.device)
             options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(drawn))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from ._codebook import Coder
-from ._shared import absent, as_indices, counts, fixed, refuse_together
+from ._shared import (
+    ConstantBuffers,
+    absent,
+    as_indices,
+    channels_last,
+    counts,
+    fixed,
+    place_values,
+    refuse_together,
+)
 
 
-class LatentQuantize(Coder):
+class LatentQuantize(ConstantBuffers, Coder):
     """Replace every element of a vector by the nearest of a few values.
 
     Args:
@@ -81,8 +91,8 @@ class LatentQuantize(Coder):
         inner = len(levels) * num_codebooks
         self.project_in: nn.Module = nn.Linear(dim, inner) if dim != inner else nn.Identity()
         self.project_out: nn.Module = nn.Linear(inner, dim) if dim != inner else nn.Identity()
-        self.register_buffer("_levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("_basis", torch.tensor([1, *levels[:-1]]).cumprod(0), persistent=False)
+        self._level_list = levels
+        self._register_constants()
         values = [
             torch.linspace(-0.5, 0.5, level) if level % 2 else torch.arange(level) / level - 0.5
             for level in levels
@@ -93,9 +103,13 @@ class LatentQuantize(Coder):
         else:
             self.values_per_latent = values
 
+    def _constants(self) -> dict[str, torch.Tensor | None]:
+        levels = self._level_list
+        return {"_levels": torch.tensor(levels), "_basis": place_values("LatentQuantize", levels)}
+
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"levels={self._levels.tolist()}, dim={self.dim}, num_codebooks={self.num_codebooks}"
+        return f"levels={self._level_list}, dim={self.dim}, num_codebooks={self.num_codebooks}"
 
     in_place_codebook_optimizer, quantize_and_project = map(
         absent, ("in_place_codebook_optimizer", "quantize_and_project")
@@ -130,7 +144,7 @@ class LatentQuantize(Coder):
     @property
     def bits_per_vector(self) -> float:
         """Bits of the indices of a vector."""
-        return float(self.num_codebooks * self._levels.double().log2().sum())
+        return float(self.num_codebooks * sum(map(math.log2, self._level_list)))
 
     def _nearest(self, z: torch.Tensor) -> torch.Tensor:
         """Return the number of the nearest value of every element, int64 ``[..., d]``."""
@@ -147,8 +161,8 @@ class LatentQuantize(Coder):
         return self._values(self._nearest(z)).to(z.dtype) + (z - z.detach())
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
-        """Return the index, int32 ``[...]``, of values ``[..., d]``."""
-        return (self._nearest(zhat) * self._basis).sum(-1).to(torch.int32)
+        """Return the index ``[...]``, int32 or int64 as ``forward``, of values ``[..., d]``."""
+        return (self._nearest(zhat) * self._basis).sum(-1).to(self._basis.dtype)
 
     def quantization_loss(self, z: torch.Tensor, zhat: torch.Tensor, reduce: str = "mean") -> torch.Tensor:
         """Return the mean squared distance, with a gradient for z."""
@@ -172,22 +186,22 @@ class LatentQuantize(Coder):
         """Quantize z, ``[B, dim, ...]``.
 
         Returns:
-            ``(quantized, indices, loss)``: the shape of z, int32 of that shape less its channels (or ``[...,
-            num_codebooks]``), and a scalar, 0 outside training.
+            ``(quantized, indices, loss)``: the shape of z, integers of that shape less its channels (or
+            ``[..., num_codebooks]``; int32, or int64 for more than 2^31 codewords), and a scalar, 0 outside
+            training.
 
         Raises:
             ValueError: a shape that does not fit.
+            TypeError: no tensor of floats.
         """
-        if z.dim() < 2 or z.shape[1] != self.dim:
-            raise ValueError(f"LatentQuantize: z must have shape [B, {self.dim}, ...], got {[*z.shape]}")
-        given, z = z, self.project_in(z.movedim(1, -1))
+        given, z = z, self.project_in(channels_last("LatentQuantize", z, self.dim, True, "z"))
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
         places = self._nearest(z)
         codes = self._values(places).to(z.dtype) + (z - z.detach())
-        indices = (places * self._basis).sum(-1).to(torch.int32)
+        indices = (places * self._basis).sum(-1).to(self._basis.dtype)
         output = self.project_out(codes.flatten(-2)).movedim(-1, 1)
         loss = z.new_zeros(())
-        if self.training:
+        if self.training and z.numel() > 0:
             loss = self.commitment_loss_weight * self.commitment_loss(given, output)
             loss = loss + self.quantization_loss_weight * self.quantization_loss(given, output)
         return output, indices if self._keep else indices.squeeze(-1), loss

@@ -11,7 +11,17 @@ from torch import nn
 
 from . import _distributed
 from ._codebook import Coder
-from ._shared import absent, as_indices, counts, fixed, no_autocast, refuse_together, straight_through
+from ._shared import (
+    ConstantBuffers,
+    absent,
+    as_indices,
+    channels_last,
+    counts,
+    fixed,
+    no_autocast,
+    refuse_together,
+    straight_through,
+)
 from .fsq import GroupedScalar, ScalarStack
 
 
@@ -44,7 +54,7 @@ class CosineSimLinear(nn.Module):
         return F.normalize(x, dim=-1) @ F.normalize(self.weight, dim=0) * self.scale
 
 
-class LFQ(Coder):
+class LFQ(ConstantBuffers, Coder):
     """Quantize every element of a vector to its sign, and keep the indices spread by an entropy loss.
 
     The loss compares every vector with all K codewords in training: N x K in memory.
@@ -164,9 +174,15 @@ class LFQ(Coder):
             self.project_out = nn.Linear(inner, self._dim, bias=projection_has_bias)
         if orthogonal_rotation:
             self.register_buffer("orthogonal_rot", nn.init.orthogonal_(torch.empty(bits, bits)))
-        self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
-        codes = self.bits_to_codes(self._bits_of(torch.arange(codebook_size)).float())
-        self.register_buffer("codebook", codes, persistent=False)
+        self.register_buffer("mask", self._place_values())
+        self._register_constants()
+
+    def _constants(self) -> dict[str, torch.Tensor | None]:
+        codes = torch.arange(self.codebook_size).unsqueeze(-1).bitwise_and(self._place_values()) != 0
+        return {"codebook": self.bits_to_codes(codes.float())}
+
+    def _place_values(self) -> torch.Tensor:
+        return 2 ** torch.arange(self._bits - 1, -1, -1)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -243,12 +259,12 @@ class LFQ(Coder):
 
         Raises:
             ValueError: a shape that does not fit.
+            TypeError: no tensor of floats.
         """
-        image = x.dim() >= 4 if self.channel_first is None else self.channel_first
-        x = x.movedim(1, -1) if image else x
-        if x.dim() < 2 or x.shape[-1] != self.dim:
-            raise ValueError(f"LFQ: x must have {self.dim} channels, got {list(x.shape)}, channels last")
-        x = self.project_in(x)
+        image = self.channel_first
+        if image is None:
+            image = isinstance(x, torch.Tensor) and x.dim() >= 4
+        x = self.project_in(channels_last("LFQ", x, self.dim, image))
         if self.soft_clamp_input_value is not None:
             x = (x / self.soft_clamp_input_value).tanh() * self.soft_clamp_input_value
         x = x.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
@@ -393,6 +409,7 @@ class ResidualLFQ(ScalarStack):
         Raises:
             ValueError: a shape that does not fit.
         """
+        x = channels_last("ResidualLFQ", x, self._dim, False)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         residual = self.project_in(x)
         total, chosen, losses = torch.zeros_like(residual), [], []

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ._codebook import Coder
-from ._shared import counts
+from ._shared import channels_last, counts
 from .vector_quantize import VectorQuantize
 
 
@@ -81,7 +81,13 @@ class RandomProjectionQuantizer(Coder):
         return self.vq.decode(indices)
 
     def forward(self, x: torch.Tensor, indices: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the indices of x ``[B, N, dim]``, or the cross entropy of indices that are given."""
+        """Return the indices of x ``[B, N, dim]``, or the cross entropy of indices that are given.
+
+        Raises:
+            ValueError: a shape that does not fit.
+            TypeError: no tensor of floats.
+        """
+        x = channels_last("RandomProjectionQuantizer", x, self.rand_projs.shape[1], False)
         projected = torch.einsum("...d,hde->...he", self.norm(x), self.rand_projs).flatten(-2)
         self.vq.eval()
         found: torch.Tensor = self.vq(projected, indices=indices)[1]

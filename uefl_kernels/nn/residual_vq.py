@@ -18,7 +18,16 @@ from .._numbers import as_integer
 from . import _distributed
 from ._codebook import Coder
 from ._losses import masked_mean
-from ._shared import Layout, as_indices, counts, directional, fixed, no_autocast, refuse_together
+from ._shared import (
+    Float32Module,
+    Layout,
+    as_indices,
+    counts,
+    directional,
+    fixed,
+    no_autocast,
+    refuse_together,
+)
 from ._stages import Stages
 from .vector_quantize import VectorQuantize
 
@@ -643,9 +652,9 @@ def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
     return torch.take_along_dim(held, best.reshape(*best.shape, *(1,) * dims), dim=-1 - dims)
 
 
-class ImplicitCodebook(nn.Module):
+class ImplicitCodebook(Float32Module):
     """Map a codeword and the sum of the codewords before it to the codeword of a position, by a residual MLP
-    (QINCo).
+    (QINCo). It stays float32 as the codewords do.
 
     The peer's ``MLP``. Source: Huijben et al. 2024, "Residual Quantization with Implicit Neural Codebooks".
     """
@@ -664,7 +673,7 @@ class ImplicitCodebook(nn.Module):
     def forward(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
         """Return the codeword made of codes ``[..., d]`` for each condition ``[..., d]``."""
         with no_autocast(codes.device):
-            x = self.proj_in(torch.cat((condition, codes), -1))
+            x = self.proj_in(torch.cat((condition.to(codes.dtype), codes), -1))
             for layer in self.layers:
                 x = layer(x) + x
         return nn.functional.normalize(x, dim=-1) if self.l2norm_output else x

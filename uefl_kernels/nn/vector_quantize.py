@@ -15,7 +15,7 @@ from .. import VQOutput, vq, vq_with_sums
 from .._gather import flat_indices, gather
 from .._snapshot import snapshot
 from . import _distributed, _losses, _search
-from ._codebook import Codebook, Coder, Weight, without_single_head
+from ._codebook import Codebook, Coder, Weight, set_counts, without_single_head
 from ._losses import LossBreakdown
 from ._recompute import put
 from ._search import Sampling
@@ -196,8 +196,7 @@ class VectorQuantize(Coder):
     and without a commitment loss too, and the codewords do not move towards the row. A loss over no rows, or
     over masked rows only, is 0. Under autocast distances, and codewords that a module makes (``vq_bridge``),
     stay float32. Reverse-mode first derivatives only: a second derivative and forward mode raise; so does
-    ``torch.func.grad``; ``vmap`` fails because the layer writes ``counts``, give it the leading dimensions
-    instead.
+    ``torch.func.grad``; ``vmap`` works in evaluation and leaves ``counts`` as they are.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1
     (moving averages); Dhariwal et al. 2020, "Jukebox" (revival); Fifty et al. 2024 (rotation).
@@ -537,27 +536,30 @@ class VectorQuantize(Coder):
         updated = self.training and not call.frozen and (optimizing or book.tracks(call.ema))
         changing = updated and call.topk is None
         # not None: a checkpointed region runs this pass again
-        before = book.memory.recall(rows) if changing else None
+        before = book.memory.recall(rows) if updated else None
         if self.training and book.affine_param and before is None:
             book.update_affine(rows, mask)
         in_place = given.new_zeros((), dtype=torch.float32)
         if changing and optimizing and before is None:
             in_place = self._optimize(rows, call)
+        affine = book.affine
         if before is not None:
-            codebook = put(book.embed, before)
+            codebook, affine = put(book.embed, before[0]), before[1]
         else:  # a copy where codewords are updated in place: the backward pass needs the chosen ones
             codebook = snapshot(book.embed) if updated else book.embed
-            if changing:
-                book.memory.note(rows, codebook)
+            if updated:
+                book.memory.note(rows, (codebook.detach(), affine))
 
         # 3. Choose.
         # also the second time, which must save the same tensors as the first
         summed = changing and not optimizing
-        chosen = self._choose(rows, book.transformed(codebook), call, summed and book.tracks(call.ema))
+        chosen = self._choose(
+            rows, book.transformed(codebook, affine), call, summed and book.tracks(call.ema)
+        )
 
         # 4. Update; the zeros of the padding have added nothing to the sums.
         if before is None and call.topk is None:
-            book.counts.copy_(_counts_without_padding(chosen, mask).view_as(book.counts))
+            set_counts([book], [_counts_without_padding(chosen, mask).view_as(book.counts)])
             if summed:
                 self._update(rows, chosen, call)
 
@@ -643,9 +645,11 @@ class VectorQuantize(Coder):
         return Chosen(op_codebook, found, counted, sums if summed else None, None, merged.flatten(-3), near)
 
     def _searched(self, rows: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows ``[h, n, d]`` and the codewords as they are compared: of length 1 for
-        ``cosine_search``."""
+        """Return the rows ``[h, n, d]`` and the codewords as they are compared: of one dtype, and of length
+        1 for ``cosine_search``."""
         split = self._split(rows, codebook)
+        dtype = torch.promote_types(split.dtype, codebook.dtype)
+        split, codebook = split.to(dtype), codebook.to(dtype)
         return (
             (F.normalize(split, dim=-1), F.normalize(codebook, dim=-1))
             if self.cosine_search
