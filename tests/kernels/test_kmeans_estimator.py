@@ -340,6 +340,16 @@ REFUSED = {
         ValueError,
         "^KMeans: sample_weight.*negative",
     ),
+    "weights that are next to zero": (
+        lambda: KMeans(2).fit(DATA, sample_weight=np.full(200, 1e-300)),
+        ValueError,
+        "^KMeans: sample_weight.*zero",
+    ),
+    "rows without values": (
+        lambda: KMeans(2).fit(torch.empty(200, 3, device="meta")),
+        ValueError,
+        "^KMeans: X.*meta",
+    ),
     "score, NaN as a weight": (
         lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=np.full(200, np.nan)),
         ValueError,

@@ -26,6 +26,8 @@ def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Te
     """Return rows [n, d] of one of the four dtypes, without a copy if possible, and a function that converts
     results to the kind of X."""
     x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), to_numpy)
+    if x.is_meta:
+        raise ValueError(f"{name}: X is on the meta device and has no values; move it to another one")
     if x.dim() != 2:
         raise ValueError(
             f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: one row per sample."

@@ -425,10 +425,13 @@ class KMeans(RowEstimator, ClusteringEstimator):
         if n is not None and tuple(weights.shape) != (n,):
             raise ValueError(f"KMeans: sample_weight must have shape [{n}], got {list(weights.shape)}")
         if not bool(
-            (weights >= 0).all() and (weights <= 2.0**1000).all() and (n is None or bool((weights > 0).any()))
+            (weights >= 0).all()
+            and (weights <= 2.0**1000).all()
+            and (n is None or bool((weights >= 2.0**-900).any()))
         ):
             raise ValueError(
-                "KMeans: sample_weight must be finite (at most 2^1000), not negative and not all zero"
+                "KMeans: sample_weight must be finite (at most 2^1000), not negative, and not all zero (or"
+                " below 2^-900)"
             )
         return weights
 
