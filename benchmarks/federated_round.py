@@ -22,7 +22,7 @@ from uefl.client.workspace import Workspace
 from uefl.config import Config
 from uefl.data import Federation, build
 from uefl.engines.base import Engine
-from uefl.engines.local import LocalEngine
+from uefl.engines.in_process import LocalEngine
 from uefl.server.rounds import ServerLoop
 from uefl.server.teacher import Teacher
 

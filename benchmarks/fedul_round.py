@@ -24,7 +24,7 @@ from uefl import config
 from uefl.config import Config
 from uefl.data import Federation, SetData, build
 
-from . import rounds
+from . import round_times
 from .held import hold
 
 _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
@@ -147,22 +147,22 @@ class PublishedFedULLoop:
 
 def main(arguments: list[str] | None = None) -> None:
     """Time a few rounds of every implementation in turn, after an uncounted one, and print the medians."""
-    parser = rounds.parser(__doc__, "fedul-mnist")
+    parser = round_times.parser(__doc__, "fedul-mnist")
     parser.add_argument("--workers", type=int, default=3)
     args = parser.parse_args(arguments)
     hold(args.held, "benchmarks.fedul_round", arguments)
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
     federation = build(cfg.data, kind="sets", seed=cfg.run.seed)
-    ours = rounds.UeflLoop(cfg, "fedul", federation)
-    loops: dict[str, rounds.Loop] = {
+    ours = round_times.UeflLoop(cfg, "fedul", federation)
+    loops: dict[str, round_times.Loop] = {
         "uefl": ours,
         "published": PublishedFedULLoop(cfg, federation, workers=args.workers, bf16=False),
     }
     if args.bf16:
         loops["published, bfloat16"] = PublishedFedULLoop(cfg, federation, workers=args.workers, bf16=True)
     steps = sum(s.sizes.train // cfg.training.batch_size for s in federation.silos)
-    rounds.compare(
+    round_times.compare(
         loops,
         f"{args.preset}: {len(federation.silos)} clients, {steps} steps, bf16 {ours.workspace.autocast}",
         args,

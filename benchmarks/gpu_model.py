@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from . import results, sass
+from .cases import case_of
 from .ops import REGISTRY
 from .ops.kmeans import ITERATIONS
-from .registry import case_of
 
 Counts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" counts them all
 

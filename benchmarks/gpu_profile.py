@@ -23,8 +23,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from .cases import case_of
 from .ops import REGISTRY
-from .registry import case_of
 
 CALLS = 5  # under the profiler
 

@@ -25,8 +25,8 @@ import torch
 
 from uefl_kernels import COMPILED
 
+from .cases import BenchmarkCase, Skip, ours
 from .ops import REGISTRY
-from .registry import BenchmarkCase, Skip, ours
 
 VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")  # what UEFL_CPU may name
 ROUNDS = 9

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from . import results
-from .registry import ours
+from .cases import ours
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "overview.png"
 

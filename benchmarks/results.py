@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .registry import ours
+from .cases import ours
 
 FOLDER = Path(__file__).with_name("results")
 ROUNDS = FOLDER / "rounds"

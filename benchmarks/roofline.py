@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from . import results
-from .registry import ours
+from .cases import ours
 
 Row = dict[str, str]
 # Okabe and Ito: told apart by the color-blind, and in gray

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from . import results
+from .cases import BenchmarkCase, case_of, form, ours
 from .held import add_options, hold
 from .measure import VARIANTS, Bench, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
-from .registry import BenchmarkCase, case_of, form, ours
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

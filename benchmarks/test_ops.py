@@ -10,9 +10,9 @@ import functools
 import pytest
 import torch
 
+from .cases import BenchmarkCase, Skip
 from .measure import Bench
 from .ops import REGISTRY
-from .registry import BenchmarkCase, Skip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = [

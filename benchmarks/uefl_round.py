@@ -39,7 +39,7 @@ from uefl.deploy.workers import on_workers
 from uefl.models.normalization import normalization
 from uefl.seeds import make_repeatable
 
-from . import rounds
+from . import round_times
 from .held import hold
 
 _TEST_BATCH = 100
@@ -208,7 +208,7 @@ class PublishedUEFLLoop:
 
 def main(arguments: list[str] | None = None) -> None:
     """Time a few rounds of every implementation in turn, after an uncounted one, and print the medians."""
-    parser = rounds.parser(__doc__, "mnist-9-published")
+    parser = round_times.parser(__doc__, "mnist-9-published")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--processes", default="", metavar="N,N", help="rows in which so many processes have the clients"
@@ -224,19 +224,20 @@ def main(arguments: list[str] | None = None) -> None:
     federation = build(cfg.data, kind="labeled", seed=cfg.run.seed)
     first = next(iter(cfg.arms))
     with ExitStack() as stack:
-        loops: dict[str, rounds.Loop] = {
-            name: rounds.UeflLoop(cfg, name, federation, device) for name in cfg.arms
+        loops: dict[str, round_times.Loop] = {
+            name: round_times.UeflLoop(cfg, name, federation, device) for name in cfg.arms
         }
         graphs = cfg.with_run(cuda_graphs=True) if device == "cuda" else cfg
         if graphs != cfg:
             loops |= {
-                f"{name}, CUDA graphs": rounds.UeflLoop(graphs, name, federation, device) for name in cfg.arms
+                f"{name}, CUDA graphs": round_times.UeflLoop(graphs, name, federation, device)
+                for name in cfg.arms
             }
         for count in map(int, filter(None, args.processes.split(","))):
             workers = stack.enter_context(on_workers(count, device, print, "the same command"))
             workers.take(graphs, federation)
             for name in cfg.arms:
-                loops[f"{name}, {count} processes"] = rounds.UeflLoop(
+                loops[f"{name}, {count} processes"] = round_times.UeflLoop(
                     graphs, name, federation, device, workers.engine(name, lambda client: None)
                 )
         for bf16 in (False, True) if args.bf16 else (False,):
@@ -248,7 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width},"
             f" {cfg.run.precision}"
         )
-        rounds.compare(loops, title, args)
+        round_times.compare(loops, title, args)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from benchmarks import fedul_round, results, rounds, uefl_round
+from benchmarks import fedul_round, results, round_times, uefl_round
 from uefl import config
 from uefl.data import build
 
@@ -61,7 +61,7 @@ def test_rounds_are_compared_turn_by_turn():
     """Return medians, and ratios to the first loop in the same turn."""
     ours = [(1.0, 1.0, 2.0, 2.0), (3.0, 1.0, 4.0, 4.0), (2.0, 1.0, 3.0, 3.0)]
     theirs = [(2.0, 2.0, 4.0, 2.0), (8.0, 8.0, 16.0, 8.0), (7.0, 2.0, 9.0, 9.0)]
-    first, second = rounds.medians({"uefl": ours, "published": theirs})
+    first, second = round_times.medians({"uefl": ours, "published": theirs})
     assert (first["train_s"], first["wall_s"], first["wall_ratio"], first["turns"]) == (2.0, 3.0, 1.0, 3)
     assert (second["train_s"], second["measure_s"], second["wall_s"], second["cpu_s"]) == (7.0, 2.0, 9.0, 8.0)
     assert (second["wall_ratio"], second["cpu_ratio"], second["cpu_least"], second["cpu_most"]) == (
@@ -85,7 +85,7 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
     """Compare averages and codebooks of both loops: same weights, one batch of all images, no dropout."""
     cfg = config.load("mnist-9-published", [*TINY, "batch_size=40", "dropout=0.0", "lr=1e-3"])
     federation = build(cfg.data, kind="labeled", seed=0)
-    ours = rounds.UeflLoop(cfg, "uefl-published", federation)
+    ours = round_times.UeflLoop(cfg, "uefl-published", federation)
     theirs = uefl_round.PublishedUEFLLoop(cfg, "uefl-published", federation, once=True, bf16=False)
     with torch.no_grad():
         copy_of(ours, theirs)

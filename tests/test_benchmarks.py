@@ -13,10 +13,10 @@ import torch
 
 import uefl_kernels.ops
 from benchmarks import gpu_issue, gpu_model, gpu_search, measure, results, roofline, run, sass
+from benchmarks.cases import case_of
 from benchmarks.held import HELD
 from benchmarks.ops import REGISTRY
 from benchmarks.ops.vq import nearest, wrong_rate
-from benchmarks.registry import case_of
 from uefl_kernels import backend, vq_assign
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchmarks import gpu_model, gpu_profile, gpu_smoke
+from benchmarks.cases import case_of
 from benchmarks.ops import REGISTRY
-from benchmarks.registry import case_of
 
 SCRIPT = Path(gpu_smoke.__file__).with_name("gpu_check.sh")
 PYTHON = """#!/usr/bin/env bash

@@ -130,7 +130,7 @@ LONG_FUNCTIONS = {
     "uefl/cli.py::train",
     "uefl/client/training.py::fit",
     "uefl/data/labeled.py::federate",
-    "uefl/data/unlabeled.py::federate",
+    "uefl/data/unlabeled_sets.py::federate",
     "uefl/deploy/agreement.py::agree",
     "uefl/deploy/command.py::silo",
     "uefl/deploy/deployment.py::_gather",

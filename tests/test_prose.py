@@ -5,6 +5,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,34 @@ def test_names_of_tests_fit_in_a_line():
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
     assert [name for name in names if len(name) > 60] == []
+
+
+def may_share_names(one: Path, other: Path) -> bool:
+    """Return whether files of the same name may lie in two folders: siblings, folders of ops, and a folder of
+    benchmarks or examples with any other, because its files are named after what they measure or show."""
+    ops = ROOT / "uefl_kernels" / "ops"
+    named_after_others = {ROOT / "benchmarks" / "ops", ROOT / "examples"}
+    siblings = one.parent == other.parent
+    return (
+        siblings or (ops in one.parents and ops in other.parents) or bool({one, other} & named_after_others)
+    )
+
+
+def test_files_of_one_name_lie_in_sibling_folders():
+    """``base.py`` has the base class of its folder's modules, in any folder."""
+    places: dict[str, list[Path]] = {}
+    for folder in ("uefl", "uefl_kernels", "csrc", "benchmarks", "examples", "tests", "tools"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp", ".cu"):
+                places.setdefault(path.name, []).append(path.parent)
+    shared = {"__init__.py", "__main__.py", "conftest.py", "base.py"}
+    assert len(places["reference.py"]) > 5
+    assert [
+        f"{name}: {one.relative_to(ROOT)}, {other.relative_to(ROOT)}"
+        for name, folders in places.items()
+        for one, other in combinations(folders, 2)
+        if name not in shared and not may_share_names(one, other)
+    ] == []
 
 
 def rows_of(node: ast.AST, tables: dict[str, list[ast.expr]]) -> tuple[ast.expr | None, list[ast.expr]]:

@@ -22,7 +22,7 @@ from .deploy.choices import CHOICES, Choice
 from .errors import UserError
 from .isolation import isolate
 from .metrics import METRICS
-from .models import given, saved
+from .models import custom, saved
 from .models.networks import NETWORKS
 from .registry import Registry
 
@@ -51,7 +51,7 @@ class Run:
 
     def __init__(self, path: str | Path, *, model: Network | None = None) -> None:
         self.path = Path(path)
-        self._network = None if model is None else given.factory(model)
+        self._network = None if model is None else custom.factory(model)
         self._read = report.read_run(self.path)
         self.config: Config = self._read.config
 
@@ -161,7 +161,7 @@ def train(
         overrides["clients"] = clients
     if isinstance(model, Mapping):
         overrides["model"] = model
-    network = None if model is None or isinstance(model, Mapping) else given.factory(model)
+    network = None if model is None or isinstance(model, Mapping) else custom.factory(model)
     if isinstance(source, Config):
         if overrides or arms is not None:
             raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
@@ -246,7 +246,7 @@ def resume(
     cfg = config.load_whole(out / "config.toml") if (out / "config.toml").is_file() else None
     if clients is not None and cfg is not None:
         federation = _federation(cfg, clients, federation)
-    network = None if model is None else given.factory(model)
+    network = None if model is None else custom.factory(model)
     observer = observer or Logged()
     given_here = {"clients or federation": federation, "model": network}
     with _deployment(engine, out, device, observer, given_here, cfg) as deployment:

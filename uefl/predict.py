@@ -13,7 +13,7 @@ import torch
 
 from .checkpoint import write_text
 from .data import pixels
-from .data.folder import visible
+from .data.folder_listing import visible
 from .data.images import ImageList, Rows, on_files
 from .data.sources import own_table
 from .data.vectors import Vectors, joined

@@ -43,11 +43,11 @@ from .config import Config
 from .data import build
 from .data.federation import Federation
 from .engines.base import Engine
-from .engines.local import LocalEngine
+from .engines.in_process import LocalEngine
 from .errors import UserError
 from .folder import Metrics, Silos, check_free, lock, read_silos
 from .isolation import isolate
-from .models import given, saved
+from .models import custom, saved
 from .paths import check_name
 from .seeds import derive, make_repeatable
 from .server.participants import Participants, check_joins
@@ -91,7 +91,7 @@ class ClientPool(Protocol):
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
         """Return an engine for the clients in one arm; ``started`` as in
-        :class:`uefl.engines.local.LocalEngine`."""
+        :class:`uefl.engines.in_process.LocalEngine`."""
         ...
 
 
@@ -251,7 +251,7 @@ def _prepare(
     for name in cfg.arms:
         workspace = run.workspace(name)
         if network is not None:
-            given.check(workspace.net, workspace.normalize, federation)
+            custom.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
         check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos) - len(cfg.run.joins))
         check_joins(name, workspace.algorithm)
@@ -342,7 +342,7 @@ class _Run:
             "bf16": first.autocast,
             "device": device.type,
             "torch": torch.__version__,
-            **({"network": given.digest(network, cfg.run.seed)} if network is not None else {}),
+            **({"network": custom.digest(network, cfg.run.seed)} if network is not None else {}),
         }
 
     def made(self) -> dict[str, Any]:

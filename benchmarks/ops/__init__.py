@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from ..registry import Op
+from ..cases import Op
 
 REGISTRY: dict[str, Op[Any]] = {}
 for _file in iter_modules(__path__):

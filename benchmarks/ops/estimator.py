@@ -11,7 +11,7 @@ import torch
 
 from uefl_kernels import KMeans
 
-from ..registry import BenchmarkCase, Call, Gate, Op, needs
+from ..cases import BenchmarkCase, Call, Gate, Op, needs
 from .kmeans import ITERATIONS, against_float64
 
 METHODS = ("fit", "fit_predict", "predict", "transform", "score")

@@ -10,7 +10,7 @@ import torch
 
 from uefl_kernels import kmeans, kmeans_step, vq_assign
 
-from ..registry import BenchmarkCase, Call, Gate, Inputs, Op, needs
+from ..cases import BenchmarkCase, Call, Gate, Inputs, Op, needs
 
 ITERATIONS = 10  # of Lloyd; on Gaussian rows none of the cases has converged by then
 

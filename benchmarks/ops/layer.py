@@ -15,7 +15,7 @@ import torch
 
 from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
-from ..registry import BenchmarkCase, Call, Gate, Op
+from ..cases import BenchmarkCase, Call, Gate, Op
 from .vq import nearest
 
 Inputs = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]

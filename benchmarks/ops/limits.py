@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ..registry import BenchmarkCase, Call, Gate, Op, Skip, needs
+from ..cases import BenchmarkCase, Call, Gate, Op, Skip, needs
 
 PEAK = Path(__file__).parent.with_name("peak.cpp")
 SOURCES = PEAK.parents[1] / "csrc"  # the vectors of our kernels

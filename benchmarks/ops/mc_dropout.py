@@ -22,7 +22,7 @@ from uefl_kernels import MCStats, backend, mc_dropout_mlp
 from uefl_kernels.nn import MCDropout
 from uefl_kernels.ops.linear import linear
 
-from ..registry import BenchmarkCase, Call, Gate, Op, needs
+from ..cases import BenchmarkCase, Call, Gate, Op, needs
 
 Inputs = tuple["HeadCase", torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
 CHECKED_ROWS = 200

@@ -12,7 +12,7 @@ import torch
 from uefl_kernels import rvq, vq
 from uefl_kernels.nn import ResidualVQ
 
-from ..registry import BenchmarkCase, Call, Gate, Op
+from ..cases import BenchmarkCase, Call, Gate, Op
 from .vq import nearest
 
 Inputs = tuple[torch.Tensor, torch.Tensor]

@@ -16,7 +16,7 @@ from uefl_kernels import (
     transition_nll,
 )
 
-from ..registry import BenchmarkCase, Call, Gate, Op
+from ..cases import BenchmarkCase, Call, Gate, Op
 
 Inputs = tuple[torch.Tensor, ...]
 

@@ -14,7 +14,7 @@ import torch
 
 from uefl_kernels import backend, vq, vq_assign
 
-from ..registry import BenchmarkCase, Call, Gate, Op, Skip, needs
+from ..cases import BenchmarkCase, Call, Gate, Op, Skip, needs
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from uefl.aggregation import WeightedMean, rejection
-from uefl.algorithms.uefl.client import negative_usage
+from uefl.algorithms.uefl.codebook_algorithm import negative_usage
 from uefl.algorithms.uefl.usage import CodewordMean
 from uefl.engines.base import Expected, Message, Reply, expected_like
 

@@ -15,7 +15,7 @@ from uefl import config, progress
 from uefl.cli import _Terminated, app
 from uefl.errors import RunError, UserError
 
-from . import run_folder
+from . import sample_runs
 
 runner = CliRunner()
 
@@ -33,7 +33,7 @@ def fake_run(monkeypatch, tmp_path):
         calls.append((name, out, asked))
         if module.fails:
             raise module.fails
-        lines = run_folder.records()
+        lines = sample_runs.records()
         observer.start(["fedavg", "uefl"], 4, 3)
         for arm in ("fedavg", "uefl"):
             observer.arm(arm, 0)
@@ -43,7 +43,7 @@ def fake_run(monkeypatch, tmp_path):
                     observer.client(arm, round, line["client"])
                 observer.round(arm, round, chunk)
         observer.notice("extended silo-[2]")
-        run_folder.write(out)
+        sample_runs.write(out)
 
     def train(cfg, *, out, observer, **asked):
         go("train", out, observer, cfg=cfg, **asked)
@@ -174,7 +174,7 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(fake_run, tmp_path):
     fake_run.fails = OSError(28, "full")
     result = runner.invoke(app, ["train", "demo"])
     assert (result.exit_code, result.stderr) == (2, "error: full\n")
-    run_folder.write(tmp_path / "runs/demo", finished=False)
+    sample_runs.write(tmp_path / "runs/demo", finished=False)
     result = runner.invoke(app, ["train", "demo"])
     assert result.exit_code == 1
     assert re.fullmatch("error: full .*runs/demo .*: uefl train --resume runs/demo\n", result.stderr)
@@ -192,14 +192,14 @@ def test_a_list_that_nobody_reads_to_its_end_ends_without_a_word():
 def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
     fake_run.fails = KeyboardInterrupt()
     if begun:
-        run_folder.write(tmp_path / "runs/demo", finished=False)
+        sample_runs.write(tmp_path / "runs/demo", finished=False)
     result = runner.invoke(app, ["train", "demo"])
     assert result.exit_code == 130
     assert ("uefl train --resume runs/demo" in result.stderr) == begun
 
 
 def test_sigterm_and_a_closed_pipe_say_how_to_go_on(fake_run, tmp_path):
-    run_folder.write(tmp_path / "runs/demo", finished=False)
+    sample_runs.write(tmp_path / "runs/demo", finished=False)
     for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 130, "output")):
         fake_run.fails = error
         result = runner.invoke(app, ["train", "demo"])
@@ -236,7 +236,7 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
 
 
 def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
-    run_folder.write(tmp_path / "a")
+    sample_runs.write(tmp_path / "a")
     result = runner.invoke(app, ["report", str(tmp_path / "a")])
     assert result.exit_code == 0, result.output
     assert "per client" in result.output
@@ -250,9 +250,9 @@ def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
 
 
 def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
-    run_folder.write(tmp_path / "a")
-    run_folder.write(tmp_path / "b", gamma=0.9)
-    run_folder.write(tmp_path / "c", finished=False)
+    sample_runs.write(tmp_path / "a")
+    sample_runs.write(tmp_path / "b", gamma=0.9)
+    sample_runs.write(tmp_path / "c", finished=False)
     result = runner.invoke(app, ["report", *(str(tmp_path / name) for name in "abc")])
     assert result.exit_code == 0, result.output
     assert "over runs" in result.output
@@ -261,7 +261,7 @@ def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
 
 
 def test_report_counts_a_run_named_twice_once(tmp_path):
-    run_folder.write(tmp_path / "a")
+    sample_runs.write(tmp_path / "a")
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "a/../a")])
     assert result.exit_code == 0, result.output
     assert "over runs" not in result.output
@@ -270,7 +270,7 @@ def test_report_counts_a_run_named_twice_once(tmp_path):
 
 def test_report_counts_runs_of_one_seed_once(tmp_path):
     for name in "ab":
-        run_folder.write(tmp_path / name)
+        sample_runs.write(tmp_path / name)
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
     assert f": {tmp_path / 'b'}" in result.output
     assert "over runs" not in result.output  # one is left

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from uefl.engines.base import Message, Reply
-from uefl.engines.local import LocalEngine
+from uefl.engines.in_process import LocalEngine
 
 from .tiny import check_errors
 

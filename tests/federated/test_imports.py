@@ -81,7 +81,7 @@ def test_engines_and_algorithms_know_little():
             assert all(target.startswith("uefl.engines") for target in targets), name
         if name.startswith("uefl.algorithms"):
             assert not any(
-                target.startswith(("uefl.engines.local", "uefl.run", "uefl.config", "uefl.report"))
+                target.startswith(("uefl.engines.in_process", "uefl.run", "uefl.config", "uefl.report"))
                 for target in targets
             ), name
         if name.startswith(("uefl.server", "uefl.client")):

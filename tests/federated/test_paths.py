@@ -232,7 +232,7 @@ def test_a_locale_that_is_not_utf8(tmp_path):
     """Files of a run are UTF-8 in every locale."""
     script = f"""
 import locale, pathlib, numpy, uefl
-from uefl.data.folder import visible
+from uefl.data.folder_listing import visible
 clients = {{"s\u00fcd": ((numpy.zeros((24, 8, 8), numpy.uint8), numpy.arange(24) % 2), None)}}
 keys = dict(clients=clients, arms=["fedavg"], rounds=[1], model=dict(width=4, hidden=8), batch_size=4)
 keys |= dict(precision="fp32", threads=1)

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from tests.federated.deploy.given import Given
+from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.deploy.setting import Setting, task
 from uefl.deploy.silo import SiloProgram
@@ -38,7 +38,7 @@ class Silos:
     def program(self, name, fed):
         kept = SiloFolder(self.folder / name)
         kept.secret = None  # as simulated clients draw
-        return SiloProgram(Given(name, fed), torch.device("cpu"), kept=kept)
+        return SiloProgram(SourceInMemory(name, fed), torch.device("cpu"), kept=kept)
 
     def clients(self):
         return sorted(self.programs)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.federated import run_folder
+from tests.federated import sample_runs
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace
 from uefl.config import Config
@@ -172,7 +172,7 @@ def test_three_epochs_are_as_many_steps_as_they_take():
 
 def lines(accuracies, **more):
     """Records of one round per row, with an accuracy for each client."""
-    first = run_folder.records(("fedavg",), len(accuracies[0]))[: len(accuracies[0])]
+    first = sample_runs.records(("fedavg",), len(accuracies[0]))[: len(accuracies[0])]
     return [
         line | {"round": i, "iteration": 0, "accuracy": value, "bytes_sent": 3, "bytes_received": 2} | more
         for i, row in enumerate(accuracies)
@@ -208,7 +208,7 @@ def test_the_summary_of_a_run():
 
 def test_the_table_shows_what_was_measured(tmp_path):
     records = lines([[0.1, 0.3], [0.9, 0.7]], personalized_accuracy=0.75)
-    run_folder.write(tmp_path, records, target_accuracy=0.95, rounds=[2])
+    sample_runs.write(tmp_path, records, target_accuracy=0.95, rounds=[2])
     table = protocol_table(read_run(tmp_path))
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert (row["best"], row["worst 10 %"], row["personalized"]) == ("0.800 @ 2", "0.700", "0.750")

@@ -25,7 +25,7 @@ from uefl.report import (
 )
 from uefl.report.tables import Table
 
-from . import run_folder
+from . import sample_runs
 
 PICTURES = ("arms", "accuracy", "entropy", "reliability", "classes", "confusion")
 
@@ -40,7 +40,7 @@ def column(table: Table, name: str) -> list[str]:
 
 
 def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
-    run = read_run(run_folder.write(tmp_path))
+    run = read_run(sample_runs.write(tmp_path))
     assert run.clients == ["silo-0", "silo-1", "silo-2"]
     assert list(run.arms) == ["fedavg", "uefl"]
     assert run.finished
@@ -50,9 +50,9 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
 
 
 def test_rounds_count_from_one_also_in_old_folders(tmp_path):
-    lines = [*run_folder.records(), *rejected((2,))]
+    lines = [*sample_runs.records(), *rejected((2,))]
     new, old = (
-        read_run(run_folder.write(tmp_path / str(first), lines, first_round=first)) for first in (1, 0)
+        read_run(sample_runs.write(tmp_path / str(first), lines, first_round=first)) for first in (1, 0)
     )
     assert new.records == old.records
     assert new.rejected == old.rejected
@@ -61,14 +61,14 @@ def test_rounds_count_from_one_also_in_old_folders(tmp_path):
 
 
 def test_a_folder_of_another_version_says_so(tmp_path):
-    config = run_folder.write(tmp_path) / "config.toml"
+    config = sample_runs.write(tmp_path) / "config.toml"
     config.write_text('arms = ["fedavg"]\nwidth = 64\n')
     with pytest.raises(UserError, match=r"config.toml .*\[run\]"):
         read_run(tmp_path)
 
 
 def test_summarize_averages_over_clients_and_four_rounds():
-    lines = run_folder.records()
+    lines = sample_runs.records()
     for line in lines:  # a fifth round before the others must not count
         line["round"] += 1
     lines = [
@@ -89,7 +89,7 @@ def test_summarize_averages_over_clients_and_four_rounds():
 
 
 def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
-    run = read_run(run_folder.write(tmp_path))
+    run = read_run(sample_runs.write(tmp_path))
     arms = arm_table(run)
     assert column(arms, "accuracy") == ["0.410", "0.610"]
     assert column(arms, "last 4 rounds") == ["0.260 ± 0.129", "0.460 ± 0.129"]
@@ -106,12 +106,13 @@ def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
 
 def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
     def shifted(by):
-        return [line | {"accuracy": line["accuracy"] + by} for line in run_folder.records()]
+        return [line | {"accuracy": line["accuracy"] + by} for line in sample_runs.records()]
 
     runs = [
-        read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i)) for i, by in enumerate((0.0, 0.02))
+        read_run(sample_runs.write(tmp_path / str(i), shifted(by), seed=i))
+        for i, by in enumerate((0.0, 0.02))
     ]
-    unfinished = read_run(run_folder.write(tmp_path / "open", shifted(0.5), finished=False))
+    unfinished = read_run(sample_runs.write(tmp_path / "open", shifted(0.5), finished=False))
     table = spread_table([*runs, unfinished])
     assert table.rows[1] == ["uefl", "2", "0.470", "0.014"]
     assert spread_table(runs[:1]).rows[1] == ["uefl", "1", "0.460", "-"]
@@ -120,7 +121,7 @@ def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
 @pytest.mark.parametrize(("rounds", "name"), [(1, "last round"), (3, "last 3 rounds"), (4, "last 4 rounds")])
 def test_the_mean_over_rounds_says_of_how_many(tmp_path, rounds, name):
     run = write_report(
-        run_folder.write(tmp_path, [line for line in run_folder.records() if line["round"] < rounds])
+        sample_runs.write(tmp_path, [line for line in sample_runs.records() if line["round"] < rounds])
     )
     assert arm_table(run).header[2] == name
     assert f"{name}: mean ± " in arm_table(run).note
@@ -129,21 +130,21 @@ def test_the_mean_over_rounds_says_of_how_many(tmp_path, rounds, name):
 
 def test_a_run_that_repeats_another_is_found(tmp_path):
     runs = [
-        read_run(run_folder.write(tmp_path / name, **keys))
+        read_run(sample_runs.write(tmp_path / name, **keys))
         for name, keys in {"a": {}, "b": {"threads": 2}, "c": {"seed": 1}}.items()
     ]
     assert repeated(runs) == {tmp_path / "b": tmp_path / "a"}
 
 
 def test_a_folder_of_runs_is_no_run_but_holds_some(tmp_path):
-    run_folder.write(tmp_path / "a")
+    sample_runs.write(tmp_path / "a")
     with pytest.raises(UserError, match=rf"config\.toml; .* report {tmp_path}/\*"):
         read_run(tmp_path)
 
 
 @pytest.mark.parametrize("clients", [1, 3])
 def test_the_legend_of_the_colors_is_not_cut_off(tmp_path, clients):
-    run = read_run(run_folder.write(tmp_path, run_folder.records(clients=clients)))
+    run = read_run(sample_runs.write(tmp_path, sample_runs.records(clients=clients)))
     figure = plots._draw_shares(run, "uefl", run.findings["uefl"].shares)
     figure.draw_without_rendering()
     label = figure.axes[1].yaxis.label.get_window_extent()
@@ -151,8 +152,8 @@ def test_the_legend_of_the_colors_is_not_cut_off(tmp_path, clients):
 
 
 def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
-    first, second = (read_run(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
-    other = read_run(run_folder.write(tmp_path / "other", gamma=0.7))
+    first, second = (read_run(sample_runs.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
+    other = read_run(sample_runs.write(tmp_path / "other", gamma=0.7))
     assert differing_keys([first, second]) == []
     assert differing_keys([first, other]) == ["arms.uefl.gamma"]
 
@@ -160,10 +161,11 @@ def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
 def test_runs_with_different_arms_name_only_shared_arm_keys(tmp_path):
     arms = {"a": ("fedavg",), "b": ("fedavg", "uefl"), "c": ("uefl",)}
     a, b, c = (
-        read_run(run_folder.write(tmp_path / name, run_folder.records(names))) for name, names in arms.items()
+        read_run(sample_runs.write(tmp_path / name, sample_runs.records(names)))
+        for name, names in arms.items()
     )
     assert differing_keys([a, c]) == differing_keys([a, b, c]) == ["different arms"]
-    other = read_run(run_folder.write(tmp_path / "other", run_folder.records(("uefl",)), gamma=0.7, lr=0.5))
+    other = read_run(sample_runs.write(tmp_path / "other", sample_runs.records(("uefl",)), gamma=0.7, lr=0.5))
     assert differing_keys([a, b, other]) == ["training.lr", "arms.uefl.gamma", "different arms"]
 
 
@@ -172,8 +174,8 @@ def test_runs_with_different_arms_name_only_shared_arm_keys(tmp_path):
     "clients", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 9, 13))], ids=str
 )
 def test_report_shows_every_picture_it_links(tmp_path, clients):
-    lines = run_folder.records(("fedavg", "one-codebook", "uefl"), clients)
-    write_report(run_folder.write(tmp_path, lines))
+    lines = sample_runs.records(("fedavg", "one-codebook", "uefl"), clients)
+    write_report(sample_runs.write(tmp_path, lines))
     text = (tmp_path / "report.md").read_text()
     links = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert links == [
@@ -189,10 +191,10 @@ def test_report_shows_every_picture_it_links(tmp_path, clients):
 
 
 def test_an_arm_without_a_metric_has_no_curve(tmp_path):
-    lines = run_folder.records()
+    lines = sample_runs.records()
     for line in lines:
         line["server_loss"] = 0.5 if line["arm"] == "uefl" else None
-    run = read_run(run_folder.write(tmp_path, lines))
+    run = read_run(sample_runs.write(tmp_path, lines))
     figure = plots._draw_arms(run, {"server_loss": "loss"})
     figure.draw_without_rendering()
     curves = [line.get_ydata() for line in figure.axes[0].lines if len(line.get_xdata()) == 4]
@@ -200,10 +202,10 @@ def test_an_arm_without_a_metric_has_no_curve(tmp_path):
 
 
 def test_curves_at_the_ends_of_the_scale_keep_off_the_frame(tmp_path):
-    lines = run_folder.records()
+    lines = sample_runs.records()
     for line in lines:
         line |= {"accuracy": 1.0, "entropy": 2.3026 if line["round"] < 2 else 0.0}
-    run = read_run(run_folder.write(tmp_path, lines))
+    run = read_run(sample_runs.write(tmp_path, lines))
     for figure in (
         plots._draw_arms(run),
         plots._draw_clients(run, "entropy"),
@@ -222,12 +224,12 @@ def test_curves_at_the_ends_of_the_scale_keep_off_the_frame(tmp_path):
 
 @pytest.mark.parametrize("draw", [plots._draw_clients, plots._draw_many_clients])
 def test_the_entropy_plot_shows_the_threshold_of_each_iteration(tmp_path, draw):
-    lines = run_folder.records()
+    lines = sample_runs.records()
     for line in lines:
         line["entropy"] += 9
         if line["arm"] == "uefl" and line["round"] in (1, 3):
             line["threshold"] = 9.5 + line["round"] / 10
-    run = read_run(run_folder.write(tmp_path, lines))
+    run = read_run(sample_runs.write(tmp_path, lines))
     ax = draw(run, "entropy").axes[-1]  # of the last client, or of uefl
     limits = [
         line.get_xydata().tolist()
@@ -245,10 +247,10 @@ def test_arms_that_agree_are_all_seen(tmp_path, count):
     """In a picture of equal curves every color has its share of the pixels; arms that differ have whole
     lines."""
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
-    lines = run_folder.records(arms)
+    lines = sample_runs.records(arms)
     for line in lines:
         line["accuracy"] = 0.1 * (line["round"] + 1)
-    run = read_run(run_folder.write(tmp_path, lines))
+    run = read_run(sample_runs.write(tmp_path, lines))
     figure = plots._draw_arms(run)
     figure.legends[0].remove()
     for ax in figure.axes:
@@ -266,7 +268,7 @@ def test_arms_that_agree_are_all_seen(tmp_path, count):
 
 
 def test_equal_arms_share_a_line_in_rounds_where_they_agree(tmp_path):
-    run = read_run(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook", "uefl"))))
+    run = read_run(sample_runs.write(tmp_path, sample_runs.records(("fedavg", "one-codebook", "uefl"))))
     curves = {
         "fedavg": np.array([0.0, 0.1, 0.2, 0.3, 0.4]),
         "one-codebook": np.array([0.3, 0.4, 0.5, 0.3, 0.4]),
@@ -284,22 +286,22 @@ def test_equal_arms_share_a_line_in_rounds_where_they_agree(tmp_path):
 
 @pytest.mark.parametrize("validation", [True, False])
 def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
-    lines = run_folder.records(("fedul",))
+    lines = sample_runs.records(("fedul",))
     for line in lines if validation else []:
         line["validation_accuracy"] = line["accuracy"]
-    write_report(run_folder.write(tmp_path, lines))
+    write_report(sample_runs.write(tmp_path, lines))
     text = (tmp_path / "report.md").read_text()
     assert ("| selected |" in text, "Selected:" in text) == (validation, validation)
 
 
 def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
     """Each with the accuracy of the last round of its client; an arm without codebooks has none."""
-    lines = run_folder.records()
+    lines = sample_runs.records()
     for line in [line for line in lines if line["client"] == "silo-2"]:
         line["unseen"] = True
         if line["arm"] == "uefl":
             line |= {"accuracy_union": line["accuracy"] - 0.11, "accuracy_best": line["accuracy"] + 0.11}
-    table = arm_table(read_run(run_folder.write(tmp_path, lines)))
+    table = arm_table(read_run(sample_runs.write(tmp_path, lines)))
     assert column(table, "accuracy_union") == ["-", "0.51"]
     assert column(table, "accuracy_best") == ["-", "0.73"]
     write_report(tmp_path)
@@ -309,7 +311,7 @@ def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_report_is_written_anew_and_repeats_itself(tmp_path):
-    run_folder.write(tmp_path)
+    sample_runs.write(tmp_path)
     first = (
         write_report(tmp_path),
         (tmp_path / "report.md").read_bytes(),
@@ -324,7 +326,7 @@ def test_report_is_written_anew_and_repeats_itself(tmp_path):
 
 
 def test_rejected_updates_stand_before_the_numbers(tmp_path):
-    write_report(run_folder.write(tmp_path, [*rejected((0, 1, 3)), *run_folder.records()]))
+    write_report(sample_runs.write(tmp_path, [*rejected((0, 1, 3)), *sample_runs.records()]))
     text = (tmp_path / "report.md").read_text()
     assert text.index("uefl: 3 rejected replies") < text.index("| arm |")
     assert "| arm | client | rounds | times | why |" in text
@@ -333,10 +335,10 @@ def test_rejected_updates_stand_before_the_numbers(tmp_path):
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_rejected_replies_are_no_records_of_a_round(tmp_path, finished):
-    lines = run_folder.records()
-    plain = read_run(run_folder.write(tmp_path / "plain", lines, finished=finished))
+    lines = sample_runs.records()
+    plain = read_run(sample_runs.write(tmp_path / "plain", lines, finished=finished))
     run = read_run(
-        run_folder.write(
+        sample_runs.write(
             tmp_path / "run", [*lines[:3], *rejected((0, 1)), *lines[3:], *rejected((3,))], finished=finished
         )
     )
@@ -350,7 +352,7 @@ def test_rejected_replies_are_no_records_of_a_round(tmp_path, finished):
 
 def test_the_report_truncates_a_long_list_of_rejected_replies(tmp_path):
     lines = [line | {"client": f"c{i}"} for i in range(60) for line in rejected((0,))]
-    write_report(run_folder.write(tmp_path, [*lines, *run_folder.records()]))
+    write_report(sample_runs.write(tmp_path, [*lines, *sample_runs.records()]))
     text = (tmp_path / "report.md").read_text()
     assert "10 more rows" in text
     assert "| c49 |" in text
@@ -358,15 +360,15 @@ def test_the_report_truncates_a_long_list_of_rejected_replies(tmp_path):
 
 
 def test_a_silo_may_be_called_anything(tmp_path):
-    lines = [line | {"client": "a|b $x_$ [red]"} for line in run_folder.records(clients=1)]
-    run = write_report(run_folder.write(tmp_path, lines))
+    lines = [line | {"client": "a|b $x_$ [red]"} for line in sample_runs.records(clients=1)]
+    run = write_report(sample_runs.write(tmp_path, lines))
     assert r"| a\|b \$x\_\$ \[red\] |" in (tmp_path / "report.md").read_text()
     assert [str(cell) for cell in client_table(run).rich().columns[0].cells] == ["a|b $x_$ [red]"]
 
 
 def test_unfinished_run_is_reported_from_its_whole_rounds(tmp_path):
-    lines = run_folder.records()
-    run_folder.write(tmp_path, lines[:-2], finished=False)
+    lines = sample_runs.records()
+    sample_runs.write(tmp_path, lines[:-2], finished=False)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(lines[-2])[:40])  # being written right now
     run = write_report(tmp_path)
@@ -379,7 +381,7 @@ def test_unfinished_run_is_reported_from_its_whole_rounds(tmp_path):
 
 @pytest.mark.parametrize("missing", ["config.toml", "metrics.jsonl"])
 def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path, missing):
-    run_folder.write(tmp_path)
+    sample_runs.write(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(UserError, match=f"{tmp_path} .*{missing}"):
         read_run(tmp_path)
@@ -389,7 +391,7 @@ def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path, missing):
     "line", ['{"arm": "uefl"', "[1, 2]", '{"arm": "uefl"}'], ids=["torn", "no-object", "keys-missing"]
 )
 def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
-    run_folder.write(tmp_path)
+    sample_runs.write(tmp_path)
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join([*path.read_text().splitlines()[:4], line, ""]))
     with pytest.raises(UserError, match=f"{path}, line 5 "):
@@ -403,7 +405,7 @@ def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
     ids=["torn", "no-object", "other-version"],
 )
 def test_damaged_summary_names_the_file(tmp_path, summary, message):
-    run_folder.write(tmp_path)
+    sample_runs.write(tmp_path)
     (tmp_path / "summary.json").write_text(summary)
     with pytest.raises(UserError, match=f"{tmp_path / 'summary.json'} .*{message}"):
         read_run(tmp_path)
@@ -411,7 +413,7 @@ def test_damaged_summary_names_the_file(tmp_path, summary, message):
 
 def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
     for finished, advice in ((False, "--resume"), (True, "damaged")):
-        run_folder.write(tmp_path, finished=finished)
+        sample_runs.write(tmp_path, finished=finished)
         (tmp_path / "metrics.jsonl").write_text("")
         with pytest.raises(UserError, match=f"round .*{advice}"):
             read_run(tmp_path)
@@ -420,7 +422,7 @@ def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
 def test_events_hold_means_and_clients_of_every_round(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     writer = open_event_writer(tmp_path)
-    lines = [line for line in run_folder.records() if line["arm"] == "uefl"]
+    lines = [line for line in sample_runs.records() if line["arm"] == "uefl"]
     for number in range(2):
         writer.round("uefl", number, [line for line in lines if line["round"] == number])
     writer.close()
@@ -431,7 +433,7 @@ def test_events_hold_means_and_clients_of_every_round(tmp_path):
 
 def test_events_are_rewritten_from_metrics_on_resume(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    lines = [line for line in run_folder.records() if line["arm"] == "fedavg"]
+    lines = [line for line in sample_runs.records() if line["arm"] == "fedavg"]
     for known in (0, 6):  # killed when round 3 was in the events, but only rounds 1 and 2 in the metrics
         writer = open_event_writer(tmp_path, lines[:known])
         for number in range(known // 3, 3):

@@ -38,7 +38,7 @@ from uefl.report.tables import Table
 from uefl.report.words import count, label, labels
 from uefl.uncertainty import Prediction
 
-from . import run_folder
+from . import sample_runs
 
 runner = CliRunner()
 
@@ -93,7 +93,7 @@ def with_samples(path):
 
 @pytest.mark.usefixtures("drawn")
 def test_the_page_is_self_contained_and_matches_the_markdown(tmp_path):
-    with_samples(run_folder.write(tmp_path))
+    with_samples(sample_runs.write(tmp_path))
     write_report(tmp_path)
     page = Page((tmp_path / "report.html").read_text())
     sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
@@ -116,8 +116,8 @@ def test_the_page_is_self_contained_and_matches_the_markdown(tmp_path):
 
 def test_names_cannot_break_the_page(tmp_path):
     name = '<script>alert("x")</script> & `code` |'
-    lines = [line | {"client": name} for line in run_folder.records(clients=1)]
-    write_report(run_folder.write(tmp_path, lines, classes=["<b>", "b", "c", "d"]))
+    lines = [line | {"client": name} for line in sample_runs.records(clients=1)]
+    write_report(sample_runs.write(tmp_path, lines, classes=["<b>", "b", "c", "d"]))
     page = Page((tmp_path / "report.html").read_text())
     assert "script" not in {tag for tag, _ in page.tags}
     assert label(name) in page.text
@@ -127,9 +127,9 @@ def test_names_cannot_break_the_page(tmp_path):
 def test_a_run_without_predictions_or_manifest_has_a_page(tmp_path):
     lines = [
         {key: value for key, value in line.items() if key not in ("confusion", "reliability", "confidence")}
-        for line in run_folder.records()
+        for line in sample_runs.records()
     ]
-    run_folder.write(tmp_path, lines)
+    sample_runs.write(tmp_path, lines)
     (tmp_path / "manifest.json").unlink()
     write_report(tmp_path)
     page = Page((tmp_path / "report.html").read_text())
@@ -144,7 +144,7 @@ def test_a_run_without_predictions_or_manifest_has_a_page(tmp_path):
     ids=["manifest", "samples"],
 )
 def test_damaged_files_are_named(tmp_path, file, message):
-    run_folder.write(tmp_path)
+    sample_runs.write(tmp_path)
     (tmp_path / file).write_text("{")
     with pytest.raises(UserError, match=f"{file} .*{message}"):
         write_report(tmp_path)
@@ -167,7 +167,7 @@ def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
 def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
     save_file(
         {"0.images": torch.zeros(4, 3, 9, 5, dtype=torch.uint8)},
-        run_folder.write(tmp_path) / "samples.safetensors",
+        sample_runs.write(tmp_path) / "samples.safetensors",
     )
     write_report(tmp_path)
     assert "1 of 3 clients" in (tmp_path / "report.md").read_text()
@@ -176,7 +176,7 @@ def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
 def test_samples_are_labeled_with_their_measured_clients(tmp_path):
     """With ``evaluation`` below 1 the first client measured need not be the first of the federation."""
     with_samples(
-        run_folder.write(tmp_path, [line for line in run_folder.records() if line["client"] == "silo-2"])
+        sample_runs.write(tmp_path, [line for line in sample_runs.records() if line["client"] == "silo-2"])
     )
     (tmp_path / "manifest.json").write_text(json.dumps({"silos": {f"silo-{i}": {} for i in range(3)}}))
     ((picture, figure),) = samples.draw(read_run(tmp_path))
@@ -185,7 +185,7 @@ def test_samples_are_labeled_with_their_measured_clients(tmp_path):
 
 
 def test_counts_of_the_clients_are_added_up(tmp_path):
-    run = read_run(run_folder.write(tmp_path))
+    run = read_run(sample_runs.write(tmp_path))
     assert run.counts("uefl", "confusion").tolist() == [183 if i % 5 == 0 else 39 for i in range(16)]
     assert run.counts("uefl", "confidence").tolist() == pytest.approx([0, 165, 720])
     assert run.counts("uefl", "absent") is None
@@ -213,11 +213,11 @@ def test_silos_of_any_name_are_drawn(tmp_path, clients):
     ]
     lines = [
         line | {"client": names[int(line["client"].split("-")[1])]}
-        for line in run_folder.records(clients=clients)
+        for line in sample_runs.records(clients=clients)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns of letters that it lacks
-        run = write_report(run_folder.write(tmp_path, lines))
+        run = write_report(sample_runs.write(tmp_path, lines))
     shown = [row[0] for row in client_table(run).rows]
     assert shown[:3] == ["line break", "y" * 21 + "…" + "y" * 10, "東京病院"]
     text = (tmp_path / "report.md").read_text()
@@ -227,7 +227,7 @@ def test_silos_of_any_name_are_drawn(tmp_path, clients):
 
 @pytest.mark.usefixtures("drawn")
 def test_classes_of_any_name_are_drawn(tmp_path):
-    with_samples(run_folder.write(tmp_path, classes=["a", "肺炎", "c", "d"]))
+    with_samples(sample_runs.write(tmp_path, classes=["a", "肺炎", "c", "d"]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns of letters that it lacks
         write_report(tmp_path)
@@ -242,7 +242,7 @@ def test_one_is_one():
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_tables_in_a_terminal_break_no_number(tmp_path, width):
     arms = ("fedavg", "uefl", *(f"an-arm-with-a-name-{i}" for i in range(4)))
-    run = read_run(run_folder.write(tmp_path, run_folder.records(arms)))
+    run = read_run(sample_runs.write(tmp_path, sample_runs.records(arms)))
     for table in (arm_table(run), client_table(run)):
         parts = table.parts(width)
         console = Console(width=width, record=True, file=io.StringIO())
@@ -269,13 +269,13 @@ def test_names_with_square_brackets_are_shown_as_they_are():
 
 def shifted(by, arm="uefl"):
     return [
-        line | {"accuracy": line["accuracy"] + by * (line["arm"] == arm)} for line in run_folder.records()
+        line | {"accuracy": line["accuracy"] + by * (line["arm"] == arm)} for line in sample_runs.records()
     ]
 
 
 def test_differences_are_taken_run_by_run(tmp_path):
     runs = [
-        read_run(run_folder.write(tmp_path / str(i), shifted(by), seed=i))
+        read_run(sample_runs.write(tmp_path / str(i), shifted(by), seed=i))
         for i, by in enumerate((0.0, 0.1, -0.3))
     ]
     table = paired_table(runs)
@@ -298,7 +298,7 @@ def test_runs_on_other_data_are_kept_apart(tmp_path):
         "c": {"seed": 0, "data.source": "mnist"},
         "d": {"seed": 1, "data.source": "mnist"},
     }
-    runs = [read_run(run_folder.write(tmp_path / name, **keys)) for name, keys in where.items()]
+    runs = [read_run(sample_runs.write(tmp_path / name, **keys)) for name, keys in where.items()]
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c", "d"]]
     result = runner.invoke(app, ["report", *(str(run.path) for run in runs)])
     assert result.exit_code == 0, result.output
@@ -313,7 +313,7 @@ def test_given_clients_with_other_images_are_other_data(tmp_path):
     counts = {"a": [3, 4], "b": [3, 4], "c": [4, 3]}
     runs = []
     for i, (name, of_class) in enumerate(counts.items()):
-        path = run_folder.write(tmp_path / name, seed=i, **{"data.source": "arrays"})
+        path = sample_runs.write(tmp_path / name, seed=i, **{"data.source": "arrays"})
         silos = {
             "clinic": {
                 "train": {"images_of_class": of_class},
@@ -327,7 +327,7 @@ def test_given_clients_with_other_images_are_other_data(tmp_path):
 
 
 def test_a_suite_folder_names_its_runs_and_skips_logs(tmp_path):
-    runs = [run_folder.write(tmp_path / "few" / "uefl" / f"seed-{seed}", seed=seed) for seed in (0, 1)]
+    runs = [sample_runs.write(tmp_path / "few" / "uefl" / f"seed-{seed}", seed=seed) for seed in (0, 1)]
     (log := runs[0].with_suffix(".log")).write_text("round 1\n")
     for folder, hint in (
         (tmp_path, "CASE/ARM/seed-N: uefl report {}/*/*/seed-*"),
@@ -344,7 +344,7 @@ def test_a_suite_folder_names_its_runs_and_skips_logs(tmp_path):
 
 
 def test_the_arm_to_compare_with_must_exist(tmp_path):
-    paths = [str(run_folder.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
+    paths = [str(sample_runs.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
     result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
     assert result.exit_code == 2
     assert re.fullmatch("error: --against 'fedag': .*fedavg, uefl\n", result.stderr)
@@ -369,8 +369,8 @@ def uefl(*arguments, **keys):
 
 @pytest.mark.slow
 def test_a_terminal_of_ascii_shows_the_report(tmp_path):
-    lines = [line | {"client": "клиника"} for line in run_folder.records(clients=1)]
-    run_folder.write(tmp_path, lines)
+    lines = [line | {"client": "клиника"} for line in sample_runs.records(clients=1)]
+    sample_runs.write(tmp_path, lines)
     process = uefl("report", str(tmp_path), env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     out, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (0, b"")
@@ -437,8 +437,8 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_several_runs_have_a_page_in_common(tmp_path):
-    paths = [str(run_folder.write(tmp_path / str(seed), shifted(0.1 * seed), seed=seed)) for seed in (0, 1)]
-    paths.append(str(run_folder.write(tmp_path / "other", lr=0.5, seed=2)))
+    paths = [str(sample_runs.write(tmp_path / str(seed), shifted(0.1 * seed), seed=seed)) for seed in (0, 1)]
+    paths.append(str(sample_runs.write(tmp_path / "other", lr=0.5, seed=2)))
     assert runner.invoke(app, ["report", *paths]).exit_code == 0
     page = Page((tmp_path / "comparison" / "report.html").read_text())
     assert [tag for tag, _ in page.tags].count("img") == 2  # accuracy and entropy; losses
@@ -467,7 +467,7 @@ class Guess:
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_the_most_uncertain_test_images_are_kept_and_shown(tmp_path):
-    data = with_samples(run_folder.write(tmp_path))
+    data = with_samples(sample_runs.write(tmp_path))
     samples.write_uncertain(tmp_path, "uefl", Guess(), list(data), data.__getitem__)
     kept = samples.load_file(tmp_path / "uncertain-uefl.safetensors")
     brightness = data["silo-1"].test.images.float().mean((1, 2, 3))

@@ -12,15 +12,15 @@ from uefl.report import read_run, write_report
 from uefl.report.content import content, verdict
 from uefl.report.plots import _draw_arms
 
-from . import run_folder
+from . import sample_runs
 
 
 def folder(path, first, second, images=None):
     """A run of two arms with the same accuracy in all rounds."""
-    lines = run_folder.records(("fedavg", "uefl"))
+    lines = sample_runs.records(("fedavg", "uefl"))
     for line in lines:
         line["accuracy"] = first if line["arm"] == "fedavg" else second
-    run_folder.write(path, lines)
+    sample_runs.write(path, lines)
     if images:
         manifest = json.loads((path / "manifest.json").read_text())
         names = dict.fromkeys(line["client"] for line in lines)
@@ -42,7 +42,7 @@ def test_the_verdict_says_whether_the_difference_may_be_chance(tmp_path, second,
 
 
 def test_one_arm_has_no_verdict(tmp_path):
-    assert verdict(read_run(run_folder.write(tmp_path, run_folder.records(("fedavg",))))) == []
+    assert verdict(read_run(sample_runs.write(tmp_path, sample_runs.records(("fedavg",))))) == []
 
 
 def test_the_images_of_each_class_are_counted(tmp_path):
@@ -54,10 +54,10 @@ def test_the_images_of_each_class_are_counted(tmp_path):
 
 
 def test_losses_are_drawn(tmp_path):
-    lines = run_folder.records(("fedavg", "uefl"))
+    lines = sample_runs.records(("fedavg", "uefl"))
     for line in lines:
         line["train_loss"] = None if line["round"] == 0 else 1 / line["round"]
-    run = read_run(run_folder.write(tmp_path, lines))
+    run = read_run(sample_runs.write(tmp_path, lines))
     figure = _draw_arms(run, {"train_loss": "training loss"})
     curve = figure.axes[0].lines[0].get_ydata()
     assert math.isnan(curve[0])

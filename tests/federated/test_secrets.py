@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.federated.deploy.given import Given
+from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.engines.conformance import messages
 from tests.federated.tiny import arm, federation, finish, settings, state
 from uefl.algorithms.base import registry
@@ -32,7 +32,7 @@ class Programs:
             (folder / name).mkdir(parents=True)
             (folder / name / "secret").write_bytes(secret)
             self._all[name] = SiloProgram(
-                Given(name, fed), torch.device("cpu"), kept=SiloFolder(folder / name)
+                SourceInMemory(name, fed), torch.device("cpu"), kept=SiloFolder(folder / name)
             )
 
     def clients(self):
@@ -137,7 +137,7 @@ def test_the_page_says_of_every_algorithm_what_it_reveals():
 @pytest.mark.parametrize("answered", [("fedavg", "fedprox"), ("fedbr",), None])
 def test_a_silo_answers_the_algorithms_that_its_owner_names(answered, caplog):
     cfg, fed = settings("fedbr"), federation()
-    program = SiloProgram(Given("silo-0", fed), torch.device("cpu"), algorithms=answered)
+    program = SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"), algorithms=answered)
     message = packed_message(
         messages(cfg)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"}
     )

@@ -15,7 +15,7 @@ import pytest
 from uefl.report import read_run
 from uefl.suites import report, suite
 
-from . import run_folder
+from . import sample_runs
 from .test_suites import REPRODUCTION, TINY, tiny
 
 
@@ -24,10 +24,10 @@ def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.Resu
     whole = suite.load(tiny(tmp_path))
     jobs = [job for job in suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
     for job in jobs:
-        lines = run_folder.records((job.arm,))
+        lines = sample_runs.records((job.arm,))
         for line in lines:
             line["accuracy"] = accuracies[job.arm][job.seed]
-        run_folder.write(job.folder, lines, seed=job.seed)
+        sample_runs.write(job.folder, lines, seed=job.seed)
     return report.collect(whole, "cpu", jobs, {})
 
 
@@ -84,9 +84,9 @@ def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
     for job in jobs:
         lines = [
             line | {"accuracy": accuracy[f"{job.case}/{job.arm}"][job.seed]}
-            for line in run_folder.records((job.arm,))
+            for line in sample_runs.records((job.arm,))
         ]
-        run_folder.write(job.folder, lines, seed=job.seed)
+        sample_runs.write(job.folder, lines, seed=job.seed)
     result = report.collect(whole, "cpu", jobs, {})
     assert {row[0]: row[3] for row in report.table(result).rows} == {
         "few / fedavg": "",
@@ -122,10 +122,10 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
     whole = suite.load(str(tmp_path / "mine.toml"))
     jobs = [job for job in suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1) if job.case == "few"]
     for job in jobs:
-        lines = run_folder.records((job.arm,))
+        lines = sample_runs.records((job.arm,))
         if job.arm == "fedavg":  # its second round is the best one on validation images
             lines = [line | {"validation_accuracy": 0.9 if line["round"] == 1 else 0.8} for line in lines]
-        run_folder.write(job.folder, lines)
+        sample_runs.write(job.folder, lines)
     result = report.collect(whole, "cpu", jobs, {})
     # 0.1 x 2, and 0.01 of the mean client
     assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]
@@ -168,8 +168,8 @@ def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
     for job in jobs:  # the two cases share the runs of fedavg
         accuracies = given.get((job.case, job.arm), given["few", "fedavg"])
         if job.seed < len(accuracies) and not job.folder.exists():
-            lines = [line | {"accuracy": accuracies[job.seed]} for line in run_folder.records((job.arm,))]
-            run_folder.write(job.folder, lines, seed=job.seed)
+            lines = [line | {"accuracy": accuracies[job.seed]} for line in sample_runs.records((job.arm,))]
+            sample_runs.write(job.folder, lines, seed=job.seed)
     result = report.collect(whole, "cpu", jobs, {})
     assert result.arms("both") == ["fedavg", "uefl"]
     assert result.values("both", "uefl", "accuracy") == pytest.approx({0: 0.3, 1: 0.5})
@@ -188,9 +188,9 @@ def test_a_sweep_has_columns_per_panel_and_paired_intervals(tmp_path: Path) -> N
     jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
     for job in jobs:
         accuracy = (0.5 if job.arm == "fedavg" else 0.6) + 0.01 * job.seed * (job.case == "few")
-        run_folder.write(
+        sample_runs.write(
             job.folder,
-            [line | {"accuracy": accuracy} for line in run_folder.records((job.arm,))],
+            [line | {"accuracy": accuracy} for line in sample_runs.records((job.arm,))],
             seed=job.seed,
         )
     figure = report._draw_sweep(report.collect(whole, "cpu", jobs, {}), "accuracy")
@@ -217,12 +217,12 @@ def test_best_measures_are_of_the_round_with_highest_accuracy(tmp_path: Path) ->
     (tmp_path / "mine.toml").write_text(text.replace("uefl = { acc", "uefl = { best_acc"))
     whole = suite.load(str(tmp_path / "mine.toml"))
     job, *_ = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
-    lines = run_folder.records(("fedavg",))
+    lines = sample_runs.records(("fedavg",))
     at = {0: (0.5, 1.0), 1: (0.8, 0.7), 2: (0.6, 0.3)}
     lines = [
         line | dict(zip(("accuracy", "entropy"), at[min(line["round"], 2)], strict=True)) for line in lines
     ]
-    run_folder.write(job.folder, lines)
+    sample_runs.write(job.folder, lines)
     result = report.collect(whole, "cpu", [job], {})
     found = [result.values("few", "fedavg", measure)[0] for measure in whole.measures]
     assert found == pytest.approx([0.8, 0.7, 0.6])
@@ -296,7 +296,7 @@ def test_a_measure_of_a_gpu_is_no_mistyped_one(tmp_path: Path) -> None:
 
 def test_a_measure_of_a_missing_angle_suggests_the_nearest_one(tmp_path: Path) -> None:
     data = {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}}
-    run = read_run(run_folder.write(tmp_path / "turned", run_folder.records(("fedavg",)), data=data))
+    run = read_run(sample_runs.write(tmp_path / "turned", sample_runs.records(("fedavg",)), data=data))
     own = suite.load(tiny(tmp_path)).model_copy(update={"measures": ("accuracy@-50", "accuracy@-51")})
     result = report.Result(own, "cpu", {("few", "fedavg"): {0: run}}, {})
     (line,) = report.absent(result)
@@ -326,7 +326,7 @@ def test_a_mean_of_fewer_seeds_than_the_row_has_is_said(tmp_path: Path) -> None:
 
 def test_a_measure_may_average_a_column_over_four_rounds(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
-    rounds = [1.0 - 0.1 * round for round in range(sum(run_folder.ROUNDS))]
+    rounds = [1.0 - 0.1 * round for round in range(sum(sample_runs.ROUNDS))]
     assert result.values("few", "uefl", "entropy_last4")[0] == pytest.approx(statistics.fmean(rounds[-4:]))
     assert result.values("few", "uefl", "entropy")[0] == pytest.approx(rounds[-1])
     said = result.runs["few", "uefl"][0].arms["uefl"]
@@ -346,18 +346,18 @@ def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
         },
     }
     for name, data in schemes.items():
-        run = read_run(run_folder.write(tmp_path / name, data=data))
+        run = read_run(sample_runs.write(tmp_path / name, data=data))
         assert run.angles == {"silo-0": 0, "silo-1": 0, "silo-2": -50}
         measures = ("accuracy@0", "accuracy@-50", "entropy@-50", "entropy_last4@0", "accuracy@120")
         found[name] = [report._value(run, "fedavg", measure) for measure in measures]
     expected = [0.25 + 0.005, 0.25 + 0.02, 0.7, 0.85]
     assert found["rotations"][:4] == found["imbalanced"][:4] == pytest.approx(expected)
     assert found["rotations"][4] is found["imbalanced"][4] is None
-    assert read_run(run_folder.write(tmp_path / "upright")).angles == {}
+    assert read_run(sample_runs.write(tmp_path / "upright")).angles == {}
     lists = read_run(
-        run_folder.write(
+        sample_runs.write(
             tmp_path / "lists",
-            [r | {"usage": [1, 2]} for r in run_folder.records()],
+            [r | {"usage": [1, 2]} for r in sample_runs.records()],
             data=schemes["rotations"],
         )
     )

@@ -25,14 +25,14 @@ from uefl.errors import RunError, UserError
 from uefl.models.saved import SavedModel
 from uefl.suites import command, cost, features, report, runner, suite
 
-from . import run_folder
+from . import sample_runs
 from .interrupted import Killer, outcome
 from .test_suites import TINY, tiny
 
 
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
     job, *_ = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
-    run_folder.write(job.folder, run_folder.records(("fedavg",)))
+    sample_runs.write(job.folder, sample_runs.records(("fedavg",)))
     with pytest.raises(UserError, match=r"seed-0: .*\bdata.clients.*\)"):
         runner.check_configurations([job])
 
@@ -43,7 +43,7 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     whole = suite.load(tiny(tmp_path))
     jobs = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
     runner.check_own(tmp_path / "out", "tiny", jobs)  # not there yet
-    run_folder.write(tmp_path / "out" / "other" / "uefl" / "seed-0")
+    sample_runs.write(tmp_path / "out" / "other" / "uefl" / "seed-0")
     with pytest.raises(UserError, match=r"/out .*suite.*--out"):
         runner.check_own(tmp_path / "out", "tiny", jobs)
     results = tmp_path / "out" / "results.json"
@@ -58,7 +58,7 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"/few .*/out, .*suite 'tiny'"):
         runner.check_own(tmp_path / "out" / "few", "mine", [])
     results.unlink()
-    run_folder.write(jobs[0].folder)
+    sample_runs.write(jobs[0].folder)
     runner.check_own(tmp_path / "out", "tiny", jobs)  # interrupted
     with pytest.raises(UserError, match=r"/seed-0 .*\brun\b"):
         runner.check_own(jobs[0].folder, "tiny", jobs)
@@ -165,8 +165,8 @@ def test_what_is_to_be_known_of_the_table_stands_below_it(
 
     def by_hand(jobs: list[suite.Job], **_: object) -> None:
         for job in jobs:
-            lines = run_folder.records((job.arm,))
-            run_folder.write(
+            lines = sample_runs.records((job.arm,))
+            sample_runs.write(
                 job.folder,
                 [line for line in lines if job.arm == "fedavg" or line["round"] < 3],
                 seed=job.seed,

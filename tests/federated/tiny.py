@@ -17,7 +17,7 @@ from uefl.client.workspace import Workspace
 from uefl.config import Config
 from uefl.data.federation import Federation, LabeledData, ServerData, Silo, Split
 from uefl.engines.base import Engine, Message
-from uefl.engines.local import LocalEngine
+from uefl.engines.in_process import LocalEngine
 from uefl.privacy import Privacy
 from uefl.seeds import derive
 from uefl.server.rounds import ServerLoop

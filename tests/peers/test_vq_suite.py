@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .tables import PAGE, replaced
+from .peer_tables import PAGE, replaced
 from .vq_programs import blocks
 from .vq_suite import find_tests, outcomes, program_outcomes, table, worse
 

@@ -23,7 +23,7 @@ from ..engines.base import Expected, Message, Reply
 from ..models.gaussian import Gaussian
 from ..server.turn import Turn
 from .base import State, register
-from .gaussian import GaussianFeatures, GaussianParameters, gaussian_net
+from .gaussian_features import GaussianFeatures, GaussianParameters, gaussian_net
 
 _SUMS = ("precision", "weighted_mean")
 

@@ -21,7 +21,7 @@ from ..engines.base import Message, expected_like
 from ..models.gaussian import Gaussian
 from ..server.turn import Turn
 from .base import State, register
-from .gaussian import GaussianFeatures, GaussianParameters, gaussian_net
+from .gaussian_features import GaussianFeatures, GaussianParameters, gaussian_net
 
 _ONE = 0.5413248546129181  # softplus of it is 1
 

@@ -28,8 +28,8 @@ from ..client.work import Work
 from ..engines.base import Expected, Message, Reply
 from ..server.turn import Turn
 from .base import Record, State, register
-from .uefl import findings
-from .uefl.client import CodebookAlgorithm, negative_usage
+from .uefl import extension_findings
+from .uefl.codebook_algorithm import CodebookAlgorithm, negative_usage
 from .uefl.extension import threshold
 
 
@@ -136,7 +136,7 @@ class PublishedUEFL(CodebookAlgorithm):
             state.plain["book"][name] = turn.iteration + 1
         for record in records:
             record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
-        shown = findings.nats(limit, len(self.context.classes))
+        shown = extension_findings.nats(limit, len(self.context.classes))
         turn.notice(
             f"after iteration {turn.iteration + 1}, entropy above {shown}:"
             f" {', '.join(uncertain) or 'no client'}"

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .arrays import from_arrays
     from .builder import build
     from .federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes, Split
+    from .own_arrays import from_arrays
     from .partitions import PARTITIONS, Scheme, partition
     from .settings import Data
     from .sources import SOURCES, source
 
 _PLACES = {
-    "from_arrays": "arrays",
+    "from_arrays": "own_arrays",
     "build": "builder",
     **dict.fromkeys(
         ("Federation", "LabeledData", "ServerData", "SetData", "Silo", "Sizes", "Split"), "federation"

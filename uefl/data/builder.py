@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..isolation import isolate
 from ..paths import check_name, other_capitals, special
-from . import generated, labeled, unlabeled
+from . import generated_images, labeled, unlabeled_sets
 from .dataset import DataSet, checked
 from .federation import Federation, Kind
 from .images import ImageList
@@ -53,25 +53,25 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
     root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     _check_kind(data, kind)
     path = data.path
-    if data.source == generated.NAME:
+    if data.source == generated_images.NAME:
         if kind == "sets":
             raise UserError(
-                f"key 'source': {generated.NAME!r} makes labeled images; these arms need {_OF_KIND[kind]},"
-                " choose another source"
+                f"key 'source': {generated_images.NAME!r} makes labeled images; these arms need"
+                f" {_OF_KIND[kind]}, choose another source"
             )
         for key in ("partition", "first_classes", "image_size"):
-            _refuse(data, key, f"{generated.NAME!r} makes the images of each client")
-        return generated.federate(data, seed)
+            _refuse(data, key, f"{generated_images.NAME!r} makes the images of each client")
+        return generated_images.federate(data, seed)
     if kind == "sets" and path is not None and path.is_dir():
         for key in _DEALT:
             _refuse(data, key, "a folder of sets brings its own")
-        return unlabeled.federate(own_sets.read(path), {"scheme": "given"}, data, seed)
+        return unlabeled_sets.federate(own_sets.read(path), {"scheme": "given"}, data, seed)
     table = read_source(data, root)
     scheme = data.partition or default_scheme(table, kind)
     _check_scheme(table, scheme)
     partition = scheme.model_dump(mode="json")
     if kind == "sets":
-        return unlabeled.federate(unlabeled.deal(table, scheme, data, seed), partition, data, seed)
+        return unlabeled_sets.federate(unlabeled_sets.deal(table, scheme, data, seed), partition, data, seed)
     deal = whole_deal(scheme.deal(table, data, seed), scheme.name, len(table.labels))
     if data.clients not in (None, len(deal.clients)):
         raise UserError(

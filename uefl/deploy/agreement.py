@@ -19,7 +19,7 @@ from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import Preparation, prepare_for, statistics_of
 from ..data.sources import own_sets
-from ..data.unlabeled import USE, LabeledRows, Reach, certain, of_all
+from ..data.unlabeled_sets import USE, LabeledRows, Reach, certain, of_all
 from ..data.vectors import MOST_TOKENS
 from ..engines import faults
 from ..errors import UserError

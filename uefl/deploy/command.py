@@ -65,9 +65,9 @@ def silo(
     """
     check_installed()
     from ..engines.flower.address import Unreachable
-    from ..engines.flower.codec import on_records
     from ..engines.flower.commands import end_with
     from ..engines.flower.node import serve
+    from ..engines.flower.records import on_records
     from ..run import chosen_device
     from .silo import SiloProgram
     from .silo_folder import SiloFolder

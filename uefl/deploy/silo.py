@@ -27,7 +27,7 @@ from ..data.federation import Federation, SetData
 from ..data.labeled import trained_on
 from ..data.notes import of_clients
 from ..data.prepare import statistics_of
-from ..data.unlabeled import Reach
+from ..data.unlabeled_sets import Reach
 from ..engines import faults
 from ..engines.base import Message, Reply, join, member, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ..data import build, labeled, priors, unlabeled
+from ..data import build, labeled, priors, unlabeled_sets
 from ..data.federation import Federation, LabeledData, SetData, Silo, Split
-from ..data.folder import visible
+from ..data.folder_listing import visible
 from ..data.notes import check_names
 from ..data.partitions.base import Deal
 from ..data.partitions.leave_one_out import LeaveOneOut, measured_only
@@ -187,7 +187,7 @@ class OwnSets:
 
         cfg = from_toml(text)
         data = cfg.data.model_copy(update={"prior_smoothing": 0.0})
-        return unlabeled.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
+        return unlabeled_sets.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
         """Return the sets of this silo; the server has checked that its classes match the run."""

@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..folder import lock
 from ..report.compare import differing
 from .suite import Job
-from .work import work
+from .worker import work
 
 _LOOK = 0.1  # seconds between two looks at the processes
 # it imports torch once, which takes longer than a small run

@@ -14,7 +14,7 @@
 #include "ops/cuda/row_sums_launch.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
-#include "ops/cuda/vq_assign.h"
+#include "ops/cuda/search_launch.h"
 
 namespace uefl::cuda {
 namespace {

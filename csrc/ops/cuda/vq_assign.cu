@@ -17,7 +17,7 @@
 #include "ops/cuda/register.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
-#include "ops/cuda/vq_assign.h"
+#include "ops/cuda/search_launch.h"
 
 namespace uefl::cuda {
 namespace {

@@ -10,21 +10,25 @@ from pathlib import Path
 import pytest
 
 import uefl
-from tests.federated import run_folder
+from tests.federated import sample_runs
 from tests.federated.tiny import arm, finish, settings
 from uefl.algorithms.base import registry
-from uefl.algorithms.uefl import findings
+from uefl.algorithms.uefl import extension_findings
 from uefl.findings import History
 from uefl.report import plots, read_run, write_report
 
 
 def decided(threshold, values, criterion="entropy"):
     """Records with a decision after each iteration of uefl."""
-    lines = run_folder.records()
+    lines = sample_runs.records()
     for line in lines:
         if line["arm"] == "uefl" and line["round"] in (1, 3):
             line |= dict(
-                zip(findings.RECORDED[criterion], (threshold, values[int(line["client"][-1])]), strict=True)
+                zip(
+                    extension_findings.RECORDED[criterion],
+                    (threshold, values[int(line["client"][-1])]),
+                    strict=True,
+                )
             )
     return lines
 
@@ -39,7 +43,7 @@ def decided(threshold, values, criterion="entropy"):
     ids=["certain", "out-of-reach", "extended"],
 )
 def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, entropies, said):
-    write_report(run_folder.write(tmp_path, decided(threshold, entropies)))
+    write_report(sample_runs.write(tmp_path, decided(threshold, entropies)))
     markdown, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
     assert re.search(said, markdown)
     assert re.search(said, unescape(page))
@@ -57,15 +61,15 @@ def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, e
 
 
 def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
-    write_report(run_folder.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
+    write_report(sample_runs.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
     said = r"round 4, entropy .*0\.550 nats: silo-2 \(0\.600\); .*"
     assert re.search(said + r"\bended\b", (tmp_path / "report.md").read_text())
-    write_report(run_folder.write(tmp_path / "stopped", decided(0.55, (0.5, 0.5, 0.6)), finished=False))
+    write_report(sample_runs.write(tmp_path / "stopped", decided(0.55, (0.5, 0.5, 0.6)), finished=False))
     assert re.search(said + r"\bround\b.*\byet\b", (tmp_path / "stopped/report.md").read_text())
 
 
 def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
-    write_report(run_folder.write(tmp_path, decided(1.5, (0.5, 0.7, 0.6), "loss"), criterion="loss"))
+    write_report(sample_runs.write(tmp_path, decided(1.5, (0.5, 0.7, 0.6), "loss"), criterion="loss"))
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"loss, 0\.700 nats .*silo-1, .*1\.500\.", text)
     assert "| uefl | 2 | loss | 1.500 | 0.500 silo-0 | 0.700 silo-1 | 0 | 1 |" in text
@@ -74,7 +78,7 @@ def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
 
 
 def test_drawn_clients_are_told_from_those_above_the_threshold(tmp_path):
-    write_report(run_folder.write(tmp_path, decided(0.55, (0.6, 0.5, 0.5)), extend="random"))
+    write_report(sample_runs.write(tmp_path, decided(0.55, (0.6, 0.5, 0.5)), extend="random"))
     said = r"0\.550 nats: silo-0 \(0\.600\); .*drawn.*: silo-2\."
     assert re.search(said, (tmp_path / "report.md").read_text())
 
@@ -84,7 +88,7 @@ def test_drawn_clients_are_told_from_those_above_the_threshold(tmp_path):
 )
 def test_a_decision_is_recorded_however_it_is_made(keys):
     records = finish(arm(settings("uefl", gamma=0.0, rounds=[1, 1], **keys))[0])
-    made, last = findings.decisions(History(records, {}, 3, True))
+    made, last = extension_findings.decisions(History(records, {}, 3, True))
     assert made.criterion == keys.get("criterion", "entropy")
     assert made.threshold == min(made.measured.values())
     assert made.above
@@ -93,7 +97,7 @@ def test_a_decision_is_recorded_however_it_is_made(keys):
 
 
 def test_a_codebook_that_is_never_extended_is_said(tmp_path):
-    write_report(run_folder.write(tmp_path, run_folder.records(("fedavg", "one-codebook"))))
+    write_report(sample_runs.write(tmp_path, sample_runs.records(("fedavg", "one-codebook"))))
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"\bone-codebook: .*codebook .*never", text)
     assert not re.search(r"\bfedavg: .*codebook", text)
@@ -104,7 +108,7 @@ WORDS = r"codeword|codebook|perplexity|extended|extension|threshold"
 
 def test_arms_without_a_codebook_show_nothing_of_one(tmp_path):
     out = tmp_path / "run"
-    write_report(run_folder.write(out, run_folder.records(("fedavg", "fedbn"))))
+    write_report(sample_runs.write(out, sample_runs.records(("fedavg", "fedbn"))))
     markdown, page = (out / "report.md").read_text(), (out / "report.html").read_text()
     assert "Triangles" not in markdown
     assert not re.search(WORDS, markdown + re.sub(r"base64,[^\"]*", "", page), re.IGNORECASE)
@@ -117,7 +121,7 @@ def test_arms_without_a_codebook_show_nothing_of_one(tmp_path):
 
 
 def test_the_algorithms_say_what_a_report_shows_of_codebooks(tmp_path):
-    run = read_run(run_folder.write(tmp_path))
+    run = read_run(sample_runs.write(tmp_path))
     figure = plots._draw_clients(run, "accuracy")
     assert "uefl: extended" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert len([line for ax in figure.axes for line in ax.lines if line.get_marker() == "v"]) == 1
@@ -127,9 +131,9 @@ def test_initial_codewords_are_told_from_extensions(tmp_path):
     """Of the picture of their use: the white line, and the words below it."""
     lines = [
         line | ({"usage": list(range(8))} if "usage" in line else {})
-        for line in run_folder.records(("uefl",))
+        for line in sample_runs.records(("uefl",))
     ]
-    shares = read_run(run_folder.write(tmp_path, lines)).findings["uefl"].shares
+    shares = read_run(sample_runs.write(tmp_path, lines)).findings["uefl"].shares
     assert {len(counts) for counts in shares.counts.values()} == {8}
     assert shares.group == 4
     assert re.search(r"first 4\b", shares.label)

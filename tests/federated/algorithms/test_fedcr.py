@@ -15,7 +15,7 @@ from tests.federated.interrupted import run_of, saved_accuracy
 from tests.federated.tiny import arm, federation, finish, first_turn, settings, split, state, values
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
-from uefl.algorithms.gaussian import GaussianFeatures
+from uefl.algorithms.gaussian_features import GaussianFeatures
 from uefl.data.federation import Federation, LabeledData, Silo, Split
 from uefl.engines.base import Message, Reply
 from uefl.errors import UserError

@@ -77,7 +77,7 @@ class Own(FedPer):
 
 
 def own(net, **keys):
-    return type("Given", (Own,), {"own": net})(**keys)
+    return type("SourceInMemory", (Own,), {"own": net})(**keys)
 
 
 def sequential():

@@ -5,8 +5,8 @@ import torch
 
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, visible
-from uefl.algorithms.uefl.client import counts_per_batch
 from uefl.algorithms.uefl.clustering import kmeans
+from uefl.algorithms.uefl.codebook_algorithm import counts_per_batch
 from uefl.algorithms.uefl.extension import above, drawn, unsure
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.engines.base import Message

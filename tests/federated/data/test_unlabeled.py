@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from uefl.data import Split
 from uefl.data import priors as p
-from uefl.data import unlabeled as u
+from uefl.data import unlabeled_sets as u
 from uefl.data.partitions import unlabeled as s
 from uefl.errors import InvalidPriors, UserError
 

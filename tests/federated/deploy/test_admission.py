@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.federated.deploy.machines import images
-from tests.federated.engines.grid import MemoryLink
+from tests.federated.engines.memory_link import MemoryLink
 from uefl import config
 from uefl.algorithms.fedavg import FedAvg
 from uefl.deploy import deployment, silo

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
-from tests.federated.deploy.chaos.keys import node_key
+from tests.federated.deploy.chaos.certificates import node_key
 from tests.federated.deploy.machines import images
 from uefl.cli import app
 from uefl.deploy import choices

@@ -10,7 +10,7 @@ import torch
 from tests.federated import tiny, tiny_sets
 from tests.federated.data.test_own_sets import ROWS, write
 from tests.federated.deploy.machines import images
-from tests.federated.engines.grid import MemoryLink
+from tests.federated.engines.memory_link import MemoryLink
 from uefl import config
 from uefl.data import build
 from uefl.deploy.agreement import agree, check_asked, refusal

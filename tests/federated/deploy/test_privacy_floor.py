@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
 
 from tests.federated import tiny
-from tests.federated.deploy.given import Given
+from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.engines.conformance import messages
 from uefl.deploy.agreement import refusal
 from uefl.deploy.command import silo as serve
@@ -39,7 +39,7 @@ def floor(path, noise=1.0, bound=0.0):
 
 
 def program(path, **keys):
-    return SiloProgram(Given("silo-0", tiny.federation()), torch.device("cpu"), floor(path, **keys))
+    return SiloProgram(SourceInMemory("silo-0", tiny.federation()), torch.device("cpu"), floor(path, **keys))
 
 
 def asked(cfg, **options):

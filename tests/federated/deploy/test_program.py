@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.federated import tiny
-from tests.federated.deploy.given import Given
+from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.engines.conformance import messages
 from uefl.deploy.processes import Processes
 from uefl.deploy.setting import Setting, task
@@ -28,7 +28,7 @@ def test_pretrained_weights_are_the_server_s_to_read(tmp_path):
         {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False},
         expected_like(tensors),
     )
-    program = SiloProgram(Given("silo-0", fed), torch.device("cpu"))
+    program = SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"))
     replies = [
         reply_of(
             program(packed_message(message, task(Setting.of(one, fed, 1), "arm") | {"client": "silo-0"}))
@@ -58,7 +58,7 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
     of its own seed."""
     fed, read = tiny.federation(), []
 
-    class RecordingSource(Given):
+    class RecordingSource(SourceInMemory):
         def data(self, client, cfg, classes, channels):
             read.append(cfg.run.seed)
             return super().data(client, cfg, classes, channels)

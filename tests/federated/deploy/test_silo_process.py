@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.federated.deploy.given import Given
+from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.test_private_state_at_silos import NAMES, Silos
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.deploy import silo_folder
@@ -80,7 +80,7 @@ def _serve(pipe, name, folder, dies):
         _die_in(dies)
     own = SiloFolder(folder)
     own.secret = None  # as simulated clients draw
-    program = SiloProgram(Given(name, federation()), torch.device("cpu"), kept=own)
+    program = SiloProgram(SourceInMemory(name, federation()), torch.device("cpu"), kept=own)
     while True:
         frame = torch.frombuffer(bytearray(pipe.recv_bytes()), dtype=torch.uint8)
         pipe.send_bytes(encode(program(decode(frame))).numpy().tobytes())

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("flwr")
 
 import uefl
+from tests.federated.deploy.chaos.certificates import certificate, node_key
 from tests.federated.deploy.chaos.cluster import until
-from tests.federated.deploy.chaos.keys import certificate, node_key
 from tests.federated.deploy.machines import HOST, Machines, images, may_make_namespaces
 from tests.federated.deploy.page import WalkThrough
 from tests.federated.deploy.runs import content

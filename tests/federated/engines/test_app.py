@@ -20,8 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from uefl.engines.codec import Packet
 from uefl.engines.flower.address import Unreachable
 from uefl.engines.flower.app import Messenger
-from uefl.engines.flower.codec import pack, unpack
 from uefl.engines.flower.link import GONE, LARGE, TORN, UNREADABLE, Messages, Node
+from uefl.engines.flower.records import pack, unpack
 
 
 class OneNode(Grid):

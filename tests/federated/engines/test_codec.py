@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from uefl.engines import bounds
 from uefl.engines.base import Expected, Message, Reply, expected_like
 from uefl.engines.codec import Packet, Unreadable, message_of, packed_message, packed_reply, reply_of
-from uefl.engines.flower.codec import on_records, pack, unpack
+from uefl.engines.flower.records import on_records, pack, unpack
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]

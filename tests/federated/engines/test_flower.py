@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.federated import tiny
-from tests.federated.deploy.given import Given
+from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
-from tests.federated.engines.grid import MemoryLink
+from tests.federated.engines.memory_link import MemoryLink
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines import bounds
@@ -22,7 +22,7 @@ from uefl.engines.flower.members import Members
 def programs(federation, **fail):
     names = [silo.name for silo in (*federation.silos, *federation.unseen)]
     return {
-        i: SiloProgram(Given(name, federation, fail.get(name)), torch.device("cpu"))
+        i: SiloProgram(SourceInMemory(name, federation, fail.get(name)), torch.device("cpu"))
         for i, name in enumerate(names, 10)
     }
 

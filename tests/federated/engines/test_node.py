@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from uefl.engines.codec import Packet
 from uefl.engines.flower import node
 from uefl.engines.flower.address import Address, Unreachable
-from uefl.engines.flower.codec import pack, unpack
+from uefl.engines.flower.records import pack, unpack
 
 ADDRESS = Address("127.0.0.1:1", insecure=True)
 

@@ -7,7 +7,7 @@ import uefl
 
 PACKAGE = Path(uefl.__file__).parent
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-PRIVATE = {"engines/flower/limits.py": 4, "engines/flower/node.py": 4}
+PRIVATE = {"engines/flower/request_limits.py": 4, "engines/flower/node.py": 4}
 """import statements of other modules, by file: none is to be added"""
 
 

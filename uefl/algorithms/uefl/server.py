@@ -18,8 +18,8 @@ from ...findings import Findings, History
 from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
-from . import clustering, extension, findings, parameters, unseen
-from .client import CodebookAlgorithm, negative_usage
+from . import clustering, extension, extension_findings, parameters, unseen
+from .codebook_algorithm import CodebookAlgorithm, negative_usage
 from .quantizer import Quantizer, codewords, joined, moving_start, revived
 from .usage import CodewordMean
 
@@ -421,10 +421,10 @@ class UEFL(CodebookAlgorithm):
                 self.context.clients, len(uncertain), self.context.run.seed, turn.iteration
             )
         state.plain |= {"uncertain": uncertain, "pending": chosen}
-        said_threshold, said_value = findings.RECORDED[p.criterion]
+        said_threshold, said_value = extension_findings.RECORDED[p.criterion]
         for record in records:
             record |= {said_threshold: limit, said_value: measured[record["client"]]}
-        shown = findings.nats(limit, len(self.context.classes) if by_entropy else 0)
+        shown = extension_findings.nats(limit, len(self.context.classes) if by_entropy else 0)
         line = f"{p.criterion} above {shown}: {extension.above(limit, measured, uncertain) or 'no client'}"
         elsewhere = "" if chosen == uncertain else f"; extended in their place: {', '.join(chosen)}"
         turn.notice(f"after iteration {turn.iteration + 1}, {line}{elsewhere}")
@@ -432,7 +432,7 @@ class UEFL(CodebookAlgorithm):
 
     def findings(self, history: History) -> Findings:
         """Return a section on the extensions of codebooks; it names clients that were drawn."""
-        return findings.findings(history, self.block, self.parameters.extend == "random")
+        return extension_findings.findings(history, self.block, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """Return the client's codebook, without the codewords that its silo keeps."""

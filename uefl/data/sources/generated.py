@@ -1,4 +1,4 @@
-"""Images that are made when they are read; ``uefl.data.generated`` makes them."""
+"""Images that are made when they are read; ``uefl.data.generated_images`` makes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..dataset import DataSet
-from ..generated import NAME
+from ..generated_images import NAME
 from .base import source
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import UserError
 from .. import npz
 from ..dataset import DataSet, numbers, two_parts
-from ..folder import subfolders, visible
+from ..folder_listing import subfolders, visible
 from ..images import on_disk
 from .base import need_root, source
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..dataset import DataSet
-from ..folder import case_conflicts, labeled, subfolders, unused_paths, visible
+from ..folder_listing import case_conflicts, labeled, subfolders, unused_paths, visible
 from ..images import on_disk
 
 LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"

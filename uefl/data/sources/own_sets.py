@@ -24,10 +24,10 @@ import torch
 
 from ...errors import InvalidPriors, UserError
 from .. import npz, prior_table
-from ..folder import case_conflicts, labeled, unused_paths, visible
+from ..folder_listing import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
 from ..priors import Matrix
-from ..unlabeled import ClientSets, LabeledRows, Material
+from ..unlabeled_sets import ClientSets, LabeledRows, Material
 
 LAYOUT = (
     "expected clients/NAME/SET/*.png or clients/NAME.npz, and priors.csv or priors.json; with test images,"

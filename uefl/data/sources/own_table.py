@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import UserError
 from ...paths import check_file
 from ..dataset import DataSet, fixed_order
-from ..folder import visible
+from ..folder_listing import visible
 from ..vectors import Vectors, joined, of_frame
 
 if TYPE_CHECKING:

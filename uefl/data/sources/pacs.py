@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..dataset import DataSet
-from ..folder import labeled
+from ..folder_listing import labeled
 from ..images import File, ImageList, from_files, on_disk
 from .base import need_root, source
 

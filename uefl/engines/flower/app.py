@@ -17,8 +17,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from ..codec import Packet, Tensors
 from ..distributed.worker_pool import ConnectionLost, receive, send
-from .codec import pack, unpack
 from .link import GONE, LARGE, RUN, TORN, UNREADABLE
+from .records import pack, unpack
 
 server = ServerApp()
 client = ClientApp()

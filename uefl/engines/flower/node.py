@@ -29,7 +29,7 @@ from flwr.supernode import fleet_http_connection as fleet
 
 from .. import bounds
 from .address import Address, Unreachable
-from .limits import TooLarge, brought, stop_at_refusal
+from .request_limits import TooLarge, brought, stop_at_refusal
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 _LOG = logging.getLogger("uefl")

@@ -10,7 +10,7 @@ import torch
 from ..._checks import check_transition
 from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
-from ..transition_nll.checks import require_groups, require_matrix, require_rows
+from ..transition_nll.value_checks import require_groups, require_matrix, require_rows
 
 
 class Arguments(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..._dtypes import result_dtype
-from ..transition_nll.checks import require_groups, require_logarithms, require_matrix
+from ..transition_nll.value_checks import require_groups, require_logarithms, require_matrix
 from . import Arguments, Gradient
 
 

@@ -6,7 +6,7 @@ import torch
 
 from ..._dtypes import result_dtype
 from . import Arguments
-from .checks import require_groups, require_matrix, require_rows
+from .value_checks import require_groups, require_matrix, require_rows
 
 
 def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:

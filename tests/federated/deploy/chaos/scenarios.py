@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
+from .certificates import certificate, node_key
 from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, without_bytes
-from .keys import certificate, node_key
 
 
 def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCluster], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 
-class Given:
+class SourceInMemory:
     """A source in memory; ``fail`` is raised in the place of data."""
 
     def __init__(self, name, federation, fail=None):

@@ -20,14 +20,14 @@ from ...data.federation import Federation
 from ...engines.base import Reply
 from ...errors import UserError
 from ...findings import Findings, History
-from ...models.given import GivenNet
+from ...models.custom import CustomNet
 from ...models.heads import Head
 from ...models.net import Net, TokenNet
 from ...models.networks.base import with_usual_head
 from ...seeds import derive
 from ...uncertainty import Prediction, of_head
 from ..base import Algorithm, ModelSpec, Record
-from . import clustering, findings, unseen
+from . import clustering, extension_findings, unseen
 from .parameters import CodebookParameters
 from .quantizer import Quantizer, codewords, moved, moving_start, placed
 from .usage import perplexity
@@ -75,7 +75,7 @@ class CodebookAlgorithm(Algorithm):
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """Build a network in two parts, also from one given in Python."""
         net = super().build_model(spec)
-        return net if spec.given is None else GivenNet(net, spec.shape, spec.inputs)
+        return net if spec.given is None else CustomNet(net, spec.shape, spec.inputs)
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a number of segments that does not divide the features, and too few features for k-means."""
@@ -238,7 +238,7 @@ class CodebookAlgorithm(Algorithm):
 
     def findings(self, history: History) -> Findings | None:
         """Return a section on the extensions of codebooks."""
-        return findings.findings(history, self.block)
+        return extension_findings.findings(history, self.block)
 
     def infer(
         self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]

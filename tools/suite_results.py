@@ -1,9 +1,9 @@
-"""Save the results of a suite: ``python tools/results.py runs/table1-cpu ...``.
+"""Save the results of a suite: ``python tools/suite_results.py runs/table1-cpu ...``.
 
 It writes NAME.json, the numbers of every seed, NAME.md, the table of the report, and NAME.png into
 reproduction/results. The picture is the curve of a sweep, else the accuracy over the rounds. ``python
-tools/results.py reproduction/results/NAME.json`` makes the tables of NAME.md again from the kept numbers, as
-after a change of the suite's averages or of the paper's numbers.
+tools/suite_results.py reproduction/results/NAME.json`` makes the tables of NAME.md again from the kept
+numbers, as after a change of the suite's averages or of the paper's numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run the peers' own tests and write the tables of docs/peers.md.
 
-    python -m tests.peers.tables PATH
+    python -m tests.peers.peer_tables PATH
 
 PATH is as for ``tests.peers.vq_suite``. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
 Where vector-quantize-pytorch is not installed, its column stays as it is.

@@ -46,7 +46,7 @@ def _checked(net: nn.Module) -> nn.Module:
     return net
 
 
-class GivenNet(TokenNet):
+class CustomNet(TokenNet):
     """A network with the parts that a quantizer stands between.
 
     Args:
