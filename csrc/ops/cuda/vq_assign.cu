@@ -15,9 +15,9 @@
 #include "cuda/vq_assign_wgmma.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/register.h"
+#include "ops/cuda/search_launch.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
-#include "ops/cuda/search_launch.h"
 
 namespace uefl::cuda {
 namespace {

@@ -13,9 +13,9 @@
 #include "ops/cuda/device.h"
 #include "ops/cuda/register.h"
 #include "ops/cuda/row_sums_launch.h"
+#include "ops/cuda/search_launch.h"
 #include "ops/cuda/stream.h"
 #include "ops/cuda/tensors.h"
-#include "ops/cuda/search_launch.h"
 
 namespace uefl::cuda {
 namespace {
