@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -86,11 +87,22 @@ def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[
 
 
 def case_conflicts(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on each pair of classes that differ in case only."""
+    """Return a note on each pair of classes that differ in case, outer spaces or Unicode's form only."""
     first: dict[str, str] = {}
-    pairs = [(first.setdefault(name.casefold(), name), name) for name in classes]
+    pairs = [(first.setdefault(_folded(name), name), name) for name in classes]
     return tuple(
-        f"classes {a!r} and {b!r} differ in case only; if they are one, write it the same everywhere"
+        f"classes {_shown(a, b)} and {_shown(b, a)} differ in case, spaces or form only; if they are one,"
+        " write it the same everywhere"
         for a, b in pairs
         if a != b
     )
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold().strip()
+
+
+def _shown(name: str, other: str) -> str:
+    """Return a name as text, in escapes where the other one looks the same."""
+    same = unicodedata.normalize("NFKC", name) == unicodedata.normalize("NFKC", other)
+    return ascii(name) if same else repr(name)

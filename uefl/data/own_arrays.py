@@ -24,6 +24,7 @@ from .vectors import Vectors, is_frame, joined, of_array
 Part = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
 Labels = torch.Tensor | list[str]
+_MANY = 10_000  # labels that are no numbers of classes, such as dates, make many empty classes
 """``[N]`` int64, or names of classes."""
 
 
@@ -141,7 +142,13 @@ def _numbered(
         place = {name: i for i, name in enumerate(known)}
         return np.array([place[text] for text in texts], np.int64), known
     everything = torch.cat(integers).numpy()
-    known = numbers(int(everything.max()) + 1) if classes is None else classes
+    count, found = int(everything.max()) + 1, len(np.unique(everything))
+    if classes is None and count > max(_MANY, 2 * found):
+        raise UserError(
+            f"label {count - 1} is far above the number of different labels, {found}; number them from 0, or"
+            " give the classes"
+        )
+    known = numbers(count) if classes is None else classes
     outside = everything[(everything < 0) | (everything >= len(known))]
     if len(outside):
         raise UserError(

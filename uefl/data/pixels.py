@@ -92,6 +92,8 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
                 raise ValueError(
                     f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value"
                 )
+            clear = image.info.get("transparency")  # one value of 16 bits
+            values = np.where(values == clear, 2**16 - 1, values) if isinstance(clear, int) else values
             return torch.from_numpy((values >> 8).astype(np.uint8))[None]
         if image.mode in _WITH_ALPHA or "transparency" in image.info:
             image = image.convert("RGBA")
@@ -135,7 +137,12 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
             raise UserError(
                 f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {images.dtype}"
             )
-    tensor = torch.as_tensor(images).detach().cpu()
+    tensor = images.detach() if isinstance(images, torch.Tensor) else torch.as_tensor(images)
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
+        kind = next((kind for kind, holds in kinds.items() if holds), "sparse")
+        raise UserError(f"{where}: expected images as a dense tensor; got a {kind} one")
+    tensor = tensor.cpu()
     if tensor.dtype == torch.uint8:
         return tensor, None
     if tensor.dtype == torch.uint16:

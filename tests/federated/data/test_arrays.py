@@ -216,6 +216,12 @@ def test_names_that_are_no_classes_are_refused(labels, classes, named):
         from_arrays({"a": ((PIXELS[:30], labels), None)}, classes=classes)
 
 
+def test_labels_far_above_their_number_are_refused():
+    images, labels = np.zeros((6, 8, 8), np.uint8), np.array([0, 20240101, 20240102] * 2)
+    with pytest.raises(UserError, match="20240102"):
+        from_arrays({"a": ((images, labels), None)})
+
+
 def test_names_and_integers_do_not_mix():
     with pytest.raises(UserError, match="names"):
         from_arrays({"a": ((PIXELS[:30], LABELS), None), "b": ((PIXELS[:30], NAMED["list"]), None)})

@@ -129,6 +129,13 @@ def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
     assert ["'Cat' and 'cat'" in note for note in own.notes] == [True]
 
 
+def test_classes_that_look_the_same_are_noted(make_images, tmp_path):
+    for folder in ("a/caf\u00e9", "a/dog", "b/cafe\u0301", "b/dog "):
+        make_images(f"silos/{folder}")
+    notes = read(tmp_path / "silos").notes
+    assert [r"'cafe\u0301' and 'caf\xe9'" in notes[0], "'dog' and 'dog '" in notes[1]] == [True, True]
+
+
 @pytest.mark.parametrize(("there", "other"), [("train", "test"), ("test", "train")])
 def test_one_part_of_a_split_names_the_other(make_images, tmp_path, there, other):
     for label in ("cat", "dog"):

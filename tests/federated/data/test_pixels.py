@@ -265,6 +265,12 @@ def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
         (IMAGES.astype(complex), "got complex128"),
         (np.ma.masked_array(IMAGES, IMAGES > 250), "masked"),
         (torch.from_numpy(IMAGES) > 9, "torch.bool"),
+        (torch.from_numpy(IMAGES).to_sparse(), "sparse"),
+        (torch.from_numpy(IMAGES).to("meta"), "meta"),
+        (
+            torch.quantize_per_tensor(torch.from_numpy(IMAGES / 255).float(), 1 / 255, 0, torch.quint8),
+            "quant",
+        ),
     ],
 )
 def test_images_of_no_known_range_are_refused(images, message):
@@ -278,6 +284,13 @@ def test_halves_are_rounded_as_their_value_says():
     """In half precision the product would be rounded twice."""
     halves = torch.linspace(0, 1, 999).bfloat16()
     assert torch.equal(as_bytes(halves, "a")[0], (halves.double() * 255).round().byte())
+
+
+def test_a_transparent_value_of_16_bits(tmp_path):
+    clear = int(DEEP[0, 0])
+    Image.fromarray(DEEP).save(tmp_path / "a.png", transparency=clear)
+    pixels = pixels_of(Image.open(tmp_path / "a.png"))[0].numpy()
+    assert np.array_equal(pixels, np.where(DEEP == np.uint16(clear), 255, DEEP >> 8))
 
 
 def test_hidden_colors_do_not_matter():
