@@ -21,20 +21,33 @@ export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machin
 
 setup: .venv/.built
 
-.venv/.packages: requirements.txt
+.venv/.tools:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, %s is %d.%d; name one: make PYTHON=..." % (sys.executable, v[0], v[1]))'
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	@echo "Downloading about 3 GB, mostly CUDA libraries of PyTorch; they take 5 GB in .venv"
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt || { $(NO_PACKAGES); }
+	$(INSTALL) -c requirements.txt cmake ninja || { $(NO_PACKAGES); }
 	@touch $@
+
+.venv/.packages: requirements.txt .venv/.tools
+	@echo "Downloading about 3 GB, mostly CUDA libraries of PyTorch; they take 5 GB in .venv"
+	$(INSTALL) -r requirements.txt || { $(NO_PACKAGES); }
+	@touch $@
+
+# A module is compiled to bytecode when it is first imported; most never are.
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Of pip's reasons this is the likely one.
 NO_PACKAGES = echo "uefl: packages could not be installed; without a network, point PIP_FIND_LINKS at a folder of their wheels" >&2; exit 1
 
 SOURCES := setup.py CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
+CONFIGURE = .venv/bin/cmake -S . -GNinja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja"
 
-.venv/.built: .venv/.packages $(SOURCES)
-	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+# The kernels need no torch: the first time they are compiled while it is downloaded. setup.py reports what fails.
+build/kernels/CMakeCache.txt: | .venv/.tools
+	@($(CONFIGURE) -B build/kernels -DUEFL_TORCH=OFF && .venv/bin/cmake --build build/kernels --target uefl_cpu) >/dev/null 2>&1 || true
+
+.venv/.built: requirements.txt $(SOURCES)
+	@$(MAKE) --no-print-directory --jobs 2 .venv/.packages build/kernels/CMakeCache.txt
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 
 demo: setup
@@ -66,16 +79,17 @@ lint: .venv/.packages
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' 'tests/cpp/*.cpp' 'benchmarks/*.cpp')
 	.venv/bin/mypy
 
+# The tests share the objects of the package.
 ctest: .venv/.packages
-	.venv/bin/cmake -S . -B build/ctest -GNinja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja" -DUEFL_TORCH=OFF -DUEFL_TESTS=ON -DUEFL_EMULATE_AMX=AUTO
-	.venv/bin/cmake --build build/ctest
-	.venv/bin/ctest --test-dir build/ctest --output-on-failure
+	$(CONFIGURE) -B build/kernels -DPython3_EXECUTABLE=$(CURDIR)/$(PY) $(CMAKE_ARGS) -DUEFL_EMULATE_AMX=AUTO
+	.venv/bin/cmake --build build/kernels --target cpp_tests
+	.venv/bin/ctest --test-dir build/kernels --output-on-failure --parallel $(CMAKE_BUILD_PARALLEL_LEVEL)
 
 ctest-arm64: .venv/.packages
-	.venv/bin/cmake -S . -B build/ctest-arm64 -GNinja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja" -DUEFL_TORCH=OFF -DUEFL_TESTS=ON \
+	$(CONFIGURE) -B build/ctest-arm64 -DUEFL_TORCH=OFF \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	  "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu"
-	.venv/bin/cmake --build build/ctest-arm64
+	.venv/bin/cmake --build build/ctest-arm64 --target cpp_tests
 	.venv/bin/ctest --test-dir build/ctest-arm64 --output-on-failure
 
 bench: setup

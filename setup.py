@@ -89,7 +89,9 @@ class CMakeBuild(build_ext):
         out.mkdir(parents=True, exist_ok=True)
         (out / NOTE).unlink(missing_ok=True)
         try:
-            self.compile(out, Path(self.build_temp).resolve())
+            # editable: one folder for good, where a second build compiles only what has changed
+            build = ROOT / "build" / "kernels" if self.editable_mode else Path(self.build_temp).resolve()
+            self.compile(out, build)
         except NotCompiled as error:
             if REQUIRED:
                 sys.exit(
@@ -127,9 +129,12 @@ class CMakeBuild(build_ext):
         log = build / "build.log"
         build.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
+        # an earlier configuration may have failed or had another compiler; its objects can stay
+        (build / "CMakeCache.txt").unlink(missing_ok=True)
+        for found in (build / "CMakeFiles").glob("[0-9]*"):
+            shutil.rmtree(found)
         configure = [
             program("cmake"),
-            "--fresh",  # nothing of an earlier configuration, which may have failed or had another compiler
             "-S",
             ROOT,
             "-B",

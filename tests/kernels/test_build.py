@@ -202,8 +202,18 @@ def test_kernels_that_are_required_end_the_build_in_one_sentence(broken):
     assert not (package / "_not_compiled.txt").exists()
 
 
-def test_a_failed_configuration_leaves_nothing_for_the_next(build):
-    assert "--fresh" in build()
+def test_a_failed_configuration_leaves_nothing_for_the_next(build, tmp_path):
+    folder = tmp_path / "temp"
+    stale, kept = (
+        ("CMakeCache.txt", "CMakeFiles/4.4.4/CMakeCXXCompiler.cmake"),
+        "CMakeFiles/uefl_cpu.dir/vq.cpp.o",
+    )
+    for name in (*stale, kept):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    build()
+    assert not any((folder / name).exists() for name in stale)
+    assert (folder / kept).exists()
 
 
 def test_the_reason_is_said_once_where_the_kernels_are_used(tmp_path):
