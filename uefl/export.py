@@ -18,7 +18,7 @@ from . import checkpoint
 from .errors import UserError
 from .isolation import isolated
 from .models.saved import SavedModel
-from .paths import check_name
+from .paths import check_name, special
 
 
 def write(model: SavedModel, path: Path, client: str | None = None) -> None:
@@ -40,6 +40,9 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     check_name(path, "the file")
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
+    if special(path):
+        raise UserError(f"{path} is {special(path)}; expected a file")
+    path = path.resolve()  # a link stays a link
     about = {"classes": list(model.classes), "shape": list(model.shape), "client": client, "scale": "0-255"}
     temporary = path.with_name(f"{path.name}.tmp")
     with isolated(), torch.no_grad():

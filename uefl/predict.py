@@ -135,7 +135,7 @@ def write(rows: Iterator[ImagePrediction], file: TextIO) -> None:
 
 
 def write_file(rows: Iterator[ImagePrediction], path: Path) -> None:
-    """Write a CSV file whole or not at all.
+    """Write a CSV file whole or not at all, and a pipe or a device as it is.
 
     Raises:
         UserError: it cannot be written.
@@ -143,7 +143,10 @@ def write_file(rows: Iterator[ImagePrediction], path: Path) -> None:
     text = io.StringIO()
     write(rows, text)
     try:
-        write_text(path, text.getvalue())
+        if special(path) is None:
+            write_text(path.resolve(), text.getvalue())  # a link stays a link
+        else:  # a file must not take its place
+            path.write_text(text.getvalue(), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror})") from None
 

@@ -4,8 +4,10 @@ export."""
 import csv
 import io
 import json
+import os
 import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,6 +202,29 @@ def test_predict_writes_csv(models, files, tmp_path):
     assert "codebook" not in named.output
 
 
+def test_csv_into_a_pipe_and_through_a_link(models, files, tmp_path):
+    """Neither gives its place to a file."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("file.csv")
+    read = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("pipe", "link"):
+        result = cli("predict", models["uefl"][1], files / "0.png", "--csv", tmp_path / name)
+        assert result.exit_code == 0, result.output
+    assert os.read(read, 10_000).decode() == (tmp_path / "file.csv").read_text()
+    os.close(read)
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_csv_into_a_full_device(models, files, tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    result = cli("predict", models["uefl"][1], files / "0.png", "--csv", tmp_path / "full")
+    assert result.exit_code == 2
+    assert "full" in result.stderr
+    assert (tmp_path / "full").is_char_device()
+
+
 def test_predict_shows_a_table(models, files):
     result = cli("predict", models["fedper"][1], files / "0.png", files / "0.png", "--passes", "3")
     assert result.exit_code == 0, result.output
@@ -315,6 +340,14 @@ def test_export_as_onnx(models, tmp_path):
         torch.testing.assert_close(
             torch.from_numpy(probs), model.predict(IMAGES[:count], "silo-1"), atol=1e-5, rtol=0
         )
+
+
+def test_export_takes_the_place_of_no_pipe(models, tmp_path):
+    os.mkfifo(tmp_path / "x.pt2")
+    result = cli("export", models["uefl"][1], tmp_path / "x.pt2", "--client", "silo-0")
+    assert result.exit_code == 2
+    assert "pipe" in result.stderr
+    assert (tmp_path / "x.pt2").is_fifo()
 
 
 @pytest.mark.parametrize(
