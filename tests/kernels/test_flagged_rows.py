@@ -113,17 +113,19 @@ def share_of(flagged, candidates):
     return flagged.double().mean().item()
 
 
-@pytest.mark.parametrize("search", ["wgmma", "mma"])
+BENCHMARK = [
+    *((torch.float32, 64, k, open_share(k, 4, 64)) for k in (256, 1024, 8192)),
+    (torch.float32, 512, 256, 0.08),
+    (torch.float16, 64, 256, open_share(256, 2, 64)),
+    (torch.float16, 128, 1024, open_share(1024, 2, 128)),
+    (torch.float16, 256, 256, 0.011),
+    (torch.bfloat16, 64, 256, 0.0025),
+]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "d", "k", "share"),
-    [
-        *((torch.float32, 64, k, open_share(k, 4, 64)) for k in (256, 1024, 8192)),
-        (torch.float32, 512, 256, 0.08),
-        (torch.float16, 64, 256, open_share(256, 2, 64)),
-        (torch.float16, 128, 1024, open_share(1024, 2, 128)),
-        (torch.float16, 256, 256, 0.011),
-        (torch.bfloat16, 64, 256, 0.0025),
-    ],
+    ("search", "dtype", "d", "k", "share"),
+    [(("wgmma", "mma")[i % 2], *case) for i, case in enumerate(BENCHMARK)],
     ids=str,
 )
 def test_few_rows_of_the_benchmark_stay_open(fp16_error, search, dtype, d, k, share):

@@ -31,20 +31,25 @@ def test_masks_are_those_of_the_definition(shape, p, consistent):
         )
 
 
+SHAPES = (
+    (70, 9, 33, 10),
+    (5, 6, 40, 3),
+    (17, 8, 20),
+    (3, 4, 5, 1),
+    (0, 4, 5, 2),
+    (70, 5, 33, 66, 10),
+    (5, 4, 9, 300),
+    (0, 3, 4, 5, 2),
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("consistent", [False, True])
-@pytest.mark.parametrize("logit_dropout", [False, True])
 @pytest.mark.parametrize(
-    "shape",
-    [
-        (70, 9, 33, 10),
-        (5, 6, 40, 3),
-        (17, 8, 20),
-        (3, 4, 5, 1),
-        (0, 4, 5, 2),
-        (70, 5, 33, 66, 10),
-        (5, 4, 9, 300),
-        (0, 3, 4, 5, 2),
+    ("shape", "logit_dropout", "consistent"),
+    [  # every pair of values
+        (shape, logit_dropout, logit_dropout == bool(i % 2))
+        for i, shape in enumerate(SHAPES)
+        for logit_dropout in (False, True)
     ],
     ids=str,
 )
@@ -64,8 +69,7 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("consistent", [False, True])
-@pytest.mark.parametrize("classes", [10, 300])
+@pytest.mark.parametrize(("classes", "consistent"), [(10, False), (10, True), (300, True)])
 def test_logit_dropout_with_strides_and_in_half_precision(classes, consistent):
     """Also for more classes than one program keeps in registers."""
     for logits in (torch.randn(classes, 40).T, torch.randn(40, classes).bfloat16()):

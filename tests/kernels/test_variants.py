@@ -28,15 +28,9 @@ CROWDED = "four threads on one core"  # threads that wait for each other; none o
 CASES = {variant: {"UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"} for variant in VARIANTS} | {
     CROWDED: {"OMP_NUM_THREADS": "4"}
 }
-COMMAND = [
-    sys.executable,
-    "-m",
-    "pytest",
-    "-x",
-    str(Path(__file__).parent),
-    "-m",
-    "every_variant and not slow",
-]
+MARK = "every_variant"
+MARKED = [str(path) for path in Path(__file__).parent.glob("test_*.py") if MARK in path.read_text()]
+COMMAND = [sys.executable, "-m", "pytest", "-x", *MARKED, "-m", f"{MARK} and not slow"]
 
 
 def runs_here(environment: dict[str, str]) -> bool:
