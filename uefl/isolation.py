@@ -9,7 +9,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # runs draw from torch's global generator: two at once would take each other's numbers
 _ONE_RUN = threading.RLock()
 _DENORMAL = 5e-324
+_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -38,7 +39,8 @@ def plain_torch() -> Iterator[None]:
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
-            torch.device("cpu"),
+            # in this context every call of torch takes longer, and most callers are on the CPU anyway
+            nullcontext() if torch.get_default_device() == _CPU else _CPU,
             torch.autograd.set_detect_anomaly(False),
             np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"),
         ):
