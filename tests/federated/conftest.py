@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 
 import pytest
@@ -31,6 +32,14 @@ def undrawn():
 def _undrawn():
     """For the runs that a module shares too."""
     with undrawn():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _not_on_disk():
+    """No test outlives a power failure, and a tiny run waits for the disk forty times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
