@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from uefl import config
 from uefl.algorithms.base import Context, find
@@ -30,15 +32,21 @@ _FOLDER = TemporaryDirectory()
 
 
 def arm_of(
-    cfg: Config, name: str, federation: Federation, device: str = "cpu", engine: Engine | None = None
+    cfg: Config,
+    name: str,
+    federation: Federation,
+    device: str = "cpu",
+    engine: Engine | None = None,
+    network: Callable[[], nn.Module] | None = None,
 ) -> tuple[ServerLoop, Workspace]:
     """Return an arm of a configuration without an ensemble.
 
-    Its clients are in this process or where ``engine`` has them.
+    Its clients are in this process or where ``engine`` has them. ``network`` builds the network instead of
+    the configuration's.
     """
     names = tuple(sorted(silo.name for silo in federation.silos))
     context = Context(
-        cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.shape, names
+        cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.shape, names, network
     )
     algorithm = find(cfg.arms[name].algorithm)(cfg.arms[name].parameters).bound(context)
     workspace = Workspace(algorithm, cfg.data, federation, torch.device(device))

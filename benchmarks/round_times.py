@@ -7,12 +7,13 @@ import argparse
 import resource
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from uefl.config import Config
 from uefl.data import Federation
@@ -44,6 +45,7 @@ class UeflLoop:
         federation: the clients.
         device: ``cpu`` or ``cuda``.
         engine: where the clients are, if not in this process.
+        network: builds the network, instead of the one of the configuration.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class UeflLoop:
         federation: Federation,
         device: str = "cpu",
         engine: Engine | None = None,
+        network: Callable[[], nn.Module] | None = None,
     ) -> None:
-        self.arm, self.workspace = arm_of(cfg, name, federation, device, engine)
+        self.arm, self.workspace = arm_of(cfg, name, federation, device, engine, network)
 
     def train(self) -> None:
         """Train every client, and average."""
@@ -67,16 +70,23 @@ class UeflLoop:
         self.arm.exchange(measure=True, train=False)
 
 
-def parser(description: str | None, preset: str) -> argparse.ArgumentParser:
-    """Return the parser with the options of every comparison of rounds."""
+def parser(description: str | None, preset: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser with the options of every comparison of rounds.
+
+    Args:
+        description: of the comparison.
+        preset: the default preset; None: the comparison takes no preset and has no published loop.
+    """
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("preset", nargs="?", default=preset)
+    if preset is not None:
+        made.add_argument("preset", nargs="?", default=preset)
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--turns", type=int, default=3)
     add_options(made, results.ROUNDS, "the medians")
-    made.add_argument("--bf16", action="store_true", help="the published loop also with bfloat16")
+    if preset is not None:
+        made.add_argument("--bf16", action="store_true", help="the published loop also with bfloat16")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return made
 

@@ -1,11 +1,12 @@
 """Check that the comparisons of federated rounds run, and that the published UEFL loop equals ours."""
 
+import copy
 import re
 
 import pytest
 import torch
 
-from benchmarks import fedul_round, results, round_times, uefl_round
+from benchmarks import fedul_round, results, round_times, simulation, uefl_round
 from uefl import config
 from uefl.data import build
 
@@ -47,6 +48,28 @@ def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
         assert f"│ {loop} " in printed
         assert f"| mnist-9-published {' '.join(TINY)} | 1 | {loop} | " in page
     assert "3 silos, 240 images, width 4" in printed
+
+
+def test_many_small_clients_are_timed_beside_a_plain_loop(capsys, tmp_path):
+    sizes = ("--clients", "4", "--images", "4", "--cohort", "2", "--batch", "2")
+    simulation.main(["--turns", "1", *sizes, "--save", str(tmp_path / "rounds")])
+    assert "│ plain loop " in capsys.readouterr().out
+    page = results.page(tmp_path)
+    assert "| fedavg 4x4 cohort 2 batch 2 | 1 | uefl | " in page
+
+
+def test_the_plain_loop_trains_the_model_of_fedavg():
+    """Check that both loops do the same work: with every client in the round, one batch each and no dropout,
+    the models are equal."""
+    splits = list(simulation.images_of(3, 8))
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    plain = simulation.PlainLoop(simulation.normalized(splits), 3, 8, lambda: net)
+    ours = simulation.ours(splits, 3, 8, lambda: copy.deepcopy(net))
+    for _ in range(2):
+        plain.train()
+        ours.train()
+    model = torch.cat([part.flatten() for part in plain.model])
+    torch.testing.assert_close(ours.arm.members[0].state.tensors["values"], model, rtol=1e-5, atol=1e-6)
 
 
 def test_a_gpu_that_is_not_there_is_said_in_one_line(monkeypatch, capsys):

@@ -221,11 +221,6 @@ def choose(averages: Mapping[str, Mean], attackers: int) -> None:
         stack.chosen = chosen
 
 
-def magnitude(tensor: torch.Tensor) -> float:
-    """Return the largest absolute value of an element: NaN if one is NaN, 0 for an empty tensor."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
 def rejection(reply: Reply, message: Message, max_norm: float, largest: float = LARGEST) -> str | None:
     """Return the reason to reject an update; None: it has the tensors that the message expects.
 
@@ -252,7 +247,7 @@ def rejection(reply: Reply, message: Message, max_norm: float, largest: float = 
             return f"{name} is missing"
         if new.dtype != expected.dtype or tuple(new.shape) != expected.shape:
             return f"{name} is {new.dtype} {list(new.shape)}, expected {expected}"
-        found = magnitude(new)
+        found = reply.largest(name)
         if not math.isfinite(found):
             return f"{name} is not finite"
         if new.is_floating_point() and found > largest:

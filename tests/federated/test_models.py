@@ -269,6 +269,26 @@ def test_flat_module_is_the_module():
             torch.testing.assert_close(named[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_are_parts_of_the_flat_one_or_their_own():
+    flat = FlatModule(Net(TINY, (1, 8, 8), 3))
+    images, labels, found = torch.randn(8, 1, 8, 8), torch.arange(8) % 3, []
+    for share in (True, False, True):
+        flat.share_gradient(share)
+        flat.values.grad.zero_()
+        torch.manual_seed(0)
+        torch.nn.functional.cross_entropy(flat.module(images), labels).backward()
+        flat.fill_gradients()
+        assert bool(flat.values.grad.any()) == share
+        found.append(torch.cat([p.grad.flatten() for p in flat.module.parameters()]))
+        memory = {p.grad.untyped_storage().data_ptr() for p in flat.module.parameters()}
+        assert (memory == {flat.values.grad.untyped_storage().data_ptr()}) == share
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    flat.share_gradient(False)
+    flat.fill_gradients()  # the loss used none of them
+    assert all(not p.grad.any() for p in flat.module.parameters())
+
+
 def test_private_parts_are_found_by_name_and_layer():
     flat = FlatModule(Net(TINY, (1, 8, 8), 3))
     assert flat.private(lambda name, owner: False) is None
@@ -351,14 +371,15 @@ class TiedNet(torch.nn.Module):
         return self.out(self.norm(self.fixed(self.second(self.first(x.mean(1)[:, 0, :4])))) + self.table)
 
 
-def test_a_flat_module_has_state_dict_names_and_a_frozen_mask():
+def test_a_flat_module_has_state_dict_names_and_trained_parts():
     module = TiedNet()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     flat = FlatModule(module)
     named = flat.named(flat.values.detach(), flat.buffers)
     assert set(named) == {name for name, tensor in before.items() if tensor.is_floating_point()}
     assert all(torch.equal(named[name], before[name]) for name in named)
-    assert torch.equal(flat.values.detach()[flat.frozen], before["fixed.weight"].flatten())
+    assert [p is not module.fixed.weight for p in module.parameters()].count(True) == len(flat.trained)
+    assert all(p.requires_grad for p in flat.trained)
     assert len(flat.values) == 16 + 16 + 8 + 15
     module.norm(torch.randn(5, 4))
     assert int(module.norm.num_batches_tracked) == 1

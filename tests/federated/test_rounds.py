@@ -303,10 +303,6 @@ def test_a_round_copies_no_model():
     pointers = [p.data_ptr() for p in room.net.parameters()]
     finish(algorithm)
     assert [p.data_ptr() for p in room.net.parameters()] == pointers
-    assert all(
-        p.grad.data_ptr() != 0 and p.grad.untyped_storage().data_ptr() == room.flat.values.grad.data_ptr()
-        for p in room.net.parameters()
-    )
 
 
 @pytest.mark.parametrize("keys", [{}, {"uncertainty": "ensemble", "members": 2}], ids=["one", "ensemble"])

@@ -14,6 +14,7 @@ from .recording import replayed
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
     from ..config import Training
+    from ..models.flat import FlatModule
     from .work import Batch, Work
 
 
@@ -57,13 +58,11 @@ def fit(
                 " TENSOR.detach().clone().requires_grad_()"
             )
     training, flat, device = work.training, work.workspace.flat, work.workspace.device
-    gradient = flat.values.grad
-    assert gradient is not None
+    gradient = flat.values.grad if _changes_gradients(algorithm) else None
+    flat.share_gradient(gradient is not None)
     optimizer = _optimizer(training, _groups(work), algorithm.weight_decay(work), device)
     if moments is not None:
-        optimizer.state[flat.values] = {name: value.clone() for name, value in moments.items()}
-    frozen = flat.frozen
-    kept = None if frozen is None else flat.values.detach().clone()
+        _resume(optimizer, flat, moments)
     plan = _plan(algorithm, work, epochs)
     work.epochs = len(plan)
     measure = loss or algorithm.loss
@@ -71,7 +70,9 @@ def fit(
 
     def step(batch: Batch) -> None:
         """Take one step. Apart from its counters it only changes tensors, in place."""
-        if not algorithm.regularize(work, gradient):
+        if gradient is None:
+            flat.drop_gradients()
+        elif not algorithm.regularize(work, gradient):
             gradient.zero_()
         for tensor in work.trained.values():
             tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.zero_()
@@ -83,14 +84,12 @@ def fit(
                 f" {got}"
             )
         value.backward()  # type: ignore[no-untyped-call]
-        algorithm.before_step(work, gradient)
+        if gradient is None:
+            flat.fill_gradients()
+        else:
+            algorithm.before_step(work, gradient)
         optimizer.step()
-        if frozen is not None and kept is not None:
-            # Weight decay must not move frozen parameters. This uses a mask, because an assignment by
-            # positions copies them to the host if kernels must be deterministic, and a CUDA graph cannot
-            # record this copy.
-            torch.where(frozen, kept, flat.values.data, out=flat.values.data)
-        total.add_(value.detach() * len(batch.positions))
+        total.add_(value.detach(), alpha=len(batch.positions))
         work.step += 1
         algorithm.after_batch(work, batch)
 
@@ -105,10 +104,37 @@ def fit(
     return Outcome(float(total) / images if images else math.nan, work.step, optimizer)
 
 
-def moments_of(outcome: Outcome, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return copies of the optimizer's state for one parameter, by name. SGD without momentum has none."""
-    state: dict[str, Any] = outcome.optimizer.state[parameter]
-    return {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
+def moments_of(outcome: Outcome, flat: FlatModule) -> dict[str, torch.Tensor]:
+    """Return copies of the optimizer's state by name, ``[P]``, and its ``step``. SGD without momentum has
+    none."""
+    states, moments = outcome.optimizer.state, dict[str, torch.Tensor]()
+    for name, value in states[flat.trained[0]].items():
+        if name == "step":
+            moments[name] = value.clone()
+        elif isinstance(value, torch.Tensor):
+            moments[name] = torch.zeros_like(flat.values.data)
+            for parameter, part in zip(flat.module.parameters(), flat.split(moments[name]), strict=True):
+                if parameter.requires_grad:
+                    part.copy_(states[parameter][name])
+    return moments
+
+
+def _resume(optimizer: torch.optim.Optimizer, flat: FlatModule, moments: dict[str, torch.Tensor]) -> None:
+    """Set the state of an optimizer to the result of :func:`moments_of`."""
+    parts = {name: flat.split(value.clone()) for name, value in moments.items() if name != "step"}
+    for i, parameter in enumerate(flat.module.parameters()):
+        state = {name: part[i] for name, part in parts.items()}
+        optimizer.state[parameter] = state | ({"step": moments["step"].clone()} if "step" in moments else {})
+
+
+def _changes_gradients(algorithm: Algorithm) -> bool:
+    """Return True if an algorithm uses the flat gradient of a step."""
+    from ..algorithms.base import Algorithm
+
+    return any(
+        getattr(type(algorithm), method) is not getattr(Algorithm, method)
+        for method in ("regularize", "before_step")
+    )
 
 
 def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[torch.Tensor]]:
@@ -133,7 +159,7 @@ def _groups(work: Work) -> list[dict[str, Any]]:
     """Return the parameter groups, by learning rate."""
     lr = work.training.lr_in(work.round)
     plain = [
-        work.workspace.flat.values,
+        *work.workspace.flat.trained,
         *(tensor for name, tensor in work.trained.items() if name not in work.rates),
     ]
     return [

@@ -214,7 +214,7 @@ class Work:
         if name not in self._noted:
             self._noted[name] = torch.zeros_like(mean)
         # in place: a step that is replayed adds to the same tensor
-        self._noted[name] += images * mean.detach()
+        self._noted[name].add_(mean.detach(), alpha=images)
         self.counted[name] += images
 
     def noted(self) -> dict[str, float]:

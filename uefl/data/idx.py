@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import zlib
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 import numpy.typing as npt
@@ -65,17 +67,27 @@ def read(
 
 
 def _array(path: Path, advice: str) -> npt.NDArray[np.uint8]:
+    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+
     compressed = path.with_name(path.name + ".gz")
+    found = compressed if compressed.exists() else path
     try:
-        data = gzip.decompress(compressed.read_bytes()) if compressed.exists() else path.read_bytes()
-        # two zero bytes, then the code of unsigned bytes; the number of dimensions follows
-        if data[:3] != b"\0\0\x08":
-            raise ValueError("it is not an IDX file of bytes")
-        shape = np.frombuffer(data, ">i4", data[3], offset=4)
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
+        if found is path:
+            tensor = read_sn3_pascalvincent_tensor(str(path))
+        else:  # torchvision reads uncompressed files only
+            with gzip.open(compressed) as packed, NamedTemporaryFile(suffix=path.name) as plain:
+                shutil.copyfileobj(packed, plain)
+                plain.flush()
+                tensor = read_sn3_pascalvincent_tensor(plain.name)
+        if tensor.dtype != torch.uint8:
+            raise ValueError(f"its values are {tensor.dtype}, expected bytes")
+        values: npt.NDArray[np.uint8] = tensor.numpy()
+        return values
     except FileNotFoundError:
         raise UserError(f"no {compressed}: {advice}") from None
-    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
-        raise UserError(
-            f"cannot read {compressed if compressed.exists() else path} ({error}): {advice}"
-        ) from None
+    except _DAMAGED as error:
+        raise UserError(f"cannot read {found} ({error or 'no IDX file'}): {advice}") from None
+
+
+# torchvision checks the header by assertions and a table of types
+_DAMAGED = (OSError, EOFError, zlib.error, ValueError, AssertionError, LookupError, RuntimeError)

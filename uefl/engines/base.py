@@ -75,6 +75,14 @@ class Reply:
     """instead of ``private``, where a client keeps its states itself: a name for each member, empty
     where it has none"""
 
+    _largest: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def largest(self, name: str) -> float:
+        """Return the :func:`magnitude` of one tensor. Later calls return the result of the first."""
+        if name not in self._largest:
+            self._largest[name] = magnitude(self.tensors[name])
+        return self._largest[name]
+
     @property
     def bytes(self) -> int:
         """Size of the tensors that came back, without the private ones."""
@@ -103,6 +111,14 @@ class Engine(Protocol):
                 reply.
         """
         ...
+
+
+def magnitude(tensor: torch.Tensor) -> float:
+    """Return the largest absolute value of an element: NaN if one is NaN, 0 for an empty tensor."""
+    if not tensor.numel():
+        return 0.0
+    lowest, highest = torch.aminmax(tensor)  # one pass, which allocates nothing
+    return max(-float(lowest), float(highest))
 
 
 def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:

@@ -6,6 +6,7 @@ operation instead of one operation a layer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -17,9 +18,9 @@ class FlatModule:
 
     Attributes:
         values: ``[P]`` float32, a leaf with the flat gradient in ``.grad``, for an optimizer.
+        trained: the parameters of the module that require a gradient; views of ``values``.
         buffers: ``[Q]`` float32, running means and variances. Other buffers, such as the number of batches
             that batch norm has seen, are part of no message; :meth:`reset` sets them to their first values.
-        frozen: mask ``[P]``, bool, of the ``values`` that require no gradient; None: all require one.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -29,16 +30,13 @@ class FlatModule:
         self.module = module
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.values.grad = torch.zeros_like(self.values)
+        self.trained = [p for p in parameters if p.requires_grad]
         self.buffers = torch.empty(sum(b.numel() for b in running), device=device)
         self._others = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
-        fixed = torch.cat([torch.full((p.numel(),), not p.requires_grad, device=device) for p in parameters])
-        self.frozen = fixed if bool(fixed.any()) else None
-        offset = 0
-        for p in parameters:
-            view = _view(self.values.data, offset, p)
+        for p, view in zip(parameters, self.split(self.values.data), strict=True):
             view.copy_(p.data)
-            p.data, p.grad = view, _view(self.values.grad, offset, p)
-            offset += p.numel()
+            p.data = view
+        self.share_gradient(True)
         offset = 0
         for b in running:
             view = _view(self.buffers, offset, b)
@@ -49,6 +47,35 @@ class FlatModule:
     def storages(self) -> frozenset[int]:
         """Return the addresses of the memory of both flat tensors, which every step changes."""
         return frozenset(t.untyped_storage().data_ptr() for t in (self.values.data, self.buffers))
+
+    def share_gradient(self, share: bool) -> None:
+        """Make the parameters' gradients parts of the flat gradient, or tensors of their own.
+
+        Autograd adds to a gradient that exists. If there is none, it keeps the tensor that it has computed,
+        which is faster.
+        """
+        assert self.values.grad is not None
+        parts = self.split(self.values.grad)
+        for p, part in zip(self.module.parameters(), parts, strict=True):
+            p.grad = part if share else None
+
+    def drop_gradients(self) -> None:
+        """Remove the gradients of the trained parameters."""
+        for p in self.trained:
+            p.grad = None
+
+    def fill_gradients(self) -> None:
+        """Set the gradient of each trained parameter that the loss does not use to 0, so that an optimizer
+        treats it like the others."""
+        for p in self.trained:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the part of each parameter in a flat tensor ``[P]``, as views."""
+        parameters = list(self.module.parameters())
+        ends = itertools.accumulate((p.numel() for p in parameters), initial=0)
+        return [_view(flat, begin, p) for begin, p in zip(ends, parameters, strict=False)]
 
     def set(self, values: torch.Tensor, buffers: torch.Tensor) -> None:
         """Overwrite the parameters ``[P]`` and the buffers ``[Q]`` in place."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ..aggregation import Rule, magnitude, rejection
+from ..aggregation import Rule, rejection
 from ..algorithms.base import Record
 from ..client.state import fresh
 from ..client.work import recorded
 from ..client.workspace import Workspace
-from ..engines.base import Message, Reply
+from ..engines.base import Message, Reply, magnitude
 from ..errors import RunError
 from ..lazy import Lazy
 from ..privacy import Privacy
@@ -124,7 +124,8 @@ class ServerModel:
         sent, found = message.tensors["values"], reply.tensors["values"]
         if sent.shape != found.shape:
             return None
-        suspicious = magnitude(found) > _SUSPICIOUS * max(1.0, magnitude(sent))
+        largest = reply.largest("values")
+        suspicious = largest > _SUSPICIOUS and largest > _SUSPICIOUS * magnitude(sent)
         return self._workspace.fault(reply.tensors, self.private.start, predict=suspicious)
 
     def begin_averages(self, rule: Rule | Privacy) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..aggregation import Rule, magnitude, rejection
+from ..aggregation import Rule, rejection
 from ..algorithms.base import Record
 from ..client.workspace import Workspace
 from ..engines.base import Engine, Message, Reply, join, member, split
@@ -183,7 +183,7 @@ class ServerLoop:
                 for each, part in zip(self.members, self._parts(reply), strict=True):
                     each.add(self._rule, part)
                 trained[name] = dict(reply.training)
-                magnitudes[name] = max(map(magnitude, reply.tensors.values()), default=0.0)
+                magnitudes[name] = max(map(reply.largest, reply.tensors), default=0.0)
         check = partial(check_quorum, self.run.quorum, self.round + 1, rejected=reasons)
         if measure:
             measured = self._known.intersection(record["client"] for record in records)

@@ -92,7 +92,7 @@ class Teacher:
         if keep:
             tensors |= {
                 f"{of_optimizer}{name}": moment
-                for name, moment in moments_of(outcome, workspace.flat.values).items()
+                for name, moment in moments_of(outcome, workspace.flat).items()
             }
         return outcome.loss
 

@@ -279,8 +279,9 @@ def test_the_optimizer_of_f_prime_goes_on_where_it_was():
     start = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
     finish(algorithm)
     room.load(start)
+    room.flat.share_gradient(False)
     optimizer, labeled = (
-        torch.optim.Adam([room.flat.values], lr=cfg.training.lr, fused=True),
+        torch.optim.Adam(room.net.parameters(), lr=cfg.training.lr, fused=True),
         fed.server.labeled,
     )
     room.net.train()
@@ -289,7 +290,7 @@ def test_the_optimizer_of_f_prime_goes_on_where_it_was():
             torch.manual_seed(derive(0, "train", round, "server"))
             order = torch.randperm(30)
         for batch in order.split(16):
-            optimizer.zero_grad(set_to_none=False)
+            optimizer.zero_grad()
             torch.nn.functional.cross_entropy(
                 room.net(room.normalize(labeled.images[batch])), labeled.labels[batch]
             ).backward()

@@ -106,11 +106,12 @@ def client_parts(
 ) -> list[Rows]:
     """Return the images that each client gets; every image goes to exactly one client.
 
-    ``iid``: random parts of equal size. ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much
-        at client c as the others, which have weights U(0.45, 0.55); the images of a class are dealt in
-        proportion to its weights at the clients, so that a class in demand runs short for all clients. A
-        client that would get
-    none of a class then gets one image of whoever has most, as long as that leaves one.
+    ``iid``: random parts of equal size.
+
+    ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much at client c as the others, which have
+    weights U(0.45, 0.55). The images of a class are dealt in proportion to its weights at the clients, so
+    that a class in demand runs short for all clients. A client that would get none of a class then gets one
+    image of the client that has most, as long as that leaves one.
 
     ``legacy_noniid``: with the same weights client c takes int(share x n / clients) images of each class in
         their order, after the images of the clients before it. As in the published code, a class that runs

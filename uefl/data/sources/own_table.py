@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,7 +135,7 @@ def _together(path: Path, tables: dict[str, DataSet]) -> DataSet:
     parts = list(tables.values())
     groups, classes = tuple(tables), tuple(sorted({name for part in parts for name in part.classes}))
     vectors = [part.images for part in parts if isinstance(part.images, Vectors)]
-    images = Vectors(joined(vectors, ()).values, joined(vectors, ()).inputs, str(path))
+    images = replace(joined(vectors, ()), place=str(path))
     starts = np.cumsum([0, *(part.images.count for part in parts)])
     labels = np.concatenate(
         [np.array([classes.index(name) for name in part.classes])[part.labels] for part in parts]

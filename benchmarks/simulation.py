@@ -1,0 +1,238 @@
+"""Compare a round of FedAvg over many small clients with a plain PyTorch loop and with other simulators.
+
+python -m benchmarks.simulation [--clients 200] [--images 20] [--cohort 50] [--batch 10] [--save]
+
+The network is the CNN of 1.2 million parameters from PyTorch's MNIST example. Each turn is one round of
+training with one local epoch of SGD. CPU seconds are the measure. pfl-research and fluke-fl run if they are
+installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from uefl import config
+from uefl.data.federation import Federation, LabeledData, Silo, Split
+
+from . import held
+from .round_times import Loop, UeflLoop, compare, parser
+
+LR = 0.05
+Client = tuple[torch.Tensor, torch.Tensor]
+"""normalized images ``[n, 1, 28, 28]`` float32 and labels ``[n]`` of one client"""
+
+
+class Cnn(nn.Sequential):
+    """The network of PyTorch's MNIST example: 1,199,882 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(9216, 128), nn.ReLU()),
+            *(nn.Dropout(0.5), nn.Linear(128, 10)),
+        )
+
+
+class PlainLoop:
+    """FedAvg as a short PyTorch script: one network, one fused optimizer, sums of weighted parameters.
+
+    Args:
+        clients: images and labels of each client.
+        cohort: clients of a round.
+        batch: images of a step.
+        network: builds the network.
+    """
+
+    def __init__(
+        self, clients: list[Client], cohort: int, batch: int, network: Callable[[], nn.Module] = Cnn
+    ) -> None:
+        self._clients, self._cohort, self._batch = clients, cohort, batch
+        torch.manual_seed(0)
+        self._net = network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = [p.detach().clone() for p in self._net.parameters()]
+
+    def train(self) -> None:
+        """Train every client of the cohort, and average."""
+        parameters = list(self._net.parameters())
+        sums, total = [torch.zeros_like(p) for p in self.model], 0
+        self._net.train()
+        for client in torch.randperm(len(self._clients))[: self._cohort]:
+            images, labels = self._clients[client]
+            torch._foreach_copy_([p.data for p in parameters], self.model)
+            optimizer = torch.optim.SGD(parameters, LR, fused=True)
+            for chosen in torch.randperm(len(labels)).split(self._batch):
+                optimizer.zero_grad()
+                cross_entropy(self._net(images[chosen]), labels[chosen]).backward()
+                optimizer.step()
+            torch._foreach_add_(sums, [p.data for p in parameters], alpha=len(labels))
+            total += len(labels)
+        self.model = list(torch._foreach_div(sums, total))
+
+    def measure(self) -> None:
+        """Do nothing; this comparison is of training."""
+
+
+class UeflTraining(UeflLoop):
+    """The arm of a run, without its measurement."""
+
+    def measure(self) -> None:
+        """Do nothing; this comparison is of training."""
+
+
+class PflLoop:
+    """pfl-research with its simulated backend; see :class:`PlainLoop` for the arguments."""
+
+    def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
+        from pfl.aggregate.simulate import SimulatedBackend
+        from pfl.algorithm.base import NNAlgorithmParams
+        from pfl.algorithm.federated_averaging import FederatedAveraging
+        from pfl.data.dataset import Dataset
+        from pfl.data.federated_dataset import FederatedDataset
+        from pfl.data.sampling import get_user_sampler
+        from pfl.hyperparam import NNTrainHyperParams
+        from pfl.model.pytorch import PyTorchModel
+
+        class Module(Cnn):
+            def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+                self.train()
+                return cross_entropy(self(images), labels)
+
+            def metrics(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+                return {}
+
+        torch.manual_seed(0)
+        net = Module()
+        self._model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
+        data = FederatedDataset(
+            lambda user: Dataset(raw_data=list(clients[user])),
+            get_user_sampler("random", list(range(len(clients)))),
+        )
+        self._backend = SimulatedBackend(data, data)
+        training = NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=LR, local_batch_size=batch, local_num_steps=None
+        )
+        self._algorithm = FederatedAveraging()
+        self._params = NNAlgorithmParams(
+            central_num_iterations=10**9,
+            evaluation_frequency=10**9,
+            train_cohort_size=cohort,
+            val_cohort_size=0,
+        )
+        self._training, self._iteration = training, 1  # evaluation comes in iteration 0
+
+    def train(self) -> None:
+        """Train every client of the cohort, and average."""
+        contexts, _, _ = self._algorithm.get_next_central_contexts(
+            self._model, self._iteration, self._params, self._training, None
+        )
+        statistics, metrics = self._backend.gather_results(
+            model=self._model, training_algorithm=self._algorithm, central_context=contexts[0]
+        )
+        self._algorithm.process_aggregated_statistics(contexts[0], metrics, self._model, statistics)
+        self._iteration += 1
+
+    def measure(self) -> None:
+        """Do nothing; this comparison is of training."""
+
+
+class FlukeLoop:
+    """fluke-fl with its server's own round; see :class:`PlainLoop` for the arguments."""
+
+    def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
+        from fluke import DDict, FlukeENV
+        from fluke.client import Client as FlukeClient
+        from fluke.config import OptimizerConfigurator
+        from fluke.data import FastDataLoader
+        from fluke.server import Server
+
+        FlukeENV().set_device("cpu")
+        FlukeENV().open_cache("benchmark")
+        FlukeENV().set_eval_cfg(task="classification", eval_every=10**9, server=False)
+        torch.manual_seed(0)
+        rate = {"name": "StepLR", "step_size": 1}
+        optimizer = OptimizerConfigurator({"name": torch.optim.SGD, "lr": LR}, rate)
+        made = [
+            FlukeClient(
+                i,
+                FastDataLoader(*data, num_labels=10, batch_size=batch, shuffle=True, single_batch=False),
+                None,
+                optimizer,
+                nn.CrossEntropyLoss(),
+                local_epochs=1,
+            )
+            for i, data in enumerate(clients)
+        ]
+        self._server = Server(Cnn(), None, made, weighted=True)
+        for client in made:
+            client.set_channel(self._server.channel)
+        self._cohort, self._clients = cohort, made
+        self._round, self._dict = 0, DDict
+
+    def train(self) -> None:
+        """Train every client of the cohort, and average."""
+        self._server.fit(n_rounds=1, eligible_perc=self._cohort / len(self._clients), finalize=False)
+
+    def measure(self) -> None:
+        """Do nothing; this comparison is of training."""
+
+
+def images_of(clients: int, images: int) -> Iterator[Split]:
+    """Yield random images of ten classes for each client; the time of a step does not depend on them."""
+    rng = np.random.default_rng(0)
+    for _ in range(clients):
+        pixels = torch.from_numpy(rng.integers(0, 256, (images, 1, 28, 28), np.uint8))
+        yield Split(pixels, torch.from_numpy(rng.integers(0, 10, images)))
+
+
+def normalized(splits: list[Split]) -> list[Client]:
+    """Return the images of every client as a network takes them."""
+    return [((split.images / 255 - 0.5) / 0.5, split.labels) for split in splits]
+
+
+def ours(
+    splits: list[Split], cohort: int, batch: int, network: Callable[[], nn.Module] = Cnn, *keys: str
+) -> UeflTraining:
+    """Return the arm FedAvg over these clients; ``keys`` are further keys of the configuration."""
+    silos = tuple(
+        Silo.of(f"client-{i:05d}", LabeledData(split, split, split)) for i, split in enumerate(splits)
+    )
+    classes = tuple(map(str, range(10)))
+    federation = Federation("labeled", silos, classes, (1, 28, 28), (0.5,), (0.5,))
+    share, local = f"participation={cohort / len(splits)}", (f"batch_size={batch}", "local_epochs=1")
+    cfg = config.load(
+        "many-clients", [share, *local, "optimizer=sgd", f"lr={LR}", "precision=fp32", *keys], given=True
+    )
+    return UeflTraining(cfg, "fedavg", federation, network=network)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Time a few rounds of every loop in turns."""
+    made = parser(__doc__)
+    for key, default in {"clients": 200, "images": 20, "cohort": 50, "batch": 10}.items():
+        made.add_argument(f"--{key}", type=int, default=default)
+    args: argparse.Namespace = made.parse_args(arguments)
+    held.hold(args.held, "benchmarks.simulation", arguments)
+    torch.set_num_threads(args.threads)
+    splits = list(images_of(args.clients, args.images))
+    clients = normalized(splits)
+    loops: dict[str, Loop] = {
+        "uefl": ours(splits, args.cohort, args.batch, Cnn, *args.set),
+        "plain loop": PlainLoop(clients, args.cohort, args.batch),
+    }
+    for package, loop in (("pfl", PflLoop), ("fluke", FlukeLoop)):
+        if importlib.util.find_spec(package):
+            loops[package] = loop(clients, args.cohort, args.batch)
+    args.preset = f"fedavg {args.clients}x{args.images} cohort {args.cohort} batch {args.batch}"
+    compare(loops, args.preset, args)
+
+
+if __name__ == "__main__":
+    main()
