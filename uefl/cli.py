@@ -396,8 +396,8 @@ def export(
     arm: _Arm = None,
     client: _Client = None,
 ) -> None:
-    """Write a trained model as a plain module: from images, float32 on the scale 0 to 255, to
-    probabilities."""
+    """Write a trained model as a plain module: from images (float32 on the scale 0 to 255), columns (float64)
+    or tokens (int64) to probabilities."""
     from . import export as exporting
 
     exporting.write(_model(run, arm), file, client)

@@ -17,6 +17,7 @@ import uefl_kernels
 from . import checkpoint
 from .errors import UserError
 from .isolation import isolated
+from .models.normalization import blank
 from .models.saved import SavedModel
 from .paths import check_name, special
 
@@ -24,9 +25,9 @@ from .paths import check_name, special
 def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     """Write the module of :meth:`SavedModel.module` to a file, in the format of its suffix.
 
-    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of images.
-    ``.onnx`` is ONNX for any number of images; it needs onnx and onnxscript. The metadata of each file have
-    the classes and the shape of an image.
+    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of inputs.
+    ``.onnx`` is ONNX for any number of inputs; it needs onnx and onnxscript. The metadata of each file have
+    the classes, and kind, shape and dtype of the inputs.
 
     Args:
         model: the trained model, on the CPU.
@@ -43,11 +44,12 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     if special(path):
         raise UserError(f"{path} is {special(path)}; expected a file")
     path = path.resolve()  # a link stays a link
-    about = {"classes": list(model.classes), "shape": list(model.shape), "client": client, "scale": "0-255"}
+    about = {"classes": list(model.classes), "shape": list(model.shape), "client": client, **_inputs(model)}
     temporary = path.with_name(f"{path.name}.tmp")
     with isolated(), torch.no_grad():
         module = model.module(client)
-        example = torch.zeros(2, *model.shape)
+        example = blank(2, model.shape, model.inputs)
+        example = example.float() if model.inputs.kind == "images" else example
         try:
             FORMATS[path.suffix.lower()](module, example, temporary, about)
             checkpoint.replace(temporary, path)
@@ -55,6 +57,15 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
             raise UserError(f"{path} cannot be written ({error.strerror or error})") from None
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _inputs(model: SavedModel) -> dict[str, object]:
+    """Return what the metadata say of the inputs."""
+    if model.inputs.kind == "images":
+        return {"inputs": "images", "dtype": "float32", "scale": "0-255"}
+    if model.inputs.kind == "columns":
+        return {"inputs": "columns", "dtype": "float64", "columns": list(model.inputs.names)}
+    return {"inputs": "tokens", "dtype": "int64", "vocabulary": model.inputs.vocabulary}
 
 
 def _state_dict(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str, object]) -> None:

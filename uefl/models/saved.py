@@ -206,8 +206,8 @@ class SavedModel:
         return images.fitted(np.arange(images.count), self.shape)
 
     def module(self, client: str | None = None) -> nn.Module:
-        """Return a plain module to export, from images ``[B, C, H, W]``, float32 on the scale 0 to 255, to
-        probabilities ``[B, classes]``.
+        """Return a plain module to export, from images ``[B, C, H, W]``, float32 on the scale 0 to 255, from
+        columns ``[B, F]`` float64 or from tokens ``[B, L]`` int64, to probabilities ``[B, classes]``.
 
         Args:
             client: the client of the private parts; None: as in :meth:`predict`, if there is no codebook to
@@ -402,8 +402,7 @@ class Exported(nn.Module):
         self.eval()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Compute images ``[B, C, H, W]``, float32 on the scale 0 to 255 -> probabilities ``[B,
-        classes]``."""
+        """Compute inputs, as of :meth:`SavedModel.module` -> probabilities ``[B, classes]``."""
         x = normalized(images, self.mean, self.std)
         probs = []
         for i, net in enumerate(self.nets):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import uefl
-from uefl import config
+from uefl import config, export
 from uefl.algorithms.base import registry
 from uefl.data import Data, build, from_arrays
 from uefl.data.prepare import Moments
@@ -83,6 +83,21 @@ def test_arrays_train_and_predict(made, keys, tmp_path):
         as_module = model.module(own_part)(torch.from_numpy(values))
         assert torch.allclose(as_module, probabilities, atol=1e-6)
     assert not (tmp_path / "run" / "samples.safetensors").exists()
+
+
+@pytest.mark.parametrize(("made", "keys"), [(columns, KEYS), (tokens, TOKENS)], ids=["columns", "tokens"])
+def test_tables_are_exported_in_the_dtype_of_their_inputs(made, keys, tmp_path):
+    clients = {f"silo-{i}": (made(i), made(10 + i)) for i in range(2)}
+    done = uefl.train(keys, out=tmp_path / "run", clients=clients, arms={"fedavg": {}})
+    model, about = done.model("fedavg"), {"uefl.json": ""}
+    export.write(model, tmp_path / "model.pt2")
+    program = torch.export.load(str(tmp_path / "model.pt2"), extra_files=about).module()
+    values = torch.from_numpy(made(20)[0])
+    torch.testing.assert_close(program(values), model.predict(values), atol=1e-6, rtol=0)
+    about = json.loads(about["uefl.json"])
+    assert about["inputs"] == model.inputs.kind
+    assert about["dtype"] == str(values.dtype).removeprefix("torch.")
+    assert "scale" not in about
 
 
 def test_a_table_is_learned(tmp_path):
