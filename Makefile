@@ -61,16 +61,18 @@ test-slow: setup
 	$(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal --benchmark-disable -m 'slow and not large and not all_cores'
 	$(PY) -m pytest -m 'slow and all_cores'
 
-# Flower wants older versions of some packages: it stands before them on the path, for its own tests alone.
-test-flower: setup build/flower/.installed
-	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m pytest --benchmark-disable -m 'not large' $$(grep -l flwr tests/federated/engines/test_*.py tests/federated/deploy/test_*.py)
+# Flower wants older versions of some packages: it stands before them on the path, for its own tests alone. They run on the oldest and on the newest version.
+FLOWER_TESTS = $(PY) -m pytest --benchmark-disable $$(grep -l flwr tests/federated/engines/test_*.py tests/federated/deploy/test_*.py)
+test-flower: setup build/flower/.installed build/flower-newest/.installed
+	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(FLOWER_TESTS) -m 'not large'
+	PYTHONPATH="$(CURDIR)/build/flower-newest:$(CURDIR)" $(FLOWER_TESTS) -m 'not large and not slow'
 
 # Plays every fault with real processes and writes docs/faults.md; `make chaos FAULTS="nan server"` plays two and writes nothing.
 chaos: setup build/flower/.installed
 	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m tests.federated.deploy.chaos $(FAULTS)
 
-build/flower/.installed: requirements-flower.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/flower -r requirements-flower.txt
+build/flower/.installed build/flower-newest/.installed: build/%/.installed: requirements-%.txt requirements-flower.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/$* -r $<
 	@touch $@
 
 lint: .venv/.packages

@@ -12,8 +12,6 @@ from ..errors import UserError
 from .choices import check_installed, check_private, checked_address
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
     from .privacy_floor import PrivacyFloor
 
 
@@ -67,7 +65,6 @@ def silo(
     from ..engines.flower.address import Unreachable
     from ..engines.flower.commands import end_with
     from ..engines.flower.node import serve
-    from ..engines.flower.records import on_records
     from ..run import chosen_device
     from .silo import SiloProgram
     from .silo_folder import SiloFolder
@@ -88,7 +85,8 @@ def silo(
         raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
     if (data is None) == (simulate is None):
         raise UserError("--data: name the folder of this silo's images")
-    private = None if key is None else _key(key, strict)
+    if key is not None:
+        _check_key(key, strict)
     where = chosen_device(device)
     answered = None if algorithms is None else _answered(algorithms)
     source: ClientSource
@@ -108,21 +106,27 @@ def silo(
             print(f"silo {source.name} insists on its own noise: {floor.describe()}", flush=True)
         with nullcontext() if floor is None else floor.locked():
             program = SiloProgram(source, where, floor, answered, kept, state)
-            serve(address, on_records(program), private, patience=wait)
+            serve(address, program, key, patience=wait)
     except Unreachable as error:
         raise UserError(str(error)) from None
 
 
-def _key(path: Path, strict: bool) -> EllipticCurvePrivateKey:
-    """Read the private key of ``--key``."""
-    from ..engines.flower.node import read_key
+def _check_key(path: Path, strict: bool) -> None:
+    """Refuse a file that ``ssh-keygen -t ecdsa`` has not written, or one with a passphrase."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+    made = "a private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it"
     try:
-        found = read_key(path)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise UserError(f"--key: {path} cannot be read ({error.strerror})") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise UserError(f"--key: {path} is not {made}") from None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"--key: {path} is no key of an elliptic curve; expected {made}")
     check_private(path, "--key", strict, logging.getLogger("uefl").warning)
-    return found
 
 
 def _answered(names: str) -> frozenset[str]:

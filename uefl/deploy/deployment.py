@@ -24,7 +24,7 @@ from ..errors import RunError, UserError
 from ..folder import Silos
 from ..server.checks import printable
 from .agreement import agree, check_asked, fitting, refusal
-from .processes import Processes, free_port
+from .processes import Processes
 from .setting import Setting, greeting, task, without_files
 
 _START = 120.0  # seconds for processes on this machine to be there
@@ -96,7 +96,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
     federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
     names = [silo.name for silo in (*federation.silos, *federation.unseen)]
-    port, parent = free_port(), str(os.getpid())
+    port, parent = commands.free_port(), str(os.getpid())
     address = Address(f"127.0.0.1:{port}", insecure=True)
     listen = ("--insecure", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port))
     superlink = processes.start("superlink", commands.__name__, "flower-superlink", *listen)
@@ -157,14 +157,28 @@ def joined(
                 link = stack.enter_context(connect(address, secret))
             except Unreachable as error:
                 raise UserError(str(error)) from None
-            return _gather(cfg, link, address, silos, patience, notice, known)
+            return gather(cfg, link, address, silos, patience, notice, known)
 
         yield Deployment(join, lambda: 0, without_files, home=True)
 
 
-def _gather(
+def gather(
     cfg: Config, link: Link, address: Address, silos: int, patience: float, notice: Notice, known: Silos
 ) -> Joined:
+    """Wait for silos and return their federation.
+
+    Args:
+        cfg: the configuration.
+        link: the run.
+        address: of the SuperLink.
+        silos: the number of silos that take part.
+        patience: seconds to wait for them.
+        notice: called with a line for the user.
+        known: the stored facts about the silos of a resumed run.
+
+    Raises:
+        UserError: silos that do not come, or do not go together.
+    """
     reports: dict[str, Report] = {}
     begun: list[bool] = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -97,10 +96,3 @@ def note_oversubscription(processes: int, device: str, notice: Callable[[str], N
     if device == "cpu" and threads > 1 and processes * threads > cores:
         crowd = f"{processes} processes with {threads} threads each on {cores} cores slow each other down"
         notice(f"note: {crowd}; set threads = {max(1, cores // processes)}")
-
-
-def free_port() -> int:
-    """Return a free TCP port on 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -17,7 +17,8 @@ from ..data.federation import Federation
 from ..engines import faults
 from ..engines.codec import Packet
 from ..engines.distributed.engine import DistributedEngine
-from ..engines.distributed.worker_pool import ConnectionLost, WorkerPool
+from ..engines.distributed.worker_pool import WorkerPool
+from ..engines.frames import ConnectionLost
 from ..errors import RunError
 from ..folder import Silos
 from .processes import Processes, note_oversubscription

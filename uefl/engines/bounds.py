@@ -9,12 +9,8 @@ from collections.abc import Mapping
 import torch
 
 from .base import Message, Reply
+from .frames import HEADER
 
-MESSAGE = 2**32
-"""bytes of a message that a silo takes: every network here, with the optimizer's and private state, has less
-than a quarter"""
-HEADER = 2**25
-"""bytes of the JSON of a message or a reply: the names of 100,000 clients are a few million"""
 REPORT = 2**22
 """bytes of a silo's report before a run: sizes of 100,000 sets are less than one million"""
 METRICS = 1000

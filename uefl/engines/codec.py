@@ -154,13 +154,14 @@ def encode(packet: Packet) -> torch.Tensor:
     return frame
 
 
-def decode(frame: torch.Tensor) -> Packet:
-    """Undo :func:`encode`; the tensors share the memory of the frame.
+def decode(data: torch.Tensor | bytearray) -> Packet:
+    """Undo :func:`encode`; the tensors share the memory of the data.
 
     Raises:
         Unreadable: the bytes are no packet.
     """
     try:
+        frame = data if isinstance(data, torch.Tensor) else torch.frombuffer(data, dtype=torch.uint8)
         length = int(frame[:_ALIGNED].view(torch.int64))
         header = json.loads(bytes(frame[_ALIGNED : _ALIGNED + length].numpy()))
         place, parts = _ALIGNED + _aligned(length), {}
@@ -170,8 +171,8 @@ def decode(frame: torch.Tensor) -> Packet:
                 size = math.prod(shape) * DTYPES[dtype].itemsize
                 group[name] = from_raw(dtype, tuple(shape), frame[place : place + size])
                 place += _aligned(size)
-    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:  # the first too of JSON
+        raise Unreadable(f"{type(error).__name__}: {error}") from None  # that is nested without end
     return Packet(header, parts)
 
 

@@ -10,10 +10,10 @@ pytest.importorskip("flwr")
 from tests.federated.deploy.chaos.certificates import node_key
 from tests.federated.deploy.machines import images
 from uefl.cli import app
-from uefl.deploy import choices
-from uefl.deploy.processes import free_port
+from uefl.deploy import choices, command
 from uefl.engines.flower.address import Address
-from uefl.engines.flower.node import read_key
+from uefl.engines.flower.commands import free_port
+from uefl.errors import UserError
 
 AWAY = ("--superlink", "10.77.9.9:8000")
 JOIN = ("train", "demo", "--engine", "flower", *AWAY)
@@ -95,11 +95,11 @@ def test_loopback(host, loopback):
 
 def test_a_key_is_that_of_an_elliptic_curve_without_a_passphrase(tmp_path):
     node_key(tmp_path, "ulm")
-    assert read_key(tmp_path / "ulm.key").curve.name == "secp384r1"
+    command._check_key(tmp_path / "ulm.key", strict=True)
     (tmp_path / "none").write_text("no key")
     for path in ("none", "ulm.key.pub"):
-        with pytest.raises(ValueError, match="ssh-keygen"):
-            read_key(tmp_path / path)
+        with pytest.raises(UserError, match=rf"--key: .*{path}"):
+            command._check_key(tmp_path / path, strict=True)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from uefl.engines.codec import decode, encode
-from uefl.engines.flower.link import GONE, LARGE, TORN, Node
+from uefl.engines.flower import GONE, LARGE, TORN
+from uefl.engines.flower.link import Node
 
 
 class MemoryLink:

@@ -11,13 +11,35 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from uefl.engines import bounds
+from uefl.engines import frames
 from uefl.engines.base import Expected, Message, Reply, expected_like
-from uefl.engines.codec import Packet, Unreadable, message_of, packed_message, packed_reply, reply_of
-from uefl.engines.flower.records import on_records, pack, unpack
+from uefl.engines.codec import (
+    Packet,
+    Unreadable,
+    decode,
+    encode,
+    message_of,
+    packed_message,
+    packed_reply,
+    reply_of,
+)
+from uefl.engines.flower.node import reply_to
+from uefl.engines.flower.records import frame_of, records_of
+
+MOST = 2**20
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def pack(packet):
+    """Return a packet as the records of a message."""
+    return records_of(encode(packet).numpy().tobytes())
+
+
+def unpack(records):
+    """Return the packet that arrives."""
+    return decode(torch.frombuffer(bytearray(frame_of(records, MOST)), dtype=torch.uint8))
 
 
 def same(a, b):
@@ -94,10 +116,15 @@ def test_what_arrives_may_be_written_to():
     ],
     ids=["too short", "negative", "no number", "stored otherwise"],
 )
-def test_a_damaged_tensor_is_refused(array):
+@pytest.mark.parametrize("described", [False, True])
+def test_a_damaged_tensor_is_refused(array, described):
+    """Also if the header agrees with it."""
     records = pack(Packet({}, {"part": {"x": torch.zeros(3)}}))
     records["part"] = ArrayRecord({"x": array})
-    with pytest.raises(Unreadable):
+    if described:
+        table = {"part": [["x", array.dtype, list(array.shape)]]}
+        records["header"] = ConfigRecord({"json": json.dumps({"tensors": table})})
+    with pytest.raises((KeyError, ValueError)):
         unpack(records)
 
 
@@ -107,7 +134,8 @@ def test_a_reply_that_cannot_be_packed_is_a_fault(caplog):
         ({"client": "a"}, {"update": {"x": torch.zeros(2, dtype=torch.complex64)}}),
     ):
         found = Packet(header, parts)
-        reply = reply_of(unpack(on_records(lambda packet, found=found: found)(pack(Packet({}, {})))))
+        frame = reply_to(lambda packet, found=found: found, bytearray())
+        reply = reply_of(decode(torch.frombuffer(bytearray(frame), dtype=torch.uint8)))
         assert (reply.client, reply.error) == ("a", "program")
     assert "packed" in caplog.text
 
@@ -119,7 +147,7 @@ def test_what_is_no_message_is_refused():
         RecordDict({"header": ConfigRecord({"json": "[]"})}),
         RecordDict({"header": ConfigRecord({"json": "[" * 100_000})}),
     ):
-        with pytest.raises(Unreadable):
+        with pytest.raises((KeyError, TypeError, ValueError, RecursionError)):
             unpack(records)
     with pytest.raises(Unreadable):
         message_of(Packet({}, {}))
@@ -138,14 +166,30 @@ def test_what_is_no_message_is_refused():
 def test_a_name_that_is_repeated_copies_nothing():
     content = pack(Packet({}, {"update": {"a": torch.zeros(3)}}))
     header = json.loads(content.config_records["header"]["json"])
-    content.config_records["header"]["json"] = json.dumps(header | {"tensors": {"update": ["a", "a"]}})
-    with pytest.raises(Unreadable):
+    update = 2 * [["a", "float32", [3]]]
+    content.config_records["header"]["json"] = json.dumps(header | {"tensors": {"update": update}})
+    with pytest.raises(ValueError, match=r"\b2\b.*\b1\b"):
         unpack(content)
 
 
-def test_a_header_that_is_too_long_is_not_read(monkeypatch):
+@pytest.mark.parametrize(
+    "packet", [Packet({"client": 900 * "a"}, {}), Packet({}, {"x": {"a": torch.zeros(250)}})]
+)
+def test_a_frame_above_its_limit_is_not_made(packet):
+    records = pack(packet)
+    assert frame_of(records, 2000)
+    with pytest.raises(MemoryError):
+        frame_of(records, 900)
+
+
+def test_a_header_above_its_limit_is_not_read(monkeypatch):
     records = pack(Packet({"client": "silo-0"}, {}))
-    assert unpack(records)
-    monkeypatch.setattr(bounds, "HEADER", 10)
-    with pytest.raises(Unreadable):
-        unpack(records)
+    monkeypatch.setattr(frames, "HEADER", 10)
+    with pytest.raises(MemoryError):
+        frame_of(records, MOST)
+
+
+def test_an_unreadable_frame_is_given_as_none():
+    given = []
+    reply_to(lambda packet: given.append(packet) or Packet({}, {}), bytearray())
+    assert given == [None]

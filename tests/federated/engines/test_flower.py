@@ -14,7 +14,7 @@ from uefl.deploy.silo import SiloProgram
 from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Packet, packed_reply, reply_of
-from uefl.engines.flower import link
+from uefl.engines.flower import LARGE
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.members import Members
 
@@ -171,7 +171,7 @@ def test_a_reply_with_too_many_bytes_is_asked_for_once_more(run, monkeypatch):
 
     one, there = engine(cfg, federation, nodes)
     there.nodes_there[11] = swollen
-    tiny.check_errors(one.round(asked), None, link.LARGE, None)
+    tiny.check_errors(one.round(asked), None, LARGE, None)
     assert list(there.log)[-4:] == [10, 11, 12, 11]
 
 

@@ -22,7 +22,7 @@ FLWR, SUPEREXEC = "flwr", "flower-superexec"
 def played(monkeypatch, **programs):
     """Flower's commands are these lines of Python."""
     monkeypatch.setattr(
-        commands, "_command", lambda name: [sys.executable, "-c", programs.get(name.replace("-", "_"), "")]
+        commands, "named", lambda name: [sys.executable, "-c", programs.get(name.replace("-", "_"), "")]
     )
     yield
 

@@ -14,7 +14,8 @@ import torch
 from .. import faults
 from ..base import Message, Reply
 from ..codec import Header, Packet, packed_message, reply_of
-from .worker_pool import ConnectionLost, WorkerPool, receive, send
+from ..frames import ConnectionLost
+from .worker_pool import WorkerPool, receive, send
 
 # messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
 _AHEAD = 4

@@ -7,15 +7,8 @@ import socket
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 
-import torch
-
+from .. import frames
 from ..codec import Packet, decode, encode
-
-_LENGTH = 8  # bytes of the length before a frame
-
-
-class ConnectionLost(ConnectionError):
-    """The process at the other end has ended."""
 
 
 def send(end: socket.socket, packet: Packet) -> None:
@@ -24,12 +17,7 @@ def send(end: socket.socket, packet: Packet) -> None:
     Raises:
         ConnectionLost: the process at the other end has ended.
     """
-    frame = encode(packet)
-    try:
-        end.sendall(len(frame).to_bytes(_LENGTH, "little"))
-        end.sendall(frame.numpy().data)
-    except OSError as error:
-        raise ConnectionLost("a process has ended") from error
+    frames.send(end, None, encode(packet).numpy().data)
 
 
 def receive(end: socket.socket) -> Packet:
@@ -39,22 +27,8 @@ def receive(end: socket.socket) -> Packet:
         ConnectionLost: the process at the other end has ended.
         Unreadable: the bytes are no packet.
     """
-    length = bytearray(_LENGTH)
-    _fill(end, memoryview(length))
-    frame = torch.empty(int.from_bytes(length, "little"), dtype=torch.uint8)
-    _fill(end, frame.numpy().data)
-    return decode(frame)
-
-
-def _fill(end: socket.socket, place: memoryview) -> None:
-    try:
-        while len(place):
-            count = end.recv_into(place)
-            if not count:
-                raise ConnectionLost("a process has ended")
-            place = place[count:]
-    except ConnectionResetError as error:
-        raise ConnectionLost("a process has ended") from error
+    _, body = frames.receive(end)
+    return decode(body)
 
 
 class WorkerPool:

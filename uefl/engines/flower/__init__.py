@@ -1,12 +1,11 @@
 """Flower as the transport: messages over its Grid to clients in other processes, on this machine or on
 others.
 
-Needs the extra ``flower``. Flower may contact no address other than the given ones: no
-telemetry, no check for updates, no installing of packages. No program that Flower ships to a node is ever
-run: :mod:`.node` answers messages and nothing else.
+Needs the extra ``flower``. Only documented commands and modules of Flower are used. The commands run as
+processes. The app that they run (:mod:`uefl.deploy.app`) passes messages to the processes of ``uefl train``
+and ``uefl silo``, which do not import Flower. Flower must contact only the given addresses: no telemetry, no
+check for updates, no installation of packages.
 """
-
-import os
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -14,5 +13,13 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 """environment of every process with Flower in it"""
-
-os.environ.update(QUIET)  # read when flwr is imported, which happens in the modules below this one
+RUN, SILO = "UEFL_RUN", "UEFL_SILO"
+"""names of the socket of a run, and of a silo, in the environment of the app"""
+MESSAGE = 2**32
+"""bytes of a message that a silo accepts: every network here, with the state of the optimizer and private
+state, has less than a quarter"""
+GONE = "it is gone"
+LARGE = "its reply is larger than a reply may be"
+TORN = "its reply did not come whole"
+UNREADABLE = "its reply cannot be read"
+"""why there is no reply"""

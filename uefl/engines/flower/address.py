@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class Unreachable(ConnectionError):
@@ -51,6 +52,16 @@ class Address:
         hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # as they are read
         if self.is_loopback and self.host not in hosts.split(","):
             os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
+
+    def options(self, folder: Path) -> list[str]:
+        """Options of Flower's commands that say whom to trust; a file of certificates is written there."""
+        if self.insecure:
+            return ["--insecure"]
+        if self.root_certificates is None:
+            return []
+        file = folder / "roots.pem"
+        file.write_bytes(self.root_certificates)
+        return ["--root-certificates", str(file)]
 
     def wait(self, seconds: float, alive: object = None) -> None:
         """Return once a SuperLink listens there and its certificate is good.

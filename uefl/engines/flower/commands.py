@@ -6,17 +6,19 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
 from . import QUIET
 
-PARENT = "UEFLPARENT"
+PARENT = "UEFL_PARENT"
 """names the process with which a command ends, in the environment"""
 
 
@@ -28,26 +30,30 @@ def folder_of_commands(folder: Path) -> str:
     folder.mkdir()
     for name in {point.name for point in entry_points(group="console_scripts") if _is_flowers(point.name)}:
         script = folder / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(_command(name))} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(named(name))} "$@"\n')
         script.chmod(0o700)
     return f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def start(name: str, *arguments: str, log: IO[bytes], **environment: str) -> subprocess.Popen[bytes]:
-    """Start one of Flower's commands; it is interrupted when this process has ended.
+def named(name: str) -> list[str]:
+    """Return the command line of one of Flower's commands, without its arguments."""
+    return [sys.executable, "-m", __name__, name]
+
+
+def start(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command, which is interrupted when this process has ended.
 
     Args:
-        name: of the command.
-        arguments: its own.
+        command: with its arguments; one that calls :func:`end_with_parent`.
         log: gets its output.
         environment: variables to add to the environment of this process.
     """
     return subprocess.Popen(
-        [*_command(name), *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env=os.environ | QUIET | {PARENT: str(os.getpid())} | environment,
+        env={**os.environ, **QUIET, PARENT: str(os.getpid()), **environment},
         start_new_session=True,  # Ctrl-C is for this process, which then ends the others in order
     )
 
@@ -67,18 +73,26 @@ def end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def end_with_parent() -> None:
+    """Have this process interrupted when the one that :func:`start` was called in has ended."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    if (parent := os.environ.pop(PARENT, None)) is not None:  # of this process, not of those it starts
+        end_with(int(parent))
+
+
+def free_port() -> int:
+    """Return a free TCP port on 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _is_flowers(name: str) -> bool:
     return name == "flwr" or name.startswith(("flwr-", "flower-"))
 
 
-def _command(name: str) -> list[str]:
-    return [sys.executable, "-m", __name__, name]
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    if (parent := os.environ.pop(PARENT, None)) is not None:  # of this process, not of those it starts
-        end_with(int(parent))
+    end_with_parent()
     name = sys.argv.pop(1)
     sys.argv[0] = name
     (point,) = {*entry_points(group="console_scripts", name=name)}

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from .. import bounds, faults
 from ..base import Message, Reply
 from ..codec import Header, Packet, Unreadable, packed_message, reply_of
-from .link import GONE, LARGE, TORN, UNREADABLE, Link
+from . import GONE, LARGE, TORN, UNREADABLE
+from .link import Link
 from .members import Roster
 
 _PAUSE = 0.5  # seconds between two looks at the nodes

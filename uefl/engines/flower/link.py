@@ -1,35 +1,30 @@
 """The server's end of Flower: a run at a SuperLink.
 
-``flwr run`` asks for the run, ``flower-superexec`` starts its program, the ServerApp of :mod:`.app`, and that
-connects to this process, which keeps the run folder, the progress and the end by Ctrl-C. A SuperLink with
-``--isolation process`` leaves it to others to start the program. The programs of all runs are the same, so
-it does not matter which of several that begin at the same time a process gets.
+``flwr run`` asks for the run. ``flower-superexec`` starts its program, the ServerApp of
+:mod:`uefl.deploy.app`, which connects to this process. This process keeps the run folder, the progress and
+the end by Ctrl-C. A SuperLink with ``--isolation process`` leaves it to others to start the program. The
+programs of all runs are the same, so it does not matter which of several that begin at the same time a
+process gets.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
-from ..codec import Header, Packet, Tensors
-from ..distributed.worker_pool import ConnectionLost, receive, send
+from ..codec import Packet, Unreadable, decode, encode
+from ..frames import ConnectionLost, receive, send
+from . import RUN, UNREADABLE, commands
 from .address import Address, Unreachable
-from .commands import folder_of_commands, start
-
-RUN = "UEFL_RUN"
-"""names the socket of a run in the environment of its program"""
-GONE = "it is gone"
-LARGE = "its reply is larger than a reply may be"
-TORN = "its reply did not come whole"
-UNREADABLE = "its reply cannot be read"
 
 _PATIENCE = 60.0  # seconds for the program of a run to be started
 _ABSENCE = 120.0  # seconds that a SuperLink may be away in a run
@@ -43,8 +38,8 @@ dependencies = []
 [tool.flwr.app]
 publisher = "uefl"
 [tool.flwr.app.components]
-serverapp = "uefl.engines.flower.app:server"
-clientapp = "uefl.engines.flower.app:client"
+serverapp = "uefl.deploy.app:server"
+clientapp = "uefl.deploy.app:client"
 """
 
 
@@ -111,8 +106,8 @@ class Messages:
 
     def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
         """Send a message; as :meth:`Link.push`."""
-        what = {"do": "push", "node": node, "life": life, "most": most, "content": packet.header}
-        number: str | None = self._ask(what, packet.parts)
+        what = {"do": "push", "node": node, "life": life, "most": most}
+        number: str | None = self._ask(what, encode(packet).numpy().data)
         if number is not None:
             self._awaited.add(number)
         return number
@@ -135,7 +130,7 @@ class Messages:
     def fail(self) -> None:
         """Let the SuperLink know that the run has failed."""
         with suppress(ConnectionLost):
-            send(self._end, Packet({"do": "fail"}, {}))
+            send(self._end, {"do": "fail"})
 
     def close(self) -> None:
         """End the run."""
@@ -145,9 +140,9 @@ class Messages:
             while self._end.recv(2**16):
                 pass
 
-    def _ask(self, what: Header, parts: Mapping[str, Tensors] | None = None) -> Any:
+    def _ask(self, what: dict[str, Any], frame: bytes | memoryview = b"") -> Any:
         try:
-            send(self._end, Packet(what, dict(parts or {})))
+            send(self._end, what, frame)
         except ConnectionLost:
             raise self._lost() from None
         end = time.monotonic() + _ABSENCE
@@ -157,21 +152,28 @@ class Messages:
                 return header["done"]
         raise Unreachable(f"lost the SuperLink at {self._place}: it does not answer")
 
-    def _take(self) -> Header | None:
-        """Read a packet; return its header, or None for a reply of a client."""
+    def _take(self) -> dict[str, Any] | None:
+        """Read a frame; return its header, or None for a reply of a client."""
         try:
-            header, parts = receive(self._end)
+            header, frame = receive(self._end)
         except ConnectionLost:
             raise self._lost() from None
         if "reply_to" not in header:
-            return header
+            return dict(header)
         if header["reply_to"] in self._awaited:
-            self._inbox[header["reply_to"]] = header.get("error") or Packet(header["content"], parts)
+            self._inbox[header["reply_to"]] = header["error"] or _read(frame)
         return None
 
     def _lost(self) -> Unreachable:
         why = "it has ended the run, or has forgotten it while it could not be reached"
         return Unreachable(f"lost the SuperLink at {self._place}: {why}")
+
+
+def _read(frame: bytearray) -> Packet | str:
+    try:
+        return decode(frame)
+    except Unreadable:
+        return UNREADABLE
 
 
 @contextmanager
@@ -202,24 +204,22 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
 @contextmanager
 def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[socket.socket]:
     """Start a run and its program; its connection to this process."""
-    roots = folder / "roots.pem"
-    if address.root_certificates is not None:
-        roots.write_bytes(address.root_certificates)
-    trust = [] if address.root_certificates is None else ["--root-certificates", str(roots)]
-    place = {"FLWR_HOME": str(folder), "PATH": folder_of_commands(folder / "bin"), RUN: str(folder / "run")}
+    path = commands.folder_of_commands(folder / "bin")
+    place = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
+    trust = address.options(folder)
     with (folder / "log").open("w+b") as log, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place[RUN])
         listener.listen(1)
         (folder / "app").mkdir()
         (folder / "app" / "pyproject.toml").write_text(_APP)
-        (folder / "config.toml").write_text(_connection(address, roots))
-        if start("flwr", "run", str(folder / "app"), "here", log=log, **place).wait():
+        (folder / "config.toml").write_text(_connection(address, trust))
+        if commands.start([*commands.named("flwr"), "run", str(folder / "app"), "here"], log, place).wait():
             raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_last_line(folder / 'log')}")
-        options = ["--runtime-api-address", address.place, *(["--insecure"] if address.insecure else trust)]
+        options = ["--runtime-api-address", address.place, *trust]
         options += [] if secret is None else ["--superexec-auth-secret-file", str(secret.resolve())]
         # one task is wanted, and it takes the first at once
         place["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "60"
-        superexec = start("flower-superexec", *options, log=log, **place)
+        superexec = commands.start([*commands.named("flower-superexec"), *options], log, place)
         try:
             end = _accepted(listener, superexec, address, folder / "log")
             # It would take tasks of other runs. The program ends as soon as its number is free, which it is
@@ -253,12 +253,12 @@ def _accepted(
     )
 
 
-def _connection(address: Address, roots: Path) -> str:
-    """Write the file in which Flower's commands look for a SuperLink."""
-    trust = "insecure = true\n" if address.insecure else ""
-    if address.root_certificates is not None:
-        trust += f'root-certificates = "{roots}"\n'
-    return f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address.place}"\n{trust}'
+def _connection(address: Address, trust: list[str]) -> str:
+    """Return the file in which ``flwr`` looks for a SuperLink; ``trust`` as of :meth:`.Address.options`."""
+    lines = ["[superlink]", 'default = "here"', "[superlink.here]", f'address = "{address.place}"']
+    if trust:
+        lines.append(f"{trust[0].removeprefix('--')} = {json.dumps(trust[1]) if trust[1:] else 'true'}")
+    return "\n".join(lines)
 
 
 def _last_line(log: Path) -> str:

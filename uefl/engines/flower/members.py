@@ -10,7 +10,8 @@ from typing import Protocol
 
 from .. import bounds
 from ..codec import Header, Packet
-from .link import GONE, Link
+from . import GONE
+from .link import Link
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped

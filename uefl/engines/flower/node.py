@@ -1,95 +1,51 @@
-"""A client's end of Flower: receive a message, answer it, send the answer; the program that a run may ship is
-never fetched.
+"""A silo's end of Flower.
 
-One process is one node. It asks for messages itself, so it needs no open port, and it stays: its data and its
-network are loaded once.
+``flower-supernode`` receives messages. For each of them ``flower-superexec`` starts ``flwr-clientapp``, and
+the ClientApp of :mod:`uefl.deploy.app` passes it to this process, which loads its data and its network once.
+All ports of these processes are on 127.0.0.1.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import resource
+import secrets
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import IO
 
-import httpx
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Message, RecordDict
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, push_objects
-from flwr.supernode import fleet_http_connection as fleet
-
-from .. import bounds
+from .. import faults
+from ..base import Reply
+from ..codec import Packet, Unreadable, decode, encode, packed_reply
+from ..frames import ConnectionLost, receive, send
+from . import MESSAGE, SILO, commands, fork_server
 from .address import Address, Unreachable
-from .request_limits import TooLarge, brought, stop_at_refusal
 
-logging.getLogger("flwr").setLevel(logging.ERROR)
-_LOG = logging.getLogger("uefl")
+_LOG = logging.getLogger("uefl.silo")
+_AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
+_SETTLED = 60.0  # seconds after which a SuperNode that ends was accepted before
+_PAUSE = 0.2  # seconds between two looks at the processes
+_GRACE = 5.0  # seconds for processes to end before they are killed
+_MEMORY = 2**30 + 4 * MESSAGE  # bytes of each process of Flower: itself, and the copies of a message
 
-# seconds between two questions for a message, after a message and when there has been none for long
-_SHORT, _LONG = 0.05, 1.0
-_AGAIN = 3.0  # seconds before a lost connection is tried again
-
-
-class _Refused(Exception):
-    """A SuperLink does not let this node in; its text is the context."""
+Program = Callable[[Packet | None], Packet]
+"""answers a message, or None if it cannot be read; must not raise"""
 
 
-def _refuse(*arguments: object, **keys: object) -> None:
-    raise _Refused
-
-
-class _Heartbeat(HeartbeatSender):  # type: ignore[misc]
-    """Flower's thread ends silently if the SuperLink does not take a heartbeat:
-    :attr:`current` is looked at for that."""
-
-    current: _Heartbeat
-
-    def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
-        super().__init__(heartbeat_fn)
-        _Heartbeat.current = self
-
-    def _run(self) -> None:
-        with suppress(_Refused, httpx.HTTPError, RuntimeError):
-            super()._run()
-
-
-def _invoker() -> Any:
-    invoker = _flowers_invoker()
-    stop_at_refusal(invoker)
-    return invoker
-
-
-_flowers_invoker = fleet.make_simple_http_retry_invoker
-fleet.make_simple_http_retry_invoker = _invoker  # type: ignore[assignment]
-fleet.HeartbeatSender = _Heartbeat  # type: ignore[misc]
-# Flower would end this process, or send it Ctrl-C, without a reason
-fleet.flwr_exit = _refuse  # type: ignore[attr-defined, assignment]
-fleet.os = SimpleNamespace(getpid=os.getpid, kill=_refuse)  # type: ignore[attr-defined, assignment]
-
-
-def serve(
-    address: Address,
-    answer: Callable[[RecordDict], RecordDict],
-    key: EllipticCurvePrivateKey | None = None,
-    *,
-    patience: float,
-) -> None:
+def serve(address: Address, program: Program, key: Path | None = None, *, patience: float) -> None:
     """Answer messages until the process ends.
 
     Args:
         address: of the SuperLink.
-        answer: to the content of a message; must not raise.
-        key: identifies this node at the SuperLink. None: a new key for each connection, for a SuperLink
-            that has no registered keys.
+        program: answers a message.
+        key: the file of a private key, which identifies this node at the SuperLink. None: a new key for each
+            connection, for a SuperLink that has no registered keys.
         patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that
             does not accept this node. Flower needs up to a minute to notice that a process has ended. Before
             that, it does not accept another process with the same key.
@@ -98,97 +54,115 @@ def serve(
         Unreachable: the SuperLink is not there, cannot be trusted, or does not know the key.
     """
     address.avoid_proxy()
-    keys = None if key is None else (key, key.public_key())
     refused: float | None = None
-    while True:
-        address.wait(patience)
-        try:
-            with fleet.http_request_response(
-                address.place, address.insecure, address.root_certificates, keys, max_retries=3
-            ) as connection:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="uefl-silo-")))
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(folder / "silo"))
+        listener.listen()
+        listener.settimeout(_PAUSE)
+        while True:
+            address.wait(patience)
+            begun = time.monotonic()
+            with _supernode(address, key, folder) as healthy:
+                heard = _answer_all(listener, program, healthy)
+            if heard or time.monotonic() - begun > _SETTLED:
                 refused = None
-                _answer_all(connection, answer)
-        except _Refused as refusal:
-            if refused is None:
-                refused = time.monotonic()
+            elif refused is None:
+                refused = begun
                 _LOG.warning(
                     "not accepted yet: its key is not registered, the SuperLink still knows an "
                     "earlier process, or its clock is wrong"
                 )
-            if (key is None and _is_final(refusal.__context__)) or time.monotonic() - refused > patience:
-                why = (
-                    "give its private key with --key, if it has one, and "
-                    if key is None
-                    else "register its public key there, and "
-                )
-                raise Unreachable(
-                    f"the SuperLink at {address.place} does not let this silo in; {why}check the clock of"
-                    " this machine"
-                ) from None
-        time.sleep(_AGAIN)
+            elif key is None or time.monotonic() - refused > patience:
+                raise _not_accepted(address, key)
+            time.sleep(_AGAIN)
 
 
-def _is_final(error: BaseException | None) -> bool:
-    """Return True if it is an answer of a healthy SuperLink."""
-    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+def _not_accepted(address: Address, key: Path | None) -> Unreachable:
+    why = (
+        "give its private key with --key, if it has one, and"
+        if key is None
+        else "register its public key there, and"
+    )
+    return Unreachable(
+        f"the SuperLink at {address.place} does not let this silo in; {why} check the clock of this machine"
+    )
 
 
-def _answer_all(connection: tuple[Any, ...], answer: Callable[[RecordDict], RecordDict]) -> None:
-    """Answer messages until the connection is lost; after an incomplete message the server sends it to the
-    next node."""
-    _, receive, send, _, _, pull, push, confirm = connection
-    pause = _SHORT
-    while _Heartbeat.current.is_running:
-        received = receive()
-        if received is None:
-            time.sleep(pause)
-            pause = min(1.5 * pause, _LONG)
-            continue
-        pause = _SHORT
-        (head, tree), run = received, received[0].metadata.run_id
-        try:
-            try:
-                message = brought(tree, partial(pull, run), partial(confirm, run), bounds.MESSAGE)
-                content = message.content
-            except TooLarge:
-                _LOG.warning("a message is refused: it has more than %d bytes", bounds.MESSAGE)
-                message, content = head, RecordDict()
-            message.metadata.__dict__["_message_id"] = head.metadata.message_id
-            reply = Message(answer(content), reply_to=message)
-            # the reply expires with the message, even if the clock of this machine is wrong
-            reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            wanted, session = send(reply, get_object_tree(reply), 0.0)
-            push_objects(
-                get_all_nested_objects(reply), partial(push, run, session), object_ids_to_push=wanted
-            )
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code >= 500:
-                raise
-            _LOG.warning(
-                "a message or its reply is dropped (%d): its run has ended", error.response.status_code
-            )
-        except (ObjectPullError, ObjectPushError):
-            _LOG.warning("a message or its answer was incomplete; connecting again")
-            return
+@contextmanager
+def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Callable[[], bool]]:
+    """Start a SuperNode and the processes that work for it; yield a function that returns whether all of them
+    are healthy. They end with the context."""
+    processes: list[subprocess.Popen[bytes]] = []
+    with TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
+        home, port = Path(place), str(commands.free_port())
+        said = stack.enter_context((home / "supernode.log").open("wb"))
+        read = stack.enter_context((home / "supernode.log").open("rb")).read
+        log = stack.enter_context((home / "log").open("wb"))
+        (home / "secret").write_bytes(secrets.token_bytes(64))
+        secret = ("--superexec-auth-secret-file", str(home / "secret"))
+        path = commands.folder_of_commands(home / "bin")
+        (home / "bin" / fork_server.NAME).write_text(fork_server.script(home / "forks"))
+        environment = {"FLWR_HOME": place, "TMPDIR": place, "PATH": path, SILO: str(folder / "silo")}
+        environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
+        stack.callback(_end, processes)
+
+        def healthy() -> bool:  # a SuperNode does not end when its heartbeat fails, but logs a traceback
+            return all(one.poll() is None for one in processes) and b"Traceback" not in read()
+
+        def start(*command: str, log: IO[bytes] = log) -> None:
+            processes.append(commands.start(command, log, environment))
+            resource.prlimit(processes[-1].pid, resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+
+        trust = address.options(home)
+        trust += [] if key is None else ["--auth-supernode-private-key", str(key.resolve())]
+        listen = ("--isolation", "process", "--host", "127.0.0.1", "--port", port)
+        node = (*commands.named("flower-supernode"), "--superlink", address.place)
+        start(*node, *trust, *listen, *secret, log=said)
+        start(sys.executable, "-m", fork_server.__name__, str(home / "forks"))
+        while healthy() and not (home / "forks").exists():
+            time.sleep(_PAUSE)
+        api = ("--runtime-api-address", f"127.0.0.1:{port}", "--insecure")
+        start(*commands.named("flower-superexec"), *api, *secret)
+        yield healthy
 
 
-def read_key(path: Path) -> EllipticCurvePrivateKey:
-    """Read a private key as ``ssh-keygen -t ecdsa`` writes it, without a passphrase.
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for one in processes:
+        one.terminate()
+    end = time.monotonic() + _GRACE
+    for one in processes:
+        with suppress(subprocess.TimeoutExpired):
+            one.wait(max(end - time.monotonic(), 0))
+        one.kill()
+        one.wait()
 
-    Raises:
-        ValueError: it is none, or cannot be read.
-    """
+
+def _answer_all(listener: socket.socket, program: Program, healthy: Callable[[], bool]) -> bool:
+    """Answer messages as long as the processes are healthy; return whether there was a message."""
+    heard = False
+    while healthy():
+        with suppress(TimeoutError, ConnectionLost):
+            end, _ = listener.accept()
+            heard = True
+            with end:
+                end.settimeout(None)
+                _, frame = receive(end)
+                send(end, None, reply_to(program, frame))
+    return heard
+
+
+def reply_to(program: Program, frame: bytearray) -> bytes:
+    """Return the frame of a reply to a frame."""
     try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise ValueError(f"--key: {path} cannot be read ({error.strerror})") from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(
-            f"{path} is no private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it"
-        ) from None
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise ValueError(
-            f"{path} is no key of an elliptic curve; make one with: ssh-keygen -t ecdsa -b 384 -N '' -f FILE"
-        )
-    return key
+        packet = decode(frame)
+    except Unreadable:
+        packet = None
+    found = program(packet)
+    try:
+        return encode(found).numpy().tobytes()
+    except Exception:  # a user's algorithm may put anything there
+        _LOG.exception("a reply cannot be packed")
+        client = str(found.header.get("client", ""))
+        return encode(packed_reply(Reply(client, error=faults.PROGRAM))).numpy().tobytes()

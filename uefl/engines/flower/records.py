@@ -1,93 +1,74 @@
 """Packets as Flower's records: tensors as raw bytes with dtype and shape, everything else as JSON. Nothing is
-pickled."""
+pickled. This module does not import torch, so the processes that only pass messages on stay small."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable
+import math
+from typing import Any
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from .. import bounds, faults
-from ..base import Reply
-from ..codec import NAMES, Packet, Unreadable, from_raw, packed_reply, raw
+from .. import frames
 
-_LOG = logging.getLogger("uefl.silo")
 _STORED = "uefl.raw"
+_ALIGNED = 8  # bytes, as in a frame
 
 
-def pack(packet: Packet) -> RecordDict:
-    """Pack a packet into records; JSON holds NaN and infinities too, and the order of the tensors is kept."""
-    order = {part: list(tensors) for part, tensors in packet.parts.items()}
-    records = RecordDict({"header": ConfigRecord({"json": json.dumps(packet.header | {"tensors": order})})})
-    for part, tensors in packet.parts.items():
-        if tensors:
-            records[part] = ArrayRecord({name: _array(tensor) for name, tensor in tensors.items()})
+def records_of(frame: bytes | bytearray) -> RecordDict:
+    """Return the records of a frame made by :func:`uefl.engines.codec.encode`."""
+    length = int.from_bytes(frame[:_ALIGNED], "little")
+    text = bytes(frame[_ALIGNED : _ALIGNED + length])
+    records = RecordDict({"header": ConfigRecord({"json": text.decode()})})
+    place = _ALIGNED + _aligned(length)
+    for part, table in json.loads(text)["tensors"].items():
+        arrays = {}
+        for name, dtype, shape in table:
+            size = math.prod(shape) * _SIZES[dtype]
+            arrays[name] = Array(dtype, tuple(shape), _STORED, bytes(frame[place : place + size]))
+            place += _aligned(size)
+        if arrays:
+            records[part] = ArrayRecord(arrays)
     return records
 
 
-def unpack(records: RecordDict) -> Packet:
-    """Undo :func:`pack`; the tensors are on the CPU.
+def frame_of(records: RecordDict, most: int) -> bytes:
+    """Undo :func:`records_of`. :func:`uefl.engines.codec.decode` checks the frame.
+
+    Args:
+        records: the content of a message, from an untrusted sender.
+        most: the largest size of the frame in bytes.
 
     Raises:
-        Unreadable: the records do not match their description.
+        ValueError, KeyError, TypeError, AttributeError: the records do not match their description.
+        MemoryError: the frame is larger, or its JSON is.
     """
-    try:
-        text = str(records.config_records["header"]["json"])
-        if len(text) > bounds.HEADER:
-            raise ValueError(f"a header of {len(text)} characters")
-        header = json.loads(text)
-        order = header.pop("tensors")
-        parts = {part: _tensors(records, part, names) for part, names in order.items()}
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # the last of JSON that is nested without end
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
-    return Packet(header, parts)
+    text = str(records.config_records["header"]["json"]).encode()
+    if len(text) > min(most, frames.HEADER):
+        raise MemoryError
+    table: dict[str, Any] = json.loads(text)["tensors"]
+    pieces = [len(text).to_bytes(_ALIGNED, "little"), text]
+    size = len(text)
+    for part, tensors in table.items():
+        arrays = records.array_records[part] if tensors else {}
+        if len(tensors) != len(arrays):  # a tensor that is named again and again would be copied as often
+            raise ValueError(f"{len(tensors)} names of {len(arrays)} tensors")
+        for name, dtype, shape in tensors:
+            array = arrays[name]
+            if (array.stype, array.dtype, list(array.shape)) != (_STORED, dtype, shape):
+                raise ValueError(f"an array of {array.dtype[:20]} {list(array.shape)}")
+            if len(array.data) != math.prod(shape) * _SIZES[dtype]:
+                raise ValueError(f"{len(array.data)} bytes for {dtype} {shape}")
+            size += len(array.data)
+            if size > most:
+                raise MemoryError
+            pieces.append(array.data)
+    return b"".join(piece.ljust(_aligned(len(piece)), b"\0") for piece in pieces)
 
 
-def on_records(program: Callable[[Packet | None], Packet]) -> Callable[[RecordDict], RecordDict]:
-    """Adapt a program that answers packets to records; it receives None for unreadable records. It never
-    raises."""
-
-    def reply(records: RecordDict) -> RecordDict:
-        try:
-            packet = unpack(records)
-        except Unreadable:
-            packet = None
-        found = program(packet)
-        try:
-            return pack(found)
-        except Exception:  # a user's algorithm may put anything there
-            _LOG.exception("a reply cannot be packed")
-            return pack(packed_reply(Reply(str(found.header.get("client", "")), error=faults.PROGRAM)))
-
-    return reply
+_SIZES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8}
+_SIZES |= {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
-def _array(tensor: torch.Tensor) -> Array:
-    return Array(NAMES[tensor.dtype], tuple(tensor.shape), _STORED, raw(tensor).numpy().tobytes())
-
-
-def _tensors(records: RecordDict, part: str, names: list[str]) -> dict[str, torch.Tensor]:
-    found = records.array_records[part] if names else {}
-    if len(names) != len(found):  # a tensor that is named again and again would be copied as often
-        raise ValueError(f"{len(names)} names of {len(found)} tensors")
-    return {name: _tensor(found[name]) for name in names}
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    if array.stype != _STORED:
-        raise ValueError(f"an array stored as {array.stype[:20]}")
-    data = (
-        torch.frombuffer(bytearray(array.data), dtype=torch.uint8)
-        if array.data
-        else torch.empty(0, dtype=torch.uint8)
-    )
-    return from_raw(array.dtype, tuple(array.shape), data)
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

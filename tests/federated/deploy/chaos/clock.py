@@ -1,10 +1,12 @@
-"""``uefl`` in a process with a wrong clock: ``python -m tests.federated.deploy.chaos.clock HOURSh ARGUMENTS
-OF uefl...``.
+"""A module in a process with a wrong clock: ``python -m tests.federated.deploy.chaos.clock HOURSh MODULE
+ARGUMENTS...``.
 
-Python's clocks of the day are shifted before anything else is imported, so Flower sees the shifted time too.
+Python's clocks of the day are shifted before anything else is imported, also in the processes of Flower that
+the module starts.
 """
 
 import datetime
+import runpy
 import sys
 import time
 from typing import Any
@@ -30,7 +32,11 @@ def shift(seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    shift(3600 * int(sys.argv.pop(1).removesuffix("h")))
-    from uefl.cli import main
+    hours, module = sys.argv[1:3]
+    del sys.argv[:2]
+    shift(3600 * int(hours.removesuffix("h")))
+    from uefl.engines.flower import commands
 
-    main()
+    start = commands.start
+    commands.start = lambda command, *rest: start([*command[:2], __spec__.name, hours, *command[2:]], *rest)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

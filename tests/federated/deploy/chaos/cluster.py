@@ -16,9 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from uefl.deploy.processes import free_port
 from uefl.engines.flower import QUIET
-from uefl.engines.flower.commands import PARENT
+from uefl.engines.flower.commands import PARENT, free_port
 
 _ROOT = Path(__file__).parents[4]  # programs that do wrong are modules of the tests
 SILOS = ("silo-0", "silo-1", "silo-2")

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.superlink.grid import http_grid
 
-from uefl.engines.flower import app
+from uefl.deploy import app
 
 from .faulty import SERVER_PROCESS, dying, kill_this_process
 

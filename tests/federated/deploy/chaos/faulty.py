@@ -12,25 +12,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import torch
-from flwr.supercore import heartbeat
-from flwr.supernode import fleet_http_connection
 
 from uefl import checkpoint
 from uefl.deploy import silo
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Header, Packet, packed_reply, reply_of
-from uefl.engines.flower import link, node
+from uefl.engines.flower import commands, link
 
 from .cluster import SECRET
 
 SERVER_PROCESS = "UEFL_TEST_SERVER"
 """names the process of a run in the environment of its messenger"""
+DYING = "UEFL_TEST_DYING"
+"""names a file in the environment of a SuperNode, which dies in its next reply if the file exists"""
 
 
 def _raises(message: Message) -> Reply:
@@ -47,7 +48,7 @@ def _dies(reply: Reply) -> None:
 
 
 def _dies_answering(reply: Reply) -> None:
-    node.push_objects = dying(node.push_objects, kill_this_process)  # type: ignore[attr-defined]
+    Path(os.environ[DYING]).touch()
 
 
 def _late(reply: Reply) -> None:
@@ -118,13 +119,13 @@ def _die_in_a_checkpoint() -> None:
 def _die_sending() -> None:
     """Have this process die as its messenger does, in the middle of a message: :mod:`.dying`."""
     os.environ[SERVER_PROCESS] = str(os.getpid())
-    link._APP = link._APP.replace("uefl.engines.flower.app:server", f"{__spec__.parent}.dying:server")
+    link._APP = link._APP.replace("uefl.deploy.app:server", f"{__spec__.parent}.dying:server")
 
 
 def dying(push_objects: Callable[..., None], die: Callable[[], None]) -> Callable[..., None]:
-    """As Flower's function, but the process dies after the first part of the message."""
+    """Return Flower's function, but the process dies after the first part of the message."""
 
-    def push_one(objects: dict[str, Any], push_object_fn: Callable[[str, bytes], None], **keys: Any) -> None:
+    def push_one(objects: Any, push_object_fn: Callable[[str, bytes], None], **keys: Any) -> None:
         def push_and_die(*arguments: Any) -> None:
             push_object_fn(*arguments)
             die()
@@ -132,6 +133,16 @@ def dying(push_objects: Callable[..., None], die: Callable[[], None]) -> Callabl
         push_objects(objects, push_and_die, **keys)
 
     return push_one
+
+
+def _start_faulty(command: Sequence[str], *rest: Any) -> Popen[bytes]:
+    """Start a process of Flower, the SuperNode with the changes of :mod:`.supernode`."""
+    if "flower-supernode" in command:
+        command = [*command[:2], f"{__spec__.parent}.supernode", *command[2:]]
+    return _start(command, *rest)
+
+
+_start = commands.start
 
 
 SERVER: dict[str, Callable[[], None]] = {"checkpoint": _die_in_a_checkpoint, "sending": _die_sending}
@@ -142,9 +153,9 @@ if __name__ == "__main__":
         SERVER[fault]()
     else:
         Faulty.file = Path(fault)
+        os.environ[DYING] = f"{fault}.dying"
         silo.SiloProgram = Faulty  # type: ignore[misc]
-        # seconds: Flower then notices its death in half a minute instead of a whole one
-        fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = heartbeat.HEARTBEAT_DEFAULT_INTERVAL = 12
+        commands.start = _start_faulty
     from uefl.cli import main
 
     main()

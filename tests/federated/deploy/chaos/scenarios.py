@@ -228,7 +228,7 @@ def _clock(folder: Path, cluster: LocalCluster) -> str:
     with open_sandbox(folder) as sandbox:
         sandbox.cluster.superlink()
         wrong = {
-            name: sandbox.cluster.silo(name, program=("tests.federated.deploy.chaos.clock", hours))
+            name: sandbox.cluster.silo(name, program=("tests.federated.deploy.chaos.clock", hours, "uefl"))
             for name, hours in (("silo-0", "6h"), ("silo-1", "-6h"))
         }
         sandbox.cluster.silo("silo-2")

@@ -13,15 +13,28 @@ import torch
 pytest.importorskip("flwr")
 
 import httpx
-from flwr.app import Error, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from uefl.engines.codec import Packet
+from uefl.deploy.app import client
+from uefl.engines import frames
+from uefl.engines.codec import Packet, decode, encode
+from uefl.engines.flower import GONE, LARGE, SILO, TORN, UNREADABLE
 from uefl.engines.flower.address import Unreachable
-from uefl.engines.flower.app import Messenger
-from uefl.engines.flower.link import GONE, LARGE, TORN, UNREADABLE, Messages, Node
-from uefl.engines.flower.records import pack, unpack
+from uefl.engines.flower.link import Messages, Node
+from uefl.engines.flower.messenger import Messenger
+from uefl.engines.flower.records import frame_of, records_of
+
+
+def pack(packet):
+    """Return a packet as the records of a message."""
+    return records_of(encode(packet).numpy().tobytes())
+
+
+def unpack(records):
+    """Return the packet of records."""
+    return decode(torch.frombuffer(bytearray(frame_of(records, 2**20)), dtype=torch.uint8))
 
 
 class OneNode(Grid):
@@ -74,7 +87,7 @@ class FlowerReply:
 
 
 @contextmanager
-def run(answer):
+def run(answer, bounded=False):
     """A run over that node; a list that gets the exception of its program, if any."""
     here, there = socket.socketpair()
     ended = []
@@ -82,7 +95,7 @@ def run(answer):
     def work():
         with there:
             try:
-                Messenger(OneNode(answer), there).work()
+                Messenger(OneNode(answer), there, bounded).work()
             except Exception as error:
                 ended.append(error)
 
@@ -96,7 +109,7 @@ def run(answer):
         thread.join()
 
 
-MOST = 2**30  # bytes, so that this process has its memory
+MOST = 2**30  # bytes
 
 
 def reply_of(answer):
@@ -186,7 +199,7 @@ def swell(message):
 
 def _bomb():
     """In a process of its own, since its memory is bounded."""
-    with run(swell) as (messages, _):
+    with run(swell, bounded=True) as (messages, _):
         number = messages.push(7, Packet({}, {}), None, 2**20)
         print(messages.arrived([number], 60.0)[number])
         number = messages.push(7, Packet({}, {}), None, 2**30)
@@ -199,3 +212,57 @@ def test_a_reply_that_swells_in_memory_is_not_made():
         [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True
     )
     assert found.stdout.splitlines() == [LARGE, UNREADABLE], found.stderr
+
+
+class OneConnection:
+    """The process of a silo, which answers one connection and keeps its frame."""
+
+    def __init__(self, folder, answer):
+        self.frame = None
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / "silo"))
+        self._listener.listen()
+        self._answer = answer
+        self.thread = threading.Thread(target=self._work)
+        self.thread.start()
+
+    def _work(self):
+        end, _ = self._listener.accept()
+        with end, self._listener:
+            _, self.frame = frames.receive(end)
+            if self._answer is not None:
+                frames.send(end, None, self._answer)
+
+
+def asked(records, life=None):
+    """Return the reply of the ClientApp to a message."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    message = Message(records, 7, "train", ttl=life)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message, client(message, Context(1, 7, {}, RecordDict(), {}))
+
+
+@pytest.mark.parametrize(
+    "records", [pack(Packet({"ask": 1}, {"x": {"a": torch.ones(3)}})), RecordDict()], ids=["ours", "other"]
+)
+def test_the_client_app_passes_messages_to_the_silo(tmp_path, monkeypatch, records):
+    """Unreadable ones as an empty frame. The reply expires with the message."""
+    monkeypatch.setenv(SILO, str(tmp_path / "silo"))
+    silo = OneConnection(tmp_path, encode(Packet({"heard": 1}, {})).numpy().tobytes())
+    message, reply = asked(records, life=65.0)
+    silo.thread.join()
+    assert bytes(silo.frame) == (frame_of(records, 2**20) if records else b"")
+    assert unpack(reply.content).header == {"heard": 1}
+    assert (reply.metadata.ttl, reply.metadata.created_at) == (65.0, message.metadata.created_at)
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_silo_that_has_ended_sends_no_reply(tmp_path, monkeypatch, there):
+    """The server asks its next process."""
+    monkeypatch.setenv(SILO, str(tmp_path / "silo"))
+    silo = OneConnection(tmp_path, None) if there else None
+    with pytest.raises(SystemExit):
+        asked(RecordDict())
+    if silo is not None:
+        silo.thread.join()

@@ -1,0 +1,100 @@
+"""A user's own ``flwr run`` with the apps of uefl: the metrics of ``uefl train``, bit for bit."""
+
+import subprocess
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from tests.federated.deploy.chaos.cluster import SILOS, open_sandbox, until, without_bytes
+from uefl.deploy import own_run
+from uefl.engines.flower.address import Address
+from uefl.engines.flower.commands import folder_of_commands, named
+from uefl.engines.flower.link import Node, _connection
+from uefl.errors import UserError
+
+APP = """
+[project]
+name = "own"
+version = "1.0.0"
+description = "an app of a user"
+license = {{ text = "Apache-2.0" }}
+[tool.flwr.app]
+publisher = "user"
+[tool.flwr.app.components]
+serverapp = "uefl.deploy.app:server"
+clientapp = "uefl.deploy.app:client"
+[tool.flwr.app.config]
+config = "{folder}/tiny.toml"
+out = "{folder}/run"
+{config}
+"""
+
+
+class OwnRun:
+    """A sandbox with a SuperLink of the user and an app."""
+
+    def __init__(self, sandbox, monkeypatch):
+        self.sandbox, self.port = sandbox, sandbox.cluster.port
+        self.address = Address(f"127.0.0.1:{self.port}", insecure=True)
+        monkeypatch.setenv("FLWR_HOME", str(sandbox.folder / "flwr"))
+        monkeypatch.setenv("PATH", folder_of_commands(sandbox.folder / "bin"))
+
+    def start(self, command, *options, log):
+        return self.sandbox.start("uefl.engines.flower.commands", command, *options, log=log)
+
+    def superlink(self, *options):
+        where = ("--insecure", "--host", "127.0.0.1", "--port", self.port)
+        self.start("flower-superlink", *where, *options, log="superlink.log")
+        self.address.wait(60.0)
+
+    def run(self, *options, config=""):
+        """Start the run and wait for its end; return its metrics."""
+        folder = self.sandbox.folder
+        (folder / "app").mkdir()
+        (folder / "app" / "pyproject.toml").write_text(APP.format(folder=folder, config=config))
+        (folder / "flwr").mkdir(exist_ok=True)
+        (folder / "flwr" / "config.toml").write_text(_connection(self.address, ["--insecure"]))
+        command = [*named("flwr"), "run", str(folder / "app"), "here", *options]
+        subprocess.run(command, check=True, capture_output=True)
+        until("the end of the run", lambda: (folder / "run" / "summary.json").exists())
+        return self.sandbox.metrics()
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    with open_sandbox(tmp_path) as sandbox:
+        yield OwnRun(sandbox, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_silos_answer_a_run_of_another_superlink(own):
+    """This SuperLink starts the program of the run itself."""
+    own.superlink()
+    for name in SILOS:
+        own.sandbox.cluster.silo(name)
+    metrics = own.run(config=f"silos = {len(SILOS)}")
+    assert without_bytes(metrics) == without_bytes(own.sandbox.undisturbed())
+
+
+class Nodes:
+    """A link with these nodes."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def nodes(self):
+        return [Node(i, "1", "") for i in range(self._count)]
+
+
+def test_each_client_has_a_node():
+    names = [f"silo-{i}" for i in range(5)]
+    assert own_run.AnyNode(Nodes(2), names).nodes == {name: (i % 2, "1") for i, name in enumerate(names)}
+    with pytest.raises(UserError, match="SuperNodes"):
+        own_run.AnyNode(Nodes(0), names)
+
+
+def test_a_run_needs_a_folder():
+    with pytest.raises(UserError, match=r"^out:"):
+        own_run.train(None, {"config": "demo"})

@@ -1,0 +1,163 @@
+"""Messengers between Flower and the processes of ``uefl train`` and ``uefl silo``."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from ..frames import ConnectionLost, receive, send
+from . import GONE, LARGE, MESSAGE, SILO, TORN, UNREADABLE
+from .records import frame_of, records_of
+
+_AT_ONCE = 8  # replies
+_ROOM = 2**28  # bytes for everything except replies
+_COPIES = 4  # of a reply in memory: its parts, the message, the pieces of the frame, and the frame
+_PAUSES = (0.02, 0.5)  # seconds between two requests for a reply: at first, and after a long time
+_REASONS = {3: TORN, 5: GONE}
+"""by Flower's error code"""
+
+
+def passed_on(message: Message) -> Message:
+    """Return the reply of ``uefl silo`` to a message."""
+    try:
+        with connected(SILO) as end:
+            send(end, None, readable(message))
+            _, answer = receive(end)
+    except OSError:  # no reply, so that the server asks the next process of the silo
+        sys.exit("the process of the silo has ended")
+    return reply_with(answer, message)
+
+
+def readable(message: Message) -> bytes:
+    """Return the frame of a message, or an empty frame, which no reader accepts, if it is not ours."""
+    try:
+        return frame_of(message.content, MESSAGE)
+    except Exception:  # any run can send any records
+        return b""
+
+
+def reply_with(frame: bytes | bytearray, message: Message) -> Message:
+    """Return a frame as the reply to a message."""
+    reply = Message(records_of(frame), reply_to=message)
+    # the reply expires with the message, even if the clock of this machine is wrong
+    reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
+    return reply
+
+
+class Messenger:
+    """A messenger that sends the requests of a run to a Grid, and returns each reply as it arrives.
+
+    Each reply is handled separately. Its content decides neither which message it answers nor whether other
+    replies are read.
+
+    Args:
+        grid: the Grid of the run.
+        end: the end of a connection to the process of the run.
+        bounded: whether the replies limit the memory of this process.
+    """
+
+    def __init__(self, grid: Grid, end: socket.socket, bounded: bool = True) -> None:
+        self._grid, self._end, self._bounded = grid, end, bounded
+        self._used = _data_of_this_process()
+        self._pulls: dict[str, Future[bytes | str | None] | None] = {}
+        """by the number of a sent message, the pending request for its reply, if any"""
+        self._most: dict[str, int] = {}
+        """by number, the largest size of the reply in bytes"""
+
+    def work(self) -> None:
+        """Pass on messages and replies until the run has ended.
+
+        Raises:
+            RuntimeError: if the run has failed.
+        """
+        pause = _PAUSES[0]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            while True:
+                if wait([self._end], pause):
+                    try:
+                        header, frame = receive(self._end)
+                    except ConnectionLost:
+                        return
+                    send(self._end, {"done": self._do(header, frame)})
+                    pause = _PAUSES[0]
+                pause = _PAUSES[0] if self._send_replies() else min(1.5 * pause, _PAUSES[1])
+                for number, pull in self._pulls.items():
+                    if pull is None:
+                        self._pulls[number] = pool.submit(self._pull, number)
+
+    def _do(self, header: dict[str, Any], frame: bytearray) -> Any:
+        if header["do"] == "fail":
+            raise RuntimeError("the run has failed")
+        if header["do"] == "nodes":
+            return [
+                [info.node_id, info.last_activated_at, info.public_key.hex()]
+                for info in self._grid.get_nodes()
+            ]
+        if self._bounded:
+            limit = self._used + _ROOM + _COPIES * _AT_ONCE * header["most"]
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        message = Message(records_of(frame), header["node"], "train", ttl=header["life"])
+        (number,) = self._grid.push_messages([message])
+        if number:
+            self._pulls[number], self._most[number] = None, header["most"]
+        return number or None
+
+    def _send_replies(self) -> bool:
+        """Send the replies that have come; return whether there was one."""
+        some = False
+        for number, pull in list(self._pulls.items()):
+            if pull is not None and pull.done():
+                found = pull.result()
+                if found is None:
+                    self._pulls[number] = None
+                    continue
+                del self._pulls[number], self._most[number]
+                error, frame = (found, b"") if isinstance(found, str) else (None, found)
+                send(self._end, {"reply_to": number, "error": error}, frame)
+                some = True
+        return some
+
+    def _pull(self, number: str) -> bytes | str | None:
+        """Return the reply to a message, a reason in its place, or None as long as there is neither."""
+        try:
+            reply = next(iter(self._grid.pull_messages([number])), None)
+            if reply is None:
+                return None
+            if reply.has_error():
+                code = reply.error.code
+                return _REASONS.get(code, f"no reply (Flower's error {code})")
+            return frame_of(reply.content, self._most[number])
+        except MemoryError:
+            return LARGE
+        except Exception as error:  # a silo can make Flower raise any
+            if _is_of_the_network(error):
+                raise
+            return UNREADABLE
+
+
+def connected(name: str) -> socket.socket:
+    """Return a connection to the socket that a variable of the environment names."""
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(os.environ[name])
+    return end
+
+
+def _is_of_the_network(error: Exception) -> bool:
+    """Return whether an error comes from the network, by its package: Flower's exceptions are private."""
+    return type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "grpc")
+
+
+def _data_of_this_process() -> int:
+    """Return the size of this process in bytes, as ``RLIMIT_DATA`` counts it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (size,) = (line.split()[1] for line in lines if line.startswith("VmData:"))
+    return int(size) * 1024

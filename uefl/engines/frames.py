@@ -1,0 +1,58 @@
+"""Frames between processes of one machine over a socket: a header as JSON, then bytes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+HEADER = 2**25
+"""bytes of the JSON of a message or a reply: the names of 100,000 clients are a few million"""
+_LENGTH = 8  # bytes of the length before each of the two
+
+
+class ConnectionLost(ConnectionError):
+    """The process at the other end has ended."""
+
+
+def send(end: socket.socket, header: Any, body: bytes | bytearray | memoryview = b"") -> None:
+    """Send a frame.
+
+    Raises:
+        ConnectionLost: the process at the other end has ended.
+    """
+    text = json.dumps(header).encode()
+    try:
+        end.sendall(b"".join([_length(text), _length(body), text]))
+        end.sendall(body)
+    except OSError as error:
+        raise ConnectionLost("a process has ended") from error
+
+
+def receive(end: socket.socket) -> tuple[Any, bytearray]:
+    """Wait for the next frame.
+
+    Raises:
+        ConnectionLost: the process at the other end has ended.
+    """
+    sizes = _filled(end, 2 * _LENGTH)
+    text = _filled(end, int.from_bytes(sizes[:_LENGTH], "little"))
+    return json.loads(text), _filled(end, int.from_bytes(sizes[_LENGTH:], "little"))
+
+
+def _length(data: bytes | bytearray | memoryview) -> bytes:
+    return len(data).to_bytes(_LENGTH, "little")
+
+
+def _filled(end: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    place = memoryview(data)
+    try:
+        while len(place):
+            count = end.recv_into(place)
+            if not count:
+                raise ConnectionLost("a process has ended")
+            place = place[count:]
+    except ConnectionResetError as error:
+        raise ConnectionLost("a process has ended") from error
+    return data
