@@ -26,12 +26,12 @@ To add an op, write ``benchmarks/ops/<family>.py`` with a dict ``OPS`` of its ro
                          gate=Gate("max error", limit=1e-5, against=against),
                          bytes=lambda case: ..., flops=lambda case: ...)} # the least possible
 
-A provider raises ImportError if its library is absent, and ``Skip`` if it does not fit the device, the case
-or the memory. The report names both with the reason. A provider must run on ``torch.get_num_threads()``
-threads. The runner sets torch and every OpenMP and BLAS pool; a provider sets the threads of a library with
-its own setting. Peers get their best settings, with the reason in their docstring. Work that a caller does
-once (building an index, converting a tensor to an array) belongs to the preparation. Work of every call
-belongs to the call.
+A provider raises ImportError if its library is absent, and ``ProviderUnavailable`` if it does not fit the
+device, the case or the memory. The report names both with the reason. A provider must run on
+``torch.get_num_threads()`` threads. The runner sets torch and every OpenMP and BLAS pool; a provider sets the
+threads of a library with its own setting. Peers get their best settings, with the reason in their docstring.
+Work that a caller does once (building an index, converting a tensor to an array) belongs to the preparation.
+Work of every call belongs to the call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Call = Callable[[], Any]
 Inputs = Any  # whatever ``Op.inputs`` returns
 
 
-class Skip(Exception):
+class ProviderUnavailable(Exception):
     """Why a provider cannot take part here."""
 
 
@@ -139,4 +139,4 @@ def ours(provider: str) -> bool:
 def needs(device_type: str, x: torch.Tensor) -> None:
     """Skip a provider that runs on another type of device only."""
     if x.device.type != device_type:
-        raise Skip(f"runs on {device_type} only")
+        raise ProviderUnavailable(f"runs on {device_type} only")

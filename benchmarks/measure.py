@@ -25,7 +25,7 @@ import torch
 
 from uefl_kernels import COMPILED
 
-from .cases import BenchmarkCase, Skip, ours
+from .cases import BenchmarkCase, ProviderUnavailable, ours
 from .ops import REGISTRY
 
 VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")  # what UEFL_CPU may name
@@ -51,7 +51,7 @@ def threads_differ(threads: int) -> list[str]:
     ]
 
 
-class Bench:
+class CaseRunner:
     """A place to measure in: this process, or one of its own (``elsewhere``). Holds the case under way and
     who takes part in it."""
 
@@ -82,7 +82,7 @@ class Bench:
         """Prepare a provider, check its first answer and its memory, and return the start of its row.
 
         Raises:
-            Skip, ImportError: the provider cannot run this case here.
+            ProviderUnavailable, ImportError: the provider cannot run this case here.
         """
         prepare = self._op.providers[provider]
         prepare(self._op.inputs(self._op.smoke, self._device))()  # load libraries before memory is measured
@@ -137,15 +137,15 @@ def _resident(field: str) -> int:
 
 
 class _Process(BaseManager):
-    """Run a ``Bench`` in another process."""
+    """Run a ``CaseRunner`` in another process."""
 
 
-_Process.register("Bench", Bench)
+_Process.register("CaseRunner", CaseRunner)
 
 
 @contextmanager
-def elsewhere(variant: str) -> Iterator[Bench]:
-    """Yield a bench in a process of its own that uses the given CPU variant.
+def elsewhere(variant: str) -> Iterator[CaseRunner]:
+    """Yield a runner in a process of its own that uses the given CPU variant.
 
     Raises RuntimeError when this CPU lacks it.
     """
@@ -157,9 +157,9 @@ def elsewhere(variant: str) -> Iterator[Bench]:
     finally:
         os.environ["UEFL_CPU"] = previous
     with process:
-        bench: Bench = process.Bench("cpu")  # type: ignore[attr-defined]
-        bench.variant()
-        yield bench
+        runner: CaseRunner = process.CaseRunner("cpu")  # type: ignore[attr-defined]
+        runner.variant()
+        yield runner
 
 
 def measure(
@@ -167,21 +167,21 @@ def measure(
     case: BenchmarkCase,
     providers: list[str],
     seconds: float,
-    benches: list[Bench],
+    runners: list[CaseRunner],
     skipped: list[str],
 ) -> list[dict[str, Any]]:
-    """Return a row of results for each provider, on the first bench, and for "uefl" on the others.
+    """Return a row of results for each provider, on the first runner, and for "uefl" on the others.
 
     About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` receives who took no part, and
     why: a peer that fails, for want of memory say, does not end the run.
     """
-    op, rows, racers = REGISTRY[name], [], []
-    for bench in benches:
-        bench.open(name, case)
-        for provider in providers if bench is benches[0] else [p for p in providers if p == "uefl"]:
+    op, rows, entrants = REGISTRY[name], [], []
+    for runner in runners:
+        runner.open(name, case)
+        for provider in providers if runner is runners[0] else [p for p in providers if p == "uefl"]:
             try:
-                found = bench.enter(provider)
-            except (ImportError, Skip) as why:
+                found = runner.enter(provider)
+            except (ImportError, ProviderUnavailable) as why:
                 skipped.append(f"{provider} ({why})")
                 continue
             except Exception as why:
@@ -191,7 +191,7 @@ def measure(
                     f"{provider} at {name} {case.name} ({type(why).__name__}: {str(why).splitlines()[0]})"
                 )
                 continue
-            variant = bench.variant() if ours(provider) else ""
+            variant = runner.variant() if ours(provider) else ""
             rows.append(
                 {
                     "op": name,
@@ -202,8 +202,8 @@ def measure(
                 }
                 | found
             )
-            racers.append((bench, provider))
-    for row, (walls, cpus) in zip(rows, race(racers, seconds), strict=True):
+            entrants.append((runner, provider))
+    for row, (walls, cpus) in zip(rows, race(entrants, seconds), strict=True):
         median = statistics.median(walls)
         quartiles = statistics.quantiles(walls, n=4) if len(walls) > 1 else None
         spread = None if quartiles is None else (quartiles[2] - quartiles[0]) / median
@@ -212,26 +212,26 @@ def measure(
     return rows
 
 
-def race(racers: list[tuple[Bench, str]], seconds: float) -> list[tuple[list[float], list[float]]]:
+def race(entrants: list[tuple[CaseRunner, str]], seconds: float) -> list[tuple[list[float], list[float]]]:
     """Return the seconds per call, wall and CPU, of every provider and round.
 
     There are at least three rounds, and more until the ``seconds`` of a provider are spent.
     """
-    results: list[tuple[list[float], list[float]]] = [([], []) for _ in racers]
-    once = [bench.time(provider, 1)[0] for bench, provider in racers]
+    results: list[tuple[list[float], list[float]]] = [([], []) for _ in entrants]
+    once = [runner.time(provider, 1)[0] for runner, provider in entrants]
     numbers = [max(1, round(seconds / ROUNDS / estimate)) for estimate in once]
-    order, shuffle = list(range(len(racers))), random.Random(0).shuffle
+    order, shuffle = list(range(len(entrants))), random.Random(0).shuffle
     for turn in range(ROUNDS if seconds else 1):
         shuffle(order)
         for i in order:
-            (bench, provider), (walls, cpus) = racers[i], results[i]
+            (runner, provider), (walls, cpus) = entrants[i], results[i]
             if turn >= 3 and sum(walls) * numbers[i] >= seconds:
                 continue
             time.sleep(_SETTLE)
             if numbers[i] > 1:
                 # not counted: the first call after the others finds cold caches and sleeping threads
-                bench.time(provider, 1)
-            wall, cpu = bench.time(provider, numbers[i])
+                runner.time(provider, 1)
+            wall, cpu = runner.time(provider, numbers[i])
             walls.append(wall / numbers[i])
             cpus.append(cpu / numbers[i])
     return results

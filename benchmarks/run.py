@@ -22,7 +22,7 @@ import torch
 from . import results
 from .cases import BenchmarkCase, case_of, form, ours
 from .held import add_options, hold
-from .measure import VARIANTS, Bench, elsewhere, measure, threads_differ, use_threads
+from .measure import VARIANTS, CaseRunner, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
 
 
@@ -98,7 +98,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     _known(parser, "variant", options.variants or [], list(VARIANTS))
     if options.variants is None:
         options.variants = (
-            ["avx512vnni"] if Bench(options.device).variant() == "amx" and not options.smoke else []
+            ["avx512vnni"] if CaseRunner(options.device).variant() == "amx" and not options.smoke else []
         )
     return options
 
@@ -171,8 +171,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.smoke:  # Inductor would compile for minutes; the tests compile our own
             processes.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            benches = [
-                Bench(options.device),
+            runners = [
+                CaseRunner(options.device),
                 *(processes.enter_context(elsewhere(variant)) for variant in options.variants),
             ]
         except RuntimeError as error:
@@ -186,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
             providers = [p for p in wanted if p not in options.without]
             try:
                 found = measure(
-                    name, case, providers, 0 if options.smoke else options.seconds, benches, skipped
+                    name, case, providers, 0 if options.smoke else options.seconds, runners, skipped
                 )
             except Exception as error:  # ours refuses the shape or has a defect; go on with the others
                 print(f"{name} {case.name}: {type(error).__name__}: {error}", flush=True)

@@ -10,8 +10,8 @@ import functools
 import pytest
 import torch
 
-from .cases import BenchmarkCase, Skip
-from .measure import Bench
+from .cases import BenchmarkCase, ProviderUnavailable
+from .measure import CaseRunner
 from .ops import REGISTRY
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,22 +24,22 @@ ROWS = [
 
 
 @functools.lru_cache(maxsize=1)
-def opened(op: str, case: BenchmarkCase) -> Bench:
-    bench = Bench(DEVICE)
-    bench.open(op, case)
-    return bench
+def opened(op: str, case: BenchmarkCase) -> CaseRunner:
+    runner = CaseRunner(DEVICE)
+    runner.open(op, case)
+    return runner
 
 
 @pytest.mark.parametrize(
     ("op", "case", "provider"), ROWS, ids=[f"{op}-{case.name}-{provider}" for op, case, provider in ROWS]
 )
 def test_op(op, case, provider, benchmark):
-    bench = opened(op, case)
+    runner = opened(op, case)
     try:
-        found = bench.enter(provider)
-    except (ImportError, Skip) as why:
+        found = runner.enter(provider)
+    except (ImportError, ProviderUnavailable) as why:
         pytest.skip(str(why))
     assert REGISTRY[op].passes(provider, found["error"])
     benchmark.group = f"{op} {case.name}"
-    benchmark.extra_info |= found | {"variant": bench.variant()}
-    benchmark(bench.time, provider, 1)
+    benchmark.extra_info |= found | {"variant": runner.variant()}
+    benchmark(runner.time, provider, 1)

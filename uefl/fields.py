@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from .errors import UserError, nearest
 
 S = TypeVar("S", bound=BaseModel)
-Homes = Callable[[str], list[str]]
+SectionsWith = Callable[[str], list[str]]
 """returns the other places that know a key"""
 _TYPES = frozenset({"bool", "int", "float", "str"})  # pydantic appends these to the location of a union
 _LONGEST = 80
@@ -22,7 +22,7 @@ def parse(
     kind: type[S],
     place: str,
     table: dict[str, Any],
-    homes: Homes = lambda key: [],
+    sections_with: SectionsWith = lambda key: [],
     inside: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> S:
     """Parse a table into a pydantic model, with lists as tuples.
@@ -31,7 +31,7 @@ def parse(
         kind: the model.
         place: the section of the table, for messages.
         table: plain values.
-        homes: returns the places that know a key that ``kind`` lacks.
+        sections_with: returns the places that know a key that ``kind`` lacks.
         inside: the keys of nested tables by their places, to suggest the nearest one.
 
     Raises:
@@ -40,14 +40,16 @@ def parse(
     try:
         return kind(**{key: _tuples(value) for key, value in table.items()})
     except ValidationError as error:
-        raise _refused(error, place, kind, homes, inside) from None
+        raise _refused(error, place, kind, sections_with, inside) from None
 
 
-def unknown(key: str, place: str, keys: Iterable[str], homes: Homes, listed: str = "") -> UserError:
+def unknown(
+    key: str, place: str, keys: Iterable[str], sections_with: SectionsWith, listed: str = ""
+) -> UserError:
     """Return the error for an unknown key. ``keys`` are the valid ones, and ``listed`` tells where to find
     them."""
     inside = f" in [{place}]" if place else ""
-    found = homes(key)
+    found = sections_with(key)
     hint = (
         f"; it is a key of {', '.join(found)}"
         if found
@@ -68,7 +70,7 @@ def _refused(
     error: ValidationError,
     place: str,
     kind: type[BaseModel],
-    homes: Homes,
+    sections_with: SectionsWith,
     inside: Mapping[str, Iterable[str]],
 ) -> UserError:
     """Turn the first error of pydantic into a user error."""
@@ -82,10 +84,10 @@ def _refused(
     if found["type"] == "extra_forbidden":
         if len(where) > 1:
             within = ".".join([place, *where[:-1]])
-            return unknown(where[-1], within, inside.get(within, ()), homes)
+            return unknown(where[-1], within, inside.get(within, ()), sections_with)
         keys, ours = kind.model_fields, kind.__module__.partition(".")[0] == __name__.partition(".")[0]
         return unknown(
-            where[-1], place, keys, homes, "" if ours else f"it has {', '.join(keys) or 'no keys'}"
+            where[-1], place, keys, sections_with, "" if ours else f"it has {', '.join(keys) or 'no keys'}"
         )
     if found["type"] == "missing":
         return UserError(f"key {key!r} is missing; give it a value, it has no default")

@@ -69,7 +69,7 @@ def check_free(out: Path) -> None:
         raise UserError(f"{out} is not empty and is no run folder; choose another folder with --out")
 
 
-def from_one(lines: list[dict[str, Any]]) -> int:
+def number_rounds_from_one(lines: list[dict[str, Any]]) -> int:
     """Count the rounds of lines of metrics.jsonl from 1, in place.
 
     Early versions counted from 0. In such a file some line has round 0.
@@ -98,7 +98,7 @@ class Metrics:
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines. Rounds count from 1."""
         lines = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
-        self._added = from_one(lines)
+        self._added = number_rounds_from_one(lines)
         return lines
 
     def write(self, lines: Sequence[Mapping[str, Any]], first: int = 0) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ..cases import BenchmarkCase, Call, Gate, Op, Skip, needs
+from ..cases import BenchmarkCase, Call, Gate, Op, ProviderUnavailable, needs
 
 PEAK = Path(__file__).parent.with_name("peak.cpp")
 SOURCES = PEAK.parents[1] / "csrc"  # the vectors of our kernels
@@ -63,13 +63,13 @@ def inputs(case: Limit, device: str) -> Inputs:
 def by_torch(inputs: Inputs) -> Call:
     what, a, b = inputs
     if not a.is_floating_point():
-        raise Skip(f"torch has no fast product of {what}")
+        raise ProviderUnavailable(f"torch has no fast product of {what}")
     if what == "copy":
         return lambda: b.copy_(a)
     if what == "read":
         return lambda: a.sum()
     if what == "bfloat16" and a.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        raise Skip("without AVX-512 torch multiplies bfloat16 one by one, for minutes")
+        raise ProviderUnavailable("without AVX-512 torch multiplies bfloat16 one by one, for minutes")
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 
@@ -81,7 +81,7 @@ def units(inputs: Inputs) -> Call:
     run = getattr(_compiled(), f"{what}_units", None)
     each = run(1) if run else 0
     if not each:
-        raise Skip("no such arithmetic units here" if run else f"{what} is no arithmetic")
+        raise ProviderUnavailable("no such arithmetic units here" if run else f"{what} is no arithmetic")
     threads = torch.get_num_threads()
     rounds = 2 * len(a) ** 3 // each // threads
     pool = ThreadPoolExecutor(threads)
@@ -96,7 +96,7 @@ def units(inputs: Inputs) -> Call:
 def _compiled() -> ctypes.CDLL:
     compiler = shutil.which("c++")
     if not compiler:
-        raise Skip("needs a C++ compiler")
+        raise ProviderUnavailable("needs a C++ compiler")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "peak.so"
         flags = FLAGS.get(os.environ.get("UEFL_CPU", ""), ("-march=native",))
@@ -114,7 +114,7 @@ def _compiled() -> ctypes.CDLL:
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise Skip(f"peak.cpp does not compile: {done.stderr.strip().splitlines()[-1]}")
+            raise ProviderUnavailable(f"peak.cpp does not compile: {done.stderr.strip().splitlines()[-1]}")
         loaded = ctypes.CDLL(str(library))
     for function in (loaded.float32_units, loaded.int16_units, loaded.bfloat16_units):
         function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_int64

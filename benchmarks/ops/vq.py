@@ -14,7 +14,7 @@ import torch
 
 from uefl_kernels import backend, vq, vq_assign
 
-from ..cases import BenchmarkCase, Call, Gate, Op, Skip, needs
+from ..cases import BenchmarkCase, Call, Gate, Op, ProviderUnavailable, needs
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -272,7 +272,7 @@ def faiss_gpu(inputs: Inputs) -> Call:
     import faiss.contrib.torch_utils  # makes it take tensors
 
     if not hasattr(faiss, "StandardGpuResources"):
-        raise Skip("this build of faiss has no GPU; install faiss-gpu-cu13-cuvs")
+        raise ProviderUnavailable("this build of faiss has no GPU; install faiss-gpu-cu13-cuvs")
     resources, rows = faiss.StandardGpuResources(), rows_of(x, codebook)
     distances = torch.empty(len(rows), 1, device=x.device)
     indices = torch.empty(len(rows), 1, dtype=torch.int64, device=x.device)

@@ -134,7 +134,7 @@ class Work:
     """steps done in this pass"""
 
     @classmethod
-    def alone(cls, net: nn.Module, tensors: Mapping[str, torch.Tensor], passes: int) -> Work:
+    def of_saved_model(cls, net: nn.Module, tensors: Mapping[str, torch.Tensor], passes: int) -> Work:
         """Return a turn that only predicts, outside of a run, with a network, one client's tensors, and a
         number of passes."""
 
@@ -142,10 +142,10 @@ class Work:
             raise TypeError("a saved model cannot draw from a client's secret")
 
         run = SimpleNamespace(uncertainty="dropout", passes=passes)
-        room: Any = SimpleNamespace(net=net, context=SimpleNamespace(run=run), amp=nullcontext)
+        workspace: Any = SimpleNamespace(net=net, context=SimpleNamespace(run=run), amp=nullcontext)
         data: Any = None
         message = Message(dict(tensors))
-        return cls("", data, room, message, 0, 0, torch.Generator(), no_draws, private=dict(tensors))
+        return cls("", data, workspace, message, 0, 0, torch.Generator(), no_draws, private=dict(tensors))
 
     @property
     def net(self) -> nn.Module:

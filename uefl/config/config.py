@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from ..errors import UserError, nearest
 from ..fields import S, parse, shown, unknown
-from .keys import fields, homes
+from .keys import fields, sections_with
 from .sections import Model, RunSection, Training
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def arms(table: Any) -> dict[str, Arm]:
         algorithm: Any = keys.get("algorithm", name)
         kind = find(algorithm, f"key 'arms.{name}': ")
         rest = {key: value for key, value in keys.items() if key != "algorithm"}
-        made[name] = Arm(algorithm, parse(kind.Parameters, f"arms.{name}", rest, homes))
+        made[name] = Arm(algorithm, parse(kind.Parameters, f"arms.{name}", rest, sections_with))
     kinds = {name: find(arm.algorithm).kind for name, arm in made.items()}
     if len(set(kinds.values())) > 1:
         listed = "; ".join(
@@ -169,15 +169,15 @@ def _section(
     keys = table.get(name, {})
     if not isinstance(keys, dict):
         raise UserError(f"key {name!r}: expected a table [{name}], got {shown(keys)}")
-    return parse(kind, name, keys, homes, inside)
+    return parse(kind, name, keys, sections_with, inside)
 
 
 def _misplaced(key: str) -> UserError:
     """Return the error for a key outside of a section, with the section or the nearest key."""
-    found = homes(key)
+    found = sections_with(key)
     if found:
         return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
-    return unknown(key, "", (*SECTIONS, "arms", "base"), homes)
+    return unknown(key, "", (*SECTIONS, "arms", "base"), sections_with)
 
 
 def _check(config: Config) -> None:

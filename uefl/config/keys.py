@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from .sections import Model, RunSection, Training
 
 
-def homes(key: str) -> list[str]:
+def sections_with(key: str) -> list[str]:
     """Return all places that know a key: sections, partition schemes, algorithms."""
     from ..algorithms.base import registry
     from ..data.partitions.base import PARTITIONS

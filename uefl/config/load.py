@@ -20,7 +20,7 @@ from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import shown, unknown
 from ..paths import check_file
 from .config import SECTIONS, Config, from_table
-from .keys import all_keys, homes, named, places, whole_keys
+from .keys import all_keys, named, places, sections_with, whole_keys
 
 _GROUPS = ("start", "codebooks", "sets", "own")
 """folders of presets, in the order of the listing"""
@@ -166,7 +166,7 @@ def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] 
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
     if not found:
-        raise unknown(key, "", whole_keys(table) if dot else all_keys(table), homes)
+        raise unknown(key, "", whole_keys(table) if dot else all_keys(table), sections_with)
     if len(sections) + bool(arms) > 1:
         listed = ", ".join(f"{place}.{key}" for place in found)
         raise UserError(f"key {key!r} is ambiguous; write one of {listed}")

@@ -143,7 +143,7 @@ def _pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
     return batch.reshape(len(batch), -1) / 255.0
 
 
-def surrogate_floor(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: bool = False) -> float:
+def smallest_surrogate_loss(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: bool = False) -> float:
     """Return the loss of a perfect classifier on a client's sets, in nats: the minimum that training can
     reach.
 

@@ -74,7 +74,7 @@ class ClientSets:
 
 
 @dataclass(frozen=True)
-class Material:
+class UnlabeledData:
     """The parts that a federation of sets is made of."""
 
     name: str
@@ -90,7 +90,7 @@ class Material:
     """notes about the files for the user"""
 
 
-def deal(table: DataSet, scheme: Scheme, data: Data, seed: int) -> Material:
+def deal(table: DataSet, scheme: Scheme, data: Data, seed: int) -> UnlabeledData:
     """Cut a data set into clients, sets and the images of the server."""
     dealt = scheme.deal(table, data, seed)
     assert isinstance(dealt, SetDeal)
@@ -109,11 +109,11 @@ def deal(table: DataSet, scheme: Scheme, data: Data, seed: int) -> Material:
         )
     source = {"name": table.name, "path": table.images.place, "images": dict(table.parts)}
     test, labeled, validation = rows(dealt.test), rows(dealt.labeled), rows(dealt.validation)
-    return Material(table.name, clients, table.classes, test, labeled, validation, source, table.notes)
+    return UnlabeledData(table.name, clients, table.classes, test, labeled, validation, source, table.notes)
 
 
 def federate(
-    made: Material, partition: dict[str, Any], data: Data, seed: int, *, whole: bool = True
+    made: UnlabeledData, partition: dict[str, Any], data: Data, seed: int, *, whole: bool = True
 ) -> Federation:
     """Settle the priors of all sets, and deal the test images to the clients at random.
 
@@ -212,7 +212,7 @@ def federate(
 class _Priors:
     """Settle the priors of one client after the other, and collect doubts about them."""
 
-    def __init__(self, made: Material, data: Data, seed: int, labeled: Split | None) -> None:
+    def __init__(self, made: UnlabeledData, data: Data, seed: int, labeled: Split | None) -> None:
         self._made, self._data, self._seed, self._labeled = made, data, seed, labeled
         self._rng = np.random.default_rng(derive(seed, "priors"))
         self._estimator: priors.PriorEstimator | None = None
@@ -263,13 +263,14 @@ class _Priors:
         Raises:
             InvalidPriors: a class is in no set of any client; or there are doubts and ``strict`` is set.
         """
-        reaches = [Reach.of(table, sizes) for table, sizes in self._known]
-        return certain(
-            self._doubts + (of_all(reaches, self._made.classes) if together else []), strict=self._data.strict
+        coverages = [PriorCoverage.of(table, sizes) for table, sizes in self._known]
+        return check_doubts(
+            self._doubts + (doubts_of_all(coverages, self._made.classes) if together else []),
+            strict=self._data.strict,
         )
 
 
-class Reach(NamedTuple):
+class PriorCoverage(NamedTuple):
     """The part of one client's priors that concerns the whole federation."""
 
     has: list[bool]
@@ -277,28 +278,28 @@ class Reach(NamedTuple):
     full_rank: bool
 
     @classmethod
-    def of(cls, table: Matrix, sizes: Rows) -> Reach:
-        """Return the reach of priors ``[M, K]`` and of the set sizes ``[M]``."""
+    def of(cls, table: Matrix, sizes: Rows) -> PriorCoverage:
+        """Return the coverage of priors ``[M, K]`` and of the set sizes ``[M]``."""
         return cls((table.sum(0) > 0).tolist(), bool(priors.full_rank(table, sizes)))
 
 
-def of_all(reaches: Sequence[Reach], classes: tuple[str, ...]) -> list[str]:
+def doubts_of_all(coverages: Sequence[PriorCoverage], classes: tuple[str, ...]) -> list[str]:
     """Return doubts about the priors of all clients together.
 
     Raises:
         InvalidPriors: a class is in no set of any client.
     """
-    for name, has in zip(classes, zip(*(reach.has for reach in reaches), strict=True), strict=True):
+    for name, has in zip(classes, zip(*(coverage.has for coverage in coverages), strict=True), strict=True):
         if not any(has):
             raise InvalidPriors(
                 f"class {name!r} is in no set of any client; remove it, or add a set that has it"
             )
-    if any(reach.full_rank for reach in reaches):
+    if any(coverage.full_rank for coverage in coverages):
         return []
     return ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
 
 
-def certain(doubts: list[str], *, strict: bool) -> list[str]:
+def check_doubts(doubts: list[str], *, strict: bool) -> list[str]:
     """Return the same doubts.
 
     Raises:
@@ -309,7 +310,7 @@ def certain(doubts: list[str], *, strict: bool) -> list[str]:
     return doubts
 
 
-def _sources(made: Material) -> list[Source]:
+def _sources(made: UnlabeledData) -> list[Source]:
     """Return the places that all images come from, each once."""
     every = [client.images for client in made.clients] + [
         part.images for part in (made.test, made.labeled, made.validation) if part

@@ -19,7 +19,7 @@ from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import Preparation, prepare_for, statistics_of
 from ..data.sources import own_sets
-from ..data.unlabeled_sets import USE, LabeledRows, Reach, certain, of_all
+from ..data.unlabeled_sets import USE, LabeledRows, PriorCoverage, check_doubts, doubts_of_all
 from ..data.vectors import MOST_TOKENS
 from ..engines import faults
 from ..errors import UserError
@@ -158,9 +158,9 @@ def _fits_kind(header: Mapping[str, Any], sizes: Sizes) -> bool:
     """Return whether a report describes sets exactly if its data are unlabeled sets."""
     if header["kind"] == "labeled":
         return not sizes.sets
-    reach = Reach(**header["reach"])
-    known = len(reach.has) == len(header["classes"]) and all(
-        type(one) is bool for one in [*reach.has, reach.full_rank]
+    coverage = PriorCoverage(**header["reach"])
+    known = len(coverage.has) == len(header["classes"]) and all(
+        type(one) is bool for one in [*coverage.has, coverage.full_rank]
     )
     return known and len(sizes.sets) > 0 and sum(sizes.sets) == sizes.train
 
@@ -261,8 +261,9 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
         )
     classes = _classes(headers, cfg)
     doubts = (
-        certain(
-            of_all([Reach(**header["reach"]) for header in headers.values()], classes), strict=cfg.data.strict
+        check_doubts(
+            doubts_of_all([PriorCoverage(**header["reach"]) for header in headers.values()], classes),
+            strict=cfg.data.strict,
         )
         if _sets(cfg)
         else []

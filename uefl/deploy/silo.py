@@ -27,7 +27,7 @@ from ..data.federation import Federation, SetData
 from ..data.labeled import trained_on
 from ..data.notes import of_clients
 from ..data.prepare import statistics_of
-from ..data.unlabeled_sets import Reach
+from ..data.unlabeled_sets import PriorCoverage
 from ..engines import faults
 from ..engines.base import Message, Reply, join, member, split
 from ..engines.codec import Header, Packet, Unreadable, message_of, packed_reply
@@ -148,7 +148,7 @@ class SiloProgram:
         reach = None
         if isinstance(found, SetData):
             trained = [found.images]
-            reach = Reach.of(found.priors.numpy(), found.sizes.numpy())._asdict()
+            reach = PriorCoverage.of(found.priors.numpy(), found.sizes.numpy())._asdict()
         else:
             trained = trained_on(found)
         statistics = statistics_of(federation.shape, federation.inputs, cfg.data.normalize == "standard")

@@ -238,7 +238,7 @@ class SavedModel:
     def _draw(self, member: Member, pixels: torch.Tensor, client: str | None, passes: int) -> Prediction:
         """Predict a batch as in a run: by dropout passes, or by the draws of the algorithm."""
         with _layers(member, client) as tensors:
-            turn = Work.alone(member.net, tensors, passes)
+            turn = Work.of_saved_model(member.net, tensors, passes)
             return self.algorithm.predict(turn, self._normalized(pixels))
 
     def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:

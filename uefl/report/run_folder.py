@@ -21,7 +21,7 @@ from .. import config as configuration
 from ..algorithms.base import Algorithm, find
 from ..errors import UserError
 from ..findings import Findings, History
-from ..folder import from_one
+from ..folder import number_rounds_from_one
 from ..metrics.base import described
 from ..paths import check_name, other_capitals
 from .words import labels, mean
@@ -385,7 +385,7 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
                 " again"
             )
         lines.append(record)
-    from_one(lines)
+    number_rounds_from_one(lines)
     records, rejected = parted(lines)
     if finished or varies:
         return records, rejected

@@ -23,7 +23,7 @@ from ._shared import (
     refuse_together,
     straight_through,
 )
-from .residual_vq import Stack
+from .residual_vq import ResidualQuantizer
 
 
 class FSQ(ConstantBuffers, Coder):
@@ -273,7 +273,7 @@ class FSQ(ConstantBuffers, Coder):
         return output, indices
 
 
-class ScalarStack(Stack):
+class ResidualScalarQuantizer(ResidualQuantizer):
     """Quantizers without learned codewords in a row, behind one pair of projections."""
 
     project_in: nn.Module
@@ -320,7 +320,7 @@ class ScalarStack(Stack):
         return output
 
 
-class ResidualFSQ(ConstantBuffers, ScalarStack):
+class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
     """Quantize x by an :class:`FSQ`, then the rest by a finer one, and so on.
 
     Args:

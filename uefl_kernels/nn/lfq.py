@@ -22,7 +22,7 @@ from ._shared import (
     refuse_together,
     straight_through,
 )
-from .fsq import GroupedScalar, ScalarStack
+from .fsq import GroupedScalar, ResidualScalarQuantizer
 
 
 class LFQOutput(NamedTuple):
@@ -329,7 +329,7 @@ def _entropy(probs: torch.Tensor) -> torch.Tensor:
     return -(probs * probs.clamp(min=1e-5).log()).sum(-1)
 
 
-class ResidualLFQ(ScalarStack):
+class ResidualLFQ(ResidualScalarQuantizer):
     """Quantize x by an :class:`LFQ`, then the rest by one of half the scale, and so on.
 
     Args:

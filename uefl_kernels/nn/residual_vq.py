@@ -35,7 +35,7 @@ from .vector_quantize import VectorQuantize
 Passed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]
 
 
-class Stack(Coder):
+class ResidualQuantizer(Coder):
     """Quantizers in a row. Training may leave out the last ones (``quantize_dropout``)."""
 
     layers: nn.ModuleList
@@ -153,7 +153,7 @@ class Stack(Coder):
         return nn.functional.pad(indices, (0, self._num_quantizers - indices.shape[-1]), value=-1)
 
 
-class ResidualVQ(Stack):
+class ResidualVQ(ResidualQuantizer):
     """Quantize x, then the rest, then the rest of that: a vector becomes one codeword per quantizer, and
     their sum.
 

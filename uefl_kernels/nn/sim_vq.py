@@ -13,7 +13,7 @@ from .. import vq
 from .._gather import gather
 from ._codebook import Coder
 from ._shared import Layout, as_indices, counts, fixed, no_autocast, numbers
-from .residual_vq import Stack
+from .residual_vq import ResidualQuantizer
 
 
 class SimVQ(Coder):
@@ -136,7 +136,7 @@ class SimVQ(Coder):
         )
 
 
-class ResidualSimVQ(Stack):
+class ResidualSimVQ(ResidualQuantizer):
     """Quantize x by a :class:`SimVQ`, then the rest by the next one.
 
     Args:

@@ -53,9 +53,8 @@ class Call(NamedTuple):
     ema: bool | None
 
 
-class Chosen(NamedTuple):
-    """The indices that were chosen, ``[..., heads]`` or ``[..., k]``, their codewords, and what else came
-    with them."""
+class Assignment(NamedTuple):
+    """The indices of codewords, ``[..., heads]`` or ``[..., k]``, and the other results of their search."""
 
     codebook: torch.Tensor  # as the ops take it, [K, d] or [h, K, d]
     indices: torch.Tensor
@@ -573,14 +572,14 @@ class VectorQuantize(Coder):
 
     # --- choosing ------------------------------------------------------------------------------------------
 
-    def _choose(self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool) -> Chosen:
+    def _choose(self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool) -> Assignment:
         """Choose codewords by the op, or by another search that the call asks for."""
         drawn = self.training and (call.sampling.drawn or call.sampling.soft)
         measured = call.targets is not None or (
             self.training and (self.has_codebook_diversity_loss or self.commitment_use_cross_entropy_loss)
         )
         if call.topk is not None or call.transform is not None or drawn:
-            return self._choose_otherwise(rows, codebook, call, summed, measured)
+            return self._choose_by_distances(rows, codebook, call, summed, measured)
         op_codebook = without_single_head(codebook)
         near = (
             _search.distances(*self._searched(rows, codebook), self._codebook.metric == "cosine")
@@ -590,7 +589,7 @@ class VectorQuantize(Coder):
         learning = self._learning(call.frozen)
         weight = self._pull if learning and call.mask is None else 0.0
         out, sums = self._run_op(rows, op_codebook if learning else op_codebook.detach(), weight, summed)
-        return Chosen(op_codebook, out.indices, out.counts, sums, out, None, near)
+        return Assignment(op_codebook, out.indices, out.counts, sums, out, None, near)
 
     def _run_op(
         self, rows: torch.Tensor, codebook: torch.Tensor, codebook_weight: float, summed: bool
@@ -606,9 +605,9 @@ class VectorQuantize(Coder):
         )
         return found if summed else (found, None)  # type: ignore[return-value]
 
-    def _choose_otherwise(
+    def _choose_by_distances(
         self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool, measured: bool
-    ) -> Chosen:
+    ) -> Assignment:
         """Choose several codewords, draw them, or take them of a codebook that each row has for itself."""
         cosine, k = self._codebook.metric == "cosine", call.topk
         sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
@@ -639,10 +638,12 @@ class VectorQuantize(Coder):
         op_codebook = without_single_head(codebook)
         if k is not None:  # one head
             counted = op_codebook.new_zeros(op_codebook.shape[:-1], dtype=torch.int64)
-            return Chosen(op_codebook, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
+            return Assignment(op_codebook, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
         found = found.squeeze(-1)
         counted, sums = _search.count_and_sum(rows, op_codebook, found)
-        return Chosen(op_codebook, found, counted, sums if summed else None, None, merged.flatten(-3), near)
+        return Assignment(
+            op_codebook, found, counted, sums if summed else None, None, merged.flatten(-3), near
+        )
 
     def _searched(self, rows: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows ``[h, n, d]`` and the codewords as they are compared: of one dtype, and of length
@@ -703,7 +704,7 @@ class VectorQuantize(Coder):
 
     # --- updating ------------------------------------------------------------------------------------------
 
-    def _update(self, rows: torch.Tensor, chosen: Chosen, call: Call) -> None:
+    def _update(self, rows: torch.Tensor, chosen: Assignment, call: Call) -> None:
         """Move the codewords by the averages, where the batch was summed."""
         if chosen.sums is not None:
             counted = _counts_without_padding(chosen, call.mask)
@@ -794,7 +795,7 @@ class VectorQuantize(Coder):
 
     # --- gradients and losses ------------------------------------------------------------------------------
 
-    def _route(self, rows: torch.Tensor, chosen: Chosen, call: Call) -> torch.Tensor:
+    def _route(self, rows: torch.Tensor, chosen: Assignment, call: Call) -> torch.Tensor:
         """Choose where the gradient of quantized goes: in training to the input, else to codewords that are
         learned."""
         values = None
@@ -824,7 +825,7 @@ class VectorQuantize(Coder):
         return apply(x.unflatten(*heads), codewords.unflatten(*heads)).flatten(-2)
 
     def _loss(
-        self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call, in_place: torch.Tensor
+        self, given: torch.Tensor, rows: torch.Tensor, chosen: Assignment, call: Call, in_place: torch.Tensor
     ) -> tuple[torch.Tensor, LossBreakdown]:
         """Return the weighted loss and its terms."""
         commitment = self._commitment(given, rows, chosen, call)
@@ -857,7 +858,7 @@ class VectorQuantize(Coder):
         return loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
 
     def _commitment(
-        self, given: torch.Tensor, rows: torch.Tensor, chosen: Chosen, call: Call
+        self, given: torch.Tensor, rows: torch.Tensor, chosen: Assignment, call: Call
     ) -> torch.Tensor:
         """Return the mean squared distance to the codewords where the mask is True; if it is unused, zero, or
         NaN for NaN."""
@@ -885,7 +886,7 @@ class VectorQuantize(Coder):
         target = self._target(chosen, learning)
         return _losses.mean_square((rows if mask is None else given).to(dtype) - target.to(dtype), mask)
 
-    def _target(self, chosen: Chosen, learning: bool) -> torch.Tensor:
+    def _target(self, chosen: Assignment, learning: bool) -> torch.Tensor:
         """Return the codewords that were chosen, with the gradient that the loss is to give them."""
         codewords = chosen.codewords()
         fixed = codewords.detach()
@@ -968,7 +969,7 @@ class VectorQuantize(Coder):
         return gather(codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0).flatten(-2)
 
 
-def _counts_without_padding(chosen: Chosen, mask: torch.Tensor | None) -> torch.Tensor:
+def _counts_without_padding(chosen: Assignment, mask: torch.Tensor | None) -> torch.Tensor:
     """Count how often each codeword was chosen where the mask is True."""
     if mask is None:
         return chosen.counts

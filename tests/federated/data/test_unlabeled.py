@@ -202,7 +202,7 @@ def test_published_statistics_on_mnist(data_root):
     for silo in load(fed):
         assert 7100 <= len(silo.sets) <= 7200
         assert 4900 <= len(silo.images.flatten(1).unique(dim=0)) <= 5150
-        assert 2.11 < p.surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=True) < 2.15
+        assert 2.11 < p.smallest_surrogate_loss(silo.priors.numpy(), silo.sizes.numpy(), legacy=True) < 2.15
     assert fed.server.labeled.labels.bincount().tolist() == [
         1195,
         1357,
@@ -231,7 +231,7 @@ def test_the_floor_is_the_loss_of_a_perfect_classifier():
         (False, uefl_kernels.transition_nll),
         (True, uefl_kernels.transition_double_softmax),
     ):
-        floor = p.surrogate_floor(silo.priors.numpy(), silo.sizes.numpy(), legacy=legacy)
+        floor = p.smallest_surrogate_loss(silo.priors.numpy(), silo.sizes.numpy(), legacy=legacy)
         assert float(kernel(logits, silo.sets, matrix).mean()) == pytest.approx(floor, rel=1e-12)
 
 
@@ -353,10 +353,13 @@ def test_full_rank_is_needed_of_one_client_alone():
     def lacking(k):
         return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
 
-    assert u.of_all([u.Reach.of(*lacking(1)), u.Reach.of(GOOD, SIZES)], ("a", "b", "c")) == []
+    assert (
+        u.doubts_of_all([u.PriorCoverage.of(*lacking(1)), u.PriorCoverage.of(GOOD, SIZES)], ("a", "b", "c"))
+        == []
+    )
     pair = [lacking(1), lacking(2)]
     assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
-    (doubt,) = u.of_all([u.Reach.of(*one) for one in pair], ("a", "b", "c"))
+    (doubt,) = u.doubts_of_all([u.PriorCoverage.of(*one) for one in pair], ("a", "b", "c"))
     assert "full rank" in doubt
 
 

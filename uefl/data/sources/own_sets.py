@@ -27,7 +27,7 @@ from .. import npz, prior_table
 from ..folder_listing import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
 from ..priors import Matrix
-from ..unlabeled_sets import ClientSets, LabeledRows, Material
+from ..unlabeled_sets import ClientSets, LabeledRows, UnlabeledData
 
 LAYOUT = (
     "expected clients/NAME/SET/*.png or clients/NAME.npz, and priors.csv or priors.json; with test images,"
@@ -36,7 +36,7 @@ LAYOUT = (
 _PARTS = ("labeled", "validation", "test")
 
 
-def read(root: Path) -> Material:
+def read(root: Path) -> UnlabeledData:
     """Look through a folder laid out as the module's docstring says. A note names files in it that are not
     read.
 
@@ -76,7 +76,7 @@ def read(root: Path) -> Material:
         clients.append(ClientSets(name, images, np.arange(len(sets)), sets, priors, None, places))
     notes = (*_unused_files(root, entries, table.file), *case_conflicts(classes))
     source = {"name": str(root), "path": str(root)}
-    return Material(
+    return UnlabeledData(
         str(root), clients, classes, parts["test"], parts["labeled"], parts["validation"], source, notes
     )
 
