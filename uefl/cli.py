@@ -128,7 +128,7 @@ _SiloAlgorithms = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,...",
-        help="Answer only runs of these algorithms.",
+        help="Accept only runs of these algorithms.",
         show_default="all that are installed",
     ),
 ]

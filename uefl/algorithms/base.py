@@ -260,7 +260,7 @@ class Algorithm:
     def client_state(self, client: str) -> dict[str, torch.Tensor]:
         """Return the initial private tensors of a client; the client finds them in ``work.private``.
 
-        Training and answers may add more. A tensor of the message must come back with the same shape and
+        Training and replies may add more. A tensor of the message must come back with the same shape and
         dtype.
         """
         return {}

@@ -6,7 +6,7 @@ Options of a message, in the order of execution:
 ``evaluate``       measure the model as sent: metrics of the test split, entropy of the holdout split
 ``train``          ``before_round`` of the algorithm, the training loop, and the expected update
 ``personalized``   with ``train``: measure the model after training
-``ask``            instead of ``train``: the algorithm's ``answer``; the value distinguishes the asks of a run
+``ask``            instead of ``train``: the algorithm's ``reply``; the value distinguishes the asks of a run
 ``newcomer``       the client has never trained: measure it with the ``reference`` state, train from its own
 =================  ==========================================================================================
 

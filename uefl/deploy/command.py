@@ -52,7 +52,7 @@ def silo(
             :class:`.privacy_floor.PrivacyFloor`; None: the server's choice.
         delta, max_epsilon: as of :class:`.privacy_floor.PrivacyFloor`.
         spent: the file that counts its updates; None: next to the folder.
-        algorithms: names of the algorithms that this silo answers, with commas; None: all that are installed.
+        algorithms: names of the algorithms that this silo accepts, with commas; None: all that are installed.
         state: the folder for the silo's own state; None: next to the data; with ``simulate`` none lasts.
         strict: whether to refuse a key that other users of this machine may read; else a line says so.
         data_root: where torchvision's data sets lie.

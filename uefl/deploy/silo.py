@@ -42,7 +42,7 @@ from .sources import ClientSource
 
 
 class AlgorithmNotAccepted(UserError):
-    """An arm has an algorithm that this silo does not answer."""
+    """An arm has an algorithm that this silo does not accept."""
 
 
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
@@ -260,7 +260,7 @@ class SiloProgram:
     def _check_algorithm(self, name: str) -> None:
         if self._algorithms is not None and name not in self._algorithms:
             raise AlgorithmNotAccepted(
-                f"the run has the algorithm {name!r}; this silo answers {', '.join(sorted(self._algorithms))}"
+                f"the run has the algorithm {name!r}; this silo accepts {', '.join(sorted(self._algorithms))}"
                 " alone"
             )
 

@@ -26,7 +26,7 @@ _WORDS = {
     PRIVACY: "it insists on more privacy than the run gives",
     BUDGET: "one more update would spend more than its own bound on epsilon",
     STATE: "it does not have its private state of that round",
-    ALGORITHM: "it does not answer this algorithm",
+    ALGORITHM: "it does not accept this algorithm",
 }
 
 

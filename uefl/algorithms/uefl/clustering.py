@@ -1,4 +1,4 @@
-"""New codewords by k-means, on a client's features or on the centroids of several clients."""
+"""New codewords by k-means, on a client's features or on the centers of several clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kmeans(
     Several lots [S, N, d], with weights [S, N], are clustered one by one.
 
     Returns:
-        centroids [k, d] float32 and how many rows (or how much weight) each one stands for, [k] float32, on
+        centers [k, d] float32 and how many rows (or how much weight) each one stands for, [k] float32, on
         the CPU; of lots, [S, ...].
 
     Raises:
@@ -29,7 +29,7 @@ def kmeans(
             kmeans(part, k, seed + i, None if weights is None else weights[i])
             for i, part in enumerate(features)
         ]
-        return torch.stack([centroids for centroids, _ in lots]), torch.stack([mass for _, mass in lots])
+        return torch.stack([centers for centers, _ in lots]), torch.stack([mass for _, mass in lots])
     rows = features.float()
     if len(rows) < k:
         raise RunError(

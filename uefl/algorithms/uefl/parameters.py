@@ -75,7 +75,7 @@ class Parameters(CodebookParameters):
     new_codewords: Literal["kmeans", "normal"] = Field(
         "kmeans",
         description=(
-            "initial codewords of an extension: `kmeans`: centroids of the client's "
+            "initial codewords of an extension: `kmeans`: centers of the client's "
             "features; `normal`: N(0, 1)"
         ),
     )

@@ -141,9 +141,9 @@ class UEFL(CodebookAlgorithm):
 
     def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
         """Return a block ``[..., v, d]`` for several clients: k-means on each client's features, then on all
-        weighted centroids."""
+        weighted centers."""
         count, shape = self.parameters.codewords, tuple(state.tensors["block.0"].shape)
-        centroids, masses, messages = [], [], {}
+        centers, masses, messages = [], [], {}
         for name in clients:
             message = super().broadcast(state, name, turn)
             if purpose == "extend" and self.quantizer.stage:
@@ -158,10 +158,10 @@ class UEFL(CodebookAlgorithm):
             }
             messages[name] = message
         for reply in turn.need(messages, "find new codewords"):
-            centroids.append(reply.tensors["block"])
+            centers.append(reply.tensors["block"])
             masses.append(reply.tensors["mass"])
         seed = derive(self.context.seed, purpose, turn.iteration)
-        block, _ = clustering.kmeans(joined(centroids), count, seed, torch.cat(masses, -1))
+        block, _ = clustering.kmeans(joined(centers), count, seed, torch.cat(masses, -1))
         return block.to(state.tensors["values"].device)
 
     # --- a turn --------------------------------------------------------------------------------------------
@@ -336,14 +336,14 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def asks_all(self) -> bool:
-        """True if k-means pools the centroids of clients."""
+        """True if k-means pools the centers of clients."""
         p = self.parameters
         return bool(p.codebook_after or p.reinit or p.ext_share == "group")
 
     @property
     def plain_means(self) -> bool:
         """True if each block belongs to all clients or to one, codewords are not weighted by usage, and no
-        k-means pools centroids."""
+        k-means pools centers."""
         p = self.parameters
         return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 
