@@ -75,8 +75,7 @@ class Parameters(CodebookParameters):
     new_codewords: Literal["kmeans", "normal"] = Field(
         "kmeans",
         description=(
-            "initial codewords of an extension: `kmeans`: centers of the client's "
-            "features; `normal`: N(0, 1)"
+            "initial codewords of an extension: `kmeans`: centers of the client's features; `normal`: N(0, 1)"
         ),
     )
     growth: Literal["add", "double"] = Field(
