@@ -247,7 +247,8 @@ def rejection(reply: Reply, message: Message, max_norm: float, largest: float = 
             return f"{name} is missing"
         if new.dtype != expected.dtype or tuple(new.shape) != expected.shape:
             return f"{name} is {new.dtype} {list(new.shape)}, expected {expected}"
-        found = reply.largest(name)
+    for name in message.expects:
+        new, found = reply.tensors[name], reply.magnitudes[name]
         if not math.isfinite(found):
             return f"{name} is not finite"
         if new.is_floating_point() and found > largest:

@@ -101,7 +101,8 @@ def fit(
             for work.epoch_step, positions in enumerate(batches):
                 take(work.batch(positions.to(device)))
                 images += len(positions)
-    return Outcome(float(total) / images if images else math.nan, work.step, optimizer)
+    (total_loss,) = work.read(total)
+    return Outcome(total_loss / images if images else math.nan, work.step, optimizer)
 
 
 def moments_of(outcome: Outcome, flat: FlatModule) -> dict[str, torch.Tensor]:

@@ -124,6 +124,9 @@ class Work:
     _noted: dict[str, torch.Tensor] = field(default_factory=dict)
     counted: Counter[str] = field(default_factory=Counter)
     """images in each sum of :meth:`note`"""
+    _means: dict[str, float] = field(default_factory=dict)
+    _read: Counter[str] = field(default_factory=Counter)
+    """:attr:`counted` when the means were read"""
     epochs: int = 0
     """passes planned in this round"""
     epoch: int = 0
@@ -219,7 +222,19 @@ class Work:
 
     def noted(self) -> dict[str, float]:
         """Return the means of :meth:`note`."""
-        return {name: float(total) / self.counted[name] for name, total in self._noted.items()}
+        if self.counted != self._read:
+            self.read()
+        return dict(self._means)
+
+    def read(self, *scalars: torch.Tensor) -> list[float]:
+        """Return scalars as numbers. The sums of :meth:`note` are read with them, so that the host waits for
+        the device once."""
+        sums = [scalar.double() for scalar in (*scalars, *self._noted.values())]
+        numbers = torch.stack(sums).tolist() if sums else []
+        totals = zip(self._noted, numbers[len(scalars) :], strict=True)
+        self._means = {name: total / self.counted[name] for name, total in totals}
+        self._read = self.counted.copy()
+        return numbers[: len(scalars)]
 
     def model(self) -> dict[str, torch.Tensor]:
         """Return ``values`` and ``buffers`` as they are now, without the private parts of the network."""

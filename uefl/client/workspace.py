@@ -123,7 +123,7 @@ class Workspace:
             private: the private parts to load with them.
             predict: whether to load the network and predict one image of noise.
         """
-        if bool((tensors["buffers"][self._variances] < 0).any()):
+        if len(self._variances) and bool((tensors["buffers"][self._variances] < 0).any()):
             return "a running variance is below 0"
         if not predict:
             return None

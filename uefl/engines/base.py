@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
 Option = bool | int | float | str
 T = TypeVar("T")
+_NOTHING = torch.zeros(2, dtype=torch.float64)
 
 
 class Expected(NamedTuple):
@@ -75,13 +77,10 @@ class Reply:
     """instead of ``private``, where a client keeps its states itself: a name for each member, empty
     where it has none"""
 
-    _largest: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def largest(self, name: str) -> float:
-        """Return the :func:`magnitude` of one tensor. Later calls return the result of the first."""
-        if name not in self._largest:
-            self._largest[name] = magnitude(self.tensors[name])
-        return self._largest[name]
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        """The :func:`magnitudes` of the tensors."""
+        return magnitudes(self.tensors)
 
     @property
     def bytes(self) -> int:
@@ -113,12 +112,17 @@ class Engine(Protocol):
         ...
 
 
-def magnitude(tensor: torch.Tensor) -> float:
-    """Return the largest absolute value of an element: NaN if one is NaN, 0 for an empty tensor."""
-    if not tensor.numel():
-        return 0.0
-    lowest, highest = torch.aminmax(tensor)  # one pass, which allocates nothing
-    return max(-float(lowest), float(highest))
+def magnitudes(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return the largest absolute value of each real tensor: NaN if an element is NaN, 0 for an empty tensor.
+
+    The host waits for the device once.
+    """
+    # aminmax reads a tensor once and allocates nothing of its size
+    ends = [
+        torch.stack(t.aminmax()).double() if t.numel() else _NOTHING.to(t.device) for t in tensors.values()
+    ]
+    pairs = torch.stack(ends).tolist() if ends else []
+    return {name: max(-lowest, highest) for name, (lowest, highest) in zip(tensors, pairs, strict=True)}
 
 
 def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:

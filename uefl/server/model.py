@@ -17,7 +17,7 @@ from ..algorithms.base import Record
 from ..client.state import fresh
 from ..client.work import recorded
 from ..client.workspace import Workspace
-from ..engines.base import Message, Reply, magnitude
+from ..engines.base import Message, Reply, magnitudes
 from ..errors import RunError
 from ..lazy import Lazy
 from ..privacy import Privacy
@@ -124,8 +124,8 @@ class ServerModel:
         sent, found = message.tensors["values"], reply.tensors["values"]
         if sent.shape != found.shape:
             return None
-        largest = reply.largest("values")
-        suspicious = largest > _SUSPICIOUS and largest > _SUSPICIOUS * magnitude(sent)
+        largest = reply.magnitudes["values"]
+        suspicious = largest > _SUSPICIOUS and largest > _SUSPICIOUS * magnitudes({"": sent})[""]
         return self._workspace.fault(reply.tensors, self.private.start, predict=suspicious)
 
     def begin_averages(self, rule: Rule | Privacy) -> None:
@@ -144,15 +144,13 @@ class ServerModel:
         elif reply.states[0]:
             self.private.named[reply.client] = reply.states[0]
 
-    def aggregate(
-        self, rule: Rule | Privacy, arm: str, magnitudes: Mapping[str, float], predict: bool
-    ) -> None:
+    def aggregate(self, rule: Rule | Privacy, arm: str, largest: Mapping[str, float], predict: bool) -> None:
         """Turn the averages into the new state.
 
         Args:
             rule: of the averages.
             arm: name of the arm.
-            magnitudes: the largest element of each update, by client.
+            largest: the largest element of each update, by client.
             predict: whether to test the new model on an image; noise that hides clients may spoil its
                 prediction.
 
@@ -164,7 +162,7 @@ class ServerModel:
         with self._seeded("aggregate"):
             self.algorithm.aggregate(self.state, self._averages)
         tensors = self.state.tensors
-        bad = next((name for name, tensor in tensors.items() if not math.isfinite(magnitude(tensor))), None)
+        bad = next((name for name, most in magnitudes(tensors).items() if not math.isfinite(most)), None)
         why = (
             f"{bad} is not finite"
             if bad
@@ -172,7 +170,7 @@ class ServerModel:
         )
         if why is not None:
             raise RunError(
-                f"round {self.turn.round + 1}: the updates make no model ({why}); {blame(magnitudes)}"
+                f"round {self.turn.round + 1}: the updates make no model ({why}); {blame(largest)}"
             )
 
     def end_round(self, teacher: Teacher | None) -> None:

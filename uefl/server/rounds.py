@@ -183,7 +183,7 @@ class ServerLoop:
                 for each, part in zip(self.members, self._parts(reply), strict=True):
                     each.add(self._rule, part)
                 trained[name] = dict(reply.training)
-                magnitudes[name] = max(map(reply.largest, reply.tensors), default=0.0)
+                magnitudes[name] = max(reply.magnitudes.values(), default=0.0)
         check = partial(check_quorum, self.run.quorum, self.round + 1, rejected=reasons)
         if measure:
             measured = self._known.intersection(record["client"] for record in records)

@@ -228,10 +228,8 @@ class CodebookAlgorithm(Algorithm):
         counts = torch.stack(
             [counts_per_batch(extra["codes"], codebook.shape[:-1].numel()) for extra in extras]
         )
-        record: Record = {
-            "perplexity": float(perplexity(counts).mean()),
-            "perplexity_full": float(perplexity(counts.sum(1)).mean()),
-        }
+        means = torch.stack([perplexity(counts).mean(), perplexity(counts.sum(1)).mean()])
+        record: Record = dict(zip(("perplexity", "perplexity_full"), means.tolist(), strict=True))
         # codeword by codeword, with the segments of each side by side: what all clients have stands first
         usage = counts[0].sum(0).view(codebook.shape[:-1]).movedim(-1, 0).flatten()
         return record | unseen.measured(work, extras) | ({"usage": usage.tolist()} if last else {})
