@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from . import config
 from .errors import RunError, UserError
-from .terminal import write_nearest_characters
+from .terminal import open_closed_streams, write_nearest_characters
 
 if TYPE_CHECKING:
     from .models.saved import SavedModel
@@ -136,7 +136,13 @@ _SiloAlgorithms = Annotated[
 
 def main() -> None:
     """Run the command ``uefl``."""
+    open_closed_streams()
     write_nearest_characters()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries that torch loads end the process
+        typer.echo("error: the current folder was removed; change to another one", err=True)
+        sys.exit(2)
     app()
 
 

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
+
+
+def open_closed_streams() -> None:
+    """Open the null device for stdin, stdout and stderr where the caller has closed them.
+
+    A file of the run would take the number of a closed stream, and what a library prints would go into it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def write_nearest_characters() -> None:

@@ -188,6 +188,20 @@ def test_a_list_that_nobody_reads_to_its_end_ends_without_a_word():
     assert result.returncode in (0, 141)  # 0 where the pipe took all of it at once
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed):
+    result = subprocess.run(["bash", "-c", f"{sys.executable} -m uefl presets {closed}"], capture_output=True)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_a_current_folder_that_was_removed(tmp_path):
+    command = f"rmdir {tmp_path / 'gone'}; {sys.executable} -m uefl presets"
+    (tmp_path / "gone").mkdir()
+    result = subprocess.run(["bash", "-c", command], cwd=tmp_path / "gone", capture_output=True, text=True)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert "folder" in result.stderr
+
+
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "before-it-began"])
 def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
     fake_run.fails = KeyboardInterrupt()
