@@ -61,6 +61,24 @@ def test_lfq_mask_of_positions_leaves_them_out():
     assert layer(x, mask=torch.zeros_like(mask))[2] == 0
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+def test_masks_that_do_not_fit_lfq(residual, training):
+    layer = ResidualLFQ(dim=4, codebook_size=16, num_quantizers=2) if residual else LFQ(dim=4)
+    x, mask = normal(2, 10, 4), torch.ones(2, 10, dtype=torch.bool)
+    for wrong, error in (
+        (mask.int(), TypeError),  # which would choose the rows 0 and 1
+        (mask.float(), TypeError),
+        (mask.numpy(), TypeError),
+        (mask[:, :9], ValueError),
+        (mask[0], ValueError),
+        (mask.unsqueeze(-1), ValueError),
+    ):
+        with pytest.raises(error, match="LFQ: mask"):
+            layer.train(training)(x, mask=wrong)
+    layer(x, mask=mask[:, 0])
+
+
 def test_latent_quantize_takes_the_nearest_value():
     layer = LatentQuantize([5, 4], 2)
     with torch.no_grad():

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .._checks import check_dense
 from . import _distributed
 from ._codebook import Coder
 from ._shared import (
@@ -259,12 +260,13 @@ class LFQ(ConstantBuffers, Coder):
 
         Raises:
             ValueError: a shape that does not fit.
-            TypeError: no tensor of floats.
+            TypeError: no tensor of floats, or a mask of another dtype than bool.
         """
         image = self.channel_first
         if image is None:
             image = isinstance(x, torch.Tensor) and x.dim() >= 4
         x = self.project_in(channels_last("LFQ", x, self.dim, image))
+        self._check_mask(mask, x)
         if self.soft_clamp_input_value is not None:
             x = (x / self.soft_clamp_input_value).tanh() * self.soft_clamp_input_value
         x = x.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
@@ -287,6 +289,17 @@ class LFQ(ConstantBuffers, Coder):
         indices = indices if self._keep else indices.squeeze(-1)
         found = LFQOutput(output, indices, self._weighted(losses))
         return (found, losses) if return_loss_breakdown else found
+
+    @staticmethod
+    def _check_mask(mask: torch.Tensor | None, x: torch.Tensor) -> None:
+        """Raise TypeError or ValueError for a mask that does not fit vectors ``[B, ..., d]``: an int would
+        choose vectors by number."""
+        if mask is None:
+            return
+        check_dense("LFQ", "mask", mask, (torch.bool,))
+        shapes = [[len(x)], [len(x), x.shape[1:-1].numel()]]
+        if list(mask.shape) not in shapes:
+            raise ValueError(f"LFQ: mask must have shape {shapes[0]} or {shapes[1]}, got {list(mask.shape)}")
 
     def _weighted(self, losses: LFQLosses) -> torch.Tensor:
         """Return the weighted sum of the terms."""
