@@ -59,10 +59,10 @@ test: setup
 
 test-slow: setup
 	$(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal --benchmark-disable -m 'slow and not large and not all_cores'
-	$(PY) -m pytest -m 'slow and all_cores'
+	$(PY) -m pytest -m 'slow and all_cores' $$(grep -rl all_cores --include='test_*.py' tests)
 
 # Flower wants older versions of some packages: it stands before them on the path, for its own tests alone. They run on the oldest and on the newest version.
-FLOWER_TESTS = $(PY) -m pytest --benchmark-disable $$(grep -l flwr tests/federated/engines/test_*.py tests/federated/deploy/test_*.py)
+FLOWER_TESTS = $(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile --benchmark-disable $$(grep -l flwr tests/federated/engines/test_*.py tests/federated/deploy/test_*.py)
 test-flower: setup build/flower/.installed build/flower-newest/.installed
 	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(FLOWER_TESTS) -m 'not large'
 	PYTHONPATH="$(CURDIR)/build/flower-newest:$(CURDIR)" $(FLOWER_TESTS) -m 'not large and not slow'
