@@ -1,5 +1,6 @@
 """A user's own ``flwr run`` with the apps of uefl: the metrics of ``uefl train``, bit for bit."""
 
+import importlib.util
 import subprocess
 
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("flwr")
 from tests.federated.deploy.chaos.cluster import SILOS, open_sandbox, until, without_bytes
 from uefl.deploy import own_run
 from uefl.engines.flower.address import Address
-from uefl.engines.flower.commands import folder_of_commands, named
+from uefl.engines.flower.commands import folder_of_commands, free_port, named
 from uefl.engines.flower.link import Node, _connection
 from uefl.errors import UserError
 
@@ -57,7 +58,8 @@ class OwnRun:
         (folder / "flwr" / "config.toml").write_text(_connection(self.address, ["--insecure"]))
         command = [*named("flwr"), "run", str(folder / "app"), "here", *options]
         subprocess.run(command, check=True, capture_output=True)
-        until("the end of the run", lambda: (folder / "run" / "summary.json").exists())
+        log = folder / "superlink.log"
+        until("the end of the program", lambda: "Finished task" in log.read_text(), 600.0)
         return self.sandbox.metrics()
 
 
@@ -68,13 +70,33 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_silos_answer_a_run_of_another_superlink(own):
     """This SuperLink starts the program of the run itself."""
     own.superlink()
     for name in SILOS:
         own.sandbox.cluster.silo(name)
     metrics = own.run(config=f"silos = {len(SILOS)}")
+    assert without_bytes(metrics) == without_bytes(own.sandbox.undisturbed())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nodes_of_flower_stand_for_the_clients(own):
+    """One that belongs to no silo answers for all of them."""
+    own.superlink()
+    where = ("--insecure", "--superlink", own.address.place, "--port", free_port())
+    own.start("flower-supernode", *where, log="supernode.log")
+    until("the node", lambda: "SuperNode ID" in (own.sandbox.folder / "supernode.log").read_text())
+    assert without_bytes(own.run()) == without_bytes(own.sandbox.undisturbed())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Flower's simulation needs Ray")
+def test_the_simulation_of_flower(own):
+    own.superlink("--simulation")
+    metrics = own.run("--federation-config", "num-supernodes=2")
     assert without_bytes(metrics) == without_bytes(own.sandbox.undisturbed())
 
 
