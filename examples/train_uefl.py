@@ -1,4 +1,4 @@
-"""Train FedAvg and UEFL on silos with rotated images, and print the accuracy of each.
+"""Train FedAvg and UEFL on clients with rotated images, and print the accuracy of each.
 
 ``python examples/train_uefl.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT`` takes
 MNIST below ROOT, and ``--device cuda`` a GPU.

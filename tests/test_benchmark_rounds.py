@@ -47,7 +47,7 @@ def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
     ):
         assert f"│ {loop} " in printed
         assert f"| mnist-9-published {' '.join(TINY)} | 1 | {loop} | " in page
-    assert "3 silos, 240 images, width 4" in printed
+    assert "3 clients, 240 images, width 4" in printed
 
 
 def test_many_small_clients_are_timed_beside_a_plain_loop(capsys, tmp_path):

@@ -294,7 +294,7 @@ def test_presets_lists_each_with_what_it_runs():
     result = runner.invoke(app, ["presets"])
     assert result.exit_code == 0
     assert "demo" in result.output
-    assert "Nine silos" in result.output
+    assert "Nine clients" in result.output
 
 
 def test_a_preset_is_printed_to_start_a_file_from(tmp_path):

@@ -207,7 +207,7 @@ def test_labels_are_short_lines_and_differ():
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("clients", [3, 13])
-def test_silos_of_any_name_are_drawn(tmp_path, clients):
+def test_clients_of_any_name_are_drawn(tmp_path, clients):
     names = ["line\nbreak", "y" * 120, "東京病院", "клиника", "a\u202eb"] + [
         f"silo-{i}" for i in range(clients)
     ]

@@ -292,7 +292,7 @@ def test_tables_13_to_16_have_the_means_over_the_domains() -> None:
 
 
 @pytest.mark.parametrize("name", ["table1", "table8", "table9"])
-def test_tables_of_nine_silos_have_the_papers_data_and_sizes(name: str) -> None:
+def test_tables_of_nine_clients_have_the_papers_data_and_sizes(name: str) -> None:
     for case, cfg in suite.load(name).configs("paper").items():
         source, encoder, pretrained, train, test, codewords, gamma, rounds = SETS[case.partition("-")[0]]
         if (name, source) == ("table9", "fashion_mnist"):

@@ -146,8 +146,8 @@ class Algorithm:
                 net.train()(probe if federation.inputs.kind == "tokens" else probe.float())
             except ValueError:  # of a batch norm that sees one value per channel
                 raise UserError(
-                    f"silo {smallest.name!r} has one training image, which batch norm cannot normalize; give"
-                    " it two"
+                    f"client {smallest.name!r} has one training image, which batch norm cannot normalize;"
+                    " give it two"
                 ) from None
 
     # --- the model -----------------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ Differences from the corrected algorithm (``uefl/server.py``):
 
 * no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared"
   block;
-* at the start of an iteration every silo starts from the *last* silo's copy;
+* at the start of an iteration every client starts from the *last* client's copy;
 * k-means then runs in every silo, uncertain or not, and overwrites the block that the silo points at: block
-  0, the shared one, in a silo that was never extended;
-* a silo sees block 0 and the block it points at, never an older extension; after each extension a spare block
-  is added;
+  0, the shared one, in a client that was never extended;
+* a client sees block 0 and the block it points at, never an older extension; after each extension a spare
+  block is added;
 * the model is averaged with equal weights;
-* the threshold is (1 + gamma) x the *mean* entropy (``reference = "mean"``), set once, on the silos' *test*
+* the threshold is (1 + gamma) x the *mean* entropy (``reference = "mean"``), set once, on the clients' *test*
   split;
 * the entropy is measured with dropout off, in identical passes;
 * iterations have no cap (``max_iterations = 0``).
@@ -52,10 +52,10 @@ class PublishedUEFL(CodebookAlgorithm):
         return training.rounds[min(iteration, len(training.rounds) - 1)]
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg with every silo's blocks.
+        """Return the state of FedAvg with every client's blocks.
 
         ``main`` ``[blocks, v, d]``: blocks of the main model, a shared one and spares. ``own.NAME``: blocks
-        of each silo. ``book``: index of each silo's own block, 0 for a silo with the shared block only.
+        of each client. ``book``: index of each client's own block, 0 for a client with the shared block only.
         """
         state, length = super().server_state(values, buffers, net), self.length(net)
         main = torch.stack([self.start(length, 0), self.start(length, 1)]).to(values.device)
@@ -64,8 +64,8 @@ class PublishedUEFL(CodebookAlgorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the visible part of the silo's module; all silos run k-means in the first round of a later
-        iteration."""
+        """Return the visible part of the client's module; all clients run k-means in the first round of a
+        later iteration."""
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
         if turn.train and turn.trained == 0 and turn.iteration > 0:
@@ -80,11 +80,11 @@ class PublishedUEFL(CodebookAlgorithm):
         return negative_usage(reply)
 
     def weight(self, update: Reply) -> float:
-        """Let silos count alike."""
+        """Let clients count alike."""
         return 1.0
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the model to its average; the codebook stays with the silo."""
+        """Add the model to its average; the codebook stays with the client."""
         for name, mean in averages.items():
             mean.add(update.tensors[name], self.weight(update))
         at, codewords = state.plain["book"][update.client], self.parameters.codewords
@@ -96,7 +96,7 @@ class PublishedUEFL(CodebookAlgorithm):
         )
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Leave the main model with the last silo's blocks, and with one more spare block after an
+        """Leave the main model with the last client's blocks, and with one more spare block after an
         extension."""
         super().aggregate(state, averages)
         tensors, first = state.tensors, state.scratch["first"]

@@ -152,10 +152,10 @@ def arms(table: Any) -> dict[str, Arm]:
     if len(set(kinds.values())) > 1:
         listed = "; ".join(
             f"{what}: {', '.join(name for name, kind in kinds.items() if kind == of)}"
-            for of, what in (("labeled", "on labeled silos"), ("sets", "on unlabeled sets"))
+            for of, what in (("labeled", "on labeled data"), ("sets", "on unlabeled sets"))
         )
         raise UserError(
-            f"key 'arms': arms on labeled silos and on unlabeled sets do not go together ({listed})"
+            f"key 'arms': arms on labeled data and on unlabeled sets do not go together ({listed})"
         )
     return made
 
@@ -229,7 +229,7 @@ def _check(config: Config) -> None:
                 "data",
                 config.data,
                 name,
-                f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled silos'}",
+                f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled data'}",
             )
 
 

@@ -50,7 +50,7 @@ def tables() -> str:
         ]
     for name, algorithm in registry().items():
         if algorithm.__module__.startswith("uefl."):
-            needs = "labeled silos" if algorithm.kind == "labeled" else "unlabeled sets"
+            needs = "labeled data" if algorithm.kind == "labeled" else "unlabeled sets"
             parts += [
                 f'### `[arms.NAME]` with `algorithm = "{name}"`',
                 "",
@@ -195,7 +195,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def _only(field: FieldInfo) -> str:
     kind = field.json_schema_extra.get("kind") if isinstance(field.json_schema_extra, dict) else None
-    return {"sets": " (unlabeled sets only)", "labeled": " (labeled silos only)"}.get(str(kind), "")
+    return {"sets": " (unlabeled sets only)", "labeled": " (labeled data only)"}.get(str(kind), "")
 
 
 def _first_line(kind: Callable[..., Any]) -> str:

@@ -116,7 +116,7 @@ def read_source(data: Data, root: Path | None) -> DataSet:
 
 
 def default_scheme(table: DataSet, kind: Kind) -> Scheme:
-    """Return the partition if none is named: silos as they are, or a data set dealt in equal parts."""
+    """Return the partition if none is named: clients as they are, or a data set dealt in equal parts."""
     if kind == "sets":
         return Unlabeled()
     return Natural() if table.groups else Rotations()
@@ -152,14 +152,14 @@ def _refuse(data: Data, key: str, why: str) -> None:
 
 
 def _check_scheme(table: DataSet, scheme: Scheme) -> None:
-    """Refuse to deal given silos again, and refuse domains for a data set without them."""
+    """Refuse to deal given clients again, and refuse domains for a data set without them."""
     if table.groups and not scheme.of_groups:
         raise UserError(
-            f"partition {scheme.name!r} deals a data set; {table.name} brings silos of its own: leave the"
+            f"partition {scheme.name!r} deals a data set; {table.name} brings clients of its own: leave the"
             " partition out, or take 'natural'"
         )
     if scheme.of_groups and not table.groups:
         raise UserError(
-            f"partition {scheme.name!r} takes silos or domains as they are; {table.name} has none, choose"
+            f"partition {scheme.name!r} takes clients or domains as they are; {table.name} has none, choose"
             " another partition"
         )

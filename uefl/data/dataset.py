@@ -18,7 +18,7 @@ class DataSet:
     """Images with labels, in one list; a source of several parts lists the training images first, then the
     test images.
 
-    A data set to be dealt has no ``groups``. A source that brings its own silos or domains names them, and
+    A data set to be dealt has no ``groups``. A source that brings its own clients or domains names them, and
     the group of every image.
     """
 

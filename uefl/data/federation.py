@@ -144,7 +144,7 @@ class Federation:
         train, holdout, test = (
             sum(getattr(silo.sizes, part) for silo in self.silos) for part in ("train", "holdout", "test")
         )
-        parts = [f"{len(self.silos)} {'silos' if self.kind == 'labeled' else 'clients'}: "]
+        parts = [f"{len(self.silos)} clients: "]
         if self.kind == "labeled":
             parts.append(f"{train} training, {holdout} held out, {test} test {self.inputs.noun} of {shape}")
         else:

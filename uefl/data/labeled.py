@@ -51,7 +51,7 @@ def federate(
         UserError: a client with an empty split, or with images of one class where it must have two; images of
             different sizes.
     """
-    notes.check_names("silo", (share.name for share in (*deal.clients, *deal.unseen)))
+    notes.check_names("client", (share.name for share in (*deal.clients, *deal.unseen)))
     clients = _split(table, deal.clients, data, seed, one_class=one_class)
     prepare = prepare_for([table.images], data.image_size, data.normalize == "standard")
     unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
@@ -137,14 +137,14 @@ def _split(
         whole.append(Share(client.name, train, test, client.angle, client.legacy_center))
         if len(train) == 0 or len(test) == 0:
             raise UserError(
-                f"silo {client.name!r}: {len(train)} training and {len(test)} test images; it needs some of"
+                f"client {client.name!r}: {len(train)} training and {len(test)} test images; it needs some of"
                 " both"
             )
         if not one_class and len(np.unique(table.labels[train])) < 2:
             only = table.classes[table.labels[train[0]]]
             raise UserError(
-                f"silo {client.name!r}: all {len(train)} training images are of class {only!r}; a silo needs"
-                " two classes or more"
+                f"client {client.name!r}: all {len(train)} training images are of class {only!r}; a client"
+                " needs two classes or more"
             )
     clients = []
     for client in whole:
@@ -157,7 +157,7 @@ def _split(
         if len(np.unique(labels[kept])) < (1 if one_class else 2):
             left = f"holdout = {data.holdout} leaves {'no image' if one_class else 'fewer than two classes'}"
             raise UserError(
-                f"silo {client.name!r}: {left} of {len(labels)} training images; add images or lower it"
+                f"client {client.name!r}: {left} of {len(labels)} training images; add images or lower it"
             )
         clients.append(_Client(client, client.test, kept, held))
     return clients

@@ -78,7 +78,7 @@ def of_kinds(sources: Iterable[Source]) -> list[str]:
 
 
 def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test: Counts) -> list[str]:
-    """Return notes on classes without training images, and on silos that lack a class."""
+    """Return notes on classes without training images, and on clients that lack a class."""
     found = []
     untrained = train.sum(0) == 0
     only_tested = [classes[k] for k in np.flatnonzero(untrained & (test.sum(0) > 0))]
@@ -91,11 +91,11 @@ def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test
     lacking = [(c, missing) for c, missing in lacking if len(missing)]
     if lacking:
         c, missing = lacking[0]
-        first = f"silo {names[c]!r} has no training image of class {listed([classes[k] for k in missing])}"
+        first = f"client {names[c]!r} has no training image of class {listed([classes[k] for k in missing])}"
         found.append(
             first
             + (
-                f", and {len(lacking) - 1} more of {len(names)} silos lack a class"
+                f", and {len(lacking) - 1} more of {len(names)} clients lack a class"
                 if len(lacking) > 1
                 else ""
             )

@@ -39,7 +39,7 @@ class Data(BaseModel):
         default=None,
         ge=1,
         le=100_000,
-        description="number of clients that a data set is dealt to; your own silos have their own number",
+        description="number of clients that a data set is dealt to; your own clients have their own number",
     )
     train_per_client: int = Field(
         default=400, ge=1, description="training images of each client, holdout included"
@@ -48,14 +48,14 @@ class Data(BaseModel):
         default=100,
         ge=1,
         description=(
-            "test images of each client; for own silos without a test split, the split gets"
+            "test images of each client; for own clients without a test split, the split gets"
             " the share test / (train + test)"
         ),
     )
     partition: Annotated[SerializeAsAny[Scheme], BeforeValidator(from_table)] | None = Field(
         default=None,
         description=(
-            "how images are dealt to clients; without it silos stay as they are, and a data"
+            "how images are dealt to clients; without it clients stay as they are, and a data"
             " set is dealt in equal parts"
         ),
     )

@@ -20,7 +20,7 @@ _MOST_CLASSES = 20  # columns of a table
 Block = str | list[str] | Table | Picture
 """A paragraph, a list, a table or a picture. In text, only `` `code` `` is markup."""
 
-_SILOS_LEGEND = (
+_CLIENTS_LEGEND = (
     "Accuracy, entropy (nats, of the mean over the {several}), NLL and ECE are means over the clients' test"
     " splits at the last round; the third column is the mean and the standard deviation of the accuracy over"
     " the rounds in its title."
@@ -175,7 +175,7 @@ def _legend(run: RunFolder) -> str:
 
 def _usual_legend(run: RunFolder) -> str:
     if not run.on_sets:
-        return _SILOS_LEGEND.format(
+        return _CLIENTS_LEGEND.format(
             several="members" if run.config.run.uncertainty == "ensemble" else "passes"
         )
     if not run.measured("accuracy"):

@@ -34,7 +34,7 @@ RC: dict[Any, Any] = {
     "lines.scale_dashes": False,
     "legend.frameon": False,
     "legend.handlelength": 2.8,
-    "text.parse_math": False,  # a silo may be called anything
+    "text.parse_math": False,  # a client may be called anything
     "savefig.dpi": 150,
 }
 # by the place of an arm: the color-blind safe palette of Okabe and Ito, and dashes (in points) for print

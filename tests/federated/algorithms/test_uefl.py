@@ -189,7 +189,7 @@ def test_keys_that_exclude_each_other_are_refused(keys, named):
         settings(**keys)
 
 
-def test_a_silo_too_small_for_extension_is_rejected_early():
+def test_a_client_too_small_for_extension_is_rejected_early():
     keys = {"extend": "all", "codewords": 64, "max_iterations": 4}
     for growth in ("add", "double"):
         _, room, _ = arm(settings(growth=growth, **keys))

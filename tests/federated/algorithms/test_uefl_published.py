@@ -41,7 +41,7 @@ def test_all_dropout_passes_are_the_same():
     assert all(r["entropy"] == pytest.approx(r["entropy_deterministic"], rel=1e-5) for r in records)
 
 
-def test_codewords_are_not_averaged_and_silos_drift_apart():
+def test_codewords_are_not_averaged_and_clients_drift_apart():
     algorithm, _, _ = start(legacy())
     common = state(algorithm).tensors["main"].clone()
     assert all(torch.equal(own(algorithm, n), common) for n in NAMES)
@@ -54,7 +54,7 @@ def test_codewords_are_not_averaged_and_silos_drift_apart():
     assert all(torch.equal(own(algorithm, n)[1], common[1]) for n in NAMES)
 
 
-def test_a_new_iteration_starts_from_the_last_silos_copy():
+def test_a_new_iteration_starts_from_the_last_clients_copy():
     seen = []
 
     def record(messages):
@@ -70,7 +70,7 @@ def test_a_new_iteration_starts_from_the_last_silos_copy():
     assert all(torch.equal(seen[-1][n], last) for n in NAMES)
 
 
-def test_k_means_overwrites_the_shared_block_of_certain_silos():
+def test_k_means_overwrites_the_shared_block_of_certain_clients():
     algorithm, room, _ = start(legacy(rounds=[4, 1], local_epochs=3))
     turns(algorithm, 5)
     room.context = replace(
@@ -95,7 +95,7 @@ def test_k_means_overwrites_the_shared_block_of_certain_silos():
             torch.testing.assert_close(own(algorithm, name)[0], shared_before, atol=1e-6, rtol=1e-5)
 
 
-def test_a_silo_uses_at_most_two_blocks():
+def test_a_client_uses_at_most_two_blocks():
     algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
     records = finish(algorithm)
     assert {r["codewords"] for r in records} <= {4, 8}
@@ -118,7 +118,7 @@ def test_an_older_extension_is_no_longer_seen():
     assert not any(torch.equal(seen[4:], own(algorithm, name)[b]) for b in (0, 1))
 
 
-def test_silos_weigh_the_same_whatever_their_size():
+def test_clients_weigh_the_same_whatever_their_size():
     def meddle(reply):
         if "values" in reply.tensors:
             reply.tensors["values"] = torch.full_like(reply.tensors["values"], float(reply.client[-1]))
@@ -145,7 +145,7 @@ def test_the_threshold_is_the_mean_on_the_test_split_set_once():
     assert state(algorithm).plain["threshold"] == first
 
 
-def test_the_run_ends_when_every_silo_is_certain():
+def test_the_run_ends_when_every_client_is_certain():
     algorithm, _, _ = start(legacy(gamma=1e6, stop_when_certain=True))
     assert len(finish(algorithm)) == 2 * 3
 

@@ -133,7 +133,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)}, r"\[0, 1\].*\bnan\b"),
         ({"a": ((PIXELS[:20, :2], LABELS[:20]), None)}, r"a/train: .*channels.*\[20, 2, 6, 5\]"),
         ({"a": ((PIXELS[:20, :, :, :3], LABELS[:20]), None)}, r"channels.*\[20, 3, 6, 3\]"),
-        ({"a": ((PIXELS[0], LABELS[:3]), None)}, "silo 'a': .*class"),
+        ({"a": ((PIXELS[0], LABELS[:3]), None)}, "client 'a': .*class"),
         ({"a": ((PIXELS[0, 0, 0], LABELS[:5]), None)}, r"\[N, H, W\], .*\[5\]"),
         ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: .*\b20 integers.*torch.int64 \[19\]"),
         ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, r"\b20 integers.*float64"),
@@ -152,7 +152,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
             {"a": ([(PIXELS[0, :2], 1)], None)},
             r"a/train: image 0: expected \[C, H, W\] with C = 1 or 3, got \[2, 6, 5\]",
         ),
-        ({"a\nb": (GOOD, GOOD)}, r"silo 'a\\nb': .*printable"),
+        ({"a\nb": (GOOD, GOOD)}, r"client 'a\\nb': .*printable"),
     ],
 )
 def test_what_is_refused_in_one_line(clients, message):

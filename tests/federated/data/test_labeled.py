@@ -18,7 +18,7 @@ from .common import labeled, load, pairs, same, split_of, whole
 NINE = (0, 0, 0, -50, -50, -50, 120, 120, 120)
 
 
-def test_demo_is_nine_silos_of_rotated_digits():
+def test_demo_is_nine_clients_of_rotated_digits():
     federation = labeled(clients=9, angles=NINE, train_per_client=400, test_per_client=100)
     assert [silo.name for silo in federation.silos] == [f"silo-{i}" for i in range(9)]
     assert federation.shape == (1, 28, 28)
@@ -51,7 +51,7 @@ def test_fewer_angles_than_clients_are_those_of_consecutive_ones():
         assert same(a.test, b.test)
 
 
-def test_imbalanced_rotations_turn_one_silo_each():
+def test_imbalanced_rotations_turn_one_client_each():
     plain, turned = load(labeled(clients=5)), load(labeled(angles=[0, 0, 0, -50, 120]))
     # the paper's angles and numbers are the defaults
     named = load(labeled(partition={"scheme": "imbalanced"}))
@@ -61,7 +61,7 @@ def test_imbalanced_rotations_turn_one_silo_each():
         assert same(named[i].train, turned[i].train)
 
 
-def test_dealt_silos_share_no_image():
+def test_dealt_clients_share_no_image():
     images = [image for silo in load(labeled(clients=6)) for image, _ in whole(silo)]
     assert len(set(images)) == len(images) == 180
 
@@ -114,7 +114,7 @@ def test_mean_and_deviation_per_channel_and_a_constant_channel(make_npz):
     assert federation.std == pytest.approx([deviation[0], 1 / 255, deviation[2]], rel=1e-12)
 
 
-def test_names_of_ten_silos_sort_as_numbers():
+def test_names_of_ten_clients_sort_as_numbers():
     names = [silo.name for silo in labeled(clients=11).silos]
     assert names == sorted(names)
     assert names[0] == "silo-00"
@@ -184,7 +184,7 @@ def test_mnist_without_a_data_root_says_how_to_get_it(monkeypatch):
         labeled("mnist", clients=2)
 
 
-def test_own_silos_keep_their_number_size_and_angle(make_images, tmp_path):
+def test_own_clients_keep_their_number_size_and_angle(make_images, tmp_path):
     for silo, count in (("a", 6), ("b", 12), ("c", 30)):
         for label in ("cat", "dog"):
             make_images(f"silos/{silo}/{label}", count=count, size=(8, 8))
@@ -199,18 +199,18 @@ def test_own_silos_keep_their_number_size_and_angle(make_images, tmp_path):
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "npz"])
-def test_keys_of_silos_that_are_dealt_are_refused(make_images, make_npz, tmp_path, folder):
+def test_keys_of_clients_that_are_dealt_are_refused(make_images, make_npz, tmp_path, folder):
     for silo in ("a/cat", "a/dog", "b/cat", "b/dog"):
         make_images(f"silos/{silo}")
     path = tmp_path / "silos" if folder else make_npz()
-    with pytest.raises(UserError, match=r"key 'clients': .*\b2 silos.*\b5$"):
+    with pytest.raises(UserError, match=r"key 'clients': .*\b2 clients.*\b5$"):
         labeled(path, clients=5)
     assert len(labeled(path, clients=2).silos) == 2
-    with pytest.raises(UserError, match=r"partition 'rotations'.*silos.*partition"):
+    with pytest.raises(UserError, match=r"partition 'rotations'.*clients.*partition"):
         labeled(path, angles=[90.0, 0.0])
 
 
-def test_a_data_set_has_no_silos_of_its_own():
+def test_a_data_set_has_no_clients_of_its_own():
     with pytest.raises(UserError, match=r"partition 'natural'.*digits"):
         labeled(clients=2, partition={"scheme": "natural"})
 
@@ -273,18 +273,18 @@ def test_npz_pool_is_dealt_and_turned(make_npz):
     )
 
 
-def test_silo_of_one_class_is_refused(make_images, tmp_path):
+def test_client_of_one_class_is_refused(make_images, tmp_path):
     make_images("silos/a/cat")
     make_images("silos/b/cat")
     make_images("silos/b/dog")
-    with pytest.raises(UserError, match=r"silo 'a': .*\b3 training.*class 'cat'"):
+    with pytest.raises(UserError, match=r"client 'a': .*\b3 training.*class 'cat'"):
         labeled(tmp_path / "silos")
 
 
 @pytest.mark.parametrize("everything_is_test", [True, False], ids=["no-train", "no-test"])
-def test_silo_with_an_empty_split_is_refused(make_npz, everything_is_test):
+def test_client_with_an_empty_split_is_refused(make_npz, everything_is_test):
     mask = np.full(40, everything_is_test)
-    with pytest.raises(UserError, match=r"silo 'north': (0 training .*20 test|20 training .*0 test)"):
+    with pytest.raises(UserError, match=r"client 'north': (0 training .*20 test|20 training .*0 test)"):
         labeled(make_npz(test=mask))
 
 
@@ -333,7 +333,7 @@ def test_real_npz_is_dealt(data_root, name, shape):
 
 
 @pytest.mark.data
-def test_real_folder_of_silos(data_root, tmp_path):
+def test_real_folder_of_clients(data_root, tmp_path):
     import tarfile
 
     with tarfile.open(data_root / "pacs64.tar") as archive:

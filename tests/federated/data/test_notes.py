@@ -42,11 +42,11 @@ def test_a_class_that_nobody_has():
     assert "class 'd'" in note
 
 
-def test_silos_that_lack_a_class():
+def test_clients_that_lack_a_class():
     (note,) = made((EVERY, [0]), ([0, 2] * 10, [1])).notes
-    assert re.search("silo 'c1' .*training .*class '1'$", note)
+    assert re.search("client 'c1' .*training .*class '1'$", note)
     (note,) = made((EVERY, [0]), ([0, 2] * 10, [1]), ([0, 1] * 10, [1]), ([1, 2] * 10, [0])).notes
-    assert re.search("silo 'c1' .*training .*class '1', .*2 more .*4 silos", note)
+    assert re.search("client 'c1' .*training .*class '1', .*2 more .*4 clients", note)
 
 
 def test_a_single_silo():
@@ -95,14 +95,14 @@ def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
     notes = labeled(tmp_path / "silos").notes
     assert notes[0].endswith(f": {tmp_path}/silos/a/emu")
     assert "'Cat' and 'cat'" in notes[1]
-    assert re.match("silo 'a' .*class 'Cat', .*1 more .*2 silos", notes[2])
+    assert re.match("client 'a' .*class 'Cat', .*1 more .*2 clients", notes[2])
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("clinic\nnorth", r"^silo 'clinic\\nnorth': .*printable"),
-        ("n" * 120, r"^silo 'nnnnnnnnnnnnnnnnnnnn\.\.\.'.*\b120 .*\b64\b"),
+        ("clinic\nnorth", r"^client 'clinic\\nnorth': .*printable"),
+        ("n" * 120, r"^client 'nnnnnnnnnnnnnnnnnnnn\.\.\.'.*\b120 .*\b64\b"),
         (" a", "printable"),
         ("", "printable"),
         ("\x1b[31mred", "printable"),
@@ -117,7 +117,7 @@ def test_names_that_cannot_be_shown_are_refused_in_one_line(make_npz, tmp_path, 
 
 
 def test_names_that_are_the_same_once_they_are_text(make_npz):
-    with pytest.raises(UserError, match=r"silo 'K\ufffdln'.*twice"):
+    with pytest.raises(UserError, match=r"client 'K\ufffdln'.*twice"):
         labeled(make_npz(silo=np.repeat([b"K\xf6ln", b"K\xfcln"], 20)))
 
 

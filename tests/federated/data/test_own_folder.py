@@ -17,7 +17,7 @@ def splits(table, group):
     return split_of(table, train), None if test is None else split_of(table, test)
 
 
-def test_classes_are_the_union_of_folder_names_over_silos(make_images, tmp_path):
+def test_classes_are_the_union_of_folder_names_over_clients(make_images, tmp_path):
     for folder in ("silos/south/cat", "silos/south/dog", "silos/north/dog", "silos/north/ant"):
         make_images(folder)
     own = read(tmp_path / "silos")
@@ -97,7 +97,7 @@ def test_image_size_makes_different_sizes_one(make_images, tmp_path):
         labeled(tmp_path / "silos")
 
 
-def test_hidden_files_and_notes_beside_the_silos_are_passed_over(make_images, tmp_path):
+def test_hidden_files_and_notes_beside_the_clients_are_passed_over(make_images, tmp_path):
     make_images("silos/a/cat")
     make_images("silos/a/dog")
     (tmp_path / "silos/a/cat/.DS_Store").write_bytes(b"x")
@@ -154,8 +154,8 @@ def truncate(path):
         (lambda root: truncate(root / "a/cat/3.png"), "a/cat/3.png"),
         (lambda root: (root / "a/cat/labels.txt").write_text("text"), "labels.txt .*format"),
         (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .*floats"),
-        (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png .*FOLDER/SILO/CLASS"),
-        (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg .*FOLDER/SILO/CLASS"),
+        (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png .*FOLDER/CLIENT/CLASS"),
+        (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg .*FOLDER/CLIENT/CLASS"),
         (lambda root: (root / "a/cat/more").mkdir(), "a/cat/more .*folder"),
         (lambda root: (root / "empty").mkdir(), "empty .*subfolders"),
         (lambda root: (root / "b/cat").mkdir(parents=True), r"\bb .*image"),
@@ -185,6 +185,6 @@ def test_what_cannot_be_used_is_named_and_never_skipped(make_images, tmp_path, s
     assert "\n" not in str(error.value)
 
 
-def test_folder_without_silos_is_refused(tmp_path):
+def test_folder_without_clients_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"subfolders.*CLASS"):
         read(tmp_path)

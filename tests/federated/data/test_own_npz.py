@@ -20,7 +20,7 @@ def splits(table, group):
     return split_of(table, train), None if test is None else split_of(table, test)
 
 
-def test_npz_of_own_silos(make_npz):
+def test_npz_of_own_clients(make_npz):
     path = make_npz()
     own = npz_file(path)
     assert list(own.groups) == ["north", "south"]
@@ -45,7 +45,7 @@ def test_npz_with_test_mask_splits_by_it(make_npz):
     [(np.array([10, 9] * 20), ["9", "10"]), (np.array([b"b", b"a"] * 20), ["a", "b"])],
     ids=["integers-in-numeric-order", "bytes"],
 )
-def test_npz_silo_names(make_npz, silo, names):
+def test_npz_client_names(make_npz, silo, names):
     own = npz_file(make_npz(silo=silo))
     assert list(own.groups) == names
 

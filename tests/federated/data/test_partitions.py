@@ -220,7 +220,7 @@ def test_dirichlet_is_turned_and_may_have_clients_of_one_class():
     counts = np.array([entry["train"]["images_of_class"] for entry in entries.values()])
     labels = [silo.train.labels.bincount(minlength=10).tolist() for silo in load(federation)]
     assert counts.tolist() == labels
-    assert any(re.search(r"silo '\S+' .*training .*class '", note) for note in federation.notes)
+    assert any(re.search(r"client '\S+' .*training .*class '", note) for note in federation.notes)
     assert (counts > 0).sum(1).min() < 5
 
 
@@ -338,7 +338,7 @@ def test_a_single_domain_cannot_be_left_out():
         dealt(table(groups=1, test=0), {"scheme": "leave_one_out", "domain": "domain-0"})
 
 
-def test_an_own_silo_is_left_out_with_its_own_test_split(make_npz):
+def test_an_own_client_is_left_out_with_its_own_test_split(make_npz):
     path = make_npz(test=np.arange(40) % 5 == 0)
     federation = build(
         Data(source=str(path), partition={"scheme": "leave_one_out", "domain": "north"}),

@@ -249,7 +249,7 @@ def test_keys_of_tables_are_refused_for_images():
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def test_a_table_has_silos_in_a_column_or_is_dealt(tmp_path):
+def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
     path = tmp_path / "t.csv"
     frame(0, silo=["north", "south"] * 20, test=[False] * 30 + [True] * 10).to_csv(path, index=False)
     fed = build(Data(source=str(path)), kind="labeled", seed=0)
@@ -297,7 +297,7 @@ def test_a_damaged_table_is_refused(text, said, tmp_path):
         build(Data(source=str(path), clients=2), kind="labeled", seed=0)
 
 
-def test_silos_need_the_same_columns(tmp_path):
+def test_clients_need_the_same_columns(tmp_path):
     folder = write(tmp_path / "data", 1)
     frame(1, "abdce").to_csv(folder / "other.csv", index=False)
     with pytest.raises(UserError, match=r"'c' .*'d'"):
@@ -374,7 +374,7 @@ def test_worker_processes_give_the_same_bits(trained, tmp_path):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_silo_of_a_table_is_known_by_its_file(tmp_path):
+def test_a_client_of_a_table_is_known_by_its_file(tmp_path):
     folder = write(tmp_path / "data")
     source = own(folder / "silo-1.csv", None)
     cfg = config.load(KEYS | {"data": {"source": "silos"}, "arms": {"fedavg": {}}})

@@ -414,8 +414,8 @@ def test_data_that_are_refused(idx_root, keys, message):
         build(**keys, data_root=idx_root)
 
 
-def test_own_silos_have_no_sets(make_npz):
-    with pytest.raises(UserError, match=r"partition 'unlabeled' .*data.npz .*silos"):
+def test_own_clients_have_no_sets(make_npz):
+    with pytest.raises(UserError, match=r"partition 'unlabeled' .*data.npz .*clients"):
         build(source=make_npz())
 
 

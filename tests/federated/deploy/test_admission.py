@@ -99,7 +99,7 @@ def test_a_refused_silo_is_told_why_and_so_is_the_user(folder, monkeypatch, capl
     assert re.match(r"a, b of 3 silos .*there:1 .*--silos$", str(error.value))
     assert said.count(f"refused: {why}") == 1
     answer, refused = (record.getMessage() for record in caplog.records)
-    assert re.search("silo 'c': .*12 training .*class 'cat'", answer)
+    assert re.search("client 'c': .*12 training .*class 'cat'", answer)
     assert refused.endswith(f": {why}")
 
 

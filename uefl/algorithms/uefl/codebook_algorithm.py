@@ -95,7 +95,8 @@ class CodebookAlgorithm(Algorithm):
         if few.sizes.train * per_image < self.most_new():
             rows = f"{few.sizes.train} training images of {per_image} feature vectors"
             raise UserError(
-                f"silo {few.name!r} has {rows}, too few for {self.most_new()} new codewords; lower codewords"
+                f"client {few.name!r} has {rows}, too few for {self.most_new()} new codewords; lower"
+                " codewords"
             )
 
     def most_new(self) -> int:

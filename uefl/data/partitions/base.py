@@ -77,7 +77,7 @@ class Scheme(BaseModel):
     """what ``scheme`` says; set by :func:`partition`"""
     kind: ClassVar[Kind] = "labeled"
     of_groups: ClassVar[bool] = False
-    """whether it takes sources that bring silos or domains, and only those"""
+    """whether it takes sources that bring clients or domains, and only those"""
     one_class: ClassVar[bool] = False
     """whether a client may have training images of a single class"""
 

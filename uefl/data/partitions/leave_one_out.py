@@ -28,7 +28,7 @@ class LeaveOneOut(Scheme):
 
     of_groups: ClassVar[bool] = True
 
-    domain: str = Field(min_length=1, description="name of the silo or domain that is left out")
+    domain: str = Field(min_length=1, description="name of the client or domain that is left out")
     per_domain: int = Field(
         default=0, ge=0, description="most images of each domain, drawn at random; 0: all of them"
     )

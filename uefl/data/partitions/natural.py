@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @partition("natural")
 class Natural(Scheme):
-    """Every silo or domain that the source brings is a client, as large as it is."""
+    """Every client or domain of the source is a client, as large as it is."""
 
     of_groups: ClassVar[bool] = True
 
@@ -22,8 +22,8 @@ class Natural(Scheme):
         """Deal one client per group."""
         if data.clients not in (None, len(table.groups)):
             raise UserError(
-                f"key 'clients': {table.name} brings {len(table.groups)} silos, which stay as they are; leave"
-                f" it out, got {data.clients}"
+                f"key 'clients': {table.name} brings {len(table.groups)} clients, which stay as they are;"
+                f" leave it out, got {data.clients}"
             )
         return Deal(
             tuple(Share(name, *table.of_group(name), table.angles.get(name, 0.0)) for name in table.groups)

@@ -1,4 +1,4 @@
-"""A folder of the user's own silos: one subfolder per silo, in it one folder of images per class."""
+"""A folder of the user's own clients: one subfolder per client, in it one folder of images per class."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..dataset import DataSet
 from ..folder_listing import case_conflicts, labeled, subfolders, unused_paths, visible
 from ..images import on_disk
 
-LAYOUT = "expected FOLDER/SILO/CLASS/image.png or FOLDER/SILO/train|test/CLASS/image.png"
-_OF_ONE = "expected FOLDER/CLASS/image.png or FOLDER/train|test/CLASS/image.png of one silo"
+LAYOUT = "expected FOLDER/CLIENT/CLASS/image.png or FOLDER/CLIENT/train|test/CLASS/image.png"
+_OF_ONE = "expected FOLDER/CLASS/image.png or FOLDER/train|test/CLASS/image.png of one client"
 
 
 def read(root: Path) -> DataSet:
-    """Look through ``root/SILO/CLASS/*`` or ``root/SILO/{train,test}/CLASS/*``; classes are the union over
-    all silos, sorted by name.
+    """Look through ``root/CLIENT/CLASS/*`` or ``root/CLIENT/{train,test}/CLASS/*``; classes are the union
+    over all clients, sorted by name.
 
     Every file in a class folder must be an image that Pillow reads; a file that is no image, next to folders,
     and a class folder without an image are skipped with a note; hidden files are skipped without one. So are
@@ -25,7 +25,7 @@ def read(root: Path) -> DataSet:
     of :mod:`uefl.data.pixels`.
 
     Args:
-        root: the folder; its subfolders give the silos their names.
+        root: the folder; its subfolders give the clients their names.
 
     Raises:
         UserError: folders or images missing or misplaced, a file that is no image.
@@ -38,7 +38,7 @@ def read(root: Path) -> DataSet:
 
 
 def read_one(silo: Path, name: str) -> DataSet:
-    """Read one silo by itself, laid out as a subfolder of the folder that :func:`read` takes."""
+    """Read one client by itself, laid out as a subfolder of the folder that :func:`read` takes."""
     return _table(silo, {name: _parts(silo, _OF_ONE)}, _unused_files([silo]))
 
 
@@ -70,7 +70,7 @@ def _table(
 
 
 def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
-    """Return files and their classes by split; a silo without splits counts as ``train``."""
+    """Return files and their classes by split; a client without splits counts as ``train``."""
     inside = subfolders(silo, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}
@@ -92,7 +92,7 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
 
 
 def _unused_files(silos: list[Path], *above: Path) -> tuple[str, ...]:
-    """Return notes on files and folders, also in those ``above``, that hold no image of any silo."""
+    """Return notes on files and folders, also in those ``above``, that hold no image of any client."""
     parts = [
         f
         for silo in silos

@@ -1,4 +1,4 @@
-"""An .npz of the user's: own silos, or a data set to be dealt."""
+"""An .npz of the user's: own clients, or a data set to be dealt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(path: Path) -> DataSet:
     """Read images from an .npz, by the rules of :func:`uefl.data.pixels.as_images`, and integer labels
     ``[N]`` counting from 0.
 
-    Either the user's own silos, as arrays ``images``, ``labels``, ``silo`` (``[N]``, names or integers) and
+    Either the user's own clients, as arrays ``images``, ``labels``, ``silo`` (``[N]``, names or integers) and
     optionally ``test`` (``[N]`` bool); or a data set to be dealt, as ``x_train``, ``y_train``, ``x_test``,
     ``y_test``: see :func:`uefl.data.npz.pool`.
 

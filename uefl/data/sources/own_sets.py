@@ -87,7 +87,7 @@ def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
     Raises:
         UserError: files are misplaced or unreadable.
     """
-    found = {part: _labeled(root, part, classes, "the silos") for part in _PARTS if part != "test"}
+    found = {part: _labeled(root, part, classes, "the clients") for part in _PARTS if part != "test"}
     return {part: rows[0] for part, rows in found.items() if rows}
 
 

@@ -1,4 +1,4 @@
-"""Tables of the user's own: a .csv or .parquet with a column of labels, or a folder with a file per silo."""
+"""The user's own tables: a .csv or .parquet with a column of labels, or a folder of one file per client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read(path: Path, data: Data) -> DataSet:
-    """Read a table, or a folder of tables that are one silo each.
+    """Read a table, or a folder of tables that are one client each.
 
     The column ``data.label`` has the class of each row. A column ``silo`` has the name of its client, and a
     column ``test`` says with true or false whether it is a test row. All other columns are inputs. Without
@@ -67,13 +67,13 @@ def frame_of(path: Path) -> pandas.DataFrame:
 
 
 def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
-    """Return the input columns of a table, without labels, silos and the split."""
+    """Return the input columns of a table, without labels, clients and the split."""
     inputs = frame.drop(columns=[data.label, "silo", "test"], errors="ignore")
     return of_frame(inputs, str(path), data.vocabulary)
 
 
 def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) -> DataSet:
-    """Return a table as a data set: of one silo, of the silos in its column, or to be dealt.
+    """Return a table as a data set: of one client, of the clients in its column, or to be dealt.
 
     Raises:
         UserError: it has no labels, or values that are no numbers.
@@ -131,7 +131,7 @@ def _test(frame: pandas.DataFrame, path: Path) -> np.ndarray[tuple[int], np.dtyp
 
 
 def _together(path: Path, tables: dict[str, DataSet]) -> DataSet:
-    """Put the tables of several silos one after the other."""
+    """Put the tables of several clients one after the other."""
     parts = list(tables.values())
     groups, classes = tuple(tables), tuple(sorted({name for part in parts for name in part.classes}))
     vectors = [part.images for part in parts if isinstance(part.images, Vectors)]

@@ -27,7 +27,7 @@ _ADVICE = (
 @source("pacs")
 def pacs(root: Path | None) -> DataSet:
     """Read PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case;
-    each domain is a silo.
+    each domain is a client.
 
     An archive is read in place: its index now, an image when it is asked for.
     """
