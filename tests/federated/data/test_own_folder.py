@@ -97,7 +97,7 @@ def test_image_size_makes_different_sizes_one(make_images, tmp_path):
         labeled(tmp_path / "silos")
 
 
-def test_hidden_files_and_notes_beside_the_clients_are_passed_over(make_images, tmp_path):
+def test_hidden_files_and_notes_next_to_clients_are_skipped(make_images, tmp_path):
     make_images("silos/a/cat")
     make_images("silos/a/dog")
     (tmp_path / "silos/a/cat/.DS_Store").write_bytes(b"x")
