@@ -114,7 +114,7 @@ def make_images(tmp_path):
 
 @pytest.fixture
 def make_npz(tmp_path):
-    """Write arrays to an .npz; without arrays: 40 own 6x6 images of 4 classes in the silos north and
+    """Write arrays to an .npz; without arrays: 40 own 6x6 images of 4 classes in the clients north and
     south."""
 
     def make(**arrays):

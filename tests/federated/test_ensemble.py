@@ -92,7 +92,7 @@ def test_all_members_extend_the_ensembles_uncertain_clients():
     records = [algorithm.turn() for _ in range(5)][-1]
     held = {r["client"]: r["holdout_entropy"] for r in records}
     unsure = [name for name in NAMES if held[name] > 1.2 * min(held.values())]
-    assert unsure == ["silo-2"]  # the silo that is mostly noise
+    assert unsure == ["silo-2"]  # the client that is mostly noise
     assert {r["threshold"] for r in records} == {
         own.plain["threshold"] for own in (m.state for m in algorithm.members)
     }

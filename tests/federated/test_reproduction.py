@@ -19,7 +19,7 @@ from uefl.suites import suite
 
 NINE = [0, 0, 0, -50, -50, -50, 120, 120, 120]
 DOMAINS = ("0", "-50", "120")
-# table 1: source, encoder, pretrained, training and test images of a silo, codewords, gamma, rounds of the
+# table 1: source, encoder, pretrained, training and test images of a client, codewords, gamma, rounds of the
 # first iteration
 SETS = {
     "mnist": ("mnist", "cnn", False, 2000, 500, 32, 0.3, 20),
@@ -184,7 +184,7 @@ TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
         },
     },
 }
-# tables 13 to 16: rows of silos or domains; the suites print their mean; VQ loss, perplexity, entropy,
+# tables 13 to 16: rows of clients or domains; the suites print their mean; VQ loss, perplexity, entropy,
 # accuracy
 BY_DOMAIN = {
     ("table14", "8", "uefl"): [
@@ -238,7 +238,7 @@ BY_DOMAIN = {
         (0.978, 22.00, 0.711, 0.304),
     ],
 }
-SILOS_13 = {  # accuracy and entropy of silos 1a, 1b, 1c, 2a, 3a
+SILOS_13 = {  # accuracy and entropy of clients 1a, 1b, 1c, 2a, 3a
     "fedavg": ((0.964, 0.936, 0.964, 0.796, 0.508), (0.0312, 0.0252, 0.0499, 0.1477, 0.2560)),
     "uefl": ((0.952, 0.974, 0.944, 0.836, 0.828), (0.0291, 0.0170, 0.0308, 0.1261, 0.1048)),
 }

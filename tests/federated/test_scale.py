@@ -11,8 +11,8 @@ from uefl.errors import UserError
 
 from . import tiny
 
-# MiB for 1,800 more clients: 3.4 KB each, for names, a place in the list of silos, a name of a file, and the
-# system's own noise
+# MiB for 1,800 more clients: 3.4 KB each, for names, a place in the list of clients, a name of a file, and
+# the system's own noise
 MOST = 6
 
 

@@ -318,7 +318,7 @@ def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None
     table1 = suite.load("table1")
     for case in table1.cases.values():
         for arm, numbers in case.paper.items():
-            # three silos of each rotation, and three digits
+            # three clients of each rotation, and three digits
             for measure in {"accuracy", "entropy"} & numbers.keys():
                 of_each = [numbers[f"{measure}@{angle}"] for angle in (0, -50, 120)]
                 assert statistics.fmean(of_each) == pytest.approx(numbers[measure], abs=0.0011), (

@@ -2,7 +2,7 @@
 
 Differences from the corrected algorithm (``uefl/server.py``):
 
-* no codeword is ever averaged: every silo keeps a copy of the whole codebook module, also of the "shared"
+* no codeword is ever averaged: every client keeps a copy of the whole codebook module, also of the "shared"
   block;
 * at the start of an iteration every client starts from the *last* client's copy;
 * k-means then runs in every silo, uncertain or not, and overwrites the block that the silo points at: block
@@ -126,7 +126,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return {"codewords": len(self.visible(state, client, turn)), "extended": new}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Point uncertain silos at the newest block; stop when there are none."""
+        """Point uncertain clients at the newest block; stop when there are none."""
         entropy = {record["client"]: record["entropy_deterministic"] for record in records}
         if state.plain["threshold"] is None:
             state.plain["threshold"] = threshold(entropy, self.parameters)
@@ -148,14 +148,14 @@ class PublishedUEFL(CodebookAlgorithm):
         return 0
 
     def visible(self, state: State, client: str, turn: Turn) -> torch.Tensor:
-        """Return the codebook of a silo at the start of a round, ``[V, d]``."""
+        """Return the codebook of a client at the start of a round, ``[V, d]``."""
         own = state.tensors.get(f"own.{client}")
         blocks = state.tensors["main"] if turn.trained == 0 or own is None else own
         book = state.plain["book"].get(client, 0)
         return blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """Return the tensors that the silo has after the run: a new iteration would start from the main
+        """Return the tensors that the client has after the run: a new iteration would start from the main
         model."""
         blocks, book = state.tensors["main"], state.plain["book"].get(client, 0)
         return {"codebook": blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])}

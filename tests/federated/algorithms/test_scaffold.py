@@ -70,7 +70,7 @@ def test_the_server_variate_is_the_mean_with_all_clients():
     finish(one)
     mean = torch.stack([own["control"] for own in one.members[0].private.values()]).mean(
         0
-    )  # silos of one size
+    )  # clients of one size
     assert torch.allclose(state(one).tensors["control"], mean, atol=1e-6)
 
 

@@ -52,7 +52,7 @@ def test_only_clients_above_the_threshold_are_extended():
     records = algorithm.turn()
     entropy = {r["client"]: r["holdout_entropy"] for r in records}
     expected = [k for k, e in entropy.items() if e > 1.2 * min(entropy.values())]
-    assert state(algorithm).plain["uncertain"] == expected == ["silo-2"]  # the silo that is mostly noise
+    assert state(algorithm).plain["uncertain"] == expected == ["silo-2"]  # the client that is mostly noise
     assert state(algorithm).plain["threshold"] == pytest.approx(1.2 * min(entropy.values()))
     assert "silo-2" in notices[-1]
     turn = turn_of(algorithm, algorithm.context.clients)

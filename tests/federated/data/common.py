@@ -11,7 +11,7 @@ from uefl.data import Data, Federation, Split, build
 
 
 def labeled(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
-    """A data set dealt to two clients or one per angle, or the user's own silos."""
+    """A data set dealt to two clients or one per angle, or the user's own clients."""
     if keys.get("angles") is not None:
         keys["partition"] = {
             "scheme": "rotations",

@@ -1,4 +1,4 @@
-"""Federations of labeled images: data sets dealt in order, the user's own silos, splits, and the mean and
+"""Federations of labeled images: data sets dealt in order, the user's own clients, splits, and the mean and
 deviation."""
 
 import numpy as np
@@ -259,7 +259,7 @@ def test_npz_pool_is_dealt_and_turned(make_npz):
     rng = np.random.default_rng(0)
     arrays = {
         "x_train": rng.integers(0, 256, (40, 8, 8), dtype=np.uint8),
-        "y_train": np.arange(40) // 20,  # sorted by class: dealt without a shuffle, each silo would have one
+        "y_train": np.arange(40) // 20,  # sorted by class: without a shuffle each client would have one
         "x_test": rng.integers(0, 256, (20, 8, 8), dtype=np.uint8),
         "y_test": np.arange(20) // 10,
     }

@@ -12,7 +12,7 @@ from .common import labeled, split_of
 
 
 def splits(table, group):
-    """The training and the test split of a silo."""
+    """The training and the test split of a client."""
     train, test = table.of_group(group)
     return split_of(table, train), None if test is None else split_of(table, test)
 

@@ -1,4 +1,4 @@
-"""The user's own .npz: silos, or a data set to be dealt."""
+"""The user's own .npz: clients, or a data set to be dealt."""
 
 import io
 import pickle
@@ -15,7 +15,7 @@ from .common import split_of
 
 
 def splits(table, group):
-    """The training and the test split of a silo."""
+    """The training and the test split of a client."""
     train, test = table.of_group(group)
     return split_of(table, train), None if test is None else split_of(table, test)
 

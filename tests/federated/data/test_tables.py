@@ -57,7 +57,7 @@ def write(folder, silos=2):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """One run of two silos in a folder of tables."""
+    """One run of two clients in a folder of tables."""
     base = tmp_path_factory.mktemp("tables")
     return base, uefl.train(
         KEYS | {"data": {"source": str(write(base / "data"))}},
