@@ -88,7 +88,7 @@ def test_holdout_share(share, count):
 
 
 def test_holdout_that_takes_everything_is_refused():
-    with pytest.raises(UserError, match=r"silo 'silo-0': holdout = 0.99 .*\b20 training"):
+    with pytest.raises(UserError, match=r"client 'silo-0': holdout = 0.99 .*\b20 training"):
         labeled(clients=2, holdout=0.99)
 
 
