@@ -114,7 +114,7 @@ def test_batch_norm_refuses_a_client_of_one_image():
     clients = small_images(3, 1)
     for encoder, refused in (("resnet18", True), ("cnn", False)):
         room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), clients)
-        with pytest.raises(UserError, match=r"silo 'silo-1' .*training") if refused else nullcontext():
+        with pytest.raises(UserError, match=r"client 'silo-1' .*training") if refused else nullcontext():
             room.algorithm.check(clients, "fedavg", room.net)
 
 
@@ -129,7 +129,7 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
     room = workspace(settings(name), fed)
     room.net.encoder = torch.nn.Sequential(room.net.encoder, torch.nn.BatchNorm2d(16))
-    with pytest.raises(UserError, match=r"silo 'silo-1' .*training"):
+    with pytest.raises(UserError, match=r"client 'silo-1' .*training"):
         room.algorithm.check(fed, "arm", room.net)
 
 
