@@ -4,6 +4,7 @@
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
 # make ctest    C++ tests, without torch                    make ctest-arm64  the same under qemu: g++-aarch64-linux-gnu, qemu-user-static
+# make ctest-slow  a million rows for each search on CUDA, emulated
 # make clean    remove what was built
 # make wheel    dist/*.whl as it is published                   make docs     the documentation, in build/site
 # make gpu-check  on a GPU machine: every kernel once, its tests, timings
@@ -16,7 +17,7 @@ export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a 
 export PYTHONDONTWRITEBYTECODE :=# else every process compiles every module again, and pytest every test
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
 
-.PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest ctest-arm64 wheel docs gpu-check clean
+.PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest ctest-slow ctest-arm64 wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
@@ -86,6 +87,9 @@ ctest: .venv/.packages
 	$(CONFIGURE) -B build/kernels -DPython3_EXECUTABLE=$(CURDIR)/$(PY) $(CMAKE_ARGS) -DUEFL_EMULATE_AMX=AUTO
 	.venv/bin/cmake --build build/kernels --target cpp_tests
 	.venv/bin/ctest --test-dir build/kernels --output-on-failure --parallel $(CMAKE_BUILD_PARALLEL_LEVEL)
+
+ctest-slow: ctest
+	.venv/bin/ctest --test-dir build/kernels --output-on-failure --parallel $(CMAKE_BUILD_PARALLEL_LEVEL) -C Slow -L slow
 
 ctest-arm64: .venv/.packages
 	$(CONFIGURE) -B build/ctest-arm64 -DUEFL_TORCH=OFF \

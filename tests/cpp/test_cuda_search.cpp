@@ -1,6 +1,7 @@
-// The search with wgmma on rows made to be hard: between two codewords, on a codeword that is there twice,
-// not finite, far too long; of all supported types, lengths and layouts, with the shared memory of a GPU and
-// with little. UEFL_CUDA_ROWS is the number of rows for each path (tools: a million takes an hour).
+// The searches on CUDA on rows made to be hard: between two codewords, on a codeword that is there twice,
+// with a large common offset, at the ends of float16, not finite, far too long; of all supported types,
+// lengths and layouts, with the shared memory of a GPU and with little. UEFL_CUDA_ROWS is the number of rows
+// for each path, UEFL_CUDA_PATH the number of the only path to run.
 #include <cstdlib>
 
 #include "check.h"
@@ -8,16 +9,27 @@
 #include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
 #include "cuda/packed.h"
+#include "cuda/vq_assign_float32.h"
 #include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
 
 namespace cuda = uefl::cuda;
 
+enum class Search { cross, groups, longer, mma, float32 };
+
 struct Path {
+  Search search;
   const char* name;
-  bool is_long, cross;
+  int64_t least_d, most_d;
+  bool in_bulk;  // rows at multiples of 16 bytes
   int64_t rows = 0, open = 0, wrong = 0;
 };
+
+// The number of rows of each path.
+static int64_t rows_wanted() {
+  const char* wanted = std::getenv("UEFL_CUDA_ROWS");
+  return wanted ? std::atoll(wanted) : 1000;
+}
 
 struct Case {
   cuda::Shape shape;
@@ -28,13 +40,13 @@ static int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
   return std::uniform_int_distribution<int64_t>(least, most)(random);
 }
 
-// A shape with rows that wgmma takes, 16 bytes at a time.
+// A shape that the path takes; a large one now and then if it is one of many.
 static Case any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
-  const int64_t piece = 16 / element_bytes;
-  const int64_t d =
-      piece * draw(random, path.is_long ? 64 / piece + 1 : 1, (path.is_long ? 200 : 64) / piece);
+  const int64_t piece = path.in_bulk ? 16 / element_bytes : 1, most = rows_wanted() > 50000 ? 3000 : 500;
+  const int64_t longest = draw(random, 1, 8) == 1 ? path.most_d : std::min<int64_t>(path.most_d, 200);
+  const int64_t d = piece * draw(random, (path.least_d + piece - 1) / piece, longest / piece);
   const int64_t segments = draw(random, 1, 3), books = draw(random, 0, 2) == 0 ? segments : 1;
-  const int64_t rows = draw(random, 1, 4) == 1 ? draw(random, 1, 70) : draw(random, 150, 500),
+  const int64_t rows = draw(random, 1, 4) == 1 ? draw(random, 1, 70) : draw(random, 150, most),
                 inner = draw(random, 1, rows);
   const int64_t outer = (rows + inner - 1) / inner,
                 k = draw(random, 1, 3) == 1 ? draw(random, 1, 20) : draw(random, 100, 280);
@@ -44,11 +56,25 @@ static Case any_case(std::mt19937& random, const Path& path, int64_t element_byt
           gap};
 }
 
+// Codewords around zero, far from it compared with their distances, or of elements at either end of float16.
+template <class T>
+static std::vector<T> any_codewords(std::mt19937& random, int64_t count, double& scale) {
+  struct Kind {
+    double offset, scale;
+  };
+  static constexpr Kind kKinds[] = {{0, 1},      {0, 1},      {0, 1},   {4, 1},
+                                    {1000, 0.1}, {-30, 1e-3}, {0, 2e4}, {0, 1e-6}};
+  const Kind& kind = kKinds[draw(random, 0, 7)];
+  scale = kind.scale;
+  return normal<T>(count, random, kind.offset, kind.scale);
+}
+
 // Rows that lie between two codewords of their book, most of them not quite; some codewords are there twice.
 template <class T>
 static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::vector<T>& codewords) {
   const cuda::Shape& shape = one.shape;
-  codewords = normal<T>(shape.books * shape.k * shape.d, random, draw(random, 0, 3) == 0 ? 4 : 0);
+  double scale;
+  codewords = any_codewords<T>(random, shape.books * shape.k * shape.d, scale);
   for (int64_t i = 0; i < shape.k / 8; ++i) {
     const int64_t from = draw(random, 0, shape.books * shape.k - 1),
                   to = draw(random, 0, shape.books * shape.k - 1);
@@ -57,12 +83,13 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
   x.assign(shape.outputs / shape.segments / shape.inner * shape.outer_stride, T(NAN));
   std::normal_distribution<double> noise;
   const bool odd = draw(random, 0, 1) == 0;
+  if (odd && draw(random, 0, 2) == 0) codewords[draw(random, 0, shape.d * shape.k - 1)] = T(NAN);
   for (int64_t output = 0; output < shape.outputs; ++output) {
     const int64_t book = output % shape.segments % shape.books;
     const T* a = &codewords[(book * shape.k + draw(random, 0, shape.k - 1)) * shape.d];
     const T* b = &codewords[(book * shape.k + draw(random, 0, shape.k - 1)) * shape.d];
     static constexpr double kApart[] = {0, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 1};
-    const double apart = kApart[draw(random, 0, 6)];
+    const double apart = scale * kApart[draw(random, 0, 6)];
     T* row = &x[shape.begin(output)];
     for (int64_t j = 0; j < shape.d; ++j)
       row[j] = static_cast<T>((double{a[j]} + double{b[j]}) / 2 + apart * noise(random));
@@ -70,6 +97,32 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
     if (odd && draw(random, 0, 40) == 0)
       row[draw(random, 0, shape.d - 1)] = static_cast<T>(kOdd[draw(random, 0, 4)]);
   }
+}
+
+// The nearest codewords by the definition, of many codewords side by side: for vectors. The order of each sum
+// is that of nearest().
+template <class T>
+static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shape& shape,
+                                       const std::vector<T>& codewords) {
+  std::vector<double> columns(codewords.size()), totals(shape.k);  // [books, d, k]
+  for (int64_t i = 0; i < static_cast<int64_t>(codewords.size()); ++i) {
+    const int64_t code = i / shape.d, book = code / shape.k;
+    columns[(book * shape.d + i % shape.d) * shape.k + code % shape.k] = static_cast<double>(codewords[i]);
+  }
+  std::vector<int64_t> indices(shape.outputs);
+  for (int64_t output = 0; output < shape.outputs; ++output) {
+    const double* column = &columns[output % shape.segments % shape.books * shape.d * shape.k];
+    std::fill(totals.begin(), totals.end(), 0);
+    for (int64_t j = 0; j < shape.d; ++j, column += shape.k) {
+      const auto value = static_cast<double>(x[shape.begin(output) + j]);
+      for (int64_t k = 0; k < shape.k; ++k) totals[k] += (value - column[k]) * (value - column[k]);
+    }
+    double best = INFINITY;
+    for (int64_t k = 0; k < shape.k; ++k) {
+      if (totals[k] < best) best = totals[k], indices[output] = k;
+    }
+  }
+  return indices;
 }
 
 // The results of vq: NaN, or a number that is none, where a kernel must write.
@@ -106,7 +159,8 @@ static void check(const char* name, const std::vector<T>& x, const cuda::Shape& 
     for (int64_t j = 0; j < shape.d; ++j) {
       const double target = codes[code * shape.d + j],
                    apart = static_cast<double>(x[shape.begin(output) + j]) - target;
-      wrong += static_cast<double>(made.quantized[output * shape.d + j]) != target;
+      const auto found = static_cast<double>(made.quantized[output * shape.d + j]);
+      wrong += found != target && !(std::isnan(found) && std::isnan(target));
       error += apart * apart * Made<T>::kFactor;
     }
   }
@@ -119,13 +173,12 @@ static void check(const char* name, const std::vector<T>& x, const cuda::Shape& 
 }
 
 template <class T, int kGroups, bool kLong, bool kCross>
-static void search(Codebook& codebook, const std::vector<T>& x, const std::vector<float>& codes,
-                   const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path,
-                   int64_t limit) {
+static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector<float>& codes,
+                  const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path, int64_t limit) {
   const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
   if (stages.codes == 0) return;
   double error = 0;
-  const int runs = path.rows / 100 % 4 == 0 ? 3 : 1;  // indices, and now and then twice what vq makes of them
+  const int runs = path.rows / 100 % 8 == 0 ? 3 : 1;  // indices, and now and then twice what vq makes of them
   for (int run = 0; run < runs; ++run) {
     codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room);
     std::vector<int64_t> indices(shape.outputs, -2);
@@ -143,52 +196,90 @@ static void search(Codebook& codebook, const std::vector<T>& x, const std::vecto
 }
 
 template <class T, bool kLong, bool kCross>
+static void any_wgmma(std::mt19937& random, Codebook& codebook, const std::vector<T>& x,
+                      const std::vector<T>& codewords, const cuda::Shape& shape,
+                      const std::vector<int64_t>& expected, Path& path) {
+  // A vector of the type is no more aligned than the allocator likes, which is to 16.
+  if (!cuda::rows_in_bulk(shape, x.data(), sizeof(T))) return;
+  const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
+  std::vector<float> codes(codewords.size());
+  std::transform(codewords.begin(), codewords.end(), codes.begin(),
+                 [](T value) { return static_cast<float>(value); });
+  draw(random, 0, 2) == 0 ? wgmma<T, 2, kLong, kCross>(codebook, x, codes, shape, expected, path, limit)
+                          : wgmma<T, 3, kLong, kCross>(codebook, x, codes, shape, expected, path, limit);
+}
+
+template <class T>
+static void other(Codebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
+                  const std::vector<int64_t>& expected, Path& path) {
+  constexpr unsigned kBlocks = 2;
+  std::vector<int64_t> indices(shape.outputs, -2);
+  if (path.search == Search::mma) {
+    codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
+    std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+    emulation::launch(kBlocks, cuda::kThreads, cuda::search_mma<T>, x.data(), shape, codebook.packed, true,
+                      indices.data());
+    path.open += static_cast<int64_t>(codebook.open().size());
+  } else {
+    emulation::launch(kBlocks, cuda::kThreads, cuda::search_float32<T>, x.data(), shape, codebook.packed,
+                      true, indices.data());
+    path.open += std::count(indices.begin(), indices.end(), -1);
+    emulation::launch(1, 64, cuda::rescore<T>, x.data(), shape, codebook.packed, indices.data());
+  }
+  for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
+  path.rows += shape.outputs;
+}
+
+template <class T>
 static void any_search(std::mt19937& random, Path& path) {
   const Case one = any_case(random, path, sizeof(T));
   const cuda::Shape& shape = one.shape;
   std::vector<T> x, codewords;
   fill(random, one, x, codewords);
-  // 16 bytes at a time: a vector of the type is no more aligned than the allocator likes, which is to 16.
-  if (!cuda::rows_in_bulk(shape, x.data(), sizeof(T))) return;
-  std::vector<int64_t> expected(shape.outputs);
-  for (int64_t i = 0; i < shape.outputs; ++i) {
-    expected[i] = nearest(&x[shape.begin(i)], 1,
-                          &codewords[i % shape.segments % shape.books * shape.k * shape.d], shape.k, shape.d);
-  }
+  const std::vector<int64_t> expected = definition(x, shape, codewords);
   Codebook codebook(codewords, shape, x.data());
-  const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
-  std::vector<float> codes(codewords.size());
-  std::transform(codewords.begin(), codewords.end(), codes.begin(),
-                 [](T value) { return static_cast<float>(value); });
-  draw(random, 0, 2) == 0 ? search<T, 2, kLong, kCross>(codebook, x, codes, shape, expected, path, limit)
-                          : search<T, 3, kLong, kCross>(codebook, x, codes, shape, expected, path, limit);
+  switch (path.search) {
+    case Search::cross:
+      return any_wgmma<T, false, true>(random, codebook, x, codewords, shape, expected, path);
+    case Search::groups:
+      return any_wgmma<T, false, false>(random, codebook, x, codewords, shape, expected, path);
+    case Search::longer:
+      return any_wgmma<T, true, true>(random, codebook, x, codewords, shape, expected, path);
+    default:
+      other(codebook, x, shape, expected, path);
+  }
 }
 
-template <bool kLong, bool kCross>
 static void many(Path path) {
-  const char* wanted = std::getenv("UEFL_CUDA_ROWS");
-  const int64_t rows = wanted ? std::atoll(wanted) : 1000;
+  const int64_t rows = rows_wanted();
   for (unsigned seed = 1; path.rows < rows; ++seed) {
     std::mt19937 random(seed);
     const int64_t wrong = path.wrong;
     switch (seed % 3) {
       case 0:
-        any_search<float, kLong, kCross>(random, path);
+        any_search<float>(random, path);
         break;
       case 1:
-        any_search<_Float16, kLong, kCross>(random, path);
+        any_search<_Float16>(random, path);
         break;
       default:
-        any_search<emulation::Bfloat16, kLong, kCross>(random, path);
+        any_search<emulation::Bfloat16>(random, path);
     }
     CHECK(path.wrong == wrong, "%s, seed %u: %ld", path.name, seed, static_cast<long>(path.wrong - wrong));
   }
   std::printf("%s: %ld rows, %ld left to the second pass, %ld wrong\n", path.name,
               static_cast<long>(path.rows), static_cast<long>(path.open), static_cast<long>(path.wrong));
+  std::fflush(stdout);
 }
 
 void run() {
-  many<false, true>({"short rows, cross", false, true});
-  many<false, false>({"short rows, groups of four", false, false});
-  many<true, true>({"long rows", true, true});
+  const Path paths[] = {{Search::cross, "wgmma, cross", 1, 64, true},
+                        {Search::groups, "wgmma, groups of four", 1, 64, true},
+                        {Search::longer, "wgmma, long rows", 65, 520, true},
+                        {Search::mma, "mma", 1, 520, false},
+                        {Search::float32, "float32", 1, 100, false}};
+  const char* only = std::getenv("UEFL_CUDA_PATH");
+  for (const Path& path : paths) {
+    if (only == nullptr || std::atoi(only) == static_cast<int>(path.search)) many(path);
+  }
 }

@@ -46,7 +46,7 @@ inline void multiply_described(float (&c)[64], uint64_t a, uint64_t b, bool add)
       if (!add) c[i] = 0;
       for (int half = 0; half < 2; ++half) {
         const auto left = emulation::chunk_of(a, row, half), right = emulation::chunk_of(b, column, half);
-        for (int k = 0; k < 8; ++k) c[i] += emulation::half_value(left[k]) * emulation::half_value(right[k]);
+        for (int k = 0; k < 8; ++k) c[i] += from_half(left[k]) * from_half(right[k]);
       }
     }
   });

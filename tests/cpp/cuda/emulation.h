@@ -10,6 +10,7 @@
 #pragma once
 
 #include <math.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -76,14 +77,33 @@ struct Barrier {
 };
 
 struct Warp {
+  static constexpr size_t kMost = 32;  // bytes of a value
   Barrier barrier{32};
-  uint64_t values[2][32];  // of this phase of the barrier, and of the one before it, which some lanes may
-                           // still read
+  unsigned char values[2][32][kMost];  // of this phase of the barrier, and of the one before it, which some
+                                       // lanes may still read
+};
+
+// A thread, or what launches them, while it waits. A context takes it to its own stack; from then on a jump
+// does, which makes no call of the system.
+struct Place {
+  ucontext_t context;
+  bool begun = true;
+  jmp_buf at;
+
+  [[noreturn]] void go_on() {
+    if (begun) _longjmp(at, 1);
+    begun = true;
+    setcontext(&context);
+    std::abort();
+  }
+  void leave_for(Place& other) {
+    if (_setjmp(at) == 0) other.go_on();
+  }
 };
 
 struct Thread {
   static constexpr size_t kStack = 256 * 1024;
-  ucontext_t context;
+  Place place;
   std::unique_ptr<char[]> stack{new char[kStack]};
   unsigned index;
   Warp* warp;
@@ -93,7 +113,7 @@ inline Thread* running;
 inline Waiting ready;
 inline std::minstd_rand draw;
 inline bool at_once() { return draw() % 2 == 0; }  // of what may happen at any time until it is waited for
-inline ucontext_t launcher;
+inline Place launcher;
 inline Barrier* block_barrier;
 inline unsigned blocks_run = 0, launches = 0;
 inline std::function<void()> body;
@@ -101,7 +121,7 @@ inline bool cooperative = false;
 inline Waiting at_grid_barrier;  // threads of the block that runs
 
 // When all threads of a block wait for the other blocks, the launcher goes on to those.
-inline ucontext_t& next() {
+inline Place& next() {
   if (ready.empty() && !at_grid_barrier.empty() &&
       at_grid_barrier.size() == static_cast<size_t>(block_barrier->expected))
     return launcher;
@@ -110,13 +130,13 @@ inline ucontext_t& next() {
   running = ready.back();
   ready.pop_back();
   threadIdx = {running->index};
-  return running->context;
+  return running->place;
 }
 // Until wake() of this list.
 inline void wait_in(Waiting& waiting) {
   Thread* self = running;
   waiting.push_back(self);
-  if (ucontext_t& other = next(); &other != &self->context) swapcontext(&self->context, &other);
+  if (Place& other = next(); &other != &self->place) self->place.leave_for(other);
 }
 inline void wake(Waiting& waiting) {
   ready.insert(ready.end(), waiting.begin(), waiting.end());
@@ -142,14 +162,14 @@ inline void Barrier::arrive_and_drop() {
 // Others may go on meanwhile.
 template <class T, class Use>
 auto exchange(T value, const Use& use) {
-  static_assert(sizeof(T) <= sizeof(uint64_t));
+  static_assert(sizeof(T) <= Warp::kMost);
   Warp& warp = *running->warp;
-  uint64_t* values = warp.values[warp.barrier.phase % 2];
-  std::memcpy(&values[threadIdx.x % 32], &value, sizeof value);
+  auto* values = warp.values[warp.barrier.phase % 2];
+  std::memcpy(values[threadIdx.x % 32], &value, sizeof value);
   warp.barrier.arrive_and_wait();
   return use([values](int lane) {
     T other;
-    std::memcpy(&other, &values[lane], sizeof other);
+    std::memcpy(&other, values[lane], sizeof other);
     return other;
   });
 }
@@ -158,13 +178,15 @@ inline void run_body() {
   body();
   running->warp->barrier.arrive_and_drop();
   block_barrier->arrive_and_drop();
-  setcontext(ready.empty() && block_barrier->expected == 0 ? &launcher : &next());
+  (ready.empty() && block_barrier->expected == 0 ? launcher : next()).go_on();
 }
 
 inline void begin(Thread& thread) {
-  getcontext(&thread.context);
-  thread.context.uc_stack.ss_sp = thread.stack.get(), thread.context.uc_stack.ss_size = Thread::kStack;
-  makecontext(&thread.context, run_body, 0);
+  ucontext_t& context = thread.place.context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = thread.stack.get(), context.uc_stack.ss_size = Thread::kStack;
+  makecontext(&context, run_body, 0);
+  thread.place.begun = false;
   ready.push_back(&thread);
 }
 
@@ -182,7 +204,7 @@ void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... argumen
       threads[index].index = index, threads[index].warp = &warps[index / 32];
       begin(threads[index]);
     }
-    swapcontext(&launcher, &next());
+    launcher.leave_for(next());
   }
 }
 
@@ -215,7 +237,7 @@ void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Argument
       if (all[block].waiting.empty()) continue;
       block_barrier = &all[block].barrier, blockIdx = {block};
       ready.swap(all[block].waiting);
-      swapcontext(&launcher, &next());
+      launcher.leave_for(next());
       all[block].waiting.swap(at_grid_barrier);
       left = left || !all[block].waiting.empty();
     }

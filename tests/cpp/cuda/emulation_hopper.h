@@ -56,15 +56,6 @@ inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
   return halves;
 }
 
-inline float half_value(uint16_t bits) {
-  static const std::vector<float> table = [] {
-    std::vector<float> values(1 << 16);
-    for (int i = 0; i < 1 << 16; ++i) values[i] = uefl::cuda::from_half(static_cast<uint16_t>(i));
-    return values;
-  }();
-  return table[bits];
-}
-
 using Product = std::function<void()>;
 struct Products {
   std::vector<Product> open;                   // not committed
@@ -143,27 +134,26 @@ void products_wait() {
 template <class Left>
 void add_products(float (&c)[64], uint64_t b, bool add, const Left& left) {
   const int t = static_cast<int>(threadIdx.x % 4);
+  const auto place = [](int row, int i) { return i / 2 * 4 + row * 2 + i % 2; };
+  float right[16][32], sums[2][32] = {};  // of the columns of this thread, side by side: for vectors
   for (int i = 0; i < 32; ++i) {
-    float* sums = c + i / 2 * 4 + i % 2;
-    float right[16];
     for (int half = 0; half < 2; ++half) {
       const auto chunk = emulation::chunk_of(b, i / 2 * 8 + 2 * t + i % 2, half);
-      for (int k = 0; k < 8; ++k) right[8 * half + k] = emulation::half_value(chunk[k]);
-    }
-    for (int row = 0; row < 2; ++row) {
-      if (!add) sums[2 * row] = 0;
-      for (int k = 0; k < 16; ++k) sums[2 * row] += left[row][k] * right[k];
+      for (int k = 0; k < 8; ++k) right[8 * half + k][i] = from_half(chunk[k]);
     }
   }
+  for (int row = 0; row < 2; ++row) {
+    for (int i = 0; i < 32 && add; ++i) sums[row][i] = c[place(row, i)];
+    for (int k = 0; k < 16; ++k) {
+      for (int i = 0; i < 32; ++i) sums[row][i] += left[row][k] * right[k][i];
+    }
+    for (int i = 0; i < 32; ++i) c[place(row, i)] = sums[row][i];
+  }
 }
-using TwoRows = std::array<std::array<float, 16>, 2>;
 
 inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
-  TwoRows left;  // rows g and g + 8
-  float rows[16][16];
-  gather_rows(a, rows);
-  const int g = static_cast<int>(threadIdx.x % 32 / 4);
-  for (int row = 0; row < 2; ++row) std::copy_n(rows[g + 8 * row], 16, left[row].begin());
+  const TwoRows left =
+      emulation::exchange(Operands{{a[0], a[1], a[2], a[3]}, {}}, [](auto at) { return two_rows(at); });
   const std::array<uint32_t, 4> given{a[0], a[1], a[2], a[3]};
   emulation::products[threadIdx.x].open.push_back([&c, &a, given, left, b, add] {
     if (!std::equal(given.begin(), given.end(), a))
@@ -179,7 +169,7 @@ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
       const int of_group = static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) + 8 * row;
       for (int half = 0; half < 2; ++half) {
         const auto chunk = emulation::chunk_of(a, of_group, half);
-        for (int k = 0; k < 8; ++k) left[row][8 * half + k] = emulation::half_value(chunk[k]);
+        for (int k = 0; k < 8; ++k) left[row][8 * half + k] = from_half(chunk[k]);
       }
     }
     add_products(c, b, add, left);

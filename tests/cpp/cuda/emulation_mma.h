@@ -110,45 +110,53 @@ inline int multiply_add_integer(int a, int b, int c) {
 // Part i of lane 4 r + c: elements 2 c and 2 c + 1 of row r of matrix i.
 inline void load_matrices(uint32_t (&parts)[4], const void* row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int i = 0; i < 4; ++i) {
-    parts[i] = emulation::exchange(reinterpret_cast<uint64_t>(row), [&](auto at) {
-      uint32_t pair;
-      std::memcpy(&pair, reinterpret_cast<const char*>(at(8 * i + lane / 4)) + 4 * (lane % 4), sizeof pair);
-      return pair;
-    });
-  }
+  emulation::exchange(row, [&](auto at) {
+    for (int i = 0; i < 4; ++i)
+      std::memcpy(&parts[i], static_cast<const char*>(at(8 * i + lane / 4)) + 4 * (lane % 4), 4);
+    return 0;
+  });
   __syncwarp();  // all threads have read their operands
 }
 
 // a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}; b: {rows 2t..,
 // column g}, {rows 2t + 8.., g}; c: {row g, columns 2t, 2t + 1}, {row g + 8, the same}; g = lane / 4, t =
 // lane % 4.
-inline float half_of(uint64_t bits, int i) { return from_half(static_cast<uint16_t>(bits >> 16 * i)); }
-template <class Put>
-void gather(uint64_t value, const Put& put) {
-  emulation::exchange(value, [&](auto at) {
-    for (int lane = 0; lane < 32; ++lane) put(lane / 4, lane % 4, static_cast<uint64_t>(at(lane)));
-    return 0;
-  });
+using TwoRows = std::array<std::array<float, 16>, 2>;
+// Elements 2t, 2t + 1, 2t + 8 and 2t + 9 of a row or column.
+inline void put(std::array<float, 16>& values, int t, uint32_t low, uint32_t high) {
+  values[2 * t] = from_half(static_cast<uint16_t>(low)), values[2 * t + 1] = from_half(low >> 16);
+  values[2 * t + 8] = from_half(static_cast<uint16_t>(high)), values[2 * t + 9] = from_half(high >> 16);
 }
-inline void gather_rows(const uint32_t (&a)[4], float (&left)[16][16]) {
-  for (int part = 0; part < 2; ++part) {
-    gather(a[2 * part] | uint64_t{a[2 * part + 1]} << 32, [&](int g, int t, uint64_t bits) {
-      for (int i = 0; i < 4; ++i) left[g + i / 2 * 8][2 * t + part * 8 + i % 2] = half_of(bits, i);
-    });
+struct Operands {
+  uint32_t a[4], b[2];
+};
+// Rows g and g + 8 of the lane that asks.
+template <class At>
+TwoRows two_rows(const At& at) {
+  TwoRows rows;
+  const int g = static_cast<int>(threadIdx.x % 32) / 4;
+  for (int t = 0; t < 4; ++t) {
+    const Operands other = at(4 * g + t);
+    for (int r = 0; r < 2; ++r) put(rows[r], t, other.a[r], other.a[r + 2]);
   }
+  return rows;
 }
 
 inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  float left[16][16], right[16][8];
-  gather_rows(a, left);
-  gather(b0 | uint64_t{b1} << 32, [&](int g, int t, uint64_t bits) {
-    for (int i = 0; i < 4; ++i) right[2 * t + i / 2 * 8 + i % 2][g] = half_of(bits, i);
+  emulation::exchange(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}, [&](auto at) {
+    const TwoRows left = two_rows(at);
+    TwoRows right;
+    for (int column = 0; column < 2; ++column) {
+      for (int t = 0; t < 4; ++t) {
+        const Operands other = at(4 * (2 * static_cast<int>(threadIdx.x % 4) + column) + t);
+        put(right[column], t, other.b[0], other.b[1]);
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 16; ++j) c[i] += left[i / 2][j] * right[i % 2][j];
+    }
+    return 0;
   });
-  const int g = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 16; ++j) c[i] += left[g + i / 2 * 8][j] * right[j][2 * t + i % 2];
-  }
 }
 
 // a: {row g, column t}, {g + 8, t}, {g, t + 4}, {g + 8, t + 4}; b: {row t, column g}, {t + 4, g}; c as above.
