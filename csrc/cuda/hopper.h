@@ -44,6 +44,15 @@ __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   }
 }
 
+// The same pointer to shared memory, which the compiler keeps in a register: it would compute it again in
+// every round of a loop.
+template <class T>
+__device__ inline T* kept_shared(T* pointer) {
+  uint32_t address = shared_address(pointer);
+  asm volatile("" : "+r"(address));
+  return static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
 // Between what this thread wrote to shared memory and products that read it.
 __device__ inline void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

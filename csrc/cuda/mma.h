@@ -65,6 +65,7 @@ __device__ inline int greater(int a, int b) { return max(a, b); }
 __device__ inline int least(int a, int b, int c) {
   return __vimin3_s32(a, b, c);
 }  // one instruction from sm_90 on
+__device__ inline int greatest(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 // a * b + c. If the compiler knew that b is a power of two, it would use a shift with an addition, which runs
 // on the pipe of the comparisons; a product runs on the floating-point pipe.
 __device__ inline int multiply_add_integer(int a, int b, int c) {

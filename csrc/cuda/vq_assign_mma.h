@@ -18,7 +18,7 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kMmaRows = 64, kMmaColumns = kGroupColumns, kParts = kThreads / kMmaRows, kMostCandidates = 8;
+constexpr int kMmaRows = 64, kMmaColumns = 8, kParts = kThreads / kMmaRows, kMostCandidates = 8;
 constexpr int kMmaLists = kMmaRows / kWarp;  // of a block: the warps that judge rows
 constexpr int kMmaBarrier = 5;               // named, of the kThreads threads that search with mma.sync
 
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                  int packed_scores[kMmaColumns];
                  UEFL_UNROLL
                  for (int i = 0; i < kMmaColumns; ++i) packed_scores[i] = pack(scores[i], i, packed.shift);
-                 top[r].add(two_least(packed_scores), part);
+                 top[r].add(packed_scores, part);
                });
     UEFL_UNROLL
     for (int r = 0; r < 4; ++r) {

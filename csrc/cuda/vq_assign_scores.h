@@ -4,11 +4,7 @@
 // The score of codeword k is |b|^2 / 2 - y.b with one float16 product (common/certificate.h). It is computed
 // as base + score. The base is so much larger than all scores that every sum has its exponent: the bits of
 // such sums are equidistant and order as integers do. Shifted, they leave room for the number of the column,
-// so that the order of two scores costs five operations on integers:
-//
-//   low, high = a, b in order      second = least of (second, high, the greater of best and low)      best =
-//   least of (best, low)
-//
+// so that the least of three scores is one operation on integers, and brings its number with it.
 // The multiplication that shifts runs in another pipe. The four lanes of a row meet once, at the
 // end.
 #pragma once
@@ -174,31 +170,66 @@ struct TwoLeast {
   }
 };
 
-// Of a power of two of them, as a tree: 2.5 operations each of eight.
-constexpr int kGroupColumns = 8;
+// The least of kCount numbers that begin here.
 template <int kCount>
-__device__ inline TwoLeast two_least(const int (&packed)[kCount]) {
-  TwoLeast pairs[kCount / 2];
+__device__ inline int least_of(const int* first) {
+  int found = first[0];
   UEFL_UNROLL
-  for (int i = 0; i < kCount / 2; ++i) {
-    pairs[i] = {lesser(packed[2 * i], packed[2 * i + 1]), greater(packed[2 * i], packed[2 * i + 1])};
-  }
-  UEFL_UNROLL
-  for (int step = 1; step < kCount / 2; step *= 2) {
-    UEFL_UNROLL
-    for (int i = 0; i < kCount / 2; i += 2 * step) pairs[i].add(pairs[i + step]);
-  }
-  return pairs[0];
+  for (int i = 1; i < kCount; i += 2)
+    found = i + 1 < kCount ? least(found, first[i], first[i + 1]) : lesser(found, first[i]);
+  return found;
 }
 
-// The same, with the tile that the least is of.
+// Numbers in a grid of three rows, one after the other: the least of each row and of each column. The two
+// least of all differ in the row or in the column, so the second is the lesser one of the second of the rows
+// and the second of the columns.
+template <int kCount>
+struct Grid {
+  static constexpr int kColumns = (kCount + 2) / 3;
+  int rows[3], columns[kColumns];
+
+  __device__ explicit Grid(const int (&of)[kCount]) {
+    rows[0] = least_of<kColumns>(of), rows[1] = least_of<kColumns>(of + kColumns);
+    rows[2] = least_of<kCount - 2 * kColumns>(of + 2 * kColumns);
+    UEFL_UNROLL
+    for (int i = 0; i < kColumns; ++i)
+      columns[i] = i + 2 * kColumns < kCount ? least(of[i], of[i + kColumns], of[i + 2 * kColumns])
+                                             : lesser(of[i], of[i + kColumns]);
+  }
+};
+
+// The second of numbers, at least three, of which the least is known.
+template <int kCount>
+__device__ inline int second_of(const int (&of)[kCount], int best) {
+  if constexpr (kCount == 3) {  // the sum of three less the other two
+    const auto sum = [](int a, int b, int c) { return static_cast<unsigned>(a) + b + c; };
+    return static_cast<int>(sum(of[0], of[1], of[2]) - best - greatest(of[0], of[1], of[2]));
+  } else if constexpr (kCount == 4) {
+    return least(greater(of[0], of[1]), greater(of[2], of[3]),
+                 greater(lesser(of[0], of[1]), lesser(of[2], of[3])));
+  } else {
+    const Grid<kCount> grid(of);
+    return lesser(second_of(grid.rows, best), second_of(grid.columns, best));
+  }
+}
+
+// The two least so far, with the tile that the least is of.
 struct PackedTopTwo {
   TwoLeast found;
   int tile = 0;
 
-  __device__ void add(const TwoLeast& other, int number) {
-    tile = other.best < found.best ? number : tile;
-    found.add(other);
+  // The packed scores of a tile.
+  template <int kCount>
+  __device__ void add(const int (&scores)[kCount], int number) {
+    int all[kCount + 1];
+    UEFL_UNROLL
+    for (int i = 0; i < kCount; ++i) all[i] = scores[i];
+    all[kCount] = found.best;
+    const Grid<kCount + 1> grid(all);
+    const int best = least(grid.rows[0], grid.rows[1], grid.rows[2]);
+    found.second = least(found.second, second_of(grid.rows, best), second_of(grid.columns, best));
+    tile = best < found.best ? number : tile;
+    found.best = best;
   }
 };
 

@@ -181,10 +181,8 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
   }
 }
 
-// Keeps the two least scores of two rows with 128 codewords. kCross: all of them, exactly.
-// The least is looked for in rows of eight columns and, across them, in eight sets of four; two scores that
-// share a row do not share a set, so that the second is the lesser of both seconds. Else: only the least of
-// every four columns goes on, with the number of the first of them.
+// Keeps the two least scores of two rows with 128 codewords: of all of them (kCross), or of the least of
+// every four columns, with the number of the first of the four.
 template <bool kCross>
 __device__ inline void compare(const float (&dot)[64], const Four<float>& early, const float* starts,
                                float down, int shift, int tile, PackedTopTwo (&top)[2]) {
@@ -208,27 +206,7 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
     }
   }
   UEFL_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    TwoLeast found;
-    if constexpr (kCross) {
-      int rows[4], sets[8];
-      UEFL_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int* of = packed[r] + 8 * i;
-        rows[i] = lesser(least(least(of[0], of[1], of[2]), of[3], of[4]), least(of[5], of[6], of[7]));
-      }
-      UEFL_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        const int* of = packed[r] + i;
-        sets[i] = lesser(least(of[0], of[8], of[16]), of[24]);
-      }
-      found = two_least(rows);
-      found.second = lesser(found.second, two_least(sets).second);
-    } else {
-      found = two_least(packed[r]);
-    }
-    top[r].add(found, tile);
-  }
+  for (int r = 0; r < 2; ++r) top[r].add(packed[r], tile);
 }
 
 // Turns of the warpgroups: each has a named barrier, at which it waits for the warpgroup before it.
@@ -243,7 +221,7 @@ struct Turns {
         first(group == 0),
         last(group + 1 == kGroups),
         own(kFirst + group),
-        next(last ? kFirst : own + 1) {}
+        next(__shfl_sync(kAllLanes, last ? kFirst : own + 1, 0)) {}
   // The last warpgroup gives the first turn, and the first warpgroup takes the turn that is left over.
   __device__ void begin() const {
     if (last) pass();
@@ -282,14 +260,16 @@ struct CodeStages {
 
   __device__ CodeStages(const Stages& stages, const Memory& memory)
       : ring{stages.codes},
-        first_full(memory.codes_full(0)),
-        first_empty(memory.codes_empty(0)),
-        first_starts(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4)),
-        first_operand(operand(memory.codes(0))) {}
+        first_full(kept_shared(memory.codes_full(0))),
+        first_empty(kept_shared(memory.codes_empty(0))),
+        first_starts(kept_shared(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4))),
+        first_operand(operand(kept_shared(memory.codes(0)))) {}
   __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
   __device__ void release(int place) const { barrier_arrive_by_warp(first_empty + place); }
+  // The same in all lanes, as the compiler must know: it then adds in registers that a warp shares.
   __device__ Operand codes() const {
-    return first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
+    const Operand here = first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
+    return {__shfl_sync(kAllLanes, here.low, 0)};
   }
   __device__ const float* starts(int place) const { return first_starts + place * kStarts; }
 };
@@ -308,12 +288,11 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
   tiles.advance(group);
   const Turns<kGroups> turns(group, !kLong || stages.in_turn);
   turns.begin();
-  // Of one thread. A flag that changes stays in a register, where the compiler would find it anew for every
-  // tile.
-  bool copies =
+  // Of one thread. What changes stays in a register, where the compiler would find it anew for every tile.
+  int copies =
       !stages.resident && turns.last && threadIdx.x % kGroupThreads == 0 && blocks.round < blocks.rounds;
   const auto copy_codes = [&] {
-    if (copies) copies = blocks.copy_next(packed, stages, memory);
+    if (copies != 0) copies = blocks.copy_next(packed, stages, memory);
   };
 
   for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {

@@ -38,8 +38,7 @@ struct Ring {
   unsigned parity = 0;
 
   __device__ void advance() {
-    const bool turns = ++place == stages;
-    place = turns ? 0 : place, parity ^= static_cast<unsigned>(turns);
+    if (++place == stages) place = 0, parity ^= 1;
   }
   __device__ void advance(int by) {
     for (place += by; place >= stages; place -= stages) parity ^= 1;

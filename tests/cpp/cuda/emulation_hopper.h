@@ -78,6 +78,11 @@ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulation::shared);
 }
 
+template <class T>
+T* kept_shared(T* pointer) {
+  return pointer;
+}
+
 using Barrier = uint64_t;
 inline void barrier_init(Barrier* barrier, unsigned arrivals) {
   for (const auto& [address, other] : emulation::counting_barriers) {

@@ -103,6 +103,7 @@ inline float rough_root(float value) { return std::sqrt(value) * (1 - 0x1p-22f);
 inline int lesser(int a, int b) { return a < b ? a : b; }
 inline int greater(int a, int b) { return a < b ? b : a; }
 inline int least(int a, int b, int c) { return lesser(lesser(a, b), c); }
+inline int greatest(int a, int b, int c) { return greater(greater(a, b), c); }
 inline int multiply_add_integer(int a, int b, int c) {
   return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b) + static_cast<unsigned>(c));
 }
