@@ -19,8 +19,8 @@ namespace uefl::cuda {
 namespace {
 
 constexpr int kMmaRows = 64, kMmaColumns = 8, kParts = kThreads / kMmaRows, kMostCandidates = 8;
-constexpr int kMmaLists = kMmaRows / kWarp;  // of a block: the warps that judge rows
-constexpr int kMmaBarrier = 5;               // named, of the kThreads threads that search with mma.sync
+constexpr int kMmaLists = kMmaRows / kWarpRows;  // of a block: the warps that judge rows
+constexpr int kMmaBarrier = 5;                   // named, of the kThreads threads that search with mma.sync
 
 // The state of a block for its rows.
 struct MmaRows {
@@ -303,10 +303,11 @@ UEFL_HOST_DEVICE inline int64_t mma_tiles(const Shape& shape) {
   return (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books;
 }
 UEFL_HOST_DEVICE inline int64_t mma_room(const Shape& shape, unsigned blocks) {
-  return (mma_tiles(shape) + blocks - 1) / blocks * kWarp;
+  return (mma_tiles(shape) + blocks - 1) / blocks * kWarpRows;
 }
 
-template <class T>
+// kCross: all scores are compared; else the least of every four, as in vq_assign_wgmma.h.
+template <class T, bool kCross>
 __global__ void __launch_bounds__(kThreads, 2)
     search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
                bool exact, int64_t* indices) {
@@ -315,10 +316,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   MmaRows& known = memory.known;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int64_t all = shape.outputs / shape.books, room = mma_room(shape, gridDim.x);
-  OpenRows list(packed, blockIdx.x * kMmaLists + warp % kMmaLists, room);  // of warps 0 and 1, which judge
+  OpenRows list(packed, blockIdx.x * kMmaLists + warp % kMmaLists, room);  // of the warps that judge
 
-  for (int64_t work = blockIdx.x; work < mma_tiles(shape); work += gridDim.x) {
-    const int64_t book = work % shape.books, first_row = work / shape.books * kMmaRows;
+  const auto tiles = static_cast<unsigned>(mma_tiles(shape)), books = static_cast<unsigned>(shape.books);
+  for (unsigned work = blockIdx.x; work < tiles; work += gridDim.x) {
+    const int64_t book = work % books, first_row = int64_t{work / books} * kMmaRows;
     const auto output_of = [&](int row) {
       return first_row + row < all ? (first_row + row) * shape.books + book : -1;
     };
@@ -329,10 +331,16 @@ __global__ void __launch_bounds__(kThreads, 2)
     PackedTopTwo top[4];
     score_rows(shape, packed, book, base.base, memory,
                [&](const float (&scores)[kMmaColumns], int r, int part) {
-                 int packed_scores[kMmaColumns];
-                 UEFL_UNROLL
-                 for (int i = 0; i < kMmaColumns; ++i) packed_scores[i] = pack(scores[i], i, packed.shift);
-                 top[r].add(packed_scores, part);
+                 if constexpr (kCross) {
+                   int all[kMmaColumns];
+                   UEFL_UNROLL
+                   for (int i = 0; i < kMmaColumns; ++i) all[i] = pack(scores[i], i, packed.shift);
+                   top[r].add(all, part);
+                 } else {
+                   top[r].add({pack(least_of_four(scores), 0, packed.shift),
+                               pack(least_of_four(scores + 4), 4, packed.shift)},
+                              part);
+                 }
                });
     UEFL_UNROLL
     for (int r = 0; r < 4; ++r) {
@@ -344,11 +352,26 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     __syncthreads();
     if (warp < kMmaLists) {
-      const int which = warp * kWarp + lane;
+      const int which = warp * kWarpRows + row_of(lane);
       TopTwo found{INT_MAX, INT_MAX, 0};
       for (int i = 0; i < 4; ++i)
         found.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
-      const int64_t output = output_of(which);
+      if constexpr (!kCross) {
+        const int64_t first_code = book * shape.padded_k;
+        const int chunks = static_cast<int>(mma_width(shape.d)) / kBlockElements;
+        const auto rows = [&](int chunk) {
+          return memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements;
+        };
+        const auto codewords = [&](int block, int chunk) {
+          return packed.halves + ((first_code / kBlockCodes + block) * chunks + chunk) * kBlockHalves;
+        };
+        const TopTwo again = score_again(
+            rows, codewords, chunks,
+            [&](int code) { return packed.half_norms[first_code + code] + base.base; }, found.index,
+            scale_down(known.norm[which], book_exponent(packed, book)), packed.shift, lane);
+        found = {again.best, lesser(found.second, again.second), again.index};
+      }
+      const int64_t output = lane % 2 == 0 ? output_of(which) : -1;
       const Verdict verdict(known.norm[which], known.rest[which], certificate, base);
       const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
       if (output >= 0 && certain) indices[output] = found.index;

@@ -160,6 +160,12 @@ __device__ inline int pack(float score, int column, int shift) {
   return multiply_add_integer(__float_as_int(score), shift, column);
 }
 
+// Scores are positive, so they order as integers.
+__device__ inline float least_of_four(const float* scores) {
+  const auto bits = [&](int i) { return __float_as_int(scores[i]); };
+  return __int_as_float(lesser(least(bits(0), bits(1), bits(2)), bits(3)));
+}
+
 // The two least of packed scores.
 struct TwoLeast {
   int best = INT_MAX, second = INT_MAX;
@@ -225,9 +231,14 @@ struct PackedTopTwo {
     UEFL_UNROLL
     for (int i = 0; i < kCount; ++i) all[i] = scores[i];
     all[kCount] = found.best;
-    const Grid<kCount + 1> grid(all);
-    const int best = least(grid.rows[0], grid.rows[1], grid.rows[2]);
-    found.second = least(found.second, second_of(grid.rows, best), second_of(grid.columns, best));
+    int best;
+    if constexpr (kCount == 2) {
+      best = least_of<3>(all), found.second = lesser(found.second, second_of(all, best));
+    } else {
+      const Grid<kCount + 1> grid(all);
+      best = least_of<3>(grid.rows);
+      found.second = least(found.second, second_of(grid.rows, best), second_of(grid.columns, best));
+    }
     tile = best < found.best ? number : tile;
     found.best = best;
   }
@@ -263,6 +274,58 @@ __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
               __shfl_xor_sync(kAllLanes, all.index, step));
   }
   return all;
+}
+
+// Rows of a warp are scored again by lanes 4 g and 4 g + 1 for row g, and the two others for row g + 8.
+constexpr int kWarpRows = 16, kRowBytes = kBlockElements * 2;
+__device__ inline int row_of(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
+
+// Member 0 to 3 of the four codewords that begin with this one.
+__device__ inline int member_of(int first, int member) { return first + member / 2 * 8 + member % 2; }
+
+// Scores the four codewords of the best group of every row again: one product for rows g and g + 8, with the
+// four codewords of each. rows(chunk) are the 16 rows of the warp, codewords(block, chunk) a block of
+// codewords, start(code) is what a product is subtracted from. Returns the best and the second of the four.
+template <class Rows, class Codewords, class Start>
+__device__ inline TopTwo score_again(const Rows& rows, const Codewords& codewords, int chunks,
+                                     const Start& start, int best_code, float down, int shift, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  best_code =
+      __shfl_sync(kAllLanes, best_code, lane & ~1);  // equal scores: two lanes may have chosen differently
+  // A lane takes eight neighbors of 32 elements, of rows and of codewords alike, for two products.
+  const auto pieces = [&](const void* block, int number, int half) {
+    return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(block) + number * kRowBytes +
+                                           ((4 * half + t) ^ number % 8) * 16);
+  };
+  float own[2] = {};
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    uint4 left[2][2];
+    UEFL_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      UEFL_UNROLL
+      for (int r = 0; r < 2; ++r) left[half][r] = pieces(rows(chunk), g + 8 * r, half);
+    }
+    UEFL_UNROLL_BY(2)
+    for (int i = 0; i < kWarpRows / 2; ++i) {
+      const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4);
+      float dot[4] = {};
+      UEFL_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const uint4 right = pieces(codewords(code / kBlockCodes, chunk), code % kBlockCodes, half);
+        multiply_add(dot, {left[half][0].x, left[half][1].x, left[half][0].y, left[half][1].y}, right.x,
+                     right.y);
+        multiply_add(dot, {left[half][0].z, left[half][1].z, left[half][0].w, left[half][1].w}, right.z,
+                     right.w);
+      }
+      if (g == i) own[0] += t < 2 ? dot[0] : dot[2], own[1] += t < 2 ? dot[1] : dot[3];
+    }
+  }
+  const int member = t % 2 * 2, code = member_of(best_code, member);
+  const int first = pack(fmaf(-own[0], down, start(code)), member, shift);
+  const int second = pack(fmaf(-own[1], down, start(code + 1)), member + 1, shift);
+  TwoLeast found{lesser(first, second), greater(first, second)};
+  found.add({__shfl_xor_sync(kAllLanes, found.best, 1), __shfl_xor_sync(kAllLanes, found.second, 1)});
+  return {found.best, found.second, member_of(best_code, found.best & ((1 << kColumnBits) - 1))};
 }
 
 // The distance of a score from the least one of the row beyond which its codeword is certainly farther away.

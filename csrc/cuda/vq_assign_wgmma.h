@@ -193,15 +193,14 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
     const Four<float> start = c == 0 ? early : load_four(starts + c);
     UEFL_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const auto score = [&](int e) { return fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down, start.of[e]); };
+      float scores[4];
+      UEFL_UNROLL
+      for (int e = 0; e < 4; ++e) scores[e] = fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down, start.of[e]);
       if constexpr (kCross) {
         UEFL_UNROLL
-        for (int e = 0; e < 4; ++e) packed[r][c + e] = pack(score(e), c + e, shift);
+        for (int e = 0; e < 4; ++e) packed[r][c + e] = pack(scores[e], c + e, shift);
       } else {
-        const auto bits = [&](int e) {
-          return __float_as_int(score(e));
-        };  // positive, so they order as integers
-        packed[r][c / 4] = pack(__int_as_float(lesser(least(bits(0), bits(1), bits(2)), bits(3))), c, shift);
+        packed[r][c / 4] = pack(least_of_four(scores), c, shift);
       }
     }
   }

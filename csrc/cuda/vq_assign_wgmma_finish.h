@@ -72,9 +72,6 @@ struct Candidates {
   }
 };
 
-// Lanes 4 g and 4 g + 1 take row g of a warp, the two others row g + 8.
-__device__ inline int row_of(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
-
 __device__ inline Candidates candidates_of(const Found (&found)[4], int lane) {
   const int first = lane % 2 * 2;
   const auto of = [&](int t) {
@@ -88,58 +85,6 @@ __device__ inline Candidates candidates_of(const Found (&found)[4], int lane) {
              __shfl_xor_sync(kAllLanes, all.third, 1), __shfl_xor_sync(kAllLanes, all.best_code, 1),
              __shfl_xor_sync(kAllLanes, all.next_code, 1)});
   return all;
-}
-
-// Member 0 to 3 of the four codewords that begin with this one.
-__device__ inline int member_of(int first, int member) { return first + member / 2 * 8 + member % 2; }
-
-// Scores the four codewords of the best group of every row again, a chunk of elements being all there is: one
-// product for rows g and g + 8, with the four codewords of each. Returns the best and the second of the row's
-// four.
-__device__ inline TopTwo score_again(const unsigned char* tile, const Memory& memory, const Packed& packed,
-                                     const Stages& stages, int first_tile, int best_code, float down,
-                                     int warp, int lane) {
-  const int g = lane / 4, t = lane % 4;
-  best_code =
-      __shfl_sync(kAllLanes, best_code, lane & ~1);  // equal scores: two lanes may have chosen differently
-  // A lane takes eight neighbors of 32 elements, of rows and of codewords alike, for two products.
-  const auto pieces = [&](const void* row, int number, int half) {
-    return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(row) +
-                                           ((4 * half + t) ^ number % 8) * 16);
-  };
-  uint4 rows[2][2];
-  UEFL_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    UEFL_UNROLL
-    for (int r = 0; r < 2; ++r)
-      rows[half][r] = pieces(tile + (warp * kWarpRows + g + 8 * r) * (kBlockElements * 2), g, half);
-  }
-  float own[2] = {};
-  UEFL_UNROLL_BY(2)
-  for (int i = 0; i < kWarpRows / 2; ++i) {
-    const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4),
-              block = code / kBlockCodes;
-    const uint16_t* codes = stages.resident ? memory.codes(first_tile + block)
-                                            : packed.halves + int64_t{first_tile + block} * kBlockHalves;
-    float dot[4] = {};
-    UEFL_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const uint4 right = pieces(codes + code % kBlockCodes * kBlockElements, code, half);
-      multiply_add(dot, {rows[half][0].x, rows[half][1].x, rows[half][0].y, rows[half][1].y}, right.x,
-                   right.y);
-      multiply_add(dot, {rows[half][0].z, rows[half][1].z, rows[half][0].w, rows[half][1].w}, right.z,
-                   right.w);
-    }
-    if (g == i) own[0] = t < 2 ? dot[0] : dot[2], own[1] = t < 2 ? dot[1] : dot[3];
-  }
-  const int code = member_of(best_code, t % 2 * 2);
-  const float* starts =
-      packed.starts + int64_t{first_tile + code / kBlockCodes} * kStarts + start_place(code % kBlockCodes);
-  const int first = pack(fmaf(-own[0], down, starts[0]), t % 2 * 2, packed.shift);
-  const int second = pack(fmaf(-own[1], down, starts[1]), t % 2 * 2 + 1, packed.shift);
-  TwoLeast found{lesser(first, second), greater(first, second)};
-  found.add({__shfl_xor_sync(kAllLanes, found.best, 1), __shfl_xor_sync(kAllLanes, found.second, 1)});
-  return {found.best, found.second, member_of(best_code, found.best & ((1 << kColumnBits) - 1))};
 }
 
 // A row of a lane and its codeword in its book; no row: negative.
@@ -280,8 +225,17 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
     if constexpr (!kCross) {
       const int first_tile = static_cast<int>(item.book) * stages.items.code_tiles;
-      const TopTwo again = score_again(memory.tile(tiles.place, 0), memory, packed, stages, first_tile,
-                                       known.best_code, judge.down, warp, lane);
+      const auto codewords = [&](int block, int) -> const uint16_t* {
+        return stages.resident ? memory.codes(first_tile + block)
+                               : packed.halves + int64_t{first_tile + block} * kBlockHalves;
+      };
+      const auto start = [&](int code) {
+        return packed
+            .starts[int64_t{first_tile + code / kBlockCodes} * kStarts + start_place(code % kBlockCodes)];
+      };
+      const auto tile = [&](int) { return memory.tile(tiles.place, 0) + warp * (kWarpRows * kRowBytes); };
+      const TopTwo again =
+          score_again(tile, codewords, 1, start, known.best_code, judge.down, packed.shift, lane);
       found = {again.best, lesser(found.second, again.second), again.index};
     }
     const float norm = slot->norm[row], rest = slot->rest[row];

@@ -9,8 +9,8 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128, kGroupWarps = kGroupThreads / kWarp, kGroupRows = 64,
-              kWarpRows = kGroupRows / kGroupWarps;
+constexpr int kGroupThreads = 128, kGroupWarps = kGroupThreads / kWarp, kGroupRows = 64;
+static_assert(kGroupRows == kGroupWarps * kWarpRows);
 constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2,
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16

@@ -35,14 +35,14 @@ static void check(const char* what, const Codebook& codebook, const cuda::Shape&
   }
 }
 
-template <class T>
+template <bool kCross, class T>
 static void check_mma(Codebook& codebook, const T* x, const cuda::Shape& shape,
                       const std::vector<int64_t>& expected, bool exact) {
   constexpr unsigned kBlocks = 2;
   codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: memory that was not written
-  emulation::launch(kBlocks, cuda::kThreads, cuda::search_mma<T>, x, shape, codebook.packed, exact,
+  emulation::launch(kBlocks, cuda::kThreads, cuda::search_mma<T, kCross>, x, shape, codebook.packed, exact,
                     indices.data());
   check("mma", codebook, shape, indices, expected, exact);
 }
@@ -95,7 +95,8 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewo
                     answer.scored.data());
   answer.indices = answer.scored;
   emulation::launch(1, 64, cuda::rescore<T>, x, shape, codebook.packed, answer.indices.data());
-  check_mma(codebook, x, shape, answer.indices, certify);
+  check_mma<true>(codebook, x, shape, answer.indices, certify);
+  check_mma<false>(codebook, x, shape, answer.indices, certify);
   if constexpr (sizeof(T) <= sizeof(float)) {
     check_wgmma<2>(codebook, x, shape, answer.indices, certify);
     check_wgmma<3>(codebook, x, shape, answer.indices, certify);

@@ -15,7 +15,7 @@
 
 namespace cuda = uefl::cuda;
 
-enum class Search { cross, groups, longer, mma, float32 };
+enum class Search { cross, groups, longer, mma, mma_groups, float32 };
 
 struct Path {
   Search search;
@@ -214,10 +214,11 @@ static void other(Codebook& codebook, const std::vector<T>& x, const cuda::Shape
                   const std::vector<int64_t>& expected, Path& path) {
   constexpr unsigned kBlocks = 2;
   std::vector<int64_t> indices(shape.outputs, -2);
-  if (path.search == Search::mma) {
+  if (path.search != Search::float32) {
     codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    emulation::launch(kBlocks, cuda::kThreads, cuda::search_mma<T>, x.data(), shape, codebook.packed, true,
+    const auto kernel = path.search == Search::mma ? cuda::search_mma<T, true> : cuda::search_mma<T, false>;
+    emulation::launch(kBlocks, cuda::kThreads, kernel, x.data(), shape, codebook.packed, true,
                       indices.data());
     path.open += static_cast<int64_t>(codebook.open().size());
   } else {
@@ -276,7 +277,8 @@ void run() {
   const Path paths[] = {{Search::cross, "wgmma, cross", 1, 64, true},
                         {Search::groups, "wgmma, groups of four", 1, 64, true},
                         {Search::longer, "wgmma, long rows", 65, 520, true},
-                        {Search::mma, "mma", 1, 520, false},
+                        {Search::mma, "mma, cross", 1, 520, false},
+                        {Search::mma_groups, "mma, groups of four", 1, 520, false},
                         {Search::float32, "float32", 1, 100, false}};
   const char* only = std::getenv("UEFL_CUDA_PATH");
   for (const Path& path : paths) {

@@ -103,12 +103,15 @@ unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
 
 unsigned mma_blocks(const Shape& shape) { return blocks_of_tiles(mma_tiles(shape), 4); }
 
+// Up to this number of codewords all are compared: to score four of them again costs as much as it saves.
+constexpr int64_t kMostCompared = 512;
+
 template <class T>
 void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices,
                 cudaStream_t stream) {
-  allow_shared("vq_assign", search_mma<T>, mma_bytes(shape.d));
-  search_mma<T>
-      <<<mma_blocks(shape), kThreads, mma_bytes(shape.d), stream>>>(x, shape, packed, exact, indices);
+  const auto kernel = shape.k <= kMostCompared ? search_mma<T, true> : search_mma<T, false>;
+  allow_shared("vq_assign", kernel, mma_bytes(shape.d));
+  kernel<<<mma_blocks(shape), kThreads, mma_bytes(shape.d), stream>>>(x, shape, packed, exact, indices);
 }
 
 template <class T>
@@ -123,9 +126,7 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
   if (stages.chunks > 1)
     return launch(three ? search_wgmma<T, 3, true, true> : search_wgmma<T, 2, true, true>,
                   three ? Layout<3>::kThreads : Layout<2>::kThreads);
-  // Few codewords are compared as they are: to look closer at four of them costs as much as it saves up to
-  // some 512.
-  launch(shape.k <= 512 ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>,
+  launch(shape.k <= kMostCompared ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>,
          Layout<3>::kThreads);
 }
 
