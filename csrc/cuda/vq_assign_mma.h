@@ -359,17 +359,16 @@ __global__ void __launch_bounds__(kThreads, 2)
       if constexpr (!kCross) {
         const int64_t first_code = book * shape.padded_k;
         const int chunks = static_cast<int>(mma_width(shape.d)) / kBlockElements;
-        const auto rows = [&](int chunk) {
-          return memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements;
-        };
-        const auto codewords = [&](int block, int chunk) {
-          return packed.halves + ((first_code / kBlockCodes + block) * chunks + chunk) * kBlockHalves;
-        };
-        const TopTwo again = score_again(
-            rows, codewords, chunks,
-            [&](int code) { return packed.half_norms[first_code + code] + base.base; }, found.index,
-            scale_down(known.norm[which], book_exponent(packed, book)), packed.shift, lane);
-        found = {again.best, lesser(found.second, again.second), again.index};
+        Again again(found.index, lane);
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          again.add(memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements, [&](int block) {
+            return packed.halves + ((first_code / kBlockCodes + block) * chunks + chunk) * kBlockHalves;
+          });
+        }
+        const float* half = packed.half_norms + first_code + again.code();
+        const float down = scale_down(known.norm[which], book_exponent(packed, book));
+        const TopTwo four = again.result({half[0] + base.base, half[1] + base.base}, down, packed.shift);
+        found = {four.best, lesser(found.second, four.second), four.index};
       }
       const int64_t output = lane % 2 == 0 ? output_of(which) : -1;
       const Verdict verdict(known.norm[which], known.rest[which], certificate, base);

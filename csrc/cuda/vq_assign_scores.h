@@ -277,56 +277,70 @@ __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
 }
 
 // Rows of a warp are scored again by lanes 4 g and 4 g + 1 for row g, and the two others for row g + 8.
-constexpr int kWarpRows = 16, kRowBytes = kBlockElements * 2;
+constexpr int kWarpRows = 16;
 __device__ inline int row_of(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
 
 // Member 0 to 3 of the four codewords that begin with this one.
 __device__ inline int member_of(int first, int member) { return first + member / 2 * 8 + member % 2; }
 
-// Scores the four codewords of the best group of every row again: one product for rows g and g + 8, with the
-// four codewords of each. rows(chunk) are the 16 rows of the warp, codewords(block, chunk) a block of
-// codewords, start(code) is what a product is subtracted from. Returns the best and the second of the four.
-template <class Rows, class Codewords, class Start>
-__device__ inline TopTwo score_again(const Rows& rows, const Codewords& codewords, int chunks,
-                                     const Start& start, int best_code, float down, int shift, int lane) {
-  const int g = lane / 4, t = lane % 4;
-  best_code =
-      __shfl_sync(kAllLanes, best_code, lane & ~1);  // equal scores: two lanes may have chosen differently
-  // A lane takes eight neighbors of 32 elements, of rows and of codewords alike, for two products.
-  const auto pieces = [&](const void* block, int number, int half) {
-    return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(block) + number * kRowBytes +
-                                           ((4 * half + t) ^ number % 8) * 16);
-  };
-  float own[2] = {};
-  for (int chunk = 0; chunk < chunks; ++chunk) {
+// The four codewords of the best group of every row are scored again: a lane has two of the four, for the row
+// of row_of().
+struct Again {
+  int best_code, lane;
+  float dot[2] = {};
+
+  // Equal scores: two lanes of a row may have chosen differently.
+  __device__ Again(int code, int of_lane)
+      : best_code(__shfl_sync(kAllLanes, code, of_lane & ~1)), lane(of_lane) {}
+
+  // A chunk of the 16 rows of the warp, and of the blocks of codewords: one product for rows g and g + 8,
+  // with the four codewords of each.
+  template <class Codewords>
+  __device__ void add(const void* rows, const Codewords& codewords) {
+    const int g = lane / 4, t = lane % 4;
+    // A lane takes eight neighbors of 32 elements, of rows and of codewords alike, for two products.
+    const auto pieces = [&](const void* row, int number, int half) {
+      return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(row) +
+                                             ((4 * half + t) ^ number % 8) * 16);
+    };
     uint4 left[2][2];
     UEFL_UNROLL
     for (int half = 0; half < 2; ++half) {
       UEFL_UNROLL
-      for (int r = 0; r < 2; ++r) left[half][r] = pieces(rows(chunk), g + 8 * r, half);
+      for (int r = 0; r < 2; ++r)
+        left[half][r] =
+            pieces(static_cast<const unsigned char*>(rows) + (g + 8 * r) * (kBlockElements * 2), g, half);
     }
     UEFL_UNROLL_BY(2)
     for (int i = 0; i < kWarpRows / 2; ++i) {
       const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4);
-      float dot[4] = {};
+      const uint16_t* codeword = codewords(code / kBlockCodes) + code % kBlockCodes * kBlockElements;
+      float sums[4] = {};
       UEFL_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const uint4 right = pieces(codewords(code / kBlockCodes, chunk), code % kBlockCodes, half);
-        multiply_add(dot, {left[half][0].x, left[half][1].x, left[half][0].y, left[half][1].y}, right.x,
+        const uint4 right = pieces(codeword, code, half);
+        multiply_add(sums, {left[half][0].x, left[half][1].x, left[half][0].y, left[half][1].y}, right.x,
                      right.y);
-        multiply_add(dot, {left[half][0].z, left[half][1].z, left[half][0].w, left[half][1].w}, right.z,
+        multiply_add(sums, {left[half][0].z, left[half][1].z, left[half][0].w, left[half][1].w}, right.z,
                      right.w);
       }
-      if (g == i) own[0] += t < 2 ? dot[0] : dot[2], own[1] += t < 2 ? dot[1] : dot[3];
+      if (g == i) dot[0] += t < 2 ? sums[0] : sums[2], dot[1] += t < 2 ? sums[1] : sums[3];
     }
   }
-  const int member = t % 2 * 2, code = member_of(best_code, member);
-  const int first = pack(fmaf(-own[0], down, start(code)), member, shift);
-  const int second = pack(fmaf(-own[1], down, start(code + 1)), member + 1, shift);
-  TwoLeast found{lesser(first, second), greater(first, second)};
-  found.add({__shfl_xor_sync(kAllLanes, found.best, 1), __shfl_xor_sync(kAllLanes, found.second, 1)});
-  return {found.best, found.second, member_of(best_code, found.best & ((1 << kColumnBits) - 1))};
-}
+
+  // The first of the two codewords of this lane.
+  __device__ int code() const { return member_of(best_code, lane % 2 * 2); }
+
+  // The best and the second of the four; the products are subtracted from start.
+  __device__ TopTwo result(const float2& start, float down, int shift) const {
+    const int member = lane % 2 * 2;
+    const int first = pack(fmaf(-dot[0], down, start.x), member, shift),
+              second = pack(fmaf(-dot[1], down, start.y), member + 1, shift);
+    TwoLeast found{lesser(first, second), greater(first, second)};
+    found.add({__shfl_xor_sync(kAllLanes, found.best, 1), __shfl_xor_sync(kAllLanes, found.second, 1)});
+    return {found.best, found.second, member_of(best_code, found.best & ((1 << kColumnBits) - 1))};
+  }
+};
 
 // The distance of a score from the least one of the row beyond which its codeword is certainly farther away.
 struct Verdict {

@@ -225,18 +225,16 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
     if constexpr (!kCross) {
       const int first_tile = static_cast<int>(item.book) * stages.items.code_tiles;
-      const auto codewords = [&](int block, int) -> const uint16_t* {
+      Again again(known.best_code, lane);
+      again.add(memory.tile(tiles.place, 0) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
         return stages.resident ? memory.codes(first_tile + block)
                                : packed.halves + int64_t{first_tile + block} * kBlockHalves;
-      };
-      const auto start = [&](int code) {
-        return packed
-            .starts[int64_t{first_tile + code / kBlockCodes} * kStarts + start_place(code % kBlockCodes)];
-      };
-      const auto tile = [&](int) { return memory.tile(tiles.place, 0) + warp * (kWarpRows * kRowBytes); };
-      const TopTwo again =
-          score_again(tile, codewords, 1, start, known.best_code, judge.down, packed.shift, lane);
-      found = {again.best, lesser(found.second, again.second), again.index};
+      });
+      const int code = again.code();
+      const float* start = packed.starts + int64_t{first_tile + code / kBlockCodes} * kStarts +
+                           start_place(code % kBlockCodes);
+      const TopTwo four = again.result({start[0], start[1]}, judge.down, packed.shift);
+      found = {four.best, lesser(found.second, four.second), four.index};
     }
     const float norm = slot->norm[row], rest = slot->rest[row];
     __syncwarp();  // all lanes have read the buffer that is released
