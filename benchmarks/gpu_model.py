@@ -95,14 +95,16 @@ TARGETS: dict[tuple[str, str], float | None] = {
 }
 PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
 
-# Of sm_90a, and near enough elsewhere, where a name says no other. The first seven are counted again where
+# Of sm_90a, and near enough elsewhere, where a name says no other. The first nine are counted again where
 # nvcc is there.
 COUNTS: dict[str, Counts] = {
     # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
-    "cross, sm_90a": {"issue": 5.05, "alu": 2.2, "imad": 1.2, "fma": 1.0},
-    "four, sm_90a": {"issue": 3.5, "alu": 1.53, "imad": 0.38, "fma": 1.0},
-    "score, sm_80": {"issue": 6.9, "alu": 3.6, "imad": 1.28, "fma": 1.25},
-    "score, sm_100": {"issue": 6.4, "alu": 3.1, "imad": 1.12, "fma": 1.25},
+    "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
+    "four, sm_90a": {"issue": 3.11, "alu": 1.2, "imad": 0.36, "fma": 1.0},
+    "cross, sm_80": {"issue": 7.06, "alu": 3.56, "imad": 1.38, "fma": 1.25},
+    "four, sm_80": {"issue": 4.94, "alu": 2.22, "imad": 0.59, "fma": 1.25},
+    "cross, sm_100": {"issue": 5.97, "alu": 2.41, "imad": 1.38, "fma": 1.25},
+    "four, sm_100": {"issue": 4.56, "alu": 1.78, "imad": 0.56, "fma": 1.25},
     # head: 32 units of two rows and two passes
     "masks": {"issue": 311, "alu": 164, "imad": 75, "fma": 16},
     # k-means: an element of row_sums, and of row_squares
@@ -112,8 +114,8 @@ COUNTS: dict[str, Counts] = {
     # elements, with loads and addresses; the conversion of an element of a row to float16, the rest per row,
     # an element of gather, a score of the second pass, an element of a candidate there, and two passes of a
     # row of the head, for its softmax.
-    "product, sm_80": {"issue": 6.8, "alu": 2.3, "imad": 2.0},
-    "product, sm_100": {"issue": 5.3, "alu": 1.4, "imad": 1.1},
+    "product, sm_80": {"issue": 6.1, "alu": 2.3, "imad": 1.7},
+    "product, sm_100": {"issue": 4.3, "alu": 1.4, "imad": 0.8},
     "element": {"issue": 18.3, "alu": 4.0, "imad": 2.2, "fma": 7.9},
     "row": {"issue": 800, "alu": 260, "imad": 100, "fma": 40},
     "gather": {"issue": 17, "alu": 5, "imad": 5.6, "fma": 2, "f64": 0.25, "convert": 0.25},
@@ -123,7 +125,7 @@ COUNTS: dict[str, Counts] = {
     # Cycles of benchmarks.gpu_issue: a round of three warps of search_wgmma, 128 codewords each, in turn; a
     # block of 32 units of head. The mean of the model's results for latencies
     # of 4 to 8 cycles.
-    "in order": {"cross": 1375, "four": 1046, "head": 505},
+    "in order": {"cross": 1212, "four": 805, "head": 505},
 }
 PIPES = (
     ("imad", r"IMAD"),
@@ -151,9 +153,9 @@ def counted() -> dict[str, Counts]:
     def loop(stem: str, kernel: str, instance: str, *inside: str, code: str = "90a") -> list[str]:
         return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], *inside))
 
-    def comparison(code: str) -> Counts:
-        # the first pass; the second notes candidates
-        search = loop("vq_assign", "search_mma", "f", "HMMA", "ATOMS", code=code)
+    def comparison(code: str, instance: str) -> Counts:
+        # the first pass; the second notes candidates, and where four codewords are scored again lanes shuffle
+        search = loop("vq_assign", "search_mma", instance, "HMMA", "ATOMS|SHFL", code=code)
         return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
 
     return {
@@ -163,7 +165,11 @@ def counted() -> dict[str, Counts]:
             )
             for way, instance in WAYS.items()
         },
-        **{f"score, sm_{code}": comparison(code) for code in ("80", "100")},
+        **{
+            f"{way}, sm_{code}": comparison(code, instance)
+            for code in ("80", "100")
+            for way, instance in MMA_WAYS.items()
+        },
         "masks": by_pipe(loop("mc_dropout_mlp", "head", "Li2ELb0E", "HMMA"), 1),
         "sum": by_pipe(loop("kmeans_step", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
         "square": by_pipe(loop("kmeans_step", "row_squares", "ff", "DADD"), 4),
@@ -201,8 +207,9 @@ def open_share(k: int, itemsize: int, d: int) -> float:
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
 
 
-# The comparisons of search_wgmma, and the instances of float32.
+# The comparisons of search_wgmma and search_mma, and the instances of float32.
 WAYS = {"cross": "fLi3ELb0ELb1E", "four": "fLi3ELb0ELb0E"}
+MMA_WAYS = {"cross": "fLb1E", "four": "fLb0E"}
 SETTLED = 0.75  # share of the open rows that search_wgmma decides at once: 0.71 to 0.85 in simulations
 PACK, WGMMA, MMA, OPEN = "pack_codebook", "search_wgmma", "search_mma<", "open rows"
 PRODUCT = "gemm"  # torch's, in float32: the same number of multiply-adds
@@ -215,9 +222,8 @@ def shown(kernel: str) -> str:
 
 def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
     some = n * open_share(k, itemsize, d)
-    way = "four" if k > 512 and d <= 64 else "cross"
-    score = of[f"{way}, sm_90a" if code == "90a" else f"score, sm_{code}"]
-    counts = [(n * k, score), (n * d, of["element"]), (n, of["row"])]
+    way = "four" if k > 512 and (d <= 64 or code != "90a") else "cross"
+    counts = [(n * k, of[f"{way}, sm_{code}"]), (n * d, of["element"]), (n, of["row"])]
     moved, flops = n * (d * itemsize + 8), 2.0 * n * d * k
     if code != "90a":
         counts.append((n * k * -(-d // 64), of[f"product, sm_{code}"]))

@@ -115,18 +115,18 @@ def operations(lines: list[str]) -> list[str]:
     return [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in lines if not line.startswith(".L_")]
 
 
-def innermost_loop(lines: list[str], pattern: str, but: str = "$^") -> list[str]:
-    """Return the shortest loop with an instruction that matches ``pattern``, and with none that matches
-    ``but``."""
+def innermost_loop(lines: list[str], pattern: str | tuple[str, ...], but: str = "$^") -> list[str]:
+    """Return the shortest loop with an instruction that matches ``pattern``, or one for each of several, and
+    with none that matches ``but``."""
+    patterns = (pattern,) if isinstance(pattern, str) else pattern
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
     loops = []
     for i, line in enumerate(lines):
         target = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
-        if (
-            target
-            and (begin := labels[target[1]]) < i
-            and any(re.search(pattern, inner) for inner in lines[begin:i])
-            and not any(re.search(but, inner) for inner in lines[begin:i])
+        begin = labels.get(target[1], i) if target else i
+        inside = lines[begin:i]
+        if all(any(re.search(one, inner) for inner in inside) for one in patterns) and not any(
+            re.search(but, inner) for inner in inside
         ):
             loops.append(lines[begin : i + 1])
     return min(loops, key=len)

@@ -473,7 +473,7 @@ def test_the_model_follows_the_shape():
     assert [row.wall for row in few[:2]] == ["launch", "L2"]
     assert few[0].us == many[0].us == gpu_model.LAUNCH
     assert us("vq", "1000000x64x8192")[1].us > 8 * few[1].us
-    assert us("vq", "1000000x64x8192")[1].wall == "in order"
+    assert us("vq", "1000000x64x8192")[1].wall == "tensor"
     assert us("vq_assign", "1000000x128x1024xfloat16")[1].wall == "tensor"
     assert us("vq_assign", "1048576x512x1024xfloat16")[1].wall == "L2"
     assert [row.wall for row in us("vq_assign", "1000x64x256xfloat16")] == ["launch", "launch", "issue"]

@@ -370,6 +370,16 @@ def resolve(name: str, x: torch.Tensor) -> Any:
     return _overloads[_NAMESPACE[_forced], name]
 
 
+def call(name: str, x: torch.Tensor, arguments: Sequence[Any], differentiable: bool) -> Any:
+    """Call an op. The autograd of an op is a Python function, even where nothing needs a gradient: such calls
+    go below it, straight to the kernel. A graph under compilation keeps the whole op."""
+    op = resolve(name, x)
+    if differentiable or torch.compiler.is_compiling():
+        return op(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
 def check(name: str, device: torch.device | str) -> None:
     """Raise the error of the machine that the first call of an op on this device would raise.
 

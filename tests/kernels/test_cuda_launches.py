@@ -38,7 +38,7 @@ def test_a_codebook_is_packed_by_one_launch():
     assert "<<<" not in packing
     # One for each search, and what follows the search in float32.
     launched = calls(source, r"(\w+)(?:<[^<>;]*>)?\s*<<<")
-    assert sorted(launched) == ["kernel", "rescore", "search_float32", "search_mma"]
+    assert sorted(launched) == ["kernel", "kernel", "rescore", "search_float32"]
     passes = body(source, "std::pair<Tensor, bool> assign(")
     assert sorted(calls(passes, r"launch_\w+")) == ["launch_mma", "launch_pack", "launch_wgmma"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -398,3 +400,20 @@ def test_forward_mode_is_an_error_and_not_a_zero(position):
         arguments[position] = forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))
         with pytest.raises(RuntimeError, match=r"^vq: .*forward-mode"):
             vq(*arguments)
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_only_gradients_call_autograd_in_python(differentiable):
+    files = set()
+
+    def note(frame, event, _):
+        files.add(frame.f_code.co_filename)
+
+    x, codebook = normal(4, 8), normal(3, 8).requires_grad_(differentiable)
+    vq(x, codebook)
+    sys.setprofile(note)
+    try:
+        vq(x, codebook)
+    finally:
+        sys.setprofile(None)
+    assert any(name.endswith("_library/autograd.py") for name in files) == differentiable

@@ -9,7 +9,7 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, packed
 from ..._dtypes import result_dtype
-from ..._library import define, define_autograd, define_composed, define_vmap, once_differentiable, resolve
+from ..._library import call, define, define_autograd, define_composed, define_vmap, once_differentiable
 from ..._snapshot import snapshot
 from ..vq import ESTIMATORS, grad_codebook
 from . import composed
@@ -294,10 +294,11 @@ def _call(
 def run(given: composed.Arguments) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
     """Call the op with arguments that are valid; indices are ``[..., S, Q]``."""
     check_reverse_mode("rvq", given.x, *given.codebooks)
-    if torch.compiler.is_compiling() and _differentiable(given.x, *given.codebooks):
+    differentiable = _differentiable(given.x, *given.codebooks)
+    if torch.compiler.is_compiling() and differentiable:
         # the caller may update them in place before the backward pass; eager autograd refuses that
         given = given._replace(codebooks=[snapshot(codebook) for codebook in given.codebooks])
-    quantized, indices, losses, counts, sums = resolve("rvq", given.x)(*given)
+    quantized, indices, losses, counts, sums = call("rvq", given.x, given, differentiable)
     out = RVQOutput(quantized, indices, losses, tuple(_split(counts, given.codebooks)))
     return out, tuple(_split(sums, given.codebooks)) if given.with_sums else ()
 

@@ -9,7 +9,7 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, packed
 from ..._dtypes import result_dtype
-from ..._library import define, define_autograd, define_composed, once_differentiable, resolve
+from ..._library import call, define, define_autograd, define_composed, once_differentiable
 from ..._snapshot import snapshot
 from .. import vq_backward as _defined_first  # noqa: F401
 from . import composed
@@ -234,11 +234,8 @@ def _call(
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_reverse_mode("vq", x, codebook)
     check_weights("vq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
-    if (
-        torch.compiler.is_compiling()
-        and torch.is_grad_enabled()
-        and (x.requires_grad or codebook.requires_grad)
-    ):
+    differentiable = torch.is_grad_enabled() and (x.requires_grad or codebook.requires_grad)
+    if torch.compiler.is_compiling() and differentiable:
         # the caller may update it in place before the backward pass; eager autograd refuses that
         codebook = snapshot(codebook)
     codebook = packed("vq", "codebook", codebook)
@@ -252,5 +249,5 @@ def _call(
         float(commitment_weight),
         estimator == "rotation",
     )
-    *out, sums = resolve("vq", x)(*given)
+    *out, sums = call("vq", x, given, differentiable)
     return VQOutput(*out), sums
