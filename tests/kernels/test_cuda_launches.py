@@ -96,7 +96,7 @@ def test_driver_queries_are_in_one_place():
 
 PROBE = """
 #include "tests/cpp/cuda/emulation.h"
-#include "ops/cuda/vq_assign.h"
+#include "ops/cuda/search_launch.h"
 const void* probe() { return reinterpret_cast<const void*>(&uefl::cuda::assign); }
 """
 
