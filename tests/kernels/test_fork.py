@@ -1,0 +1,36 @@
+"""A child that was forked after the kernels ran in the parent."""
+
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import os, select
+import torch
+from uefl_kernels import KMeans
+from uefl_kernels.nn import VectorQuantize
+
+torch.set_num_threads(2)
+x, layer = torch.randn(400, 8), VectorQuantize(8, 16).eval()
+
+def call():
+    return KMeans(4, random_state=0).fit(x).labels_, layer(x)[1]
+
+right = call()
+read, write = os.pipe()
+if os.fork() == 0:
+    torch.set_num_threads(1)
+    same = all(map(torch.equal, call(), right))
+    os.write(write, b"same" if same else b"other")
+    os._exit(0)
+ready = select.select([read], [], [], 30)[0]
+print(os.read(read, 9).decode() if ready else "hangs")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork")
+def test_a_forked_child_with_one_thread_gives_the_same_bits():
+    """With more threads it hangs in OpenMP, as plain PyTorch does; docs/kmeans.md says so."""
+    result = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "same", result.stderr
