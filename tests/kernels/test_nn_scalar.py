@@ -194,6 +194,20 @@ def test_indices_of_more_codewords_than_int32_holds(layer):
     torch.testing.assert_close(layer.decode(indices), quantized)
 
 
+@pytest.mark.parametrize("name", ["FSQ", "LFQ", "FSP", "LatentQuantize", "ResidualLFQ"])
+@pytest.mark.parametrize("wrong", [-2, 10**6])
+def test_indices_of_no_codeword_are_refused(name, wrong):
+    make, shape = SCALAR[name]
+    layer = make().eval()
+    indices = layer.encode(normal(*shape)).long()
+    indices.view(-1)[3] = wrong
+    if name == "ResidualLFQ" and wrong < 0:  # there it is a quantizer that is left out
+        assert layer.decode(indices).isfinite().all()
+        return
+    with pytest.raises(IndexError, match="indices"):
+        layer.decode(indices)
+
+
 def test_more_codewords_than_int64_holds():
     for make in (FSQ, FSP, lambda levels: LatentQuantize(levels, len(levels))):
         with pytest.raises(ValueError, match="levels"):

@@ -56,6 +56,20 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
     return indices.long()
 
 
+def within(layer: str, indices: Any, size: int) -> torch.Tensor:
+    """Return indices as int64, each of one of ``size`` codewords. On the CPU another one raises IndexError;
+    without a codebook to look it up, nothing else would."""
+    found = as_indices(layer, indices)
+    plain = type(found) is torch.Tensor  # no fake tensor
+    readable = plain and found.device.type == "cpu" and found.numel() > 0
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if readable and not traced and torch._C._functorch.peek_interpreter_stack() is None:
+        least, most = (int(value) for value in found.aminmax())
+        if least < 0 or most >= size:
+            raise IndexError(f"{layer}: indices must be from 0 to {size - 1}, got {least} to {most}")
+    return found
+
+
 def channels_last(layer: str, x: torch.Tensor, dim: int, second: bool, name: str = "x") -> torch.Tensor:
     """Return vectors with their ``dim`` channels in the last dimension; they come second where ``second`` is
     true.

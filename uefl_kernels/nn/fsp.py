@@ -12,7 +12,6 @@ from torch import nn
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
-    as_indices,
     channels_last,
     counts,
     fixed,
@@ -20,6 +19,7 @@ from ._shared import (
     place_values,
     refuse_together,
     straight_through,
+    within,
 )
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -253,7 +253,8 @@ class FSP(ConstantBuffers, Coder):
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the numbers of bins ``[..., d]`` of indices ``[...]``."""
-        return as_indices("FSP", indices).unsqueeze(-1) // self._basis % self._levels
+        indices = within("FSP", indices, self.codebook_size)
+        return indices.unsqueeze(-1) // self._basis % self._levels
 
     def indices_to_act_value(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the middles of the bins ``[..., d]`` of indices ``[...]``."""

@@ -22,6 +22,7 @@ from ._shared import (
     place_values,
     refuse_together,
     straight_through,
+    within,
 )
 from .residual_vq import ResidualQuantizer
 
@@ -207,7 +208,8 @@ class FSQ(ConstantBuffers, Coder):
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the level of every element, ``[..., d]``, of integers ``[...]``."""
-        return as_indices("FSQ", indices).unsqueeze(-1) // self._counted() % self._levels
+        indices = within("FSQ", indices, self.codebook_size)
+        return indices.unsqueeze(-1) // self._counted() % self._levels
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
         """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``."""

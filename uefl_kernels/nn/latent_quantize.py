@@ -14,12 +14,12 @@ from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
     absent,
-    as_indices,
     channels_last,
     counts,
     fixed,
     place_values,
     refuse_together,
+    within,
 )
 
 
@@ -174,7 +174,8 @@ class LatentQuantize(ConstantBuffers, Coder):
 
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
-        places = as_indices("LatentQuantize", indices).unsqueeze(-1) // self._basis % self._levels
+        indices = within("LatentQuantize", indices, math.prod(self._level_list))
+        places = indices.unsqueeze(-1) // self._basis % self._levels
         codes = self._values(places)
         codes = codes.flatten(-2) if self._keep else codes
         codes = self.project_out(codes) if project_out else codes

@@ -15,13 +15,13 @@ from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
     absent,
-    as_indices,
     channels_last,
     counts,
     fixed,
     no_autocast,
     refuse_together,
     straight_through,
+    within,
 )
 from .fsq import GroupedScalar, ResidualScalarQuantizer
 
@@ -226,7 +226,7 @@ class LFQ(ConstantBuffers, Coder):
 
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
-        indices = as_indices("LFQ", indices)
+        indices = within("LFQ", indices, self.codebook_size)
         image = indices.dim() >= 3 + int(self._keep) if self.channel_first is None else self.channel_first
         indices = indices if self._keep else indices.unsqueeze(-1)
         codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self.codebook.dtype)))
