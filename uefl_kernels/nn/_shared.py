@@ -62,7 +62,7 @@ def within(layer: str, indices: Any, size: int) -> torch.Tensor:
     found = as_indices(layer, indices)
     plain = type(found) is torch.Tensor  # no fake tensor
     readable = plain and found.device.type == "cpu" and found.numel() > 0
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if readable and not traced and torch._C._functorch.peek_interpreter_stack() is None:
         least, most = (int(value) for value in found.aminmax())
         if least < 0 or most >= size:
