@@ -39,12 +39,16 @@ class Frames(BenchmarkCase):
 
 
 def gaussian(case: Frames, device: str) -> Inputs:
-    """Return x [N, D] and codebooks [Q, K, D]: standard normal, seeded. Each stage has codewords of half the
-    size of those before."""
+    """Return x [N, D], standard normal, and the random codebooks [Q, K, D] of a good residual quantizer.
+
+    A stage with K codewords leaves a residual of r = K^(-1/D) times the size, so its codewords have the
+    variance 1 - r^2 of its input (Equitz and Cover 1991, "Successive Refinement of Information", theorem 3).
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(case.n, case.dim, generator=generator)
     codebooks = torch.randn(case.quantizers, case.k, case.dim, generator=generator)
-    codebooks *= 0.5 ** torch.arange(case.quantizers)[:, None, None]
+    rest = case.k ** (-1 / case.dim)
+    codebooks *= (1 - rest**2) ** 0.5 * rest ** torch.arange(case.quantizers)[:, None, None]
     return x.to(device), codebooks.to(device)
 
 
