@@ -4,7 +4,9 @@ import io
 import os
 import subprocess
 import sys
+import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -97,21 +99,42 @@ fork_server.serve(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("program", ["pathlib:Path", "os:abort", "sys:exit"])
-def test_a_fork_that_fails_ends_the_server(tmp_path, program):
-    """Its SuperNode would wait for a reply forever; ``pathlib.Path`` and ``sys.exit`` end well."""
+def started(tmp_path, program):
+    """Return a server that has forked once for a program."""
     environment = os.environ | {"FLWR_HOME": str(tmp_path)}
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER.format(program=program), tmp_path / "forks"],
         env=environment,
         stderr=subprocess.PIPE,
     )
+    script = tmp_path / "script"
+    script.write_text(fork_server.script(tmp_path / "forks"))
+    while not (tmp_path / "forks").exists():
+        assert server.poll() is None, server.stderr.read()
+    subprocess.run(["sh", script, "--an", "argument"], check=True)
+    return server
+
+
+def test_a_fork_ends_with_the_server(tmp_path):
+    server = started(tmp_path, "signal:pause")
     try:
-        script = tmp_path / "script"
-        script.write_text(fork_server.script(tmp_path / "forks"))
-        while not (tmp_path / "forks").exists():
-            assert server.poll() is None, server.stderr.read()
-        subprocess.run(["sh", script, "--an", "argument"], check=True)
+        children = f"/proc/{server.pid}/task/{server.pid}/children"
+        while not (forks := Path(children).read_text().split()):
+            assert server.poll() is None
+    finally:
+        server.kill()
+        server.wait()
+    end = time.monotonic() + 60
+    while Path(f"/proc/{forks[0]}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("program", ["pathlib:Path", "os:abort", "sys:exit"])
+def test_a_fork_that_fails_ends_the_server(tmp_path, program):
+    """Its SuperNode would wait for a reply forever; ``pathlib.Path`` and ``sys.exit`` end well."""
+    server = started(tmp_path, program)
+    try:
         if program == "os:abort":
             assert server.wait(60) == 1
         else:

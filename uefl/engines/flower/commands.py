@@ -58,16 +58,19 @@ def start(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
     )
 
 
-def end_with(parent: int) -> None:
-    """Have this process interrupted when its parent ends.
+def end_with(parent: int, interrupted: bool = True) -> None:
+    """Have this process end when its parent ends.
 
     Args:
         parent: the process that has started this one.
+        interrupted: end by SIGINT; otherwise at once, whatever this process does.
     """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
+        if not interrupted:
+            os._exit(1)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from .commands import end_with_parent
+from .commands import end_with, end_with_parent
 
 NAME = "flwr-clientapp"
 _PAUSE = 0.2  # seconds between two looks at the forks
@@ -80,6 +80,7 @@ def serve(place: str) -> None:
     from . import messenger  # noqa: F401 (before the finder is changed, and once for all forks)
 
     sys.meta_path[sys.meta_path.index(PathFinder)] = InstalledFinder(sys.path)  # type: ignore[type-var]
+    server = os.getpid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
         listener.listen()
@@ -93,6 +94,7 @@ def serve(place: str) -> None:
                     arguments = b"".join(iter(lambda: end.recv(2**16), b""))  # noqa: B023
                 if os.fork() == 0:
                     break
+    end_with(server, interrupted=False)  # Flower would try to reach a SuperNode that is gone
     sys.argv = [NAME, *json.loads(arguments)]
     program()
 
