@@ -169,9 +169,9 @@ def test_rows_cost_a_role_few_instructions(kernels, comparison, most):
         if not name.endswith(f"Li3E{comparison}"):
             continue
         prepare = sass.innermost_loop(lines, ("UBLKCP", "F2FP"), "HMMA")
-        assert len(sass.operations(prepare)) <= 770, f"{name}: {len(sass.operations(prepare))}"
+        assert len(sass.operations(prepare)) <= 780, f"{name}: {len(sass.operations(prepare))}"
         convert = sass.operations(sass.innermost_loop(prepare, "F2FP"))
-        assert len(convert) <= 175, f"{name}: {len(convert)}"
+        assert len(convert) <= 192, f"{name}: {len(convert)}"
         finish = sass.operations(
             sass.without(sass.innermost_loop(lines, ("MATCH", "SYNCS"), "UBLKCP"), "DADD")
         )
