@@ -95,7 +95,7 @@ class SearchWork(ctypes.Structure):
     """``Work`` of variants/search.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("rows", "codes", "starts", "found", "marks")),
+        *((name, ctypes.c_void_p) for name in ("rows", "codewords", "starts", "found", "marks")),
         *((name, ctypes.c_int) for name in ("blocks", "tiles", "places", "shift")),
     )
 

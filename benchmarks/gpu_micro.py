@@ -170,10 +170,10 @@ def additions(driver: AnyDriver, path: Path) -> Found:
 
 def cache(driver: AnyDriver, path: Path) -> Found:
     """Measure M6: the bytes that reach shared memory. A pair of blocks counts the bytes of both."""
-    codes, clocks, times = driver.zeros(COPIED * 16384, dtype=torch.uint8), driver.zeros(BLOCKS), 20
+    codewords, clocks, times = driver.zeros(COPIED * 16384, dtype=torch.uint8), driver.zeros(BLOCKS), 20
     for kernel in ("read_alone", "read_pair"):
         for ahead in (1, 2, 3, 4, 6):
-            given = [codes.data_ptr(), Int(COPIED), Int(times), Int(ahead), clocks.data_ptr()]
+            given = [codewords.data_ptr(), Int(COPIED), Int(times), Int(ahead), clocks.data_ptr()]
 
             def call(number: int, kernel: str = kernel, ahead: int = ahead, given: list[int] = given) -> None:
                 driver.launch(path, kernel, BLOCKS, 32, ahead * 16384 + 2048, given)

@@ -227,8 +227,8 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
     moved, flops = n * (d * itemsize + 8), 2.0 * n * d * k
     if code != "90a":
         counts.append((n * k * -(-d // 64), of[f"product, sm_{code}"]))
-    chunks, codes, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
-    halves = codes * chunks * 64 * 2  # bytes of the packed codebook
+    chunks, padded_k, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
+    halves = padded_k * chunks * 64 * 2  # bytes of the packed codebook
     if code == "90a":
         # The passes of a block through the codebook: rows of three warpgroups, of two where rows are few or
         # do not fit.
@@ -236,8 +236,8 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
         streamed = 0 if halves + 64 * 3 * chunks * 128 * (chunks > 1) <= 144 * 1024 else of_block * halves
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
         # codewords.
-        shared = n / 64 * (halves + 64 * chunks * 128 * (codes / 128) * (chunks > 1)) + 2 * dense
-        cycles = of_block * (codes / 128) * of["in order"][way]
+        shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 2 * dense
+        cycles = of_block * (padded_k / 128) * of["in order"][way]
         found = Kernel(WGMMA, moved, flops, total(*counts), streamed + dense, shared, cycles)
     else:
         # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same

@@ -169,27 +169,27 @@ def _searches() -> dict[str, Check]:
 
 
 def _checks() -> dict[str, Check]:
-    rows, codes = normal(3000, 64), normal(300, 64)
+    rows, codewords = normal(3000, 64), normal(300, 64)
     b32, b1000 = transition(500, 32, 10), transition(50, 1000, 7)
     sets = torch.tensor([0, 40, 41, 300, 500])
     shares = normal(4, 32).softmax(1)
     return _searches() | {
-        "vq float32": Check(lambda x, c: tuple(vq(x, c)), (rows, codes), SEARCHES),
-        "vq float16": Check(lambda x, c: tuple(vq(x, c)), (rows.half(), codes.half()), SEARCHES),
+        "vq float32": Check(lambda x, c: tuple(vq(x, c)), (rows, codewords), SEARCHES),
+        "vq float16": Check(lambda x, c: tuple(vq(x, c)), (rows.half(), codewords.half()), SEARCHES),
         "vq odd length": Check(lambda x, c: tuple(vq(x, c)), (normal(1000, 37), normal(130, 37)), SEARCHES),
         "vq length 512": Check(lambda x, c: tuple(vq(x, c)), (normal(1000, 512), normal(64, 512)), SEARCHES),
-        "vq_with_sums": Check(vq_with_sums, (rows, codes), SEARCHES),
+        "vq_with_sums": Check(vq_with_sums, (rows, codewords), SEARCHES),
         "vq_with_sums more tiles than blocks": Check(
             vq_with_sums, (normal(40_000, 32), normal(70, 32)), SEARCHES
         ),
         "vq_with_sums a codebook a segment": Check(
             vq_with_sums, (normal(1000, 96), normal(3, 70, 32)), SEARCHES
         ),
-        "kmeans_step": Check(without_units, (normal(3000, 64), codes), SEARCHES, EXACT),
+        "kmeans_step": Check(without_units, (normal(3000, 64), codewords), SEARCHES, EXACT),
         "kmeans_step weights": Check(
             without_units, (normal(3000, 40), normal(60, 40), normal(3000).abs()), SEARCHES, EXACT
         ),
-        "vq gradient": Check(partial(gradients, vq_output, 2), (rows, codes)),
+        "vq gradient": Check(partial(gradients, vq_output, 2), (rows, codewords)),
         "kmeans k-means++": Check(lambda x: tuple(kmeans(x, 12)), (normal(900, 20),)),
         "kmeans k-means||": Check(lambda x: tuple(kmeans(x, 12, init="k-means||")), (normal(900, 20),)),
         "mc_dropout_mlp head": Check(head, mlp(300, 512, 10)),

@@ -88,10 +88,10 @@ class SearchData:
         )
         copies = max(1, math.ceil(OUTSIDE_L2 / (2 * n * d)))
         self.rows = [tiles(self.x, 64) for _ in range(copies)]
-        self.codes = tiles(-self.codebook, 128)
-        codes = self.codebook.float()
-        half = codes.square().sum(1) / 2
-        largest = float(half.max() + self.x.float().norm(dim=1).max() * codes.norm(dim=1).max())
+        self.codewords = tiles(-self.codebook, 128)
+        codewords = self.codebook.float()
+        half = codewords.square().sum(1) / 2
+        largest = float(half.max() + self.x.float().norm(dim=1).max() * codewords.norm(dim=1).max())
         # all scores have one exponent then
         self._scores = half + 1.5 * 2.0 ** (math.floor(math.log2(largest)) + 2)
         self.some = torch.cat((torch.arange(CHECKED), torch.arange(n - CHECKED, n))).to(device)
@@ -129,7 +129,7 @@ def timed(
 
     def call(number: int) -> None:
         pointers = (
-            (data.rows[number % len(data.rows)], data.codes, starts, data.found, data.found)
+            (data.rows[number % len(data.rows)], data.codewords, starts, data.found, data.found)
             if data and starts is not None
             else ()
         )

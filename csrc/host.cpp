@@ -81,11 +81,11 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
                           " is empty; it needs at least one codeword of one element");
   }
   const int64_t dim = x.shape(x.ndim() - 1), d = codebook.shape(dims - 1);
-  const cpu::Codebook codes{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1,
-                            codebook.shape(dims - 2), d};
-  if (dims == 3 ? codes.books * d != dim : dim == 0 || dim % d != 0) {
+  const cpu::Codebook codebook_view{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1,
+                                    codebook.shape(dims - 2), d};
+  if (dims == 3 ? codebook_view.books * d != dim : dim == 0 || dim % d != 0) {
     throw py::value_error("vq_assign: x " + shape_of(x) + " does not fit codebook " + shape_of(codebook) +
-                          (dims == 3 ? "; its last size must be " + std::to_string(codes.books * d)
+                          (dims == 3 ? "; its last size must be " + std::to_string(codebook_view.books * d)
                                      : "; make its last size a multiple of " + std::to_string(d)));
   }
   std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
@@ -95,8 +95,8 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   const cpu::StridedRows given = view(x, dtype);
 
   const py::gil_scoped_release release;
-  const cpu::Search search(codes, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact, "vq_assign",
-                           cpu::on_this_thread, cpu::Search::few(given, codes));
+  const cpu::Search search(codebook_view, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact,
+                           "vq_assign", cpu::on_this_thread, cpu::Search::few(given, codebook_view));
   const cpu::StridedRows rows = search.flatten_segments(given);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim),
                 blocks = (n + step - 1) / step;
@@ -176,7 +176,7 @@ py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
                                      : (plan.prefilter ? name(plan.prefilter->arithmetic) + ", then " : "") +
                                            name(plan.kernel->arithmetic);
   result["tile_rows"] = plan.kernel->rows;
-  result["tile_codewords"] = plan.kernel->block_codes;
+  result["tile_codewords"] = plan.kernel->block_codewords;
   result["block_rows"] = step;
   result["blocks"] = blocks;
   result["threads"] = thread_count(blocks);

@@ -89,8 +89,8 @@ def train_step(
         layer = layer_class(dim=d, codebook_size=k, rotation_trick=estimator == "rotation", **several).to(
             x.device
         )
-        for quantizer, codes in zip(layer.layers if several else [layer], codebooks, strict=True):
-            quantizer.codebook = codes
+        for quantizer, codebook in zip(layer.layers if several else [layer], codebooks, strict=True):
+            quantizer.codebook = codebook
         run, leaf = compiler(layer), x.detach().requires_grad_()
 
         def call() -> torch.Tensor | None:

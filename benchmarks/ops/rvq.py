@@ -79,8 +79,8 @@ def layer(layer_class: Callable[..., Any]) -> Callable[[Inputs], Call]:
         x, codebooks = inputs
         count, k, d = codebooks.shape
         built = layer_class(dim=d, codebook_size=k, num_quantizers=count).to(x.device).eval()
-        for quantizer, codes in zip(built.layers, codebooks, strict=True):
-            quantizer.codebook = codes
+        for quantizer, codebook in zip(built.layers, codebooks, strict=True):
+            quantizer.codebook = codebook
         batch = x.unsqueeze(0)
 
         def call() -> torch.Tensor:

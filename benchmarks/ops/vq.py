@@ -68,18 +68,18 @@ def gaussian(case: SearchCase, device: str) -> Inputs:
 def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     """Return the float64 argmin of every row: by a float64 product, and by the slow definition where rounding
     could matter."""
-    rows, codes = rows_of(x, codebook).double(), codebook.double()
-    half_norms, longest = codes.square().sum(1) / 2, codes.norm(dim=1).max()
+    rows, codewords = rows_of(x, codebook).double(), codebook.double()
+    half_norms, longest = codewords.square().sum(1) / 2, codewords.norm(dim=1).max()
     indices = torch.empty(len(rows), dtype=torch.int64, device=x.device)
-    height = max(1, (1 << (20 if x.device.type == "cpu" else 26)) // len(codes))
+    height = max(1, (1 << (20 if x.device.type == "cpu" else 26)) // len(codewords))
     for block, found in zip(rows.split(height), indices.split(height), strict=True):
-        scores = torch.addmm(half_norms, block, codes.T, alpha=-1)
+        scores = torch.addmm(half_norms, block, codewords.T, alpha=-1)
         best, found[:] = scores.min(1)
         slack = 1e-12 * longest * (longest + block.norm(dim=1))  # thousands of times the rounding of a score
         close = (scores <= (best + slack)[:, None]).sum(1) > 1
         if close.any():
             with backend("reference"):
-                found[close] = vq_assign(block[close], codes).squeeze(1)
+                found[close] = vq_assign(block[close], codewords).squeeze(1)
     return indices
 
 
@@ -184,9 +184,9 @@ def scikit_learn(inputs: Inputs) -> Call:
 
     x, codebook = inputs
     needs("cpu", x)
-    rows, codes = rows_of(x, codebook).numpy(), codebook.numpy()
-    fitted = KMeans(len(codes), init=codes, n_init=1, max_iter=1).fit(codes)
-    fitted.cluster_centers_ = codes  # the fit rounds them
+    rows, codewords = rows_of(x, codebook).numpy(), codebook.numpy()
+    fitted = KMeans(len(codewords), init=codewords, n_init=1, max_iter=1).fit(codewords)
+    fitted.cluster_centers_ = codewords  # the fit rounds them
     return lambda: torch.from_numpy(fitted.predict(rows))
 
 
@@ -196,9 +196,9 @@ def superkmeans(inputs: Inputs) -> Call:
 
     x, codebook = inputs
     needs("cpu", x)
-    rows, codes = rows_of(x, codebook).numpy(), codebook.numpy()
-    model = SuperKMeans(*codes.shape, n_threads=torch.get_num_threads())
-    return lambda: torch.from_numpy(model.assign(rows, codes))
+    rows, codewords = rows_of(x, codebook).numpy(), codebook.numpy()
+    model = SuperKMeans(*codewords.shape, n_threads=torch.get_num_threads())
+    return lambda: torch.from_numpy(model.assign(rows, codewords))
 
 
 def fastkmeans(inputs: Inputs) -> Call:
@@ -208,11 +208,11 @@ def fastkmeans(inputs: Inputs) -> Call:
 
     x, codebook = inputs
     needs("cpu", x)
-    rows, codes = rows_of(x, codebook).numpy(), codebook.numpy()
+    rows, codewords = rows_of(x, codebook).numpy(), codebook.numpy()
     model = FastKMeans(
-        codes.shape[1], len(codes), gpu=False, chunk_size_data=max(256, (1 << 20) // len(codes))
+        codewords.shape[1], len(codewords), gpu=False, chunk_size_data=max(256, (1 << 20) // len(codewords))
     )
-    model.centroids = codes
+    model.centroids = codewords
     return lambda: torch.from_numpy(model.predict(rows))
 
 
@@ -257,8 +257,8 @@ def compiled_addmm(inputs: Inputs) -> Call:
     needs("cuda", x)
 
     @torch.compile(fullgraph=True)
-    def search(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(codes.square().sum(1) / 2, rows, codes.T, alpha=-1).argmin(1)
+    def search(rows: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(codewords.square().sum(1) / 2, rows, codewords.T, alpha=-1).argmin(1)
 
     rows = rows_of(x, codebook)
     return lambda: search(rows, codebook)

@@ -217,7 +217,7 @@ extern "C" __global__ void additions(long long* clocks, int pattern, int codewor
 
 // M6. Every block reads a codebook of blocks of 16 KB a number of times, some of them in flight at a time.
 template <int kCluster>
-__device__ void read_codebook(const unsigned char* codes, int blocks, int times, int ahead,
+__device__ void read_codebook(const unsigned char* codewords, int blocks, int times, int ahead,
                               long long* clocks) {
   constexpr int kBytes = 16384;
   Barrier* full = reinterpret_cast<Barrier*>(dynamic_memory() + ahead * kBytes);
@@ -231,7 +231,7 @@ __device__ void read_codebook(const unsigned char* codes, int blocks, int times,
   const int total = blocks * times;
   const auto feed = [&](int number) {
     const int place = number % ahead;
-    const unsigned char* source = codes + static_cast<int64_t>(number % blocks) * kBytes;
+    const unsigned char* source = codewords + static_cast<int64_t>(number % blocks) * kBytes;
     barrier_arrive_expecting(full + place, kBytes);
     if constexpr (kCluster == 1) {
       copy_bulk(dynamic_memory() + place * kBytes, source, kBytes, full + place);
@@ -254,12 +254,12 @@ __device__ void read_codebook(const unsigned char* codes, int blocks, int times,
   if (kCluster > 1) cluster_sync();
 }
 extern "C" __global__ void __launch_bounds__(32, 1)
-    read_alone(const unsigned char* codes, int blocks, int times, int ahead, long long* clocks) {
-  read_codebook<1>(codes, blocks, times, ahead, clocks);
+    read_alone(const unsigned char* codewords, int blocks, int times, int ahead, long long* clocks) {
+  read_codebook<1>(codewords, blocks, times, ahead, clocks);
 }
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(32, 1)
-    read_pair(const unsigned char* codes, int blocks, int times, int ahead, long long* clocks) {
-  read_codebook<2>(codes, blocks, times, ahead, clocks);
+    read_pair(const unsigned char* codewords, int blocks, int times, int ahead, long long* clocks) {
+  read_codebook<2>(codewords, blocks, times, ahead, clocks);
 }
 
 // M8. sums [64, 128] = start + a [64, 16] b [128, 16]^T by one product of a warpgroup; a and b in the layout

@@ -11,18 +11,18 @@
 namespace uefl::variants {
 namespace {
 
-constexpr int kCodesBytes = 128 * 64 * 2, kRowsBytes = 64 * 64 * 2, kAhead = 2, kMarks = 64;
+constexpr int kCodewordsBytes = 128 * 64 * 2, kRowsBytes = 64 * 64 * 2, kAhead = 2, kMarks = 64;
 
 struct alignas(16) Answer {  // of a lane for a row
   int best, second, tile, none;
 };
 
 struct Work {
-  const unsigned char* rows;   // [blocks, chunks] tiles of 64 x 64 float16
-  const unsigned char* codes;  // [tiles, chunks] blocks of 128 x 64 float16, negated
-  const float* starts;         // [tiles, 4, kStarts] |c|^2 / 2 above a base
-  Answer* found;               // [blocks * 64, 4 lanes]
-  long long* marks;            // [grid, groups, kMarks, {begin, multiplied, compared}] clocks
+  const unsigned char* rows;       // [blocks, chunks] tiles of 64 x 64 float16
+  const unsigned char* codewords;  // [tiles, chunks] blocks of 128 x 64 float16, negated
+  const float* starts;             // [tiles, 4, kStarts] |c|^2 / 2 above a base
+  Answer* found;                   // [blocks * 64, 4 lanes]
+  long long* marks;                // [grid, groups, kMarks, {begin, multiplied, compared}] clocks
   int blocks, tiles, places, shift;
 };
 
@@ -45,9 +45,9 @@ struct Variant {
 template <class V>
 struct Memory {
   int places;
-  __device__ unsigned char* codes(int place) const { return dynamic_memory() + place * kCodesBytes; }
+  __device__ unsigned char* codewords(int place) const { return dynamic_memory() + place * kCodewordsBytes; }
   __device__ unsigned char* rows(int group, int tile) const {
-    return dynamic_memory() + places * kCodesBytes + (group * V::kTiles + tile) * V::kChunks * kRowsBytes;
+    return dynamic_memory() + places * kCodewordsBytes + (group * V::kTiles + tile) * V::kChunks * kRowsBytes;
   }
   __device__ unsigned char* starts(int place) const { return rows(V::kGroups, 0) + place * V::kStartsBytes; }
   __device__ Barrier* full(int place) const { return reinterpret_cast<Barrier*>(starts(places)) + place; }
@@ -79,7 +79,7 @@ __device__ int block_of(int round, int group) {
 }
 
 template <class V>
-__device__ void feed_codes(const Work& work, const Memory<V>& memory) {
+__device__ void feed_codewords(const Work& work, const Memory<V>& memory) {
   const int blocks = work.tiles * V::kChunks;
   const bool resident = work.places == blocks;
   Ring ring{work.places};
@@ -87,14 +87,14 @@ __device__ void feed_codes(const Work& work, const Memory<V>& memory) {
     for (int block = 0; block < blocks; ++block, ring.advance()) {
       if (!resident) barrier_wait(memory.empty(ring.place), ring.parity ^ 1);
       Barrier* full = memory.full(ring.place);
-      barrier_arrive_expecting(full, kCodesBytes + V::kStartsBytes);
-      const unsigned char* source = work.codes + static_cast<int64_t>(block) * kCodesBytes;
+      barrier_arrive_expecting(full, kCodewordsBytes + V::kStartsBytes);
+      const unsigned char* source = work.codewords + static_cast<int64_t>(block) * kCodewordsBytes;
       if constexpr (V::kCluster == 1) {
-        copy_bulk(memory.codes(ring.place), source, kCodesBytes, full);
+        copy_bulk(memory.codewords(ring.place), source, kCodewordsBytes, full);
       } else {
-        constexpr int kShare = kCodesBytes / V::kCluster;
+        constexpr int kShare = kCodewordsBytes / V::kCluster;
         const unsigned at = cluster_rank() * kShare;
-        copy_multicast(memory.codes(ring.place) + at, source + at, kShare, full, (1 << V::kCluster) - 1);
+        copy_multicast(memory.codewords(ring.place) + at, source + at, kShare, full, (1 << V::kCluster) - 1);
       }
       copy_bulk(memory.starts(ring.place), work.starts + block / V::kChunks * (V::kStartsBytes / 4),
                 V::kStartsBytes, full);
@@ -137,7 +137,7 @@ __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 
       for (int step = 0; step < 4; ++step) load_fragment(fragment[step], rows + chunk * kRowsBytes, step);
     }
     if (V::kOrder && V::kChunks > 2) turn_wait(1 + group);
-    const uint64_t right = operand(memory.codes(ring.place)), left = operand(rows + chunk * kRowsBytes);
+    const uint64_t right = operand(memory.codewords(ring.place)), left = operand(rows + chunk * kRowsBytes);
     registers_settled(sums);
     products_begin();
     UEFL_UNROLL
@@ -187,7 +187,7 @@ template <class V>
 __device__ void search(const Work& work, const Memory<V>& memory) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, t = lane % 4;
   const bool resident = work.places == work.tiles * V::kChunks;
-  Ring codes{work.places}, tiles{V::kTiles};
+  Ring codewords{work.places}, tiles{V::kTiles};
   const auto release = [&](int place) {
     if (resident) return;
     __syncwarp();
@@ -212,8 +212,8 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
       long long* mark = work.marks + ((blockIdx.x * V::kGroups + group) * kMarks + tile) * 3;
       const bool marked = V::kMarked && round == 0 && tile < kMarks && threadIdx.x % 128 == 0;
       if constexpr (V::kFirst) {
-        if (round == 0 || !resident) barrier_wait(memory.full(codes.place), codes.parity);
-        const float* first = reinterpret_cast<const float*>(memory.starts(codes.place)) + t * V::kStarts;
+        if (round == 0 || !resident) barrier_wait(memory.full(codewords.place), codewords.parity);
+        const float* first = reinterpret_cast<const float*>(memory.starts(codewords.place)) + t * V::kStarts;
         UEFL_UNROLL
         for (int i = 0; i < 64; i += 4) {
           const float4 start = *reinterpret_cast<const float4*>(first + i);
@@ -222,17 +222,18 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
       }
       if (V::kOrder && V::kChunks <= 2) turn_wait(1 + group);
       if (marked) mark[0] = now();
-      const int before = multiply<V>(sums, fragments, rows, memory, codes, resident && round > 0, release);
+      const int before =
+          multiply<V>(sums, fragments, rows, memory, codewords, resident && round > 0, release);
       if (V::kOrder && V::kChunks <= 2) turn_pass(1 + (group + 1) % V::kGroups);
       products_wait<0>();
       registers_settled(sums);
       if (marked) mark[1] = now();
-      compare<V>(sums, reinterpret_cast<const float*>(memory.starts(codes.place)) + t * V::kStarts,
+      compare<V>(sums, reinterpret_cast<const float*>(memory.starts(codewords.place)) + t * V::kStarts,
                  work.shift, tile, kept);
       if (marked) mark[2] = now();
       if (V::kChunks == 2) release(before);
-      release(codes.place);
-      codes.advance();
+      release(codewords.place);
+      codewords.advance();
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(memory.rows_empty(group, tiles.place));
@@ -266,7 +267,7 @@ __device__ void run(const Work& work) {
     search<V>(work, memory);
   } else {
     fewer_registers<V::kGroups == 4 ? 32 : 40>();
-    if (threadIdx.x == V::kGroups * 128) feed_codes<V>(work, memory);
+    if (threadIdx.x == V::kGroups * 128) feed_codewords<V>(work, memory);
     if (threadIdx.x == V::kGroups * 128 + 32) feed_rows<V>(work, memory);
   }
   __syncwarp();

@@ -215,14 +215,14 @@ UEFL_INLINE Floats sums_across(Floats (&square)[kLanes]) {
   return square[0];
 }
 
-void products(const float* y, const float* codes, int64_t pitch, const int32_t* code, int64_t count,
+void products(const float* y, const float* centers, int64_t pitch, const int32_t* code, int64_t count,
               float* out) {
   int64_t i = 0;
   for (; i + kLanes <= count;
        i += kLanes) {  // enough vectors to read the elements of the row once for all of them
     Floats sum[kLanes] = {}, value, other;
     const float* b[kLanes];
-    for (int c = 0; c < kLanes; ++c) b[c] = codes + code[i + c] * pitch;
+    for (int c = 0; c < kLanes; ++c) b[c] = centers + code[i + c] * pitch;
     for (int64_t j = 0; j < pitch; j += kLanes) {
       load(y + j, value);
 #pragma GCC unroll 16
@@ -236,7 +236,7 @@ void products(const float* y, const float* codes, int64_t pitch, const int32_t* 
   for (; i < count; ++i) {
     constexpr int kParts = 4;  // independent sums, so that one addition does not wait for the last
     Floats sum[kParts] = {}, value, other;
-    const float* b = codes + code[i] * pitch;
+    const float* b = centers + code[i] * pitch;
     for (int64_t j = 0; j < pitch; j += kParts * kLanes) {
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {

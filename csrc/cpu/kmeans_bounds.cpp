@@ -25,7 +25,7 @@ KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCenters& 
       width_(width(k_)),
       centers_(centers.exact(0), centers.exact(0) + k_ * d_),
       mean_(d_),
-      codes_(k_ * pitch_),
+      centered_(k_ * pitch_),
       ways_(k_),
       way_(width_),
       half_squares_(width_, kInfinity),
@@ -55,7 +55,7 @@ void KMeansBounds::follow(const KMeansCenters& centers, const Parallel& parallel
       double *before = &centers_[k * d_], moved = 0;
       for (int64_t j = 0; j < d_; ++j) {
         const double b = now[j] - mean_[j], step = now[j] - before[j];
-        codes_[k * pitch_ + j] = static_cast<float>(b);
+        centered_[k * pitch_ + j] = static_cast<float>(b);
         squares[k] += b * b;
         moved += step * step;
         before[j] = now[j];
@@ -96,7 +96,7 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
 
     kernel_.center(x_, row * stride_, mean_.data(), y.data());
     float product;
-    kernel_.products(y.data(), codes_.data(), pitch_, &label, 1, &product);
+    kernel_.products(y.data(), centered_.data(), pitch_, &label, 1, &product);
     const float score = product + half_squares_[label];
     reach[label] = kInfinity;
     int64_t count = 0;
@@ -113,7 +113,7 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
     }
     scored += count + 1;
     if (count > 0) {
-      kernel_.products(y.data(), codes_.data(), pitch_, codes.data(), count, products.data());
+      kernel_.products(y.data(), centered_.data(), pitch_, codes.data(), count, products.data());
       for (int64_t i = 0; i < count; ++i) {
         reach[codes[i]] = products[i] + norm * way_[codes[i]];
         scores[i] = products[i] + half_squares_[codes[i]];

@@ -36,8 +36,8 @@ struct KMeansKernel {
   // y = row - mean in float32; the caller has padded y with zeros to a multiple of 64. Returns the sum of
   // squares of y.
   float (*center)(const Dense& x, int64_t row, const float* mean, float* y);
-  // -y.b for `count` of the codes [k, pitch], pitch a multiple of 64.
-  void (*products)(const float* y, const float* codes, int64_t pitch, const int32_t* code, int64_t count,
+  // -y.b for `count` of the centers [k, pitch], pitch a multiple of 64.
+  void (*products)(const float* y, const float* centers, int64_t pitch, const int32_t* code, int64_t count,
                    float* out);
   // One bit for each of 64 centers: half_squares + reach - norm * way <= limit.
   uint64_t (*possible)(const float* reach, const float* half_squares, const float* way, float norm,

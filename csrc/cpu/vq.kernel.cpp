@@ -128,21 +128,21 @@ UEFL_INLINE void store(const Vector& value, T* out, int64_t n) {
 }
 
 // One segment of one row.
-template <class T, class Code>
+template <class T, class Codeword>
 struct Segment {
   const T *x, *g;
-  const Code* code;
+  const Codeword* codeword;
   T* out;
   int64_t d;
 };
 
-template <class T, class Code>
-inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
+template <class T, class Codeword>
+inline void backward_rotated(const Segment<T, Codeword>& segment, double pull) {
   Doubles xx[kParts] = {}, qq[kParts] = {}, xq[kParts] = {}, xg[kParts] = {}, qg[kParts] = {};
   Doubles x = {}, q = {}, g = {};
   const auto load_all = [&](int64_t j) __attribute__((always_inline)) {
     load(segment.x + j, segment.d - j, x);
-    load(segment.code + j, segment.d - j, q);
+    load(segment.codeword + j, segment.d - j, q);
     load(segment.g + j, segment.d - j, g);
   };
   for (int64_t start = 0; start < segment.d; start += kSums) {
@@ -162,14 +162,14 @@ inline void backward_rotated(const Segment<T, Code>& segment, double pull) {
   }
 }
 
-template <class T, class Code, bool has_g>
-inline void backward_straight(const Segment<T, Code>& segment, Code pull) {
-  typedef Code Vector __attribute__((vector_size(sizeof(Floats))));
-  constexpr int64_t kCount = sizeof(Vector) / sizeof(Code);
+template <class T, class Codeword, bool has_g>
+inline void backward_straight(const Segment<T, Codeword>& segment, Codeword pull) {
+  typedef Codeword Vector __attribute__((vector_size(sizeof(Floats))));
+  constexpr int64_t kCount = sizeof(Vector) / sizeof(Codeword);
   for (int64_t j = 0; j < segment.d; j += kCount) {
     Vector x = {}, q = {}, g = {};
     load(segment.x + j, segment.d - j, x);
-    load(segment.code + j, segment.d - j, q);
+    load(segment.codeword + j, segment.d - j, q);
     if constexpr (has_g) load(segment.g + j, segment.d - j, g);
     const Vector pulled = (x - q) * pull;
     store(has_g ? g + pulled : pulled, segment.out + j, segment.d - j);
@@ -181,24 +181,25 @@ inline T* row(const Span& span, int64_t n, int64_t column) {
   return reinterpret_cast<T*>(const_cast<char*>(element(span.rows, span.first + n, column)));
 }
 
-template <class T, class Code>
+template <class T, class Codeword>
 void backward_typed(const VqBackwardRun& run) {
   const int64_t segments = run.x.rows.dim / run.d;
   const bool has_g = run.grad_quantized.rows.data != nullptr;
   for (int64_t n = 0; n < run.rows; ++n) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t code = run.indices[n * segments + s] + s * run.codebook_step, column = s * run.d;
-      const Segment<T, Code> segment{.x = row<T>(run.x, n, column),
-                                     .g = has_g ? row<T>(run.grad_quantized, n, column) : nullptr,
-                                     .code = static_cast<const Code*>(run.codewords) + code * run.d,
-                                     .out = row<T>(run.grad_x, n, column),
-                                     .d = run.d};
+      const Segment<T, Codeword> segment{
+          .x = row<T>(run.x, n, column),
+          .g = has_g ? row<T>(run.grad_quantized, n, column) : nullptr,
+          .codeword = static_cast<const Codeword*>(run.codewords) + code * run.d,
+          .out = row<T>(run.grad_x, n, column),
+          .d = run.d};
       if (!has_g) {
-        backward_straight<T, Code, false>(segment, static_cast<Code>(run.pull));
+        backward_straight<T, Codeword, false>(segment, static_cast<Codeword>(run.pull));
       } else if (run.rotation) {
         backward_rotated(segment, run.pull);
       } else {
-        backward_straight<T, Code, true>(segment, static_cast<Code>(run.pull));
+        backward_straight<T, Codeword, true>(segment, static_cast<Codeword>(run.pull));
       }
     }
   }

@@ -28,7 +28,7 @@ namespace {
 
 // The definition for every codeword costs less than a pass of scores, which takes blocks of codewords.
 bool direct_pays(int64_t d, int64_t k) { return k <= 4 || d * k <= 32; }
-constexpr int64_t kDirectCodes = 16;  // codewords up to which it costs less than scores and candidates
+constexpr int64_t kDirectCodewords = 16;  // codewords up to which it costs less than scores and candidates
 
 constexpr int64_t kSmallK = 64;        // codewords: their scores with 16 rows fit into the tile registers
 constexpr int64_t kSkippedTiles = 16;  // tiles that skip the prefilter after a tile where it helped little
@@ -88,10 +88,10 @@ SearchPlan plan(int64_t d, int64_t k) {
 }
 
 void check_blocks(const SearchPlan& plan) {
-  if (!plan.prefilter || plan.prefilter->block_codes == plan.kernel->block_codes) return;
+  if (!plan.prefilter || plan.prefilter->block_codewords == plan.kernel->block_codewords) return;
   throw std::logic_error("the passes of a search must take blocks of as many codewords, got " +
-                         std::to_string(plan.prefilter->block_codes) + " before " +
-                         std::to_string(plan.kernel->block_codes) + " (" + name(plan.isa) + ")");
+                         std::to_string(plan.prefilter->block_codewords) + " before " +
+                         std::to_string(plan.kernel->block_codewords) + " (" + name(plan.isa) + ")");
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {
@@ -325,13 +325,13 @@ void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t st
 // Step 3.
 void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const {
   std::vector<int64_t>& rows = scratch.uncertain_;
-  if (k_ <= kDirectCodes && !on_every_shape()) {
+  if (k_ <= kDirectCodewords && !on_every_shape()) {
     assign_direct(x, s, rows.data(), 0, static_cast<int64_t>(rows.size()), indices, scratch);
     return rows.clear();
   }
   FineTile& tile = scratch.fine();
   const VqAssignKernel& kernel = tile.kernel;
-  const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codes,
+  const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codewords,
                 total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(tile.rows, kRescored);
   const Book& book = this->book(s);

@@ -98,7 +98,7 @@ class Search {
   struct Book {
     const double* codewords;          // [k, d]: the codewords for canonical(), normalized for cosine
     std::vector<float> mean;          // [d]
-    std::vector<float> half_squares;  // [blocks * block_codes]: infinity in the padding
+    std::vector<float> half_squares;  // [blocks * block_codewords]: infinity in the padding
     double half_square, radius;       // the largest h and |b| of common/certificate.h
     Panels prefilter;
     float unit;  // of the fixed-point numbers

@@ -6,7 +6,7 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int kPanels = 2, kCodes = kPanels * kLanes;  // vectors of a block of codewords, and codewords
+constexpr int kPanels = 2, kCodewords = kPanels * kLanes;  // vectors of a block of codewords, and codewords
 #if defined(__AVX512F__)
 constexpr int kRows = 12;  // 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers
 #elif defined(__AVX2__)
@@ -27,12 +27,12 @@ int64_t tile_bytes(int64_t, int64_t d) {
 }
 
 int64_t block_bytes(int64_t d) {
-  const int64_t bytes = d * kCodes * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = d * kCodewords * static_cast<int64_t>(sizeof(float));
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
 double pack(const float* code, int64_t d, int64_t lane, void* block) {
-  for (int64_t j = 0; j < d; ++j) static_cast<float*>(block)[j * kCodes + lane] = code[j];
+  for (int64_t j = 0; j < d; ++j) static_cast<float*>(block)[j * kCodewords + lane] = code[j];
   return 0;
 }
 
@@ -79,7 +79,7 @@ UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, 
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-        for (int p = 0; p < kPanels; ++p) load(half_squares + block * kCodes + p * kLanes, score[r][p]);
+        for (int p = 0; p < kPanels; ++p) load(half_squares + block * kCodewords + p * kLanes, score[r][p]);
       }
       for (int64_t start = 0; start < d; start += kChunk, tile += kRows * kChunk) {
         const int64_t n = d - start < kChunk ? d - start : kChunk;
@@ -134,7 +134,7 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
                [&](int64_t block, int64_t group, const Floats(&score)[kRows][kPanels])
                    __attribute__((always_inline)) {
                      for (int64_t r = 0; r < kRows && group * kRows + r < count; ++r) {
-                       __builtin_memcpy(out + (group * kRows + r) * blocks * kCodes + block * kCodes,
+                       __builtin_memcpy(out + (group * kRows + r) * blocks * kCodewords + block * kCodewords,
                                         score[r], sizeof score[r]);
                      }
                    });
@@ -143,6 +143,6 @@ void scores(const void* y, int64_t count, const void* panels, const float* half_
 }  // namespace
 
 const VqAssignKernel UEFL_VARIANT(vq_assign){
-    Arithmetic::f32, kGroups * kRows, kCodes, tile_bytes, block_bytes, pack, load_rows, top_two, scores};
+    Arithmetic::f32, kGroups * kRows, kCodewords, tile_bytes, block_bytes, pack, load_rows, top_two, scores};
 
 }  // namespace uefl::cpu

@@ -64,7 +64,7 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       k_(codebook.k),
       d_(codebook.d),
       plan_(plan(d_, k_)),
-      blocks_((k_ + plan_.kernel->block_codes - 1) / plan_.kernel->block_codes),
+      blocks_((k_ + plan_.kernel->block_codewords - 1) / plan_.kernel->block_codewords),
       codewords_(new double[codebook.books * k_ * d_]),
       units_(metric == Metric::cosine && !few ? new double[codebook.books * k_ * d_] : nullptr),
       books_(codebook.books) {
@@ -99,7 +99,7 @@ template <class PackCodeword>
 void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
                   const PackCodeword& pack_codeword) const {
   const int64_t lines = block_bytes / static_cast<int64_t>(sizeof(CacheLine)),
-                block = plan_.kernel->block_codes;
+                block = plan_.kernel->block_codewords;
   panels.lines.reset(new CacheLine[blocks_ * lines]);
   std::vector<double> rest(k_);
   parallel(blocks_, [&](int64_t lo, int64_t hi) {
@@ -149,7 +149,7 @@ void Search::prepare(Book& book, const Parallel& parallel) const {
   const PrefilterKernel* prefilter = plan_.prefilter;
   const int64_t pitch = centered_pitch(d_);
   if (prefilter) book.centered.reset(new float[k_ * pitch]);
-  book.half_squares.assign(blocks_ * plan_.kernel->block_codes, std::numeric_limits<float>::infinity());
+  book.half_squares.assign(blocks_ * plan_.kernel->block_codewords, std::numeric_limits<float>::infinity());
   std::vector<double> square(k_);
   std::vector<float> largest(k_);
   parallel(k_, [&](int64_t lo, int64_t hi) {
@@ -171,7 +171,7 @@ void Search::prepare(Book& book, const Parallel& parallel) const {
   }
   book.unit = fixed_unit(static_cast<float>(book.radius), *std::max_element(largest.begin(), largest.end()));
   pack(book.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
-    return prefilter->pack(&book.centered[k * pitch], d_, book.unit, k % prefilter->block_codes, block);
+    return prefilter->pack(&book.centered[k * pitch], d_, book.unit, k % prefilter->block_codewords, block);
   });
 }
 
@@ -182,7 +182,7 @@ const Search::Panels& Search::fine(const Book& book, const Parallel& parallel) c
     pack(book.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
       std::vector<float> code(d_);
       center(book, k, code.data());
-      return kernel.pack(code.data(), d_, k % kernel.block_codes, block);
+      return kernel.pack(code.data(), d_, k % kernel.block_codewords, block);
     });
   });
   return book.fine;

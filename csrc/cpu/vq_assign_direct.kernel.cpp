@@ -8,7 +8,7 @@ namespace uefl::cpu {
 namespace {
 
 constexpr int kVectors = 2, kRows = kVectors * kDoubles;  // of a group of rows
-constexpr int kCodes = 4;       // codewords of a step: their sums with a group fill the registers
+constexpr int kCodewords = 4;   // codewords of a step: their sums with a group fill the registers
 constexpr int64_t kSlab = 128;  // elements of a group that stay in the first-level cache
 
 // Element j of kDoubles rows.
@@ -85,8 +85,8 @@ void search_group(const DirectRun& run, const T* const* rows, Nearest& nearest) 
       for (int v = 0; v < kVectors; ++v) gather(rows + v * kDoubles, from + j, x[j][v]);
     }
     int64_t code = 0;
-    for (; code + kCodes <= run.k; code += kCodes)
-      step<kEuclidean, kCodes>(run, x, from, count, code, nearest);
+    for (; code + kCodewords <= run.k; code += kCodewords)
+      step<kEuclidean, kCodewords>(run, x, from, count, code, nearest);
     if (run.k - code == 3) step<kEuclidean, 3>(run, x, from, count, code, nearest);
     if (run.k - code == 2) step<kEuclidean, 2>(run, x, from, count, code, nearest);
     if (run.k - code == 1) step<kEuclidean, 1>(run, x, from, count, code, nearest);

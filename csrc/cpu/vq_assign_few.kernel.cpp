@@ -11,7 +11,7 @@ constexpr int kWide =
     4 * kLanes;  // elements of a step of a single row: four sums hide the latency of an addition
 // Groups of rows and codewords of a step, where rows lie in groups: their sums, a vector of each group, one
 // codeword and one difference fill the registers.
-constexpr int kGroups = 2, kCodes = kLanes == 16 ? 8 : 6;
+constexpr int kGroups = 2, kCodewords = kLanes == 16 ? 8 : 6;
 
 // Adds the part of one vector of elements to the sums of a row: of squared differences, or of products.
 template <bool euclidean>
@@ -96,28 +96,28 @@ void score_code(const FewRun& run, const float* code, float* out) {
 // The codewords of a step in float32, with the places of their scores; the last one again where fewer are
 // left.
 struct Step {
-  const float* code[kCodes];
-  float* out[kCodes];
-  float factor[kCodes];
+  const float* code[kCodewords];
+  float* out[kCodewords];
+  float factor[kCodewords];
 };
 
 // kCount groups of rows with the codewords of a step.
 template <bool euclidean, int kCount>
 UEFL_INLINE void score_groups(const FewRun& run, int64_t group, const Step& step) {
   const float* const rows = run.rows + group * run.layout.group_pitch;
-  Floats sum[kCodes][kCount] = {}, x[kCount];
+  Floats sum[kCodewords][kCount] = {}, x[kCount];
   for (int64_t j = 0; j < run.d; ++j) {
 #pragma GCC unroll 2
     for (int g = 0; g < kCount; ++g) load(rows + g * run.layout.group_pitch + j * kLanes, x[g]);
 #pragma GCC unroll 8
-    for (int c = 0; c < kCodes; ++c) {
+    for (int c = 0; c < kCodewords; ++c) {
       const Floats code = broadcast(step.code[c][j]);
 #pragma GCC unroll 2
       for (int g = 0; g < kCount; ++g) add<euclidean>(x[g], code, sum[c][g]);
     }
   }
 #pragma GCC unroll 8
-  for (int c = 0; c < kCodes; ++c) {
+  for (int c = 0; c < kCodewords; ++c) {
 #pragma GCC unroll 2
     for (int g = 0; g < kCount; ++g) {
       Floats score = sum[c][g] + (sum[c][g] - sum[c][g]);  // NaN for infinity
@@ -150,13 +150,13 @@ const float* float_code(const FewRun& run, int64_t k, float* room) {
 }
 
 template <bool euclidean>
-void score_codes(const FewRun& run, int64_t lo, int64_t hi) {
+void score_codewords(const FewRun& run, int64_t lo, int64_t hi) {
   const int64_t pitch = run.layout.score_pitch;
-  float* const room = run.dtype == Dtype::f32 ? nullptr : new float[kCodes * run.d];
+  float* const room = run.dtype == Dtype::f32 ? nullptr : new float[kCodewords * run.d];
   if (run.layout.grouped) {
-    for (int64_t k = lo; k < hi; k += kCodes) {
+    for (int64_t k = lo; k < hi; k += kCodewords) {
       Step step;
-      for (int c = 0; c < kCodes; ++c) {
+      for (int c = 0; c < kCodewords; ++c) {
         const int64_t code = k + c < hi ? k + c : hi - 1;
         step.code[c] = float_code(run, code, room + c * run.d);
         step.out[c] = run.scores + code * pitch;
@@ -172,7 +172,7 @@ void score_codes(const FewRun& run, int64_t lo, int64_t hi) {
 }
 
 void score(const FewRun& run, int64_t lo, int64_t hi) {
-  run.euclidean ? score_codes<true>(run, lo, hi) : score_codes<false>(run, lo, hi);
+  run.euclidean ? score_codewords<true>(run, lo, hi) : score_codewords<false>(run, lo, hi);
 }
 
 // Scores lie in vectors: of one codeword and a group of rows, or of several codewords with all rows.

@@ -20,11 +20,11 @@ struct Ahead {
   const char *next, *end;
 };
 
-// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `block_codes`
+// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `block_codewords`
 // codewords.
 struct VqAssignKernel {
   Arithmetic arithmetic;
-  int rows, block_codes;
+  int rows, block_codewords;
   // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, so they stay aligned.
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
@@ -38,7 +38,7 @@ struct VqAssignKernel {
   // Best and second-best score of each row over all blocks, and the codeword of the best.
   void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
                   int64_t d, Ahead ahead, float* best, float* second, int64_t* index);
-  // All scores, [count][blocks * block_codes].
+  // All scores, [count][blocks * block_codewords].
   void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
                  int64_t d, float* out);
   // Both in one, for a kernel that searches rows while it loads them and has no top_two. Its load() and

@@ -21,7 +21,7 @@ struct Candidates {
 
 struct PrefilterKernel {
   Arithmetic arithmetic;
-  int rows, block_codes;
+  int rows, block_codewords;
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
   int64_t scratch_bytes;  // for candidates()

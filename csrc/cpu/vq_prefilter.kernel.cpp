@@ -7,7 +7,7 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int kPanels = 2, kCodes = kPanels * kLanes;  // vectors of a block of codewords, and codewords
+constexpr int kPanels = 2, kCodewords = kPanels * kLanes;  // vectors of a block of codewords, and codewords
 #if defined(__AVX512F__)
 // 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers.
 constexpr int kRows = 12, kGroups = 4;
@@ -32,7 +32,7 @@ inline int64_t group_words(int64_t d) { return (words(d) + kChunk - 1) / kChunk 
 int64_t tile_bytes(int64_t, int64_t d) {
   return kUnitBytes + kGroups * group_words(d) * 4 + (d + kChunk - 1) / kChunk * kChunk * 4;
 }
-int64_t block_bytes(int64_t d) { return words(d) * kCodes * 4; }
+int64_t block_bytes(int64_t d) { return words(d) * kCodewords * 4; }
 
 // kDepth elements in units, as pairs in kLanes words. The order of the elements does not matter as long as
 // rows and codewords agree. Adds the squared rounding errors.
@@ -61,8 +61,8 @@ double pack(const float* code, int64_t d, float unit, int64_t lane, void* block)
     }
     const Ints pairs = quantize(values, unit, 1 / unit, rest);
 #pragma GCC unroll 16
-    for (int w = 0; w < kLanes; ++w) target[w * kCodes] = pairs[w];
-    target += kLanes * kCodes;
+    for (int w = 0; w < kLanes; ++w) target[w * kCodewords] = pairs[w];
+    target += kLanes * kCodewords;
   }
   return square_bound(sum_across(rest), d);
 }
@@ -111,8 +111,8 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
   const int64_t depth = words(d), groups = (count + kRows - 1) / kRows,
                 steps = blocks * groups * ((depth + kChunk - 1) / kChunk);
   const int64_t lines =
-      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;   // lines to prefetch per step
-  auto* const scores = static_cast<float (*)[kTileRows][kCodes]>(scratch);  // of a chunk of blocks
+      ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;       // lines to prefetch per step
+  auto* const scores = static_cast<float (*)[kTileRows][kCodewords]>(scratch);  // of a chunk of blocks
   Floats lowest[kTileRows];
   for (int r = 0; r < kTileRows; ++r) out.best[r] = __builtin_inff(), out.count[r] = 0;
   for (int64_t begin = 0; begin < blocks; begin += kChunkBlocks) {
@@ -147,7 +147,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
           Floats score[kPanels];
 #pragma GCC unroll 2
           for (int p = 0; p < kPanels; ++p) {
-            load(half_squares + block * kCodes + p * kLanes, score[p]);
+            load(half_squares + block * kCodewords + p * kLanes, score[p]);
             subtract_product(__builtin_convertvector(sum[r][p], Floats), units_of_product, score[p]);
             store(score[p], scores[block - begin][row] + p * kLanes);
           }
@@ -166,7 +166,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
         if (__builtin_expect(close == 0, 1)) continue;
         for (; close; close &= close - 1) {
           const int i = __builtin_ctz(close);
-          note(out, r, static_cast<int>(begin + block) * kCodes + i, scores[block][r][i]);
+          note(out, r, static_cast<int>(begin + block) * kCodewords + i, scores[block][r][i]);
         }
       }
     }
@@ -177,10 +177,10 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
 
 const PrefilterKernel UEFL_VARIANT(vq_prefilter){Arithmetic::i16,
                                                  kTileRows,
-                                                 kCodes,
+                                                 kCodewords,
                                                  tile_bytes,
                                                  block_bytes,
-                                                 kChunkBlocks * kTileRows * kCodes * 4,
+                                                 kChunkBlocks * kTileRows * kCodewords * 4,
                                                  pack,
                                                  load_rows,
                                                  candidates,

@@ -26,18 +26,18 @@ constexpr int kSumColumns = 64;                   // of a block; a lane has two
 constexpr int kMostRows = 8192;                   // of a block that sorts: 4 bytes each
 constexpr int kMostSorted = 2048;                 // codewords, of 2 bytes for each warp
 
-template <class T, class Code>
+template <class T, class Codeword>
 struct RowSums {
   const int64_t* indices;    // [outputs]
-  long long *counts, *sums;  // [codes] and [codes, d], zeroed
-  const double* scales;      // units in 1.0: [codes]; [d] for k-means
+  long long *counts, *sums;  // [codewords] and [codewords, d], zeroed
+  const double* scales;      // units in 1.0: [codewords]; [d] for k-means
   // k-means: a row adds round((x - middle) * weight * scale), and round(weight * mass_scale) to the count.
   const double *middle, *weights, *mass_scale;  // [d], [outputs] or null for 1, [1]
   // vq: a row adds round(x * scale), and 1.
-  const Code* codes;   // [codes, d]
-  T* quantized;        // [outputs, d]
-  long long* largest;  // [codes], zeroed: the largest |x| as the bits of a double; infinity for a value that
-                       // is not finite
+  const Codeword* codewords;  // [codewords, d]
+  T* quantized;               // [outputs, d]
+  long long* largest;  // [codewords], zeroed: the largest |x| as the bits of a double; infinity for a value
+                       // that is not finite
   Total error;
   int rows;     // of a block
   bool sorted;  // else the rows are walked as they come
@@ -46,20 +46,20 @@ struct RowSums {
 inline int64_t column_blocks(const Shape& shape) { return (shape.d + kSumColumns - 1) / kSumColumns; }
 
 // The rows of a block, for a grid of a multiple of the given number of blocks; returns the blocks.
-template <class T, class Code>
-int64_t divide_rows(RowSums<T, Code>& wanted, const Shape& shape, int64_t resident_blocks) {
+template <class T, class Codeword>
+int64_t divide_rows(RowSums<T, Codeword>& wanted, const Shape& shape, int64_t resident_blocks) {
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
-  const int64_t columns = column_blocks(shape), codes = shape.books * shape.k,
+  const int64_t columns = column_blocks(shape), codewords = shape.books * shape.k,
                 ranges = parts(resident_blocks, columns);
   const int64_t waves = parts(shape.outputs, ranges * kMostRows);
   wanted.rows = static_cast<int>(parts(shape.outputs, ranges * waves));
-  wanted.sorted = codes <= kMostSorted && codes <= wanted.rows;
+  wanted.sorted = codewords <= kMostSorted && codewords <= wanted.rows;
   return parts(shape.outputs, wanted.rows) * columns;
 }
 
 // Bytes of dynamic shared memory.
-template <class T, class Code>
-int64_t sort_bytes(const RowSums<T, Code>& wanted, const Shape& shape, int threads) {
+template <class T, class Codeword>
+int64_t sort_bytes(const RowSums<T, Codeword>& wanted, const Shape& shape, int threads) {
   return wanted.sorted ? sizeof(uint16_t) * (2 * wanted.rows + threads / kWarp * shape.books * shape.k) : 0;
 }
 
@@ -76,12 +76,12 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
                                  const Sort& sort) {
   __shared__ int of_warps[32];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int codes = static_cast<int>(shape.books * shape.k), part = (rows + warps - 1) / warps;
+  const int codewords = static_cast<int>(shape.books * shape.k), part = (rows + warps - 1) / warps;
   const int begin = warp * part, end = begin + part < rows ? begin + part : rows;
   uint16_t* places = sort.places;
   for (int row = threadIdx.x; row < rows; row += blockDim.x)
     sort.codes[row] = static_cast<uint16_t>(code_of(shape, indices, first + row));
-  for (int i = threadIdx.x; i < warps * codes; i += blockDim.x) places[i] = 0;
+  for (int i = threadIdx.x; i < warps * codewords; i += blockDim.x) places[i] = 0;
   __syncthreads();
 
   // Rows of the same codeword among the 32 of a warp: each goes behind the items of lower lanes.
@@ -89,7 +89,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
     for (int base = begin; base < end; base += kWarp) {
       const int row = base + lane, code = row < end ? sort.codes[row] : -1;
       const unsigned same = __match_any_sync(kAllLanes, code);
-      uint16_t* place = places + warp * codes + code;
+      uint16_t* place = places + warp * codewords + code;
       const int before = code < 0 ? 0 : *place;
       __syncwarp();
       if (code >= 0) put(row, before + __popc(same & ((1u << lane) - 1)));
@@ -102,10 +102,10 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
 
   // From how many to where the first goes: codewords before warps.
   int all = 0;
-  for (int base = 0; base < codes; base += blockDim.x) {
+  for (int base = 0; base < codewords; base += blockDim.x) {
     const int code = base + threadIdx.x;
     int own = 0;
-    for (int i = 0; code < codes && i < warps; ++i) own += places[i * codes + code];
+    for (int i = 0; code < codewords && i < warps; ++i) own += places[i * codewords + code];
     int sum = own;
     for (int step = 1; step < kWarp; step *= 2) {
       const int other = __shfl_sync(kAllLanes, sum, (lane - step) & (kWarp - 1));
@@ -118,9 +118,9 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
       if (i < warp) place += of_warps[i];
       all += of_warps[i];
     }
-    for (int i = 0; code < codes && i < warps; ++i) {
-      const int count = places[i * codes + code];
-      places[i * codes + code] = static_cast<uint16_t>(place);
+    for (int i = 0; code < codewords && i < warps; ++i) {
+      const int count = places[i * codewords + code];
+      places[i * codewords + code] = static_cast<uint16_t>(place);
       place += count;
     }
     __syncthreads();
@@ -152,11 +152,11 @@ __device__ const T* kept(const T* pointer) {
 }
 
 // kGather: vq, else k-means.
-template <class T, bool kGather, class Code>
+template <class T, bool kGather, class Codeword>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
-    row_sums(const T* x, Shape shape, RowSums<T, Code> wanted) {
+    row_sums(const T* x, Shape shape, RowSums<T, Codeword> wanted) {
   using Element = decltype(widen(T()));
-  using Wide = std::conditional_t<sizeof(Code) == sizeof(double), double, Element>;
+  using Wide = std::conditional_t<sizeof(Codeword) == sizeof(double), double, Element>;
   constexpr int kOwn = kSumColumns / kWarp, kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
   __shared__ Step all_steps[kSumThreads];
   __shared__ Weight all_weights[kSumThreads];
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     UEFL_UNROLL
     for (int i = 0; kGather && i < kOwn; ++i) {
       unit[i] = wanted.scales[code];
-      codeword[i] = static_cast<Wide>(wanted.codes[code * d + column[i]]);
+      codeword[i] = static_cast<Wide>(wanted.codewords[code * d + column[i]]);
       narrow(codeword[i], rounded[i]);
     }
   };

@@ -27,9 +27,9 @@ struct Total {
 
 // What vq makes of each row and its codeword: codewords in the type of x [outputs, d], counts, the error.
 struct Quantized {
-  void* target = nullptr;        // null: only indices are wanted
-  const float* codes = nullptr;  // [codes, d]
-  long long* counts = nullptr;   // [codes], zeroed
+  void* target = nullptr;            // null: only indices are wanted
+  const float* codewords = nullptr;  // [codewords, d]
+  long long* counts = nullptr;       // [codewords], zeroed
   Total error{};
 };
 

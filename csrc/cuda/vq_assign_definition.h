@@ -10,21 +10,21 @@ namespace {
 // The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum.
 // The order of the sum is fixed.
 template <int kAhead = 8, class T>
-__device__ double distance(const T* row, int64_t stride, const double* code, int64_t d, bool euclidean) {
+__device__ double distance(const T* row, int64_t stride, const double* codeword, int64_t d, bool euclidean) {
   double total = 0;
   for (int64_t start = 0; start < d; start += kAhead) {
-    double values[kAhead], codes[kAhead];
+    double values[kAhead], codewords[kAhead];
     UEFL_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       const int64_t j = start + i < d ? start + i : start;
-      values[i] = static_cast<double>(widen(row[j * stride])), codes[i] = code[j];
+      values[i] = static_cast<double>(widen(row[j * stride])), codewords[i] = codeword[j];
     }
     UEFL_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (start + i >= d) break;
-      const double difference = __dsub_rn(values[i], codes[i]);
+      const double difference = __dsub_rn(values[i], codewords[i]);
       total = euclidean ? __dadd_rn(total, __dmul_rn(difference, difference))
-                        : __dsub_rn(total, __dmul_rn(values[i], codes[i]));
+                        : __dsub_rn(total, __dmul_rn(values[i], codewords[i]));
     }
   }
   return total;
@@ -49,10 +49,10 @@ struct Nearest {
 
 // Of all codewords of a book, by one warp: each lane takes every 32nd, all lanes return the index.
 template <class T>
-__device__ int64_t nearest(const T* row, const Shape& shape, const double* codes) {
+__device__ int64_t nearest(const T* row, const Shape& shape, const double* codewords) {
   Nearest found;
   for (int64_t k = threadIdx.x % kWarp; k < shape.k; k += kWarp) {
-    const double total = distance(row, shape.stride, codes + k * shape.d, shape.d, shape.euclidean);
+    const double total = distance(row, shape.stride, codewords + k * shape.d, shape.d, shape.euclidean);
     if (total < found.best) found.best = total, found.index = k;
   }
   found.merge<kWarp>();

@@ -12,10 +12,10 @@
 namespace uefl::cuda {
 namespace {
 
-// A block of 16 x 16 threads scores kRows rows against kCodes codewords, kElements at a time; a thread has 8
-// x 4 of the scores.
-constexpr int kRows = 128, kCodes = 64, kElements = 16;
-constexpr int kThreadRows = kRows / 16, kThreadCodes = kCodes / 16;
+// A block of 16 x 16 threads scores kRows rows against kCodewords codewords, kElements at a time; a thread
+// has 8 x 4 of the scores.
+constexpr int kRows = 128, kCodewords = 64, kElements = 16;
+constexpr int kThreadRows = kRows / 16, kThreadCodewords = kCodewords / 16;
 
 // The best so far, and the second best score; NaN never enters, ties go to the lower index.
 struct FloatTopTwo {
@@ -56,10 +56,10 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     search_float32(const T* x, Shape shape, Packed packed, bool exact, int64_t* indices) {
   __shared__ __align__(16) float rows[kElements][kRows + 4];  // + 4: fewer bank conflicts, still aligned
-  __shared__ __align__(16) float codes[kElements][kCodes];
+  __shared__ __align__(16) float codewords[kElements][kCodewords];
   __shared__ int64_t begin[kRows];
   __shared__ double squares[kRows];
-  const int thread = threadIdx.x, column = thread % 16 * kThreadCodes;
+  const int thread = threadIdx.x, column = thread % 16 * kThreadCodewords;
   const int64_t tiles = (shape.outputs / shape.books + kRows - 1) / kRows * shape.books;
 
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -72,15 +72,15 @@ __global__ void __launch_bounds__(kThreads)
     }
     FloatTopTwo top[kThreadRows];
     double square = 0;
-    for (int64_t first = 0; first < shape.padded_k; first += kCodes) {
-      float dot[kThreadRows][kThreadCodes] = {};
+    for (int64_t first = 0; first < shape.padded_k; first += kCodewords) {
+      float dot[kThreadRows][kThreadCodewords] = {};
       for (int64_t start = 0; start < shape.d; start += kElements) {
         __syncthreads();
         load_rows(x, shape, begin, center, start, rows);
         const int j = thread / 16;
         const float4* source = reinterpret_cast<const float4*>(
-            packed.codes + (book * shape.d + start + j) * shape.padded_k + first + column);
-        *reinterpret_cast<float4*>(&codes[j][column]) = start + j < shape.d ? *source : float4{};
+            packed.codewords + (book * shape.d + start + j) * shape.padded_k + first + column);
+        *reinterpret_cast<float4*>(&codewords[j][column]) = start + j < shape.d ? *source : float4{};
         __syncthreads();
         if (first == 0 && thread < kRows) {
           for (int j = 0; j < kElements; ++j)
@@ -90,18 +90,18 @@ __global__ void __launch_bounds__(kThreads)
         for (int j = 0; j < kElements; ++j) {
           const float4 low = *reinterpret_cast<const float4*>(&rows[j][thread / 16 * 4]);
           const float4 high = *reinterpret_cast<const float4*>(&rows[j][kRows / 2 + thread / 16 * 4]);
-          const float4 code = *reinterpret_cast<const float4*>(&codes[j][column]);
+          const float4 codeword = *reinterpret_cast<const float4*>(&codewords[j][column]);
           const float y[kThreadRows] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-          const float b[kThreadCodes] = {code.x, code.y, code.z, code.w};
+          const float b[kThreadCodewords] = {codeword.x, codeword.y, codeword.z, codeword.w};
           UEFL_UNROLL
           for (int r = 0; r < kThreadRows; ++r) {
             UEFL_UNROLL
-            for (int c = 0; c < kThreadCodes; ++c) dot[r][c] = fmaf(y[r], b[c], dot[r][c]);
+            for (int c = 0; c < kThreadCodewords; ++c) dot[r][c] = fmaf(y[r], b[c], dot[r][c]);
           }
         }
       }
       UEFL_UNROLL
-      for (int c = 0; c < kThreadCodes; ++c) {
+      for (int c = 0; c < kThreadCodewords; ++c) {
         const int code = static_cast<int>(first) + column + c;
         const float half_norm = packed.half_norms[book * shape.padded_k + code];
         UEFL_UNROLL

@@ -143,8 +143,8 @@ __device__ void score_rows(const Shape& shape, const Packed& packed, int64_t boo
   const int warp = mma_thread() / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int warp_row = warp / 4 * 32, warp_code = warp % 4 * 32, width = static_cast<int>(mma_width(shape.d));
   const int chunks = width / kBlockElements,
-            code_blocks = static_cast<int>(shape.padded_k / kBlockCodes) * chunks;
-  const uint16_t* codes = packed.halves + book * shape.padded_k * width;
+            code_blocks = static_cast<int>(shape.padded_k / kBlockCodewords) * chunks;
+  const uint16_t* codewords = packed.halves + book * shape.padded_k * width;
   const int code_exponent = book_exponent(packed, book);
   float down[4];  // row r of the thread: row 8 r + g of the warp
   UEFL_UNROLL
@@ -153,7 +153,7 @@ __device__ void score_rows(const Shape& shape, const Packed& packed, int64_t boo
   for (int number = 0; number < code_blocks; ++number) {
     const int chunk = number % chunks, code_tile = number / chunks;
     if (number + 1 < code_blocks) {
-      copy_block(codes + int64_t{number + 1} * kBlockHalves,
+      copy_block(codewords + int64_t{number + 1} * kBlockHalves,
                  memory.buffers + (number + 1) % 2 * kBlockHalves);
       wait_copies<1>();
     } else {
@@ -201,21 +201,21 @@ __device__ void score_rows(const Shape& shape, const Packed& packed, int64_t boo
 template <class T>
 __device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book,
                        const MmaRows& known, int64_t* indices) {
-  const double* codes = packed.exact + book * shape.k * shape.d;
+  const double* codewords = packed.exact + book * shape.k * shape.d;
   const int thread = mma_thread(), row = thread / kParts, found = row < known.rows ? known.found[row] : 0;
   const bool listed = 0 < found && found <= kMostCandidates;
   Nearest nearer;
   for (int i = thread % kParts; i < found && listed; i += kParts) {
     const int64_t code = known.candidates[row][i];
-    nearer.add(distance(x + shape.begin(known.outputs[row]), shape.stride, codes + code * shape.d, shape.d,
-                        shape.euclidean),
+    nearer.add(distance(x + shape.begin(known.outputs[row]), shape.stride, codewords + code * shape.d,
+                        shape.d, shape.euclidean),
                code);
   }
   nearer.merge<kParts>();
   if (listed && thread % kParts == 0) indices[known.outputs[row]] = nearer.index;
   for (int other = thread / kWarp; other < known.rows; other += kThreads / kWarp) {
     if (0 < known.found[other] && known.found[other] <= kMostCandidates) continue;
-    const int64_t index = nearest(x + shape.begin(known.outputs[other]), shape, codes);
+    const int64_t index = nearest(x + shape.begin(known.outputs[other]), shape, codewords);
     if (threadIdx.x % kWarp == 0) indices[known.outputs[other]] = index;
   }
 }
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         Again again(found.index, lane);
         for (int chunk = 0; chunk < chunks; ++chunk) {
           again.add(memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements, [&](int block) {
-            return packed.halves + ((first_code / kBlockCodes + block) * chunks + chunk) * kBlockHalves;
+            return packed.halves + ((first_code / kBlockCodewords + block) * chunks + chunk) * kBlockHalves;
           });
         }
         const float* half = packed.half_norms + first_code + again.code();

@@ -22,7 +22,7 @@ constexpr int kColumnBits = 5;  // of the number of a column next to a score; se
 
 // wgmma and ldmatrix read blocks of 128 codewords x 64 elements; in the 128 bytes of codeword k, 16 bytes
 // number i are at place i ^ k % 8.
-constexpr int kBlockCodes = 128, kBlockElements = 64, kBlockHalves = kBlockCodes * kBlockElements;
+constexpr int kBlockCodewords = 128, kBlockElements = 64, kBlockHalves = kBlockCodewords * kBlockElements;
 __device__ inline int swizzled(int row, int element) {
   return row * kBlockElements + (element ^ row % 8 * 8);
 }
@@ -38,7 +38,7 @@ struct Packed {
   double* bounds;   // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
                     // and |y| of some rows
   float* center;    // [books, d] mu, 0 for cosine
-  double* longest;  // [books, padded_k / kPackCodes] the largest |b| of so many codewords
+  double* longest;  // [books, padded_k / kPackCodewords] the largest |b| of so many codewords
   float* sampled;   // [books, kSampledRows] |y| of rows that are spread over x
   float* half_norms;  // [books, padded_k] |b|^2 / 2 (0 for cosine), kNever where there is no finite codeword
   float* starts;      // [books, padded_k / 128, kStarts] the same above the base of wgmma's scores; see
@@ -46,7 +46,7 @@ struct Packed {
   uint16_t* halves;   // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest
                       // has a length in [2^14, 2^15), zero where there is no finite codeword; or, for the
                       // search in float32,
-  float* codes;       // [books, d, padded_k] b, zero where there is no codeword
+  float* codewords;   // [books, d, padded_k] b, zero where there is no codeword
   int64_t* listed;    // [open_rows()] outputs that a block leaves open after its first pass, and
   float* limits;      // the score that a candidate has at most; NaN: score all codewords by the definition
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
@@ -68,7 +68,8 @@ __device__ inline int book_exponent(const Packed& packed, int64_t book) {
 }
 
 // Codewords that a block measures, and later writes, at a time: one per warp.
-constexpr int kPackCodes = kThreads / kWarp, kPackBlocks = 2;  // kPackBlocks: to a multiprocessor, at most
+constexpr int kPackCodewords = kThreads / kWarp,
+              kPackBlocks = 2;  // kPackBlocks: to a multiprocessor, at most
 constexpr int kSampledRows = 1024;
 
 // The center: the mean of up to 64 codewords, spread over the book, in the columns where it is large compared
@@ -215,10 +216,10 @@ __device__ inline Base base_of(const Packed& packed, int64_t book) {
 
 // The first half, a block: the center, then codewords, and where rows is not null the lengths of some rows;
 // and zeroes what later kernels add to.
-template <class Code, class Row>
-__device__ void measure(const Code* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
-  const int64_t tiles = shape.padded_k / kPackCodes,
-                samples = rows == nullptr ? 0 : kSampledRows / kPackCodes;
+template <class Codeword, class Row>
+__device__ void measure(const Codeword* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
+  const int64_t tiles = shape.padded_k / kPackCodewords,
+                samples = rows == nullptr ? 0 : kSampledRows / kPackCodewords;
   const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   int64_t known = -1;  // the book with the center that this block has written
@@ -231,10 +232,10 @@ __device__ void measure(const Code* codebook, const Row* rows, const Shape& shap
     if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * book + 2] = 0;
     if (tile < tiles) {
       const double length = block_largest(
-          measure_codeword(codebook, shape, packed, book * shape.padded_k + tile * kPackCodes + warp));
+          measure_codeword(codebook, shape, packed, book * shape.padded_k + tile * kPackCodewords + warp));
       if (threadIdx.x == 0) packed.longest[book * tiles + tile] = length;
     } else {
-      const int64_t sample = (tile - tiles) * kPackCodes + warp, m = sample * apart;
+      const int64_t sample = (tile - tiles) * kPackCodewords + warp, m = sample * apart;
       const float length = m < all ? measure_row(rows + shape.begin(m * shape.books + book), shape,
                                                  packed.center + book * shape.d)
                                    : 0;
@@ -247,7 +248,7 @@ __device__ void measure(const Code* codebook, const Row* rows, const Shape& shap
 // do not count, or one of them would leave no bits to the scores of all others.
 __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book, bool sampled,
                                    double (&bounds)[4]) {
-  const int64_t tiles = shape.padded_k / kPackCodes;
+  const int64_t tiles = shape.padded_k / kPackCodewords;
   double length = 0;
   for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads)
     length = fmax(length, packed.longest[book * tiles + tile]);
@@ -271,16 +272,16 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
   const bool finite = k < shape.k && !isnan(exact[0]);
   const double up = power(14 - book_exponent(bounds));
   const int64_t chunks = (shape.d + kBlockElements - 1) / kBlockElements;
-  uint16_t* blocks = packed.halves + code / kBlockCodes * chunks * kBlockHalves;
+  uint16_t* blocks = packed.halves + code / kBlockCodewords * chunks * kBlockHalves;
   double rest = 0;
   for (int64_t j = lane; j < chunks * kBlockElements; j += kWarp) {
     const double value = finite && j < shape.d ? (exact[j] - packed.center[book * shape.d + j]) * up : 0;
     const uint16_t bits = to_half(static_cast<float>(value));
     blocks[j / kBlockElements * kBlockHalves +
-           swizzled(static_cast<int>(k % kBlockCodes), static_cast<int>(j % kBlockElements))] = bits;
+           swizzled(static_cast<int>(k % kBlockCodewords), static_cast<int>(j % kBlockElements))] = bits;
     rest += (value - from_half(bits)) * (value - from_half(bits));
   }
-  const int64_t place = code / kBlockCodes * kStarts + start_place(static_cast<int>(k % kBlockCodes));
+  const int64_t place = code / kBlockCodewords * kStarts + start_place(static_cast<int>(k % kBlockCodewords));
   if (lane == 0) packed.starts[place] = packed.half_norms[code] + base_of(bounds).base;
   return sqrt(warp_sum(rest));
 }
@@ -291,17 +292,17 @@ __device__ inline void write_float32(const Shape& shape, const Packed& packed, i
   const double* exact = packed.exact + (book * shape.k + k) * shape.d;
   for (int64_t j = threadIdx.x % kWarp; j < shape.d; j += kWarp) {
     const double value = k < shape.k ? exact[j] - packed.center[book * shape.d + j] : 0;
-    packed.codes[(book * shape.d + j) * shape.padded_k + k] = static_cast<float>(value);
+    packed.codewords[(book * shape.d + j) * shape.padded_k + k] = static_cast<float>(value);
   }
 }
 
 // The second half, a block: no number that shared memory held before the barrier is read here.
 __device__ inline void write_operands(const Shape& shape, const Packed& packed, bool halves, bool sampled) {
-  const int64_t tiles = shape.padded_k / kPackCodes;
+  const int64_t tiles = shape.padded_k / kPackCodewords;
   int64_t known = -1;
   double bounds[4] = {};
   for (int64_t item = blockIdx.x; item < shape.books * tiles; item += gridDim.x) {
-    const int64_t book = item / tiles, code = item * kPackCodes + threadIdx.x / kWarp;
+    const int64_t book = item / tiles, code = item * kPackCodewords + threadIdx.x / kWarp;
     if (book != known) find_bounds(shape, packed, book, sampled, bounds);
     known = book;
     double* target = packed.bounds + 4 * book;
@@ -323,9 +324,9 @@ __device__ inline void write_operands(const Shape& shape, const Packed& packed, 
 // halves: for tensor cores, else for the search in float32; rows: null where no search asks how long they
 // are; cleared: arrays that later kernels add to. A cooperative launch of at most kPackBlocks blocks to a
 // multiprocessor.
-template <class Code, class Row>
+template <class Codeword, class Row>
 __global__ void __launch_bounds__(kThreads, kPackBlocks)
-    pack_codebook(const Code* codebook, const Row* rows, const __grid_constant__ Shape shape,
+    pack_codebook(const Codeword* codebook, const Row* rows, const __grid_constant__ Shape shape,
                   const __grid_constant__ Packed packed, const __grid_constant__ Spans cleared, bool halves) {
   clear_spans(cleared);
   measure(codebook, rows, shape, packed);

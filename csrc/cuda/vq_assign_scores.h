@@ -314,7 +314,7 @@ struct Again {
     UEFL_UNROLL_BY(2)
     for (int i = 0; i < kWarpRows / 2; ++i) {
       const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4);
-      const uint16_t* codeword = codewords(code / kBlockCodes) + code % kBlockCodes * kBlockElements;
+      const uint16_t* codeword = codewords(code / kBlockCodewords) + code % kBlockCodewords * kBlockElements;
       float sums[4] = {};
       UEFL_UNROLL
       for (int half = 0; half < 2; ++half) {

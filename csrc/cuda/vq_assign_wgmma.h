@@ -25,20 +25,20 @@ namespace {
 // The blocks of the codebook in the order of multiplication. One thread copies them: all at once
 // where each has a stage, else all but one, and then one for each that the last warpgroup, which this thread
 // is of, begins to multiply.
-struct CodeBlocks {
+struct CodewordBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
 
   // Copies the next block, of which there is one. Returns whether there are more.
   __device__ bool copy_next(const Packed& packed, const Stages& stages, const Memory& memory) {
-    barrier_wait(memory.codes_empty(ring.place), ring.parity ^ 1);
+    barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
         int64_t{stages.resident ? 0 : stages.items.book(blockIdx.x, round)} * stages.items.code_tiles + tile;
     const uint16_t* block = packed.halves + (number * stages.chunks + chunk) * kBlockHalves;
-    Barrier* full = memory.codes_full(ring.place);
+    Barrier* full = memory.codewords_full(ring.place);
     const bool last_chunk = ++chunk == stages.chunks;  // the starts of the tile come with it
     barrier_arrive_expecting(full, last_chunk ? kBlockBytes + kStartBytes : kBlockBytes);
-    copy_bulk(memory.codes(ring.place), block, kBlockBytes, full);
+    copy_bulk(memory.codewords(ring.place), block, kBlockBytes, full);
     if (last_chunk) copy_bulk(memory.starts(ring.place), packed.starts + number * kStarts, kStartBytes, full);
     ring.advance();
     if (!last_chunk) return true;
@@ -237,36 +237,36 @@ struct Turns {
 };
 
 // Products of 64 rows with a block of codewords, 64 elements of each.
-__device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], Operand codes) {
+__device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], Operand codewords) {
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], codes + i * kOperandStep, i > 0);
+  for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], codewords + i * kOperandStep, i > 0);
   products_commit();
 }
-__device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand codes, bool add) {
+__device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand codewords, bool add) {
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i)
-    multiply_group(dot, rows + i * kOperandStep, codes + i * kOperandStep, add || i > 0);
+    multiply_group(dot, rows + i * kOperandStep, codewords + i * kOperandStep, add || i > 0);
   products_commit();
 }
 
 // The stages of the codebook as a warpgroup reads them. What is computed once stays in registers: in a loop
 // the compiler would find the addresses anew for every block.
-struct CodeStages {
+struct CodewordStages {
   Ring ring;
   Barrier *first_full, *first_empty;
   const float* first_starts;  // of the columns of this lane
   Operand first_operand;
 
-  __device__ CodeStages(const Stages& stages, const Memory& memory)
-      : ring{stages.codes},
-        first_full(kept_shared(memory.codes_full(0))),
-        first_empty(kept_shared(memory.codes_empty(0))),
+  __device__ CodewordStages(const Stages& stages, const Memory& memory)
+      : ring{stages.codewords},
+        first_full(kept_shared(memory.codewords_full(0))),
+        first_empty(kept_shared(memory.codewords_empty(0))),
         first_starts(kept_shared(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4))),
-        first_operand(operand(kept_shared(memory.codes(0)))) {}
+        first_operand(operand(kept_shared(memory.codewords(0)))) {}
   __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
   __device__ void release(int place) const { barrier_arrive_by_warp(first_empty + place); }
   // The same in all lanes, as the compiler must know: it then adds in registers that a warp shares.
-  __device__ Operand codes() const {
+  __device__ Operand block() const {
     const Operand here = first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
     return {__shfl_sync(kAllLanes, here.low, 0)};
   }
@@ -276,13 +276,13 @@ struct CodeStages {
 // kLong: rows of more than one chunk, which the products read from shared memory; others stay in registers.
 template <int kGroups, bool kLong, bool kCross>
 __device__ void multiply(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory,
-                         bool halves, CodeBlocks& blocks) {
+                         bool halves, CodewordBlocks& blocks) {
   const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1;
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, t = lane % 4;
   const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
   const int code_tiles = stages.items.code_tiles, chunks = kLong ? stages.chunks : 1;
   float down = 0;
-  CodeStages codes(stages, memory);
+  CodewordStages codewords(stages, memory);
   Ring tiles{stages.tiles};
   tiles.advance(group);
   const Turns<kGroups> turns(group, !kLong || stages.in_turn);
@@ -290,21 +290,21 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
   // Of one thread. What changes stays in a register, where the compiler would find it anew for every tile.
   int copies =
       !stages.resident && turns.last && threadIdx.x % kGroupThreads == 0 && blocks.round < blocks.rounds;
-  const auto copy_codes = [&] {
+  const auto copy_codewords = [&] {
     if (copies != 0) copies = blocks.copy_next(packed, stages, memory);
   };
 
   for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
     const int book = stages.items.book(blockIdx.x, round);
     if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
-    if (stages.resident) codes.ring.place = book * code_tiles * chunks, codes.ring.parity = 0;
+    if (stages.resident) codewords.ring.place = book * code_tiles * chunks, codewords.ring.parity = 0;
     if (round * kGroups + group >= items) {  // no rows in the last round: the others need its turns
       for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
         turns.wait();
-        for (int chunk = 0; chunk < chunks; ++chunk, codes.ring.advance()) {
-          copy_codes();
-          codes.wait();
-          codes.release(codes.ring.place);
+        for (int chunk = 0; chunk < chunks; ++chunk, codewords.ring.advance()) {
+          copy_codewords();
+          codewords.wait();
+          codewords.release(codewords.ring.place);
         }
         turns.pass();
       }
@@ -324,39 +324,39 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     PackedTopTwo top[2];
     float dot[64];
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
-      copy_codes();
+      copy_codewords();
       turns.wait();
-      codes.wait();
+      codewords.wait();
       registers_settled(dot);
       products_begin();
-      int last = codes.ring.place;  // the block of the products that are under way
+      int last = codewords.ring.place;  // the block of the products that are under way
       if constexpr (kLong) {
-        multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codes.codes(), false);
-        codes.ring.advance();
-        for (int chunk = 1; chunk < chunks; ++chunk, codes.ring.advance()) {
+        multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codewords.block(), false);
+        codewords.ring.advance();
+        for (int chunk = 1; chunk < chunks; ++chunk, codewords.ring.advance()) {
           if (code_tile == 0) barrier_wait(memory.tile_ready(tiles.place, chunk), tiles.parity);
-          codes.wait();
+          codewords.wait();
           products_begin();
-          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codes.codes(), true);
+          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codewords.block(), true);
           products_wait<1>();
-          codes.release(last);
-          copy_codes();
+          codewords.release(last);
+          copy_codewords();
           if (code_tile + 1 == code_tiles) barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
-          last = codes.ring.place;
+          last = codewords.ring.place;
         }
       } else {
-        multiply_chunk(dot, fragment, codes.codes());
+        multiply_chunk(dot, fragment, codewords.block());
       }
       turns.pass();
-      const float* starts = codes.starts(last);
+      const float* starts = codewords.starts(last);
       const Four<float> early = load_four(starts);  // while the products run
       products_wait<0>();
       registers_settled(dot);
       if (kLong && code_tile + 1 == code_tiles)
         barrier_arrive_by_warp(memory.tile_free(tiles.place, chunks - 1));
       compare<kCross>(dot, early, starts, down, packed.shift, code_tile, top);
-      codes.release(last);
-      if (!kLong) codes.ring.advance();
+      codewords.release(last);
+      if (!kLong) codewords.ring.advance();
     }
     UEFL_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -367,8 +367,8 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
   }
   turns.end();
   // Not to leave before all copies have come, those for the books of other blocks too.
-  for (int block = 0; stages.resident && block < stages.codes; ++block)
-    barrier_wait(memory.codes_full(block), 0);
+  for (int block = 0; stages.resident && block < stages.codewords; ++block)
+    barrier_wait(memory.codewords_full(block), 0);
 }
 
 template <class T, int kGroups, bool kLong, bool kCross>
@@ -381,14 +381,14 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   const Memory memory{stages};
   // Lane 0 has the number of the warp: the compiler must know that it is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
-  __shared__ CodeBlocks blocks;
+  __shared__ CodewordBlocks blocks;
   __shared__ int open[kGroupWarps];              // rows on the lists of the finishing warps
   if (threadIdx.x == kGroups * kGroupThreads) {  // of the last warpgroup that multiplies
     memory.make_barriers(kGroups * kGroupWarps);
     barriers_are_there();
-    blocks = {{stages.codes}, stages.items.rounds(blockIdx.x), 0, 0, 0};
+    blocks = {{stages.codewords}, stages.items.rounds(blockIdx.x), 0, 0, 0};
     bool more = true;  // a block with one round of one book may have fewer than there are stages
-    for (int i = stages.resident ? 0 : 1; i < stages.codes && more; ++i)
+    for (int i = stages.resident ? 0 : 1; i < stages.codewords && more; ++i)
       more = blocks.copy_next(packed, stages, memory);
   }
   __syncthreads();

@@ -21,7 +21,7 @@ struct Memory {
   __device__ T* at(int offset) const {
     return reinterpret_cast<T*>(dynamic_memory() + offset);
   }
-  __device__ uint16_t* codes(int place) const { return at<uint16_t>(place * kBlockBytes); }
+  __device__ uint16_t* codewords(int place) const { return at<uint16_t>(place * kBlockBytes); }
   __device__ float* starts(int place) const { return at<float>(stages.starts_at + place * kStartBytes); }
   __device__ unsigned char* tile(int place, int chunk) const {
     return at<unsigned char>(stages.tiles_at + (place * stages.chunks + chunk) * kTileBytes);
@@ -32,10 +32,10 @@ struct Memory {
   }
 
   __device__ Barrier* barrier(int number) const { return at<Barrier>(stages.barriers_at) + number; }
-  __device__ Barrier* codes_full(int place) const { return barrier(place); }
-  __device__ Barrier* codes_empty(int place) const { return barrier(stages.codes + place); }
+  __device__ Barrier* codewords_full(int place) const { return barrier(place); }
+  __device__ Barrier* codewords_empty(int place) const { return barrier(stages.codewords + place); }
   __device__ Barrier* tile_ready(int place, int chunk) const {
-    return barrier(2 * stages.codes + place * stages.chunks + chunk);
+    return barrier(2 * stages.codewords + place * stages.chunks + chunk);
   }
   __device__ Barrier* tile_free(int place, int chunk) const {
     return tile_ready(stages.tiles + place, chunk);
@@ -46,8 +46,8 @@ struct Memory {
 
   // Copies arrive once, a role with a lane of each of its warps.
   __device__ void make_barriers(int multiply_warps) const {
-    for (int i = 0; i < stages.codes; ++i)
-      barrier_init(codes_full(i), 1), barrier_init(codes_empty(i), multiply_warps);
+    for (int i = 0; i < stages.codewords; ++i)
+      barrier_init(codewords_full(i), 1), barrier_init(codewords_empty(i), multiply_warps);
     for (int i = 0; i < 2 * stages.tiles * (stages.chunks + 1); ++i)
       barrier_init(tile_ready(0, i), kGroupWarps);
     for (int i = 0; i < kGroupWarps * stages.raw; ++i) barrier_init(raw_full(i), 1);
@@ -163,7 +163,7 @@ struct Take {
           const int64_t column = piece * kPiece;
           value[i] = *reinterpret_cast<const Piece<T, kPiece>*>(x + one.begin + column);
           close[i] =
-              *reinterpret_cast<const Piece<float, kPiece>*>(wanted.codes + one.code * shape.d + column);
+              *reinterpret_cast<const Piece<float, kPiece>*>(wanted.codewords + one.code * shape.d + column);
         }
         steps.on(row, piece);
       }
@@ -227,12 +227,12 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
       const int first_tile = static_cast<int>(item.book) * stages.items.code_tiles;
       Again again(known.best_code, lane);
       again.add(memory.tile(tiles.place, 0) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
-        return stages.resident ? memory.codes(first_tile + block)
+        return stages.resident ? memory.codewords(first_tile + block)
                                : packed.halves + int64_t{first_tile + block} * kBlockHalves;
       });
       const int code = again.code();
-      const float* start = packed.starts + int64_t{first_tile + code / kBlockCodes} * kStarts +
-                           start_place(code % kBlockCodes);
+      const float* start = packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
+                           start_place(code % kBlockCodewords);
       const TopTwo four = again.result({start[0], start[1]}, judge.down, packed.shift);
       found = {four.best, lesser(found.second, four.second), four.index};
     }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kGroupThreads = 128, kGroupWarps = kGroupThreads / kWarp, kGroupRows = 64;
 static_assert(kGroupRows == kGroupWarps * kWarpRows);
-constexpr int kWgmmaColumns = kBlockCodes / 4, kBlockBytes = kBlockHalves * 2,
+constexpr int kWgmmaColumns = kBlockCodewords / 4, kBlockBytes = kBlockHalves * 2,
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
@@ -70,7 +70,7 @@ struct Items {
       : rows(shape.outputs / shape.books),
         books(static_cast<unsigned>(shape.books)),
         groups(static_cast<unsigned>(in_block)),
-        code_tiles(static_cast<int>(shape.padded_k / kBlockCodes)) {
+        code_tiles(static_cast<int>(shape.padded_k / kBlockCodewords)) {
     const int64_t at_once = (books == 1 ? 1 : in_block) * kGroupRows;
     dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.books);
     grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
@@ -177,7 +177,7 @@ struct Stages {
   Origin origin;
   Steps steps;
   int64_t room = 0;  // of the list of open rows of a finishing warp
-  int codes = 0, tiles = 0,
+  int codewords = 0, tiles = 0,
       raw = 0;  // stages of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
   bool resident = false;  // every block of the codebook has a stage of its own
   bool in_turn = false;   // the warpgroups multiply one after the other
@@ -186,7 +186,7 @@ struct Stages {
       size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
   int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, chosen_at = 0, barriers_at = 0;
 
-  UEFL_HOST_DEVICE int barriers() const { return 2 * (codes + tiles * (chunks + 1)) + kGroupWarps * raw; }
+  UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
 constexpr int kWgmmaStaticBytes =
@@ -201,11 +201,11 @@ inline bool place(Stages& stages, int64_t d, int64_t limit) {
     size += count * bytes;
     return static_cast<int>(at);
   };
-  take(stages.codes, kBlockBytes);
+  take(stages.codewords, kBlockBytes);
   stages.tiles_at = take(stages.tiles, stages.chunks * kTileBytes);
   stages.slots_at = take(stages.tiles, sizeof(Slot));
   stages.raw_at = take(stages.raw * kGroupWarps, kWarpRows * stages.row_bytes);
-  stages.starts_at = take(stages.codes, kStartBytes);
+  stages.starts_at = take(stages.codewords, kStartBytes);
   stages.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
   size = std::max(size, mma_bytes(d));  // what follows is in use beside the second pass
   stages.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
@@ -214,7 +214,7 @@ inline bool place(Stages& stages, int64_t d, int64_t limit) {
   return size + kWgmmaStaticBytes <= limit;
 }
 
-// For rows of x that are copied 16 bytes at a time, with this number of bytes of shared memory; codes = 0
+// For rows of x that are copied 16 bytes at a time, with this number of bytes of shared memory; codewords = 0
 // where that does not do.
 inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
                      int64_t most_blocks) {
@@ -229,14 +229,14 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   const bool one = shape.outputs / shape.segments <= shape.inner;  // no outer stride to take
   stages.dense = shape.books == 1 && stages.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
                  (one || shape.outer_stride == shape.inner * shape.inner_stride);
-  const int64_t blocks = shape.books * (shape.padded_k / kBlockCodes) * stages.chunks;
+  const int64_t blocks = shape.books * (shape.padded_k / kBlockCodewords) * stages.chunks;
   // A tile for every warpgroup to begin with. Codewords that stay need no more; streamed rows want four
   // blocks in flight.
   stages.tiles = groups, stages.raw = 1;
-  stages.codes = static_cast<int>(std::min<int64_t>(blocks, 64));
-  stages.resident = stages.codes == blocks && place(stages, shape.d, limit);
-  for (const int codes : {4, 2}) {
-    if (!stages.resident) stages.codes = codes;
+  stages.codewords = static_cast<int>(std::min<int64_t>(blocks, 64));
+  stages.resident = stages.codewords == blocks && place(stages, shape.d, limit);
+  for (const int codewords : {4, 2}) {
+    if (!stages.resident) stages.codewords = codewords;
     if (place(stages, shape.d, limit)) break;
   }
   if (!place(stages, shape.d, limit)) return {};
@@ -251,11 +251,11 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
     }
   };
   more(stages.raw, 2), more(stages.tiles, groups + 1);
-  if (!stages.resident) more(stages.codes, static_cast<int>(std::min<int64_t>(blocks, 6)));
+  if (!stages.resident) more(stages.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
   more(stages.raw, 4), more(stages.tiles, 2 * groups), more(stages.raw, 6);
   // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last
   // warpgroup has had its own.
-  stages.in_turn = stages.resident || stages.codes > stages.chunks;
+  stages.in_turn = stages.resident || stages.codewords > stages.chunks;
   place(stages, shape.d, limit);
   return stages;
 }
@@ -263,9 +263,9 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
 // Three warpgroups, unless long rows leave no room for the codewords then.
 inline Stages divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
   const Stages three = divide(shape, 3, element_bytes, limit, most_blocks);
-  if (three.chunks == 1 || three.resident || three.codes >= 4) return three;
+  if (three.chunks == 1 || three.resident || three.codewords >= 4) return three;
   const Stages two = divide(shape, 2, element_bytes, limit, most_blocks);
-  return two.codes >= three.codes ? two : three;
+  return two.codewords >= three.codewords ? two : three;
 }
 
 // Returns true if rows can be copied in bulk: elements side by side, rows at multiples of 16 bytes.

@@ -46,11 +46,11 @@ __device__ inline double sum_of_warp(double value) {
   return value;
 }
 
-// g: null where there is no gradient of `quantized`; codes: in Wide. An index out of range reads nothing and
-// gives NaN.
+// g: null where there is no gradient of `quantized`; codewords: in Wide. An index out of range reads nothing
+// and gives NaN.
 template <class T, class Wide>
 __global__ void __launch_bounds__(kThreads)
-    backward(const T* x, const Wide* codes, const int64_t* indices, const T* g, const double* pull,
+    backward(const T* x, const Wide* codewords, const int64_t* indices, const T* g, const double* pull,
              BackwardShape shape, T* out) {
   const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -64,13 +64,13 @@ __global__ void __launch_bounds__(kThreads)
     const T* gradient = g ? g + shape.g.begin(row, column) : nullptr;
     const int64_t index = indices[output];
     const bool inside = index >= 0 && index < shape.k;
-    const Wide* code = codes + ((shape.books == 1 ? 0 : segment) * shape.k + index) * shape.d;
+    const Wide* codeword = codewords + ((shape.books == 1 ? 0 : segment) * shape.k + index) * shape.d;
     T* target = out + shape.out.begin(row, column);
     Rotation turn{};
     if (g && shape.rotation) {
       RotationDots dots{};
       for (int64_t j = lane; j < shape.d; j += kWarp) {
-        const double a = widen(value[j * shape.x.stride]), q = inside ? code[j] : Wide(NAN),
+        const double a = widen(value[j * shape.x.stride]), q = inside ? codeword[j] : Wide(NAN),
                      b = widen(gradient[j * shape.g.stride]);
         dots.xx += a * a, dots.qq += q * q, dots.xq += a * q, dots.xg += a * b, dots.qg += q * b;
       }
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
                        sum_of_warp(dots.qg)});
     }
     for (int64_t j = lane; j < shape.d; j += kWarp) {
-      const Wide a = widen(value[j * shape.x.stride]), q = inside ? code[j] : Wide(NAN);
+      const Wide a = widen(value[j * shape.x.stride]), q = inside ? codeword[j] : Wide(NAN);
       Wide result = multiply(a - q, strength);
       if (g) {
         const Wide b = widen(gradient[j * shape.g.stride]);
@@ -100,7 +100,7 @@ struct alignas(4 * sizeof(T)) Four {
 // rotates.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    backward_dense(const Four<T>* x, const Four<float>* codes, const int64_t* indices, const Four<T>* g,
+    backward_dense(const Four<T>* x, const Four<float>* codewords, const int64_t* indices, const Four<T>* g,
                    const double* pull, BackwardShape shape, Four<T>* out) {
   const auto strength = static_cast<float>(*pull);
   const int64_t width = shape.d / 4, threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -109,12 +109,13 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t output = i / width, index = indices[output],
                   book = shape.books == 1 ? 0 : output % shape.segments;
     const Four<T> value = x[i], gradient = g ? g[i] : Four<T>{};
-    Four<float> code{{NAN, NAN, NAN, NAN}};
-    if (index >= 0 && index < shape.k) code = codes[(book * shape.k + index) * width + (i - output * width)];
+    Four<float> codeword{{NAN, NAN, NAN, NAN}};
+    if (index >= 0 && index < shape.k)
+      codeword = codewords[(book * shape.k + index) * width + (i - output * width)];
     Four<T> result;
     UEFL_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float pulled = multiply(widen(value.at[j]) - code.at[j], strength);
+      const float pulled = multiply(widen(value.at[j]) - codeword.at[j], strength);
       narrow(g ? widen(gradient.at[j]) + pulled : pulled, result.at[j]);
     }
     out[i] = result;

@@ -49,10 +49,10 @@ __device__ void store(const Piece<T, kCount>& piece, T* target) {
 }
 
 // A piece of a row, and the same of its codeword, which it is quantized to. Returns the error.
-template <class T, class Code, int kCount>
-__device__ double quantize(const Piece<T, kCount>& value, const Piece<Code, kCount>& close, T* target) {
+template <class T, class Codeword, int kCount>
+__device__ double quantize(const Piece<T, kCount>& value, const Piece<Codeword, kCount>& close, T* target) {
   using Wide =
-      std::conditional_t<sizeof(T) == sizeof(double) || sizeof(Code) == sizeof(double), double, float>;
+      std::conditional_t<sizeof(T) == sizeof(double) || sizeof(Codeword) == sizeof(double), double, float>;
   Wide exact[kCount], codeword[kCount];
   Piece<T, kCount> rounded;
   UEFL_UNROLL
@@ -64,12 +64,12 @@ __device__ double quantize(const Piece<T, kCount>& value, const Piece<Code, kCou
   return squares(exact, codeword);
 }
 
-template <class T, class Code>
+template <class T, class Codeword>
 struct Gather {
-  const Code* codes;       // [codes, d]
-  const int64_t* indices;  // [outputs]
-  T* quantized;            // [outputs, d]
-  long long* counts;       // [codes], zeroed
+  const Codeword* codewords;  // [codewords, d]
+  const int64_t* indices;     // [outputs]
+  T* quantized;               // [outputs, d]
+  long long* counts;          // [codewords], zeroed
   Total error;
   int tile;     // rows of a tile, a multiple of abreast
   int abreast;  // rows that a warp reads side by side: 8 if the elements of a row are apart, and elements of
@@ -78,26 +78,26 @@ struct Gather {
 };
 
 // Tiles, and the place of the counts, for a grid of at most this number of blocks; returns the blocks.
-template <class T, class Code>
-int64_t divide_rows(Gather<T, Code>& wanted, const Shape& shape, int piece, int64_t most_blocks) {
+template <class T, class Codeword>
+int64_t divide_rows(Gather<T, Codeword>& wanted, const Shape& shape, int piece, int64_t most_blocks) {
   wanted.abreast = shape.stride == 1 ? 1 : 8;
   wanted.tile = kWarp;
   while (wanted.tile > wanted.abreast && wanted.tile * (shape.d / piece) > kTilePieces) wanted.tile /= 2;
-  const int64_t rows = int64_t{wanted.tile} * (kThreads / kWarp), codes = shape.books * shape.k;
+  const int64_t rows = int64_t{wanted.tile} * (kThreads / kWarp), codewords = shape.books * shape.k;
   const int64_t needed = (shape.outputs + rows - 1) / rows,
                 blocks = needed < most_blocks ? needed : most_blocks;
-  wanted.in_counters = codes <= kMostCounters && codes * blocks <= shape.outputs;
+  wanted.in_counters = codewords <= kMostCounters && codewords * blocks <= shape.outputs;
   return blocks;
 }
 
-template <class T, class Code, int kPiece>
+template <class T, class Codeword, int kPiece>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks)
-    gather(const T* x, Shape shape, Gather<T, Code> wanted) {
+    gather(const T* x, Shape shape, Gather<T, Codeword> wanted) {
   constexpr int kPieces = kPiece > 4 ? 2 : 4;  // of a lane under way
   const int lane = threadIdx.x % kWarp, d = static_cast<int>(shape.d), pieces = d / kPiece;
-  const int codes = static_cast<int>(shape.books * shape.k);
+  const int codewords = static_cast<int>(shape.books * shape.k);
   int* counters = reinterpret_cast<int*>(dynamic_memory());
-  for (int code = threadIdx.x; wanted.in_counters && code < codes; code += blockDim.x) counters[code] = 0;
+  for (int code = threadIdx.x; wanted.in_counters && code < codewords; code += blockDim.x) counters[code] = 0;
   __syncthreads();
 
   // The lanes that share a row go on by `together` pieces, from the end of a row to the beginning of the next
@@ -118,18 +118,19 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
     int row = first_row, piece = first_piece;
     for (int step = 0; step < steps; step += kPieces) {
       Piece<T, kPiece> value[kPieces];
-      Piece<Code, kPiece> close[kPieces];
+      Piece<Codeword, kPiece> close[kPieces];
       int target[kPieces];  // within the tile
       UEFL_UNROLL
       for (int i = 0; i < kPieces; ++i) {
         const bool there = row < rows;
         const int from = there ? row : 0, column = piece * kPiece;
         const T* source = x + __shfl_sync(kAllLanes, begin, from) + column * shape.stride;
-        const Code* codeword = wanted.codes + int64_t{__shfl_sync(kAllLanes, code, from)} * d + column;
+        const Codeword* codeword =
+            wanted.codewords + int64_t{__shfl_sync(kAllLanes, code, from)} * d + column;
         target[i] = there ? row * d + column : -1;
         if (there) {
           value[i] = *reinterpret_cast<const Piece<T, kPiece>*>(source);
-          close[i] = *reinterpret_cast<const Piece<Code, kPiece>*>(codeword);
+          close[i] = *reinterpret_cast<const Piece<Codeword, kPiece>*>(codeword);
         }
         row += rows_on, piece += pieces_on;
         if (piece >= pieces) piece -= pieces, row += abreast;
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
   }
 
   __syncthreads();
-  for (int code = threadIdx.x; wanted.in_counters && code < codes; code += blockDim.x) {
+  for (int code = threadIdx.x; wanted.in_counters && code < codewords; code += blockDim.x) {
     if (counters[code] != 0) add_to(wanted.counts + code, counters[code]);
   }
   add_up(error, wanted.error);

@@ -56,7 +56,7 @@ struct Scored {
 
 struct Problem {
   int64_t n, k, d;
-  std::vector<float> x, codes, mean;  // codes are centered
+  std::vector<float> x, codewords, mean;  // codewords are centered
 };
 
 struct alignas(64) Line {
@@ -78,13 +78,14 @@ static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d));
   Scored out{{}, std::vector<RowSize>(kernel.rows), 0};
   for (int64_t k = 0; k < of.k; ++k)
-    out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, k, block.data()));
+    out.rest_radius = std::max(out.rest_radius, kernel.pack(&of.codewords[k * of.d], of.d, k, block.data()));
   kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(),
               out.size.data());
-  std::vector<float> all(kernel.rows * kernel.block_codes);
+  std::vector<float> all(kernel.rows * kernel.block_codewords);
   kernel.scores(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, all.data());
   for (int64_t r = 0; r < of.n; ++r)
-    out.scores.insert(out.scores.end(), &all[r * kernel.block_codes], &all[r * kernel.block_codes + of.k]);
+    out.scores.insert(out.scores.end(), &all[r * kernel.block_codewords],
+                      &all[r * kernel.block_codewords + of.k]);
   out.rest_radius = std::sqrt(out.rest_radius);
   return out;
 }
@@ -96,7 +97,7 @@ static Scored score(const PrefilterKernel& kernel, const Problem& of, const std:
   Scored out{std::vector<float>(of.n * of.k, INFINITY), std::vector<RowSize>(kernel.rows), 0};
   for (int64_t k = 0; k < of.k; ++k) {
     out.rest_radius =
-        std::max(out.rest_radius, kernel.pack(&of.codes[k * of.d], of.d, unit, k, block.data()));
+        std::max(out.rest_radius, kernel.pack(&of.codewords[k * of.d], of.d, unit, k, block.data()));
   }
   kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(),
               out.size.data());
@@ -148,7 +149,7 @@ static void check_sizes(const Kernel& kernel, const Problem& of, const Scored& s
   }
   for (int64_t k = 0; k < of.k && in_bfloat16; ++k) {
     double rest = 0;
-    for (int64_t j = 0; j < of.d; ++j) rest += rest_of(of.codes[k * of.d + j]);
+    for (int64_t j = 0; j < of.d; ++j) rest += rest_of(of.codewords[k * of.d + j]);
     CHECK(scored.rest_radius >= std::sqrt(rest) * (1 - 1e-12), "rest %g, not %g", scored.rest_radius,
           std::sqrt(rest));
   }
@@ -166,11 +167,13 @@ static double worst_of(const Kernel& kernel, const Problem& of) {
   double half_square = 0;
   float most = 0;
   std::vector<double> half(of.k);
-  std::vector<float> half_squares(kernel.block_codes, INFINITY);
+  std::vector<float> half_squares(kernel.block_codewords, INFINITY);
   for (int64_t k = 0; k < of.k; ++k) {
-    for (int64_t j = 0; j < of.d; ++j) half[k] += double(of.codes[k * of.d + j]) * of.codes[k * of.d + j] / 2;
+    for (int64_t j = 0; j < of.d; ++j)
+      half[k] += double(of.codewords[k * of.d + j]) * of.codewords[k * of.d + j] / 2;
     half_squares[k] = static_cast<float>(half[k]);
-    half_square = std::max(half_square, half[k]), most = std::max(most, largest(&of.codes[k * of.d], of.d));
+    half_square = std::max(half_square, half[k]),
+    most = std::max(most, largest(&of.codewords[k * of.d], of.d));
   }
   const double radius = std::sqrt(2 * half_square);
   const Scored scored = score(kernel, of, half_squares, fixed_unit(static_cast<float>(radius), most));
@@ -184,7 +187,7 @@ static double worst_of(const Kernel& kernel, const Problem& of) {
     for (int64_t k = 0; k < of.k; ++k) {
       long double exact = half[k];
       for (int64_t j = 0; j < of.d; ++j) {
-        exact -= (static_cast<long double>(of.x[r * of.d + j]) - of.mean[j]) * of.codes[k * of.d + j];
+        exact -= (static_cast<long double>(of.x[r * of.d + j]) - of.mean[j]) * of.codewords[k * of.d + j];
       }
       const double share = static_cast<double>(std::fabs(scored.scores[r * of.k + k] - exact)) / bound;
       worst = share <= worst ? worst : share;
@@ -247,8 +250,8 @@ static void sums_do_not_overflow(const char* name, const Kernel& kernel) {
     for (const bool even : {true, false}) {
       Problem of{2, 2, d, std::vector<float>(2 * d), std::vector<float>(2 * d), std::vector<float>(d)};
       for (int64_t j = 0; j < (even ? d : 1); ++j) {
-        of.x[j] = of.codes[j] = 1;
-        of.x[d + j] = of.codes[d + j] = -1;
+        of.x[j] = of.codewords[j] = 1;
+        of.x[d + j] = of.codewords[d + j] = -1;
       }
       const double worst = worst_of(kernel, of);
       CHECK(worst <= 1, "%s, d %ld: error is %g of the bound", name, long{d}, worst);

@@ -68,12 +68,12 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
                         const std::vector<int64_t>& expected, bool exact) {
   if (shape.outputs == 0 || !cuda::rows_in_bulk(shape, x, sizeof(T))) return;
   int64_t least = 16;
-  while (least < 300 * 1024 && cuda::divide(shape, kGroups, sizeof(T), least, 2).codes == 0) least += 16;
+  while (least < 300 * 1024 && cuda::divide(shape, kGroups, sizeof(T), least, 2).codewords == 0) least += 16;
   for (const int64_t limit : {int64_t{227 * 1024}, least}) {
     const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 2);
-    CHECK(kGroups == 3 || (stages.codes > 0 && stages.size <= limit), "no room for d %ld",
+    CHECK(kGroups == 3 || (stages.codewords > 0 && stages.size <= limit), "no room for d %ld",
           static_cast<long>(shape.d));
-    if (stages.codes == 0 || stages.size > 227 * 1024) continue;
+    if (stages.codewords == 0 || stages.size > 227 * 1024) continue;
     ++(stages.resident ? wgmma_resident : wgmma_streamed), ++(stages.dense ? wgmma_dense : wgmma_apart);
     if (stages.chunks > 1) {
       run_wgmma<kGroups, true, true>(codebook, x, shape, stages, expected, exact);
@@ -88,7 +88,7 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
 // the one in float32.
 template <class T>
 static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords, bool certify = true) {
-  shape.padded_k = (shape.k + cuda::kBlockCodes - 1) / cuda::kBlockCodes * cuda::kBlockCodes;
+  shape.padded_k = (shape.k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
   Codebook codebook(codewords, shape, x);
   Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
   emulation::launch(2, cuda::kThreads, cuda::search_float32<T>, x, shape, codebook.packed, certify,
@@ -219,7 +219,7 @@ static void second_pass_of_any_list() {
   const int64_t d = 19, k = 70, n = 250, room = 160;
   for (const int64_t books : {1, 2}) {
     const auto x = normal<float>(n * books * d, random), codewords = normal<float>(books * k * d, random);
-    const cuda::Shape shape{n * books, books, books, d, k, cuda::kBlockCodes, n, 0, books * d, 1, true};
+    const cuda::Shape shape{n * books, books, books, d, k, cuda::kBlockCodewords, n, 0, books * d, 1, true};
     Codebook codebook(codewords, shape, x.data());
     codebook.make_lists(6 * room);
     const int counts[6] = {0, 160, 30, 3, 0, 1};
@@ -351,12 +351,12 @@ static void sizes() {
   }
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
   const cuda::Stages stages = cuda::divide(many, 3, sizeof(float), limit, 132);
-  CHECK(!stages.resident && stages.codes >= 4 && stages.size <= limit, "%d bytes", stages.size);
+  CHECK(!stages.resident && stages.codewords >= 4 && stages.size <= limit, "%d bytes", stages.size);
   // The longest codewords, as docs/design/search-gpu.md has them.
   for (const int64_t bytes : {4, 2}) {
     const auto taken = [&](int64_t d) {
       many.d = many.inner_stride = d;
-      return cuda::divide(many, 2, bytes, limit, 132).codes > 0;
+      return cuda::divide(many, 2, bytes, limit, 132).codewords > 0;
     };
     const int64_t longest = 640;
     CHECK(taken(longest) && !taken(longest + 8), "wgmma, %ld bytes", static_cast<long>(bytes));
@@ -367,8 +367,8 @@ static void sizes() {
           static_cast<long>(kilobytes));
   }
   many.d = many.inner_stride = int64_t{1} << 31;
-  CHECK(cuda::divide(many, 2, sizeof(float), limit, 132).codes == 0 && cuda::mma_bytes(many.d) > int64_t{1}
-                                                                                                     << 38,
+  CHECK(cuda::divide(many, 2, sizeof(float), limit, 132).codewords == 0 &&
+            cuda::mma_bytes(many.d) > int64_t{1} << 38,
         "long rows");
 }
 
@@ -427,15 +427,16 @@ static void few_blocks_in_a_long_ring() {
   std::mt19937 random(14);
   const int64_t books = 4, d = 128, k = 30, rows = 40;
   const auto x = normal<float>(rows * books * d, random), codewords = normal<float>(books * k * d, random);
-  const cuda::Shape shape{rows * books, books, books, d, k, cuda::kBlockCodes, rows, 0, books * d, 1, true};
+  const cuda::Shape shape{rows * books, books, books,     d, k,   cuda::kBlockCodewords,
+                          rows,         0,     books * d, 1, true};
   std::vector<int64_t> expected(shape.outputs);
   for (int64_t i = 0; i < shape.outputs; ++i)
     expected[i] = nearest(&x[i * d], 1, &codewords[i % books * k * d], k, d);
   Codebook codebook(codewords, shape, x.data());
   cuda::Stages stages;
-  for (int64_t limit = 80 * 1024; stages.resident || stages.codes < 4; limit += 1024)
+  for (int64_t limit = 80 * 1024; stages.resident || stages.codewords < 4; limit += 1024)
     stages = cuda::divide(shape, 2, sizeof(float), limit, books);
-  CHECK(stages.items.rounds(0) == 1 && stages.codes - 1 > stages.chunks, "%d stages", stages.codes);
+  CHECK(stages.items.rounds(0) == 1 && stages.codewords - 1 > stages.chunks, "%d stages", stages.codewords);
   run_wgmma<2, true, true>(codebook, x.data(), shape, stages, expected, true);
 }
 

@@ -13,7 +13,7 @@ static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 static cuda::Shape shape_of(int64_t rows, int64_t books, int64_t d, int64_t k, bool euclidean) {
-  const int64_t padded = (k + cuda::kBlockCodes - 1) / cuda::kBlockCodes * cuda::kBlockCodes;
+  const int64_t padded = (k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
   return {rows * books, books, books, d, k, padded, rows, 0, books * d, 1, euclidean};
 }
 
@@ -30,7 +30,7 @@ static void the_number_of_blocks_changes_no_bit() {
       const bool same = same_bits(one.exact, five.exact) && same_bits(one.bounds, five.bounds) &&
                         same_bits(one.center, five.center) && same_bits(one.halves, five.halves) &&
                         same_bits(one.norms, five.norms) && same_bits(one.starts, five.starts) &&
-                        same_bits(one.codes, five.codes);
+                        same_bits(one.codewords, five.codewords);
       CHECK(same, "books %ld, d %ld, K %ld", static_cast<long>(books), static_cast<long>(d),
             static_cast<long>(k));
       CHECK(one.ones == std::vector<long long>(one.ones.size(), 0) && five.ones == one.ones,

@@ -51,7 +51,7 @@ static Case any_case(std::mt19937& random, const Path& path, int64_t element_byt
   const int64_t outer = (rows + inner - 1) / inner,
                 k = draw(random, 1, 3) == 1 ? draw(random, 1, 20) : draw(random, 100, 280);
   const int64_t gap = piece * std::max<int64_t>(0, draw(random, -2, 2)), width = segments * d + gap;
-  const int64_t padded = (k + cuda::kBlockCodes - 1) / cuda::kBlockCodes * cuda::kBlockCodes;
+  const int64_t padded = (k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
   return {{outer * inner * segments, segments, books, d, k, padded, inner, inner * width, width, 1, true},
           gap};
 }
@@ -140,8 +140,9 @@ struct Made {
         counts(shape.books * shape.k),
         parts(blocks * cuda::kGroupWarps, NAN) {}
 
-  cuda::Quantized wanted(const std::vector<float>& codes) {
-    return {quantized.data(), codes.data(), counts.data(), {&error, &rounded, kFactor, parts.data(), &done}};
+  cuda::Quantized wanted(const std::vector<float>& codewords) {
+    return {
+        quantized.data(), codewords.data(), counts.data(), {&error, &rounded, kFactor, parts.data(), &done}};
   }
   static constexpr double kFactor = 0.25;
 };
@@ -149,7 +150,8 @@ struct Made {
 // The same by its definition, compared.
 template <class T>
 static void check(const char* name, const std::vector<T>& x, const cuda::Shape& shape,
-                  const std::vector<float>& codes, const std::vector<int64_t>& indices, const Made<T>& made) {
+                  const std::vector<float>& codewords, const std::vector<int64_t>& indices,
+                  const Made<T>& made) {
   std::vector<long long> counts(made.counts.size());
   double error = 0;
   int64_t wrong = 0;
@@ -157,7 +159,7 @@ static void check(const char* name, const std::vector<T>& x, const cuda::Shape& 
     const int64_t code = output % shape.segments % shape.books * shape.k + indices[output];
     ++counts[code];
     for (int64_t j = 0; j < shape.d; ++j) {
-      const double target = codes[code * shape.d + j],
+      const double target = codewords[code * shape.d + j],
                    apart = static_cast<double>(x[shape.begin(output) + j]) - target;
       const auto found = static_cast<double>(made.quantized[output * shape.d + j]);
       wrong += found != target && !(std::isnan(found) && std::isnan(target));
@@ -173,10 +175,10 @@ static void check(const char* name, const std::vector<T>& x, const cuda::Shape& 
 }
 
 template <class T, int kGroups, bool kLong, bool kCross>
-static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector<float>& codes,
+static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector<float>& codewords,
                   const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path, int64_t limit) {
   const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
-  if (stages.codes == 0) return;
+  if (stages.codewords == 0) return;
   double error = 0;
   const int runs = path.rows / 100 % 8 == 0 ? 3 : 1;  // indices, and now and then twice what vq makes of them
   for (int run = 0; run < runs; ++run) {
@@ -186,10 +188,10 @@ static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
     emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
                       cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, stages,
-                      true, indices.data(), run == 0 ? cuda::Quantized{} : made.wanted(codes));
+                      true, indices.data(), run == 0 ? cuda::Quantized{} : made.wanted(codewords));
     if (run == 0) path.open += static_cast<int64_t>(codebook.open().size());
     for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
-    if (run == 1) check(path.name, x, shape, codes, expected, made), error = made.error;
+    if (run == 1) check(path.name, x, shape, codewords, expected, made), error = made.error;
     CHECK(run < 2 || std::memcmp(&error, &made.error, sizeof error) == 0, "%s: another error", path.name);
   }
   path.rows += shape.outputs;
@@ -202,11 +204,11 @@ static void any_wgmma(std::mt19937& random, Codebook& codebook, const std::vecto
   // A vector of the type is no more aligned than the allocator likes, which is to 16.
   if (!cuda::rows_in_bulk(shape, x.data(), sizeof(T))) return;
   const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
-  std::vector<float> codes(codewords.size());
-  std::transform(codewords.begin(), codewords.end(), codes.begin(),
+  std::vector<float> as_float(codewords.size());
+  std::transform(codewords.begin(), codewords.end(), as_float.begin(),
                  [](T value) { return static_cast<float>(value); });
-  draw(random, 0, 2) == 0 ? wgmma<T, 2, kLong, kCross>(codebook, x, codes, shape, expected, path, limit)
-                          : wgmma<T, 3, kLong, kCross>(codebook, x, codes, shape, expected, path, limit);
+  draw(random, 0, 2) == 0 ? wgmma<T, 2, kLong, kCross>(codebook, x, as_float, shape, expected, path, limit)
+                          : wgmma<T, 3, kLong, kCross>(codebook, x, as_float, shape, expected, path, limit);
 }
 
 template <class T>

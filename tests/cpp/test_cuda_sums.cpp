@@ -28,11 +28,11 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 // Rows, codewords and indices; the expected sums, written out.
-template <class T, class Code>
+template <class T, class Codeword>
 struct Case {
   cuda::Shape shape;
   Far<T> x;
-  std::vector<Code> codes;
+  std::vector<Codeword> codewords;
   std::vector<int64_t> indices;
   std::vector<double> scales;
 
@@ -44,7 +44,7 @@ struct Case {
       x[shape.begin(i / shape.d) + i % shape.d * shape.stride] = static_cast<T>(values[i]);
     }
     for (const double value : normal<double>(shape.books * shape.k * shape.d, random))
-      codes.push_back(static_cast<Code>(value));
+      codewords.push_back(static_cast<Codeword>(value));
     for (int64_t i = 0; i < shape.outputs; ++i)
       indices.push_back(static_cast<int64_t>(random() % std::min<int64_t>(shape.k, taken)));
     for (int64_t i = 0; i < shape.books * shape.k; ++i)
@@ -84,8 +84,8 @@ struct Found {
   }
 };
 
-template <class T, class Code>
-static void check(const char* what, const Case<T, Code>& given, const Found<T>& found, bool with_sums) {
+template <class T, class Codeword>
+static void check(const char* what, const Case<T, Codeword>& given, const Found<T>& found, bool with_sums) {
   const cuda::Shape& shape = given.shape;
   Found<T> expected(shape);
   double error = 0;
@@ -94,7 +94,7 @@ static void check(const char* what, const Case<T, Code>& given, const Found<T>& 
     ++expected.counts[code];
     for (int64_t j = 0; j < shape.d; ++j) {
       const double value = given.element(output, j),
-                   target = static_cast<double>(given.codes[code * shape.d + j]);
+                   target = static_cast<double>(given.codewords[code * shape.d + j]);
       expected.quantized[output * shape.d + j] = rounded<T>(target);
       error += (value - target) * (value - target);
       if (!with_sums) continue;
@@ -111,33 +111,39 @@ static void check(const char* what, const Case<T, Code>& given, const Found<T>& 
   CHECK(close, "%s: error %g, expected %g", what, found.error, error);
 }
 
-template <int kPiece, class T, class Code>
-static void gather(const char* what, const Case<T, Code>& given, int64_t most_blocks) {
+template <int kPiece, class T, class Codeword>
+static void gather(const char* what, const Case<T, Codeword>& given, int64_t most_blocks) {
   Found<T> found(given.shape);
-  cuda::Gather<T, Code> wanted{
-      given.codes.data(), given.indices.data(), found.quantized.data(), found.counts.data(), {}, 0, 0, false};
+  cuda::Gather<T, Codeword> wanted{given.codewords.data(),
+                                   given.indices.data(),
+                                   found.quantized.data(),
+                                   found.counts.data(),
+                                   {},
+                                   0,
+                                   0,
+                                   false};
   const int64_t blocks = cuda::divide_rows(wanted, given.shape, kPiece, most_blocks);
   wanted.error = found.total(blocks);
-  emulation::launch(static_cast<unsigned>(blocks), cuda::kThreads, cuda::gather<T, Code, kPiece>,
+  emulation::launch(static_cast<unsigned>(blocks), cuda::kThreads, cuda::gather<T, Codeword, kPiece>,
                     given.x.data(), given.shape, wanted);
   check(what, given, found, false);
 }
 
 // With at least one codeword per row of a block, nothing is sorted.
-template <class T, class Code>
-static void row_sums(const char* what, const Case<T, Code>& given, int64_t most_blocks) {
+template <class T, class Codeword>
+static void row_sums(const char* what, const Case<T, Codeword>& given, int64_t most_blocks) {
   double error = 0;
   for (const bool again : {false, true}) {
     Found<T> found(given.shape);
-    cuda::RowSums<T, Code> wanted{};
+    cuda::RowSums<T, Codeword> wanted{};
     wanted.indices = given.indices.data(), wanted.counts = found.counts.data(),
     wanted.sums = found.sums.data();
-    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(),
+    wanted.scales = given.scales.data(), wanted.codewords = given.codewords.data(),
     wanted.quantized = found.quantized.data();
     wanted.largest = found.largest.data();
     const int64_t blocks = cuda::divide_rows(wanted, given.shape, most_blocks);
     wanted.error = found.total(blocks);
-    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, true, Code>, given.x.data(),
+    emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, true, Codeword>, given.x.data(),
                       given.shape, wanted);
     if (again) {
       CHECK(bits(found.error) == bits(error), "%s: another error", what);
@@ -149,10 +155,10 @@ static void row_sums(const char* what, const Case<T, Code>& given, int64_t most_
 }
 
 // Every row of every element type, in elements and, where they fit, in pieces of 16 bytes.
-template <class T, class Code, int kPiece = 1>
+template <class T, class Codeword, int kPiece = 1>
 static void vq(const char* what, const cuda::Shape& shape, int64_t elements, int64_t blocks,
                int taken = 1 << 30) {
-  const Case<T, Code> given(shape, elements, static_cast<int>(elements), taken);
+  const Case<T, Codeword> given(shape, elements, static_cast<int>(elements), taken);
   gather<1>(what, given, blocks);
   if constexpr (kPiece > 1) gather<kPiece>(what, given, blocks);
   row_sums(what, given, blocks);
@@ -203,7 +209,7 @@ static void hard_rows() {
     cuda::RowSums<float, float> wanted{};
     wanted.indices = given.indices.data(), wanted.counts = found.counts.data(),
     wanted.sums = found.sums.data();
-    wanted.scales = given.scales.data(), wanted.codes = given.codes.data(),
+    wanted.scales = given.scales.data(), wanted.codewords = given.codewords.data(),
     wanted.quantized = found.quantized.data();
     wanted.largest = found.largest.data();
     wanted.error = found.total(cuda::divide_rows(wanted, shape, 1));
@@ -214,7 +220,7 @@ static void hard_rows() {
   }
   Case<float, float> tiny(shape, 320, 4);
   for (int64_t i = 0; i < 320; ++i) tiny.x[i] *= 1e-30f;
-  for (float& value : tiny.codes) value *= 1e-30f;
+  for (float& value : tiny.codewords) value *= 1e-30f;
   for (double& scale : tiny.scales) scale = 0x1p120;
   gather<4>("tiny", tiny, 1);
   row_sums("tiny", tiny, 1);
@@ -277,7 +283,7 @@ static void rows_that_are_not_finite() {
     }
     std::vector<double> squares(n, 0);
     double total = 0;
-    emulation::launch(2, 64, cuda::row_squares<float, float>, given.x.data(), shape, given.codes.data(),
+    emulation::launch(2, 64, cuda::row_squares<float, float>, given.x.data(), shape, given.codewords.data(),
                       given.indices.data(), static_cast<const double*>(nullptr), squares.data());
     for (int64_t i = 0; i < n; ++i)
       CHECK(std::isfinite(squares[i]) == (i != row), "square %ld", static_cast<long>(i));

@@ -80,16 +80,16 @@ template <class V, class Kernel>
 static void check(const char* name, Kernel kernel, int blocks, int k, int places) {
   std::mt19937 random(static_cast<unsigned>(places + k));
   const int64_t d = V::kChunks * kElements, rows = blocks * kRows;
-  std::vector<float> x(rows * d), codes(k * d), scores(k);
+  std::vector<float> x(rows * d), codewords(k * d), scores(k);
   for (float& value : x) value = static_cast<float>(static_cast<int>(random() % 9) - 4);
-  for (float& value : codes) value = static_cast<float>(static_cast<int>(random() % 7) - 3) / 2;
-  const auto packed_rows = tiles(x, d, kRows, 1), packed_codes = tiles(codes, d, kColumns, -1);
+  for (float& value : codewords) value = static_cast<float>(static_cast<int>(random() % 7) - 3) / 2;
+  const auto packed_rows = tiles(x, d, kRows, 1), packed_codewords = tiles(codewords, d, kColumns, -1);
   const float base = 1.5f * static_cast<float>(1 << 15);
   std::vector<__uint128_t> storage(k / kColumns * V::kStarts);
   auto* starts = reinterpret_cast<float*>(storage.data());
   std::vector<float> half(k);
   for (int code = 0; code < k; ++code) {
-    for (int64_t j = 0; j < d; ++j) half[code] += codes[code * d + j] * codes[code * d + j] / 2;
+    for (int64_t j = 0; j < d; ++j) half[code] += codewords[code * d + j] * codewords[code * d + j] / 2;
   }
   for (int tile = 0; tile < k / kColumns; ++tile) {
     for (int lane = 0; lane < 4; ++lane) {
@@ -101,7 +101,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
   }
   std::vector<variants::Answer> found(rows * 4, variants::Answer{-1, -1, -1, -1});
   const variants::Work work{reinterpret_cast<const unsigned char*>(packed_rows.data()),
-                            reinterpret_cast<const unsigned char*>(packed_codes.data()),
+                            reinterpret_cast<const unsigned char*>(packed_codewords.data()),
                             starts,
                             found.data(),
                             nullptr,
@@ -118,7 +118,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
   for (int64_t row = 0; row < rows; ++row) {
     for (int code = 0; code < k; ++code) {
       scores[code] = half[code];
-      for (int64_t j = 0; j < d; ++j) scores[code] -= x[row * d + j] * codes[code * d + j];
+      for (int64_t j = 0; j < d; ++j) scores[code] -= x[row * d + j] * codewords[code * d + j];
     }
     // Each lane's least and second least, in the packed numbers that the kernel keeps.
     for (int lane = 0; lane < 4; ++lane) {

@@ -16,7 +16,7 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   std::mt19937 random(static_cast<unsigned>(d));
   const int64_t n = 19, s = 2, k = 5, dim = s * d;
   const auto x = normal<float>(n * dim, random), g = normal<float>(n * dim, random);
-  const auto codes = normal<Wide>(s * k * d, random);
+  const auto codewords = normal<Wide>(s * k * d, random);
   std::vector<int64_t> indices(n * s);
   for (int64_t& index : indices) index = std::uniform_int_distribution<int64_t>(0, k - 1)(random);
   const int64_t row_stride = channels_first ? 1 : dim, stride = channels_first ? n : 1;
@@ -32,20 +32,20 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
                     .d = d,
                     .codebook_step = k,
                     .indices = indices.data(),
-                    .codewords = codes.data(),
+                    .codewords = codewords.data(),
                     .pull = 0.25},
                    0, n);
   const cuda::View view{n, 0, row_stride, stride};
   const cuda::BackwardShape shape{n * s, s, s, k, d, view, view, view, rotation};
   const double pull = 0.25;
-  emulation::launch(2, 64, cuda::backward<float, Wide>, x.data(), codes.data(), indices.data(),
+  emulation::launch(2, 64, cuda::backward<float, Wide>, x.data(), codewords.data(), indices.data(),
                     with_g ? g.data() : nullptr, &pull, shape, found.data());
   if constexpr (sizeof(Wide) == sizeof(float)) {
     if (d % 4 == 0 && !channels_first) {
       using Four = cuda::Four<float>;
       std::vector<float> dense(n * dim, NAN);
       const auto fours = [](const auto& values) { return reinterpret_cast<const Four*>(values.data()); };
-      emulation::launch(2, 64, cuda::backward_dense<float>, fours(x), fours(codes), indices.data(),
+      emulation::launch(2, 64, cuda::backward_dense<float>, fours(x), fours(codewords), indices.data(),
                         with_g ? fours(g) : nullptr, &pull, shape, reinterpret_cast<Four*>(dense.data()));
       CHECK(dense == found, "d %ld: a thread with four elements differs from a warp with a segment",
             static_cast<long>(d));
@@ -63,7 +63,7 @@ static void far_apart() {
   std::mt19937 random(3);
   const int64_t n = 19, d = 6, s = 2, dim = s * d, k = 5, far = int64_t{1} << 28;
   const auto values = normal<float>(n * dim, random), slopes = normal<float>(n * dim, random);
-  const auto codes = normal<double>(s * k * d, random);
+  const auto codewords = normal<double>(s * k * d, random);
   std::vector<int64_t> indices(n * s);
   for (int64_t i = 0; i < n * s; ++i) indices[i] = i % k;
   const double pull = 0.25;
@@ -72,8 +72,9 @@ static void far_apart() {
     Far<float> x(size), g(size), out(size);
     const auto place = [&](int64_t i) { return i / dim * view.inner_stride + i % dim * view.stride; };
     for (int64_t i = 0; i < n * dim; ++i) x[place(i)] = values[i], g[place(i)] = slopes[i];
-    emulation::launch(2, 64, cuda::backward<float, double>, x.data(), codes.data(), indices.data(), g.data(),
-                      &pull, cuda::BackwardShape{n * s, s, s, k, d, view, view, view, true}, out.data());
+    emulation::launch(2, 64, cuda::backward<float, double>, x.data(), codewords.data(), indices.data(),
+                      g.data(), &pull, cuda::BackwardShape{n * s, s, s, k, d, view, view, view, true},
+                      out.data());
     std::vector<float> found(n * dim);
     for (int64_t i = 0; i < n * dim; ++i) found[i] = out[place(i)];
     return found;

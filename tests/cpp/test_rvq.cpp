@@ -21,9 +21,9 @@ static void matches_the_definition(int64_t n, bool sums_wanted) {
              .few = !sums_wanted && n < 10,
              .residual = residual.data(),
              .total = total.data()};
-  for (const int64_t codes : k) {
-    books.push_back(normal<float>(s * codes * d, random));
-    indices.emplace_back(n * s, -1), counts.emplace_back(s * codes), sums.emplace_back(s * codes * d);
+  for (const int64_t size : k) {
+    books.push_back(normal<float>(s * size * d, random));
+    indices.emplace_back(n * s, -1), counts.emplace_back(s * size), sums.emplace_back(s * size * d);
   }
   for (int stage = 0; stage < 3; ++stage) {
     run.stages.push_back({.codebook = {books[stage].data(), Dtype::f32, s, k[stage], d},

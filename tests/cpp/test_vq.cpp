@@ -9,13 +9,13 @@ using namespace uefl::cpu;
 static void matches_the_definition() {
   std::mt19937 random(8);
   const int64_t n = 700, s = 2, d = 13, k = 21;
-  const auto x = normal<float>(n * s * d, random), codes = normal<float>(s * k * d, random);
-  const Codebook codebook{codes.data(), Dtype::f32, s, k, d};
+  const auto x = normal<float>(n * s * d, random), codewords = normal<float>(s * k * d, random);
+  const Codebook codebook{codewords.data(), Dtype::f32, s, k, d};
   const Search search(codebook, Metric::l2, true);
   std::vector<float> quantized(n * s * d, std::nanf(""));
   std::vector<int64_t> indices(n * s, -1), counts(s * k);
   std::vector<double> sums(s * k * d, std::nan(""));
-  Vq vq(search, codebook, codes.data(), {x.data(), Dtype::f32, n, 1, s * d, s * d, 0, 1},
+  Vq vq(search, codebook, codewords.data(), {x.data(), Dtype::f32, n, 1, s * d, s * d, 0, 1},
         {quantized.data(), indices.data(), counts.data(), sums.data()});
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.run(block, block + 1);  // any order
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.add(block, block + 1);
@@ -26,14 +26,14 @@ static void matches_the_definition() {
   std::vector<int64_t> expected_counts(s * k);
   std::vector<long double> expected_sums(s * k * d);
   for (int64_t i = 0; i < n * s; ++i) {
-    const int64_t code = nearest(&x[i * d], 1, &codes[i % s * k * d], k, d) + i % s * k;
+    const int64_t code = nearest(&x[i * d], 1, &codewords[i % s * k * d], k, d) + i % s * k;
     CHECK(indices[i] == code % k, "index %ld", static_cast<long>(i));
     ++expected_counts[code];
     for (int64_t j = 0; j < d; ++j) {
-      const double difference = static_cast<double>(x[i * d + j]) - codes[code * d + j];
+      const double difference = static_cast<double>(x[i * d + j]) - codewords[code * d + j];
       expected_error += difference * difference;
       expected_sums[code * d + j] += x[i * d + j];
-      CHECK(quantized[i * d + j] == codes[code * d + j], "quantized %ld", static_cast<long>(i));
+      CHECK(quantized[i * d + j] == codewords[code * d + j], "quantized %ld", static_cast<long>(i));
     }
   }
   CHECK(counts == expected_counts, "counts");
@@ -43,12 +43,13 @@ static void matches_the_definition() {
 }
 
 static void no_rows() {
-  const float codes[2] = {1, 2};
-  const Codebook codebook{codes, Dtype::f32, 1, 2, 1};
+  const float codewords[2] = {1, 2};
+  const Codebook codebook{codewords, Dtype::f32, 1, 2, 1};
   const Search search(codebook, Metric::l2, true);
   int64_t counts[2] = {0, 0};
   double sums[2] = {std::nan(""), std::nan("")};
-  Vq vq(search, codebook, codes, {nullptr, Dtype::f32, 0, 1, 1, 1, 0, 1}, {nullptr, nullptr, counts, sums});
+  Vq vq(search, codebook, codewords, {nullptr, Dtype::f32, 0, 1, 1, 1, 0, 1},
+        {nullptr, nullptr, counts, sums});
   vq.run(0, vq.blocks());
   vq.add(0, vq.blocks());
   vq.write_sums(0, vq.codeword_count());
@@ -57,14 +58,14 @@ static void no_rows() {
 
 // Rows of very different size, one per codeword, and an infinity: each sum has the precision of its own rows.
 static void a_unit_for_each_codeword() {
-  const double codes[5] = {-1, 0, 1, 1e16,
-                           1e20};  // infinitely far from everything, the last row takes the first
+  const double codewords[5] = {-1, 0, 1, 1e16,
+                               1e20};  // infinitely far from everything, the last row takes the first
   const double x[6] = {1e-20, 0.75, 1e16, 1e20, 3e-20, -INFINITY};
-  const Codebook codebook{codes, Dtype::f64, 1, 5, 1};
+  const Codebook codebook{codewords, Dtype::f64, 1, 5, 1};
   const Search search(codebook, Metric::l2, true);
   double quantized[6], sums[5];
   int64_t indices[6], counts[5] = {};
-  Vq vq(search, codebook, codes, {x, Dtype::f64, 6, 1, 1, 1, 0, 1}, {quantized, indices, counts, sums});
+  Vq vq(search, codebook, codewords, {x, Dtype::f64, 6, 1, 1, 1, 0, 1}, {quantized, indices, counts, sums});
   vq.run(0, vq.blocks());
   vq.add(0, vq.blocks());
   vq.write_sums(0, vq.codeword_count());

@@ -33,7 +33,7 @@ static void matches_the_definition(int64_t d, bool channels_first) {
   std::mt19937 random(static_cast<unsigned>(d));
   const int64_t n = 37, s = 3, k = 5, dim = s * d;
   const auto x = normal<float>(n * dim, random), g = normal<float>(n * dim, random),
-             codes = normal<float>(s * k * d, random);
+             codewords = normal<float>(s * k * d, random);
   std::vector<int64_t> indices(n * s);
   for (int64_t& index : indices) index = std::uniform_int_distribution<int64_t>(0, k - 1)(random);
   const auto rows = [&](const float* data) {
@@ -54,13 +54,13 @@ static void matches_the_definition(int64_t d, bool channels_first) {
                          .d = d,
                          .codebook_step = k,
                          .indices = indices.data(),
-                         .codewords = codes.data(),
+                         .codewords = codewords.data(),
                          .pull = pull};
     vq_backward(run, 20, n);  // any order
     vq_backward(run, 0, 20);
     for (int64_t row = 0; row < n; ++row) {
       for (int64_t segment = 0; segment < s; ++segment) {
-        const float* q = &codes[(indices[row * s + segment] + segment * k) * d];
+        const float* q = &codewords[(indices[row * s + segment] + segment * k) * d];
         std::vector<float> a(d), b(d);
         for (int64_t j = 0; j < d; ++j)
           a[j] = x[at(row, segment * d + j)], b[j] = g[at(row, segment * d + j)];

@@ -47,8 +47,8 @@ static int64_t peak(const Work& work) {
 void run() {
   std::mt19937 random(5);
   const int64_t few = 2048, many = 16384, d = 64, k = 256;
-  const auto x = normal<float>(many * d, random), codes = normal<float>(k * d, random);
-  const Codebook codebook{codes.data(), Dtype::f32, 1, k, d};
+  const auto x = normal<float>(many * d, random), codewords = normal<float>(k * d, random);
+  const Codebook codebook{codewords.data(), Dtype::f32, 1, k, d};
   std::vector<float> quantized(many * d);
   std::vector<int64_t> indices(many), counts(k);
   std::vector<double> sums(k * d);
@@ -59,7 +59,7 @@ void run() {
   const auto forward = [&](int64_t n) {
     return peak([&] {
       const Search search(codebook, Metric::l2, true);
-      Vq vq(search, codebook, codes.data(), rows(n),
+      Vq vq(search, codebook, codewords.data(), rows(n),
             {quantized.data(), indices.data(), counts.data(), sums.data()});
       vq.run(0, vq.blocks());
       vq.add(0, vq.blocks());

@@ -48,8 +48,9 @@ Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, con
   const int64_t operands = place(tensor ? codewords * mma_width(shape.d) * 2 : codewords * shape.d * 4);
   const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8);
   const int64_t center = place(shape.books * shape.d * 4), norms = place(codewords * 4);
-  const int64_t longest = place(codewords / kPackCodes * 8), sampled = place(shape.books * kSampledRows * 4);
-  const int64_t starts = place(tensor ? codewords / kBlockCodes * kStartBytes : 0);
+  const int64_t longest = place(codewords / kPackCodewords * 8),
+                sampled = place(shape.books * kSampledRows * 4);
+  const int64_t starts = place(tensor ? codewords / kBlockCodewords * kStartBytes : 0);
   const int64_t listed = place(open * 8), limits = place(open * 4), errors = place(warps * 8);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
@@ -59,7 +60,7 @@ Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, con
   packed.center = reinterpret_cast<float*>(first + center);
   packed.half_norms = reinterpret_cast<float*>(first + norms),
   packed.halves = reinterpret_cast<uint16_t*>(first + operands);
-  packed.codes = reinterpret_cast<float*>(first + operands),
+  packed.codewords = reinterpret_cast<float*>(first + operands),
   packed.listed = reinterpret_cast<int64_t*>(first + listed);
   packed.longest = reinterpret_cast<double*>(first + longest),
   packed.sampled = reinterpret_cast<float*>(first + sampled);
@@ -130,7 +131,7 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
          Layout<3>::kThreads);
 }
 
-// The plan of wgmma for these rows; codes = 0 where it does not.
+// The plan of wgmma for these rows; codewords = 0 where it does not.
 Stages stages_of(const Shape& shape, const Tensor& rows) {
   const auto element_bytes = static_cast<int64_t>(rows.element_size());
   if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes))
@@ -139,12 +140,13 @@ Stages stages_of(const Shape& shape, const Tensor& rows) {
 }
 
 // The one launch before the search; rows are looked at where wgmma is to search them.
-template <class Code, class Row>
-void launch_pack(const char* op, const Code* codebook, const Row* rows, Shape shape, Packed packed,
+template <class Codeword, class Row>
+void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shape shape, Packed packed,
                  Spans cleared, bool halves, cudaStream_t stream) {
-  const int64_t items = shape.books * (shape.padded_k + (rows == nullptr ? 0 : kSampledRows)) / kPackCodes;
+  const int64_t items =
+      shape.books * (shape.padded_k + (rows == nullptr ? 0 : kSampledRows)) / kPackCodewords;
   void* arguments[] = {&codebook, &rows, &shape, &packed, &cleared, &halves};
-  const auto kernel = reinterpret_cast<const void*>(pack_codebook<Code, Row>);
+  const auto kernel = reinterpret_cast<const void*>(pack_codebook<Codeword, Row>);
   const cudaError_t error = cudaLaunchCooperativeKernel(kernel, blocks_of_tiles(items, kPackBlocks), kThreads,
                                                         arguments, 0, stream);
   STD_TORCH_CHECK(error == cudaSuccess, op, ": the kernel did not launch: ", cudaGetErrorString(error));
@@ -161,7 +163,7 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
 
   Tensor rows = x;
   Shape shape = shape_of(rows, given);
-  shape.padded_k = (shape.k + kBlockCodes - 1) / kBlockCodes * kBlockCodes;
+  shape.padded_k = (shape.k + kBlockCodewords - 1) / kBlockCodewords * kBlockCodewords;
   shape.euclidean = metric == "l2";
   STD_TORCH_CHECK(shape.padded_k <= 0x7fffffff, op, ": the codebook has ", shape.k,
                   " codewords, expected fewer than 2^31 - 128");
@@ -181,7 +183,7 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
   const Stages stages = fastest == Search::wgmma ? stages_of(shape, rows) : Stages{};
   const int64_t shared = current_device().shared;
   const bool mma = fastest != Search::float32 && mma_bytes(shape.d) + kMmaStaticBytes <= shared;
-  const Search search = !mma ? Search::float32 : stages.codes > 0 ? Search::wgmma : Search::mma;
+  const Search search = !mma ? Search::float32 : stages.codewords > 0 ? Search::wgmma : Search::mma;
 
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
@@ -192,10 +194,10 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
   const Packed packed = carve(shape, search, open, makes ? stages.items.grid * kGroupWarps : 0, x, workspace,
                               wanted.error.parts);
   with_type(dense.scalar_type(), [&](auto type) {
-    using Code = decltype(type);
-    const Code* codes = static_cast<const Code*>(dense.const_data_ptr());
+    using Codeword = decltype(type);
+    const Codeword* codewords = static_cast<const Codeword*>(dense.const_data_ptr());
     const auto pack = [&](const auto* sampled) {
-      launch_pack(op, codes, sampled, shape, packed, cleared, search != Search::float32, stream);
+      launch_pack(op, codewords, sampled, shape, packed, cleared, search != Search::float32, stream);
     };
     if (search != Search::wgmma) return pack(static_cast<const float*>(nullptr));
     with_type(rows.scalar_type(), [&](auto element) {

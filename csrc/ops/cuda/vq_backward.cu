@@ -35,12 +35,12 @@ bool in_fours(const T* pointer) {
 }
 
 template <class T, class Wide>
-void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const std::optional<Tensor>& g,
+void launch(const Tensor& x, const Tensor& codewords, const Tensor& indices, const std::optional<Tensor>& g,
             const Tensor& pull, const BackwardShape& shape, Tensor& out) {
   const Tensor doubled = torch::stable::to(pull, ScalarType::Double);
   const T *from = static_cast<const T*>(x.const_data_ptr()),
           *gradient = g ? static_cast<const T*>(g->const_data_ptr()) : nullptr;
-  const auto* code = static_cast<const Wide*>(codes.const_data_ptr());
+  const auto* codebook_data = static_cast<const Wide*>(codewords.const_data_ptr());
   const auto* chosen = static_cast<const int64_t*>(indices.const_data_ptr());
   const auto* strength = static_cast<const double*>(doubled.const_data_ptr());
   T* const target = static_cast<T*>(out.mutable_data_ptr());
@@ -50,15 +50,15 @@ void launch(const Tensor& x, const Tensor& codes, const Tensor& indices, const s
   if constexpr (std::is_same_v<Wide, float>) {
     const bool dense =
         x.is_contiguous() && out.is_contiguous() && (!g || g->is_contiguous()) && shape.d % 4 == 0;
-    if (dense && in_fours(from) && in_fours(gradient) && in_fours(code) && in_fours(target)) {
+    if (dense && in_fours(from) && in_fours(gradient) && in_fours(codebook_data) && in_fours(target)) {
       backward_dense<<<blocks(shape.outputs * (shape.d / 4)), kThreads, 0, current_stream(x)>>>(
-          reinterpret_cast<const Four<T>*>(from), reinterpret_cast<const Four<float>*>(code), chosen,
+          reinterpret_cast<const Four<T>*>(from), reinterpret_cast<const Four<float>*>(codebook_data), chosen,
           reinterpret_cast<const Four<T>*>(gradient), strength, shape, reinterpret_cast<Four<T>*>(target));
       return check_launch("vq_backward");
     }
   }
-  backward<<<blocks(shape.outputs * kWarp), kThreads, 0, current_stream(x)>>>(from, code, chosen, gradient,
-                                                                              strength, shape, target);
+  backward<<<blocks(shape.outputs * kWarp), kThreads, 0, current_stream(x)>>>(
+      from, codebook_data, chosen, gradient, strength, shape, target);
   check_launch("vq_backward");
 }
 
@@ -83,14 +83,15 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
   if (shape.outputs == 0) return grad_x;
   if (grad_quantized) shape.g = view(*grad_quantized);
   const Tensor chosen = torch::stable::contiguous(indices);
-  const Tensor codes =
+  const Tensor codewords =
       torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
   const auto with = [&](auto type) {
     using T = decltype(type);
     if constexpr (sizeof(T) == sizeof(double)) {
-      launch<T, double>(rows, codes, chosen, grad_quantized, pull, shape, out);
+      launch<T, double>(rows, codewords, chosen, grad_quantized, pull, shape, out);
     } else {
-      (wide ? launch<T, double> : launch<T, float>)(rows, codes, chosen, grad_quantized, pull, shape, out);
+      (wide ? launch<T, double> : launch<T, float>)(rows, codewords, chosen, grad_quantized, pull, shape,
+                                                    out);
     }
   };
   switch (x.scalar_type()) {

@@ -24,15 +24,15 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // Returns true if all pieces of this number of bytes are aligned to it.
-bool in_pieces(const void* x, const Shape& shape, int64_t element_bytes, const void* codes) {
+bool in_pieces(const void* x, const Shape& shape, int64_t element_bytes, const void* codewords) {
   const int64_t piece = 16 / element_bytes;
-  return reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(codes) % 16 == 0 &&
+  return reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(codewords) % 16 == 0 &&
          shape.stride == 1 && shape.d % piece == 0 && shape.inner_stride % piece == 0 &&
          shape.outer_stride % piece == 0;
 }
 
-template <class T, class Code, class Parts>
-void launch_gather(const T* x, const Shape& shape, Gather<T, Code> wanted, const Parts& parts,
+template <class T, class Codeword, class Parts>
+void launch_gather(const T* x, const Shape& shape, Gather<T, Codeword> wanted, const Parts& parts,
                    cudaStream_t stream) {
   const auto launch = [&](auto kernel, int piece) {
     const int64_t blocks =
@@ -42,11 +42,11 @@ void launch_gather(const T* x, const Shape& shape, Gather<T, Code> wanted, const
     kernel<<<static_cast<unsigned>(blocks), kThreads, bytes, stream>>>(x, shape, wanted);
     check_launch("vq_forward");
   };
-  if constexpr (sizeof(T) < sizeof(double) && sizeof(Code) < sizeof(double)) {
-    if (in_pieces(x, shape, sizeof(T), wanted.codes))
-      return launch(gather<T, Code, kPieceOf<T>>, kPieceOf<T>);
+  if constexpr (sizeof(T) < sizeof(double) && sizeof(Codeword) < sizeof(double)) {
+    if (in_pieces(x, shape, sizeof(T), wanted.codewords))
+      return launch(gather<T, Codeword, kPieceOf<T>>, kPieceOf<T>);
   }
-  launch(gather<T, Code, 1>, 1);
+  launch(gather<T, Codeword, 1>, 1);
 }
 
 struct Results {
@@ -56,25 +56,25 @@ struct Results {
 // The error goes to total; with scales the rows are summed.
 Results run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
             const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
-  const int64_t codes = sizes.books * sizes.k, with_sums = scales ? codes : 0;
-  STD_TORCH_CHECK(codes <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, op,
+  const int64_t counted = sizes.books * sizes.k, with_sums = scales ? counted : 0;
+  STD_TORCH_CHECK(counted <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, op,
                   ": the codebook is too large");  // a tile has kWarp rows
   const cudaStream_t stream = current_stream(x);
   const bool wide = codebook.scalar_type() == ScalarType::Double;
   const Tensor codewords =
       torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
   Results made{torch::stable::new_empty(x, x.sizes()), Tensor(),
-               torch::stable::new_empty(x, {codes}, ScalarType::Long),
+               torch::stable::new_empty(x, {counted}, ScalarType::Long),
                torch::stable::new_empty(x, {with_sums}, ScalarType::Long),
                torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long)};
   const auto numbers = [](Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); };
   const Spans cleared{{numbers(made.counts), numbers(made.largest), numbers(made.sums),
                        reinterpret_cast<long long*>(total.sum), total.parties},
-                      {codes, with_sums, with_sums * sizes.d, 1, 1}};
+                      {counted, with_sums, with_sums * sizes.d, 1, 1}};
   Quantized wanted{nullptr, nullptr, numbers(made.counts), total};
   if (!scales && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)
     wanted.target = made.quantized.mutable_data_ptr(),
-    wanted.codes = static_cast<const float*>(codewords.const_data_ptr());
+    wanted.codewords = static_cast<const float*>(codewords.const_data_ptr());
   const auto [indices, all] = assign(op, x, codebook, metric, exact, cleared, wanted);
   made.indices = indices;
   Tensor rows = x, parts;
@@ -87,21 +87,22 @@ Results run(const char* op, const Tensor& x, const Tensor& codebook, const std::
   };
   const auto launch = [&](auto type, auto code) {
     using T = decltype(type);
-    using Code = decltype(code);
+    using Codeword = decltype(code);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
-    const Code* table = static_cast<const Code*>(codewords.const_data_ptr());
+    const Codeword* codebook_data = static_cast<const Codeword*>(codewords.const_data_ptr());
     const int64_t* chosen = static_cast<const int64_t*>(made.indices.const_data_ptr());
     T* target = static_cast<T*>(made.quantized.mutable_data_ptr());
     if (!scales) {
-      return launch_gather(data, shape,
-                           Gather<T, Code>{table, chosen, target, numbers(made.counts), total, 0, 0, false},
-                           room, stream);
+      return launch_gather(
+          data, shape,
+          Gather<T, Codeword>{codebook_data, chosen, target, numbers(made.counts), total, 0, 0, false}, room,
+          stream);
     }
-    RowSums<T, Code> sums{};
+    RowSums<T, Codeword> sums{};
     sums.indices = chosen, sums.counts = numbers(made.counts), sums.sums = numbers(made.sums),
     sums.largest = numbers(made.largest);
     sums.scales = static_cast<const double*>(scales->const_data_ptr());
-    sums.codes = table, sums.quantized = target, sums.error = total;
+    sums.codewords = codebook_data, sums.quantized = target, sums.error = total;
     launch_row_sums<true>(op, data, shape, sums, room, stream);
   };
   with_type(rows.scalar_type(), [&](auto type) { wide ? launch(type, double{}) : launch(type, float{}); });

@@ -15,7 +15,7 @@ struct Codebook {
   std::vector<__uint128_t> norms, starts;
   std::vector<double> exact, bounds, longest;
   std::vector<long long> ones;  // an array that the kernel zeroes
-  std::vector<float> center, codes, limits, sampled;
+  std::vector<float> center, codewords, limits, sampled;
   std::vector<int64_t> listed;
   uefl::cuda::Packed packed{};
 
@@ -23,13 +23,13 @@ struct Codebook {
   template <class T, class Row>
   Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x, unsigned blocks = 3)
       : norms(shape.books * shape.padded_k / 4),
-        starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodes * uefl::cuda::kStarts / 4),
+        starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodewords * uefl::cuda::kStarts / 4),
         exact(shape.books * shape.k * shape.d, NAN),
         bounds(4 * shape.books, NAN),
-        longest(shape.books * shape.padded_k / uefl::cuda::kPackCodes, NAN),
+        longest(shape.books * shape.padded_k / uefl::cuda::kPackCodewords, NAN),
         ones(1000, 1),
         center(shape.books * shape.d, NAN),
-        codes(shape.books * shape.padded_k * shape.d, NAN),
+        codewords(shape.books * shape.padded_k * shape.d, NAN),
         sampled(shape.books * uefl::cuda::kSampledRows, NAN) {
     namespace cuda = uefl::cuda;
     const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
@@ -38,7 +38,7 @@ struct Codebook {
     packed.half_norms = reinterpret_cast<float*>(norms.data()),
     packed.halves = reinterpret_cast<uint16_t*>(halves.data());
     packed.starts = reinterpret_cast<float*>(starts.data());
-    packed.codes = codes.data();
+    packed.codewords = codewords.data();
     packed.longest = longest.data(), packed.sampled = sampled.data();
     for (const bool for_tensor_cores : {false, true}) {
       emulation::launch_cooperative(
