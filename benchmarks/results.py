@@ -259,9 +259,10 @@ def rounds_page(files: list[Path]) -> str:
     parts = [
         "## Federated rounds",
         (
-            "`python -m benchmarks.uefl_round --save` and `fedul_round` write them: seconds of a round,"
-            " medians of turns, and the time relative to ours. Keys after the name of the preset were set"
-            " with `--set`."
+            "`python -m benchmarks.uefl_round --save`, `fedul_round` and `simulation` write them: seconds"
+            " of a round, medians of turns, and the time relative to ours. Keys after the name of the preset"
+            " were set with `--set`. The rows `fedavg` have clients x images, the clients of a round and the"
+            " batch; they measure nothing."
         ),
     ]
     for path in files:
