@@ -133,7 +133,7 @@ LONG_FUNCTIONS = {
     "uefl/data/unlabeled_sets.py::federate",
     "uefl/deploy/agreement.py::agree",
     "uefl/deploy/command.py::silo",
-    "uefl/deploy/deployment.py::_gather",
+    "uefl/deploy/deployment.py::gather",
     "uefl/server/rounds.py::__init__",
     "uefl/server/rounds.py::exchange",
     "uefl/suites/command.py::run",

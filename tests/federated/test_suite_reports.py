@@ -231,7 +231,7 @@ def test_best_measures_are_of_the_round_with_highest_accuracy(tmp_path: Path) ->
 
 def _tool():
     spec = importlib.util.spec_from_file_location(
-        "results_tool", REPRODUCTION.parent / "tools" / "results.py"
+        "results_tool", REPRODUCTION.parent / "tools" / "suite_results.py"
     )
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)

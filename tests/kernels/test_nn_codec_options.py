@@ -228,7 +228,7 @@ def test_fsp_of_one_vector_has_a_finite_loss():
 def test_fsp_that_cannot_be_made(options, name):
     with pytest.raises(ValueError, match=name):
         FSP(**options)
-    with pytest.raises(ValueError, match="channels"):
+    with pytest.raises(ValueError, match="shape"):
         FSP([5, 3])(normal(2, 3))
 
 

@@ -12,7 +12,6 @@ import torch
 
 Option = bool | int | float | str
 T = TypeVar("T")
-_NOTHING = torch.zeros(2, dtype=torch.float64)
 
 
 class Expected(NamedTuple):
@@ -119,7 +118,8 @@ def magnitudes(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """
     # aminmax reads a tensor once and allocates nothing of its size
     ends = [
-        torch.stack(t.aminmax()).double() if t.numel() else _NOTHING.to(t.device) for t in tensors.values()
+        torch.stack(t.aminmax() if t.numel() else (t.new_zeros(()), t.new_zeros(()))).double()
+        for t in tensors.values()
     ]
     pairs = torch.stack(ends).tolist() if ends else []
     return {name: max(-lowest, highest) for name, (lowest, highest) in zip(tensors, pairs, strict=True)}
