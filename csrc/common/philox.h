@@ -1,9 +1,9 @@
-// Philox4x32-10: random bits as a function of a counter and a key, the same on CPU and GPU, in any order and
-// on any thread.
+// Philox4x32-10: random bits as a function of a counter and a key. CPU and GPU compute the same bits, in any
+// order and on any thread.
 //
 // Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123), section
-// 4.3 and table 2. The counter tells the users apart; each user documents how it fills the four words. The
-// key is the seed.
+// 4.3 and table 2. The key is the seed. Different uses of one seed must have different counters; each use
+// documents how it fills the four words.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ namespace {  // internal linkage: see the note in cpu/strided_rows.h
 
 constexpr int kPhiloxRounds = 10;
 constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E8D57u;
-constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // a round adds this to the key
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // added to the key each round
 
 struct PhiloxWords {
   uint32_t word[4];
 };
 
-// The key of a 64-bit seed is its low word, then its high word.
+// Returns four words of random bits. The first word of the key is the low word of the seed.
 UEFL_HOST_DEVICE constexpr PhiloxWords philox(PhiloxWords counter, uint64_t seed) {
   uint32_t low_key = static_cast<uint32_t>(seed), high_key = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {

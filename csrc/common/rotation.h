@@ -1,8 +1,10 @@
-// The rotation trick (Fifty et al. 2024, section 4.2): the backward pass differentiates q as lambda R x,
-// where lambda = |q| / |x| and R rotates the direction of x to the direction of q; both are constants. With u
-// and v the unit vectors of x and q, and w the unit vector of u + v,
-//   R = 1 - 2 w w^T + 2 v u^T,   lambda R^T g = lambda (g - 2 w (w.g) + 2 u (v.g)),
-// a combination of g, x and q with factors that need five dot products.
+// The rotation trick (Fifty et al. 2024, section 4.2). The backward pass treats the codeword q of an input x
+// as lambda R x, with constants lambda = |q| / |x| and R. R rotates the direction of x to the direction of q.
+// Let u and v be the unit vectors of x and q, and w the unit vector of u + v. Then
+//   R = 1 - 2 w w^T + 2 v u^T,
+// and the gradient g of q gives the gradient of x
+//   lambda R^T g = lambda (g - 2 w (w.g) + 2 u (v.g)).
+// This is a linear combination of g, x and q. Its factors follow from five dot products.
 #pragma once
 
 #include <cmath>
@@ -12,7 +14,7 @@
 namespace uefl {
 
 struct RotationDots {
-  double xx, qq, xq, xg, qg;
+  double xx, qq, xq, xg, qg;  // x.x, q.q, x.q, x.g, q.g
 };
 
 struct Rotation {
@@ -20,7 +22,7 @@ struct Rotation {
 };
 
 UEFL_HOST_DEVICE static inline Rotation rotation(const RotationDots& dots) {
-  constexpr double kEps = 1e-6;  // smaller norms count as this, as in the published code
+  constexpr double kEps = 1e-6;  // replaces smaller norms, as in the published code
   const double x_norm = sqrt(dots.xx), q_norm = sqrt(dots.qq);
   const double x_scale = 1 / (x_norm > kEps ? x_norm : kEps), q_scale = 1 / (q_norm > kEps ? q_norm : kEps);
   const double sum_g = dots.xg * x_scale + dots.qg * q_scale;  // (u + v).g

@@ -1,6 +1,6 @@
-// Distances between integer rows on AMX. Every number is 256 * high + low, both of 8 bits, and their products
-// are summed in 32 bits without rounding. Eight candidates fill a tile, high and low digits next to each
-// other, so two products do the work of four.
+// Distances between integer rows with AMX. Each number is 256 * high + low, with two signed digits of 8 bits.
+// Products of digits are summed in 32-bit integers, without rounding. A tile holds the high and the low
+// digits of eight candidates, so two tile products give all four products of digits.
 #if defined(__x86_64__)
 #include "cpu/amx.h"
 #include "cpu/kmeans_seeding_kernel.h"
@@ -14,12 +14,13 @@ constexpr int64_t kTileBytes = kTile * kDepth;
 
 inline int64_t padded(int64_t d) { return (d + kDepth - 1) / kDepth * kDepth; }
 
-// 16 rows: for each 64 elements a tile of their high digits, then a tile of their low digits, in reading
-// order. A group of candidates: for each 64 elements a tile [16 runs of 4 elements][16 columns][4].
+// Memory of 16 rows: for each 64 elements, a row-major tile of their high digits, then a tile of their low
+// digits. Memory of a group of candidates: for each 64 elements, a tile [16 runs of 4 elements][16
+// columns][4]. Columns 0 to 7 hold the high digits of the candidates, columns 8 to 15 the low digits.
 int64_t row_bytes(int64_t d) { return 2 * padded(d); }
 int64_t group_bytes(int64_t d) { return padded(d) / kDepth * kTileBytes; }
 
-// Offset of the high digit of element j of a row; the low digit is one tile later.
+// Returns the offset of the high digit of element j of a row. The low digit is one tile later.
 inline int64_t place(int64_t row, int64_t d, int64_t j) {
   return row / kTile * kTile * row_bytes(d) + j / kDepth * 2 * kTileBytes + row % kTile * kDepth + j % kDepth;
 }
@@ -53,11 +54,12 @@ void pack(const int16_t* values, int64_t d, int64_t lane, char* group) {
   }
 }
 
+// Products of the high and of the low digits of 16 rows with the columns of a group.
 struct alignas(64) DigitProducts {
   int32_t high[kTile][kTile], low[kTile][kTile];
 };
 
-// For each row: 65536 high.high + 256 (high.low + low.high) + low.low
+// Returns the products of row i and each candidate: 65536 high.high + 256 (high.low + low.high) + low.low.
 inline __attribute__((always_inline)) __m512i combine(const DigitProducts& products, int64_t i) {
   const __m512i high = _mm512_load_si512(products.high[i]), low = _mm512_load_si512(products.low[i]);
   const __m512i high_high = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(high));
@@ -73,10 +75,10 @@ void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_
                const char* group, const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
   const ConfiguredTiles configured;
   const int64_t bytes = kTile * row_bytes(d);
-  const __m512i others = _mm512_loadu_si512(group_norms);
+  const __m512i candidate_norms = _mm512_loadu_si512(group_norms);
   DigitProducts products[2];
   for (int64_t start = 0; start < count; start += 2 * kTile) {
-    // A missing second tile of rows repeats the first one.
+    // If there is no second tile of rows, the first one is used twice.
     const char* first = rows + first_row * row_bytes(d) + start / kTile * bytes;
     const char* second = start + kTile < count ? first + bytes : first;
     _tile_zero(0);
@@ -100,7 +102,7 @@ void distances(const char* rows, const int64_t* norms, int64_t first_row, int64_
     _tile_stored(3, products[1].low, kDepth);
     for (int64_t i = start; i < count && i < start + 2 * kTile; ++i) {
       const __m512i product = combine(products[(i - start) / kTile], (i - start) % kTile);
-      const __m512i norm = _mm512_add_epi64(_mm512_set1_epi64(norms[first_row + i]), others);
+      const __m512i norm = _mm512_add_epi64(_mm512_set1_epi64(norms[first_row + i]), candidate_norms);
       alignas(64) int64_t distances[kGroup];
       _mm512_store_si512(distances, _mm512_sub_epi64(norm, _mm512_slli_epi64(product, 1)));
       for (int64_t c = 0; c < candidates; ++c) out[c][i] = distances[c];

@@ -70,7 +70,8 @@ void KMeansBounds::follow(const KMeansCenters& centers, const Parallel& parallel
   const double most_way = *std::max_element(ways_.begin(), ways_.end()), half_square = most_square_ / 2,
                radius = std::sqrt(most_square_);
   error_ = 2 * score_error(d_, half_square, radius, most_norm_ * most_norm_, true);
-  // Rounding reach, bounds and limits loses about 5 * 2^-24 of their terms more.
+  // The values of reach, the bounds and the limits are rounded to float32: about 5 * 2^-24 of their terms is
+  // lost in addition.
   slack_ = error_ + 0x1p-20 * (half_square + most_norm_ * (radius + 2 * most_way));
 }
 
@@ -91,9 +92,11 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
       return true;
     };
     int32_t label = static_cast<int32_t>(labels[row]);
-    const double above = double{own_[row]} + half_squares_[label] + double{norm} * way_[label] + slack_;
-    if (above < kInfinity && all_ruled_out(above)) continue;
+    // No other center is nearer if its bound exceeds the largest possible score of the own center.
+    const double upper_bound = double{own_[row]} + half_squares_[label] + double{norm} * way_[label] + slack_;
+    if (upper_bound < kInfinity && all_ruled_out(upper_bound)) continue;
 
+    // Score the own center, then each center that its bound does not rule out.
     kernel_.center(x_, row * stride_, mean_.data(), y.data());
     float product;
     kernel_.products(y.data(), centered_.data(), pitch_, &label, 1, &product);
@@ -106,7 +109,7 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
           codes[count++] = static_cast<int32_t>(k) + __builtin_ctzll(left);
         }
       }
-    } else {  // nothing can be ruled out where numbers overflow
+    } else {  // the score overflows, so the bounds rule out no center
       for (int32_t k = 0; k < k_; ++k) {
         if (k != label) codes[count++] = k;
       }
@@ -130,7 +133,8 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
   return scored;
 }
 
-// The nearest of the scored centers.
+// Returns the position in `codes` of the nearest of the scored centers. Scores within the error bound of the
+// best are compared by their float64 distances, with ties to the lowest index.
 int64_t KMeansBounds::nearest(int64_t row, const int32_t* codes, const float* scores, int64_t count) const {
   const int64_t best = std::min_element(scores, scores + count) - scores;
   const double limit = scores[best] + error_;
