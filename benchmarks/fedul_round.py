@@ -1,13 +1,15 @@
-"""Compare a FedUL round with the published loop: same sets, network, penalty, batches and threads, in turns.
+"""Compare a FedUL round with the published loop, with the same sets, network, penalty, batches and threads.
 
 python -m benchmarks.fedul_round [PRESET] [--threads 1] [--turns 3] [--workers 3] [--held avx2] [--save]
 [--set key=value]...
 
-Without arguments the program runs a whole round of the paper's setting: 5 clients x 75 steps and 10,000 test
-images. A turn takes about six minutes on a quiet Sapphire Rapids core. The first turn is not counted, and
-each turn prints a line. ``--set clients=2 --set train_per_client=2560 --set test_per_client=533`` runs 2
-clients x 20 steps with the same ratio of test to training images. On a machine with other jobs, compare the
-CPU seconds of all processes on one thread.
+Both loops run once in each turn. Without arguments, a turn is a whole round in the setting of the paper: 5
+clients x 75 steps and 10,000 test images. It takes about six minutes on an idle Sapphire Rapids core. Each
+turn prints a line, and the first turn is not counted.
+
+``--set clients=2 --set train_per_client=2560 --set test_per_client=533`` runs 2 clients x 20 steps with the
+same ratio of test to training images. If other jobs run on the machine, use one thread and compare the CPU
+seconds, which include all processes.
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
 
 
 class PublishedFedULNet(nn.Module):
-    """The network of the paper on three equal channels, and behind it the transition from classes to sets,
-    through probabilities."""
+    """The network of the paper on three equal channels, followed by the transition from classes to sets."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -47,14 +48,19 @@ class PublishedFedULNet(nn.Module):
         self.logits = nn.Sequential(*layers, nn.Linear(512, classes))
 
     def forward(self, x: torch.Tensor, priors: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities of the sets, [B, M], of images [B, 3, H, W], given class priors [M, K] and
-        shares [M] of the sets."""
-        of_set = self.logits(x).softmax(1) @ priors.T * shares
-        return of_set / of_set.sum(1, keepdim=True)
+        """Return the set probabilities ``[B, M]``.
+
+        Args:
+            x: images ``[B, 3, H, W]``.
+            priors: class priors of each set, ``[M, K]``.
+            shares: share of each set in the images, ``[M]``.
+        """
+        weights = self.logits(x).softmax(1) @ priors.T * shares
+        return weights / weights.sum(1, keepdim=True)
 
 
 class TransformedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Images that become Pillow's, are transformed, and become tensors again, one by one."""
+    """Convert each image to a Pillow image, transform it, and convert it back to a tensor."""
 
     def __init__(self, images: torch.Tensor, targets: torch.Tensor, *, rotate: bool) -> None:
         steps = [transforms.Grayscale(3), transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
@@ -73,12 +79,14 @@ class TransformedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 class PublishedFedULLoop:
     """Run the published loop, written from its description because it has no license.
 
-    It reads images with Pillow in loader workers, computes in float32, sends the penalty through autograd for
-    every tensor, creates a new optimizer each round, and averages state dicts entry by entry.
+    It transforms images with Pillow in loader workers and computes in float32. Autograd differentiates the
+    penalty of every tensor. Each round creates new optimizers, and averages state dicts entry by entry.
 
     Args:
-        workers: number of workers of each client's loader; 3 as published.
-        bf16: compute in bfloat16 where ours does. The published loop does not.
+        cfg: the configuration, with an arm ``fedul``.
+        federation: the clients.
+        workers: number of workers of each client's loader; 3 in the published code.
+        bf16: compute in bfloat16 where uefl does. The published loop does not.
     """
 
     def __init__(self, cfg: Config, federation: Federation, *, workers: int, bf16: bool) -> None:
@@ -106,7 +114,7 @@ class PublishedFedULLoop:
         ]
 
     def train(self) -> None:
-        """Train a local epoch in every client and average."""
+        """Train every client for a local epoch, and average."""
         for model, loader, known in zip(self.models, self.train_loaders, self.known, strict=True):
             optimizer = torch.optim.Adam(model.parameters(), lr=self.config.training.lr)
             model.train()
@@ -123,20 +131,20 @@ class PublishedFedULLoop:
 
     @torch.no_grad()
     def _average(self) -> None:
-        for name, mine in self.server.state_dict().items():
-            if not mine.is_floating_point():
-                mine.copy_(self.models[0].state_dict()[name])
+        for name, average in self.server.state_dict().items():
+            if not average.is_floating_point():
+                average.copy_(self.models[0].state_dict()[name])
                 continue
-            total = torch.zeros_like(mine)
+            total = torch.zeros_like(average)
             for model in self.models:
                 total += model.state_dict()[name] / len(self.models)
-            mine.copy_(total)
+            average.copy_(total)
             for model in self.models:
                 model.state_dict()[name].copy_(total)
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Return the errors on the test images of every client."""
+        """Count the correct predictions on the test images of every client, and discard the counts."""
         for model, loader in zip(self.models, self.test_loaders, strict=True):
             model.eval()
             for x, y in loader:
@@ -146,13 +154,13 @@ class PublishedFedULLoop:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time a few rounds of every implementation in turn, after an uncounted one, and print the medians."""
+    """Time rounds of all loops in turns, after a turn that is not counted, and print the medians."""
     parser = round_times.parser(__doc__, "fedul-mnist")
     parser.add_argument("--workers", type=int, default=3)
     args = parser.parse_args(arguments)
     hold(args.held, "benchmarks.fedul_round", arguments)
     torch.set_num_threads(args.threads)
-    cfg = config.load(args.preset, [*args.set, "validation=0"])  # both measure on the test images, once
+    cfg = config.load(args.preset, [*args.set, "validation=0"])  # both loops measure on the test images only
     federation = build(cfg.data, kind="sets", seed=cfg.run.seed)
     ours = round_times.UeflLoop(cfg, "fedul", federation)
     loops: dict[str, round_times.Loop] = {

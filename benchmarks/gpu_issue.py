@@ -1,12 +1,12 @@
-"""Simulate the issue of a loop's instructions on a quarter of a multiprocessor of sm_90.
+"""Simulate how a quarter of a multiprocessor of sm_90 issues the instructions of a loop.
 
-A quarter has one scheduler, which issues one instruction of one warp in a cycle, in the order of the program.
-The units of the quarter are busy for some cycles afterwards, and a register can be read when the instruction
-that writes it has passed its latency. It is a model: it gives 1690 to 1890 cycles for a round of three warps
-in a loop of ``search_wgmma`` that took 1964 on an H100.
+A quarter has one scheduler. It issues at most one instruction per cycle, and each warp runs in program order.
+An instruction keeps its unit busy for some cycles, and its result can be read after its latency. The model is
+not exact: it gives 1690 to 1890 cycles for a round of three warps in a loop of ``search_wgmma``, and the H100
+took 1964.
 
-Which warp goes first is an assumption. Here it is the one that is behind, as the ring of codewords keeps the
-warps together. With ``ordered``, a warp sends its products only after the warp before it has.
+The priority of the warps is an assumption: the warp that is behind goes first, because the ring of codewords
+keeps the warps together. With ``ordered``, the warps start their products in a fixed order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 LATENCY, LOAD_LATENCY, OTHER_LATENCY = 5, 30, 12  # cycles until a result can be read
-WAIT = 20  # cycles between the last product and what waits for it
-QUEUE = 2  # products that a quarter accepts before the first of them ends
-AFTER_BRANCH, AFTER_PRODUCT = 10, 8  # idle cycles of a warp
-SKIPPED = ("ST", "RED", "SYNCS", "BAR")  # they write no register
+WAIT = 20  # cycles from the end of the last product to the end of a wait for it
+QUEUE = 2  # products that can be in flight in a quarter
+AFTER_BRANCH, AFTER_PRODUCT = 10, 8  # cycles after it in which the warp issues nothing
+SKIPPED = ("ST", "RED", "SYNCS", "BAR")  # beginnings of instructions that write no register
 PIPES = (
     ("load", r"LDS|LDSM|LDG"),
     ("fma", r"F(FMA|ADD|MUL)|HFMA2|HADD2|HMUL2"),
@@ -29,17 +29,17 @@ PIPES = (
         r"U[A-Z]|R2UR|S2|BRA|LDC|WARPSYNC|BSSY|BSYNC|YIELD|NOP|WARPGROUP|SYNCS|CS2R|HMMA|SHFL|MUFU|F2FP",
     ),
 )
-BUSY = {"alu": 2, "fma": 2, "imad": 2, "load": 4}  # cycles of a unit for the 32 lanes of a warp
+BUSY = {"alu": 2, "fma": 2, "imad": 2, "load": 4}  # cycles that a unit needs for the 32 lanes of a warp
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction as the model sees it."""
+    """An instruction of the model: its unit, and the registers that it writes and reads."""
 
-    pipe: str  # alu, fma, imad, load, other, product, or wait: until the products of the warp have ended
+    pipe: str  # alu, fma, imad, load, other, product, or wait, for the end of the products of the warp
     writes: frozenset[int] = frozenset()
     reads: frozenset[int] = frozenset()
-    cycles: int = 0  # of the tensor core
+    cycles: int = 0  # cycles of the tensor core for a product
 
 
 def _register(operand: str) -> int | None:
@@ -48,7 +48,7 @@ def _register(operand: str) -> int | None:
 
 
 def parse(line: str) -> Instruction:
-    """Return the instruction of a line of a listing: ``@P0 FADD R3, R4, R5``."""
+    """Parse a line of a listing, such as ``@P0 FADD R3, R4, R5``."""
     name, _, rest = re.sub(r"^@!?U?P\w+\s+", "", line).partition(" ")
     operands = [operand.strip() for operand in rest.split(",")]
     registers = [_register(operand) for operand in operands]
@@ -58,27 +58,27 @@ def parse(line: str) -> Instruction:
     if name.startswith("WARPGROUP.DEPBAR"):
         return Instruction("wait")
     pipe = next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "alu")
-    at = 0
-    while at < len(operands) and re.match(r"U?P(T|\d)", operands[at]):
-        at += 1
-    if at < len(operands) and not name.startswith(SKIPPED) and registers[at] is not None:
+    target = 0  # position of the first operand that is not a predicate
+    while target < len(operands) and re.match(r"U?P(T|\d)", operands[target]):
+        target += 1
+    if target < len(operands) and not name.startswith(SKIPPED) and registers[target] is not None:
         first, width = (
-            registers[at] or 0,
+            registers[target] or 0,
             4 if ".128" in name else 2 if ".64" in name or "WIDE" in name else 1,
         )
-        writes, sources = frozenset(range(first, first + width)), registers[at + 1 :]
+        writes, sources = frozenset(range(first, first + width)), registers[target + 1 :]
     else:
-        writes, sources = frozenset(), registers[at:]
+        writes, sources = frozenset(), registers[target:]
     return Instruction(pipe, writes, frozenset(register for register in sources if register is not None))
 
 
 @dataclass
 class _Warp:
-    next: int = 0  # place in the loop
-    rounds: int = 0
-    stalled: int = 0  # until this cycle
-    products_end: int = 0
-    ready: dict[int, int] = field(default_factory=dict)  # from this cycle on, by register
+    next: int = 0  # index of the next instruction of the loop
+    rounds: int = 0  # finished passes through the loop
+    stalled: int = 0  # the warp issues nothing before this cycle
+    products_end: int = 0  # cycle in which the last product ends
+    ready: dict[int, int] = field(default_factory=dict)  # by register, the cycle from which it can be read
 
 
 class _Quarter:
@@ -86,10 +86,10 @@ class _Quarter:
         self.loop, self.ordered = loop, ordered
         self.warps = [_Warp() for _ in range(warps)]
         self.cycle, self.last, self.turn = 0, 0, 0
-        # fma: the half that takes no multiplication of integers
+        # by unit, the cycle from which it is free; fma: the half that does not multiply integers
         self.free = {"alu": 0, "imad": 0, "fma": 0, "load": 0, "tensor": 0}
-        self.products: list[int] = []  # when those under way end
-        self.ends: list[int] = []  # of rounds, all warps together
+        self.products: list[int] = []  # cycles in which the products in flight end
+        self.ends: list[int] = []  # cycles in which a round of any warp ended
 
     def step(self) -> None:
         """Issue at most one instruction and go to the next cycle."""
@@ -105,12 +105,13 @@ class _Quarter:
         self.cycle += 1
 
     def _unit(self, pipe: str) -> str | None:
-        """Return a unit that takes the instruction now: an addition or a multiplication of floats goes to
-        either half."""
+        """Return a free unit for an instruction, or None. Float additions and multiplications run on both
+        halves."""
         units = ("fma", "imad") if pipe == "fma" else (pipe,)
         return next((unit for unit in units if self.free[unit] <= self.cycle), None)
 
     def _issue(self, number: int) -> bool:
+        """Issue the next instruction of a warp if it can run now. Return whether it was issued."""
         warp = self.warps[number]
         instruction = self.loop[warp.next]
         used = instruction.reads | instruction.writes
@@ -142,18 +143,19 @@ class _Quarter:
         return True
 
     def _multiply(self, number: int, instruction: Instruction) -> bool:
+        """Start a product if the tensor core accepts it. Return whether it was started."""
         warp = self.warps[number]
-        before = any(other.pipe == "product" for other in self.loop[max(0, warp.next - 8) : warp.next])
-        after = any(other.pipe == "product" for other in self.loop[warp.next + 1 : warp.next + 9])
+        continues = any(other.pipe == "product" for other in self.loop[max(0, warp.next - 8) : warp.next])
+        continued = any(other.pipe == "product" for other in self.loop[warp.next + 1 : warp.next + 9])
         self.products = [end for end in self.products if end > self.cycle]
-        if len(self.products) >= QUEUE or (self.ordered and self.turn != number and not before):
+        if len(self.products) >= QUEUE or (self.ordered and self.turn != number and not continues):
             return False
         end = max(self.free["tensor"], self.cycle) + instruction.cycles
         self.free["tensor"] = warp.products_end = end
         self.products.append(end)
         warp.ready |= dict.fromkeys(instruction.writes, end)
         warp.stalled = self.cycle + AFTER_PRODUCT
-        if not after:
+        if not continued:
             self.turn = (self.turn + 1) % len(self.warps)
         return True
 
@@ -163,9 +165,12 @@ def cycles(lines: Sequence[str], warps: int = 3, *, ordered: bool = False, round
 
     Args:
         lines: a loop of a listing of ``benchmarks.sass``, with its labels.
-        warps: how many warps the quarter has, one of each warpgroup.
-        ordered: whether the warps send their products in turn.
-        rounds: how many rounds are simulated; the middle half is counted.
+        warps: number of warps of the quarter, one of each warpgroup.
+        ordered: whether the warps start their products in a fixed order.
+        rounds: number of simulated rounds; the middle half is measured.
+
+    Raises:
+        RuntimeError: the rounds take more than 100,000 cycles each.
     """
     quarter = _Quarter([parse(line) for line in lines if not line.startswith(".L_")], warps, ordered)
     while min(warp.rounds for warp in quarter.warps) < rounds:

@@ -1,15 +1,17 @@
-"""Measure nine things that the plans for the kernels assume; ``python -m benchmarks.gpu_variants micro`` runs
-them.
+"""Measure nine properties of a GPU that the plans of the kernels assume.
 
-M1  Do products and comparisons hinder each other? Rate of each by itself, and of both together.
-M2  Do warpgroups multiply and compare at the same time? Share of comparisons during products of another one.
-M3 Unknown rates of instructions: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
-M4  Does a load of 16 bytes from four addresses a warp take one pass or four? It decides the start of sums.
-M5  Additions to shared memory: neighbors, a codeword at random, one cell, exchanges.
-M6  The rate of the second-level cache when all read one codebook, with one to six copies in flight.
-M7  mma.sync by itself and together with products of warpgroups.
-M8 The precision of small terms next to a large one on the tensor cores: how many bits, of how many terms at
-once, cut off or rounded. M9  Clocks of barriers, and of a launch with and without an early begin.
+``python -m benchmarks.gpu_variants micro`` runs the measurements:
+
+- M1: Do products and comparisons slow each other down? The rate of each, and of both together.
+- M2: Does one warpgroup compare while another one multiplies? The share of the comparison time.
+- M3: The unknown rates of instructions: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
+- M4: Does a warp load 16 bytes from four addresses in one pass or in four? This decides how sums start.
+- M5: Atomic additions to shared memory: 32 neighbors, a random codeword, one cell; and exchanges.
+- M6: The rate of the L2 cache if all blocks read one codebook, with one to six copies in flight.
+- M7: The rate of mma.sync, without and with products of warpgroups.
+- M8: The precision of small terms next to a large term on the tensor cores: the number of bits, the number of
+  terms that are aligned at once, and whether bits are cut off or rounded.
+- M9: The clocks of barriers, and the time of a launch with and without an early start.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from .gpu_driver import AnyDriver, Int
 from .gpu_layout import SearchWork, Variant, tiles
 
 BLOCKS = 132
-ROUNDS, LANES = 256, 16  # of micro.cu
+ROUNDS, LANES = 256, 16  # kRounds and kLanes of micro.cu
 PRODUCT_BYTES = 128 * 128
-ALONE = ("fadd", "ffma", "vimnmx", "vimnmx3", "lop3", "imad")  # of M1
-UNKNOWN = ("imad_wide", "shf", "f2fp", "viaddmnmx", "prmt")  # of M3
-WIDTH = {"imad_wide": 0.5, "hmma": 0.25}  # instructions of a thread for each of its results
+ALONE = ("fadd", "ffma", "vimnmx", "vimnmx3", "lop3", "imad")  # streams of M1
+UNKNOWN = ("imad_wide", "shf", "f2fp", "viaddmnmx", "prmt")  # streams of M3
+WIDTH = {"imad_wide": 0.5, "hmma": 0.25}  # instructions per result of a thread, if not 1
 MARKED = ("packed_3_1_marked", "packed_3_1_turns_marked", "g4_3_1_marked", "g4_3_1_turns_marked")
-COPIED = 64  # tiles of 16 KB, a codebook of a megabyte
-HIGHEST, LOWEST = 20, 31  # M8: small terms of 2^-20 to 2^-31
-COUNTS = (1, 2, 3, 4, 7, 8, 12, 15)  # of small terms
+COPIED = 64  # tiles of 16 KB in the codebook of M6, one megabyte
+HIGHEST, LOWEST = 20, 31  # M8: small terms are 2^-20 to 2^-31
+COUNTS = (1, 2, 3, 4, 7, 8, 12, 15)  # M8: numbers of small terms
 
 Row = dict[str, Any]
 Found = Iterator[tuple[str, float | list[float], str]]  # name, value, unit
@@ -42,12 +44,11 @@ Found = Iterator[tuple[str, float | list[float], str]]  # name, value, unit
 def _streams(
     driver: AnyDriver, path: Path, kernel: str, kinds: tuple[str, ...], warpgroups: int = 2
 ) -> Found:
-    """Measure the lanes per clock of a stream, alone and with products, and the clocks of a product
-    with it."""
+    """Measure the lanes per clock of each stream, without and with products, and the clocks of a product."""
     for kind in kinds:
-        for beside in (False, True):
+        for with_products in (False, True):
             clocks = driver.zeros(BLOCKS, 4, 2)
-            name = f"{'beside' if beside else 'stream'}_{kind}"
+            name = f"{'beside' if with_products else 'stream'}_{kind}"
             threads = 128 * (1 + warpgroups)
             driver.launch(
                 path,
@@ -58,17 +59,17 @@ def _streams(
                 [clocks.data_ptr(), Int(0x3F800000), Int(0x00010203)],
             )
             mean = clocks.double().mean(0)
-            each = 128 * ROUNDS * 4 * LANES * WIDTH.get(kind, 1)
+            lanes = 128 * ROUNDS * 4 * LANES * WIDTH.get(kind, 1)
             rate = sum(
-                each / float(mean[group, 0]) if mean[group, 0] else 0.0 for group in range(1, 1 + warpgroups)
+                lanes / float(mean[group, 0]) if mean[group, 0] else 0.0 for group in range(1, 1 + warpgroups)
             )
             yield f"{kernel} {name}", rate, "lanes a clock"
-            if beside:
+            if with_products:
                 yield f"{kernel} product beside {kind}", float(mean[0, 0] / mean[0, 1].clamp_min(1)), "clocks"
 
 
 def products(driver: AnyDriver, path: Path) -> Found:
-    """Measure M1."""
+    """Measure M1: products and comparisons."""
     clocks = driver.zeros(BLOCKS, 4, 2)
     driver.launch(path, "beside_none", BLOCKS, 128, PRODUCT_BYTES + 1024, [clocks.data_ptr(), Int(0), Int(0)])
     mean = clocks[:, 0].double().mean(0)
@@ -77,19 +78,19 @@ def products(driver: AnyDriver, path: Path) -> Found:
 
 
 def overlap(driver: AnyDriver, path: Path) -> Found:
-    """Measure M2, from the clocks of 64 tiles of every warpgroup."""
+    """Measure M2: products of one warpgroup during comparisons of another one, over 64 tiles."""
     search = path.with_name("search.cubin")
     for name in MARKED:
         variant, tiles_of_k, blocks = Variant(name), 64, BLOCKS * 3 * 2
         marks = driver.zeros(BLOCKS, 3, 64, 3)
-        some = (
+        tensors = (
             driver.zeros(blocks * 64 * 64, dtype=torch.float16),
             driver.zeros(tiles_of_k * 128 * 64, dtype=torch.float16),
             driver.zeros(tiles_of_k, 4, variant.starts, dtype=torch.float32),
             driver.zeros(blocks * 64, 4, 4, dtype=torch.int32),
             marks,
         )
-        work = SearchWork(*(tensor.data_ptr() for tensor in some))
+        work = SearchWork(*(tensor.data_ptr() for tensor in tensors))
         work.blocks, work.tiles, work.places, work.shift = blocks, tiles_of_k, 6, variant.shift
         driver.launch(search, name, BLOCKS, variant.threads, variant.shared(6), [work])
         yield (
@@ -103,11 +104,11 @@ def overlap(driver: AnyDriver, path: Path) -> Found:
 
 
 def shared_time(marks: torch.Tensor) -> float:
-    """Return the share of the comparisons' clocks with products of another warpgroup in flight.
+    """Return the share of the time of comparisons in which products of another warpgroup are in flight.
 
     Args:
-        marks: ``[blocks, groups, tiles, 3]``, int64: when products began, when they had ended, when the
-            comparison had ended.
+        marks: ``[blocks, groups, tiles, 3]`` int64, the clocks at the start of the products, at their end,
+            and at the end of the comparison.
     """
     groups, total, both = marks.shape[1], 0, 0
     for block in marks:
@@ -115,7 +116,7 @@ def shared_time(marks: torch.Tensor) -> float:
             begin, end = block[group, :, 1], block[group, :, 2]
             total += int((end - begin).sum())
             others = torch.cat([block[other] for other in range(groups) if other != group])
-            # Products of two others may be under way at once: merge what overlaps before it is counted.
+            # Products of two other warpgroups may overlap: merge their intervals, so no time counts twice.
             merged: list[list[int]] = []
             for first, last in sorted(others[:, :2].tolist()):
                 if merged and first <= merged[-1][1]:
@@ -129,12 +130,12 @@ def shared_time(marks: torch.Tensor) -> float:
 
 
 def instructions(driver: AnyDriver, path: Path) -> Found:
-    """Measure M3."""
+    """Measure M3: rates of instructions."""
     yield from _streams(driver, path, "", UNKNOWN)
 
 
 def loads(driver: AnyDriver, path: Path) -> Found:
-    """Measure M4."""
+    """Measure M4: loads of 16 bytes."""
     for pattern, name in enumerate(("side by side", "four addresses", "one address")):
         for warps in (1, 12):
             clocks = driver.zeros(BLOCKS, warps)
@@ -147,7 +148,7 @@ def loads(driver: AnyDriver, path: Path) -> Found:
 
 
 def additions(driver: AnyDriver, path: Path) -> Found:
-    """Measure M5."""
+    """Measure M5: atomic additions to shared memory."""
     for pattern, name in enumerate(
         ("neighbors", "a codeword at random", "one cell", "exchange of neighbors")
     ):
@@ -169,7 +170,8 @@ def additions(driver: AnyDriver, path: Path) -> Found:
 
 
 def cache(driver: AnyDriver, path: Path) -> Found:
-    """Measure M6: the bytes that reach shared memory. A pair of blocks counts the bytes of both."""
+    """Measure M6: the rate of bytes that arrive in shared memory. In a pair, each block counts all its bytes,
+    also the half that the other block requests."""
     codewords, clocks, times = driver.zeros(COPIED * 16384, dtype=torch.uint8), driver.zeros(BLOCKS), 20
     for kernel in ("read_alone", "read_pair"):
         for ahead in (1, 2, 3, 4, 6):
@@ -183,16 +185,20 @@ def cache(driver: AnyDriver, path: Path) -> Found:
 
 
 def small_products(driver: AnyDriver, path: Path) -> Found:
-    """Measure M7."""
+    """Measure M7: mma.sync."""
     yield from _streams(driver, path, "", ("hmma",))
 
 
 def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a [64, 16], b [128, 16], start [64, 128] and the exact a b^T + start, all float64; a and b are
-    float16 numbers.
+    """Return the inputs and the exact results of M8.
 
-    Row: how many small terms (8 choices), their sign, whether 1.0 is the start or a product, the sign of 1.0.
-    Column: the small terms are 2^-20 to 2^-31, the others of the 128 columns repeat the last one.
+    A row determines the number of small terms (8 choices), their sign, whether the large term 1 is the start
+    or a product, and its sign. A column determines the magnitude of the small terms: 2^-20 to 2^-31 in
+    columns 0 to 11, then always 2^-31.
+
+    Returns:
+        ``a [64, 16]``, ``b [128, 16]``, ``start [64, 128]`` and ``a b^T + start``, all float64. The elements
+        of a and b are float16 numbers.
     """
     a, b, start = torch.zeros(64, 16).double(), torch.zeros(128, 16).double(), torch.zeros(64, 128).double()
     powers = torch.arange(128).clamp_max(LOWEST - HIGHEST) + HIGHEST
@@ -208,7 +214,7 @@ def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def accumulator(driver: AnyDriver, path: Path) -> Found:
-    """Measure M8: the error of a sum in units of its small term, and the least term that a sum keeps."""
+    """Measure M8: the error of each sum in units of its small term, and the smallest term kept by a sum."""
     a, b, start, exact = experiments()
     device = "cpu" if driver.dry else "cuda"
     wide = [torch.nn.functional.pad(values, (0, 48)).half().to(device) for values in (a, b)]
@@ -217,7 +223,7 @@ def accumulator(driver: AnyDriver, path: Path) -> Found:
     pointers = [tensor.data_ptr() for tensor in (left, right, begin, sums)]
     driver.launch(path, "product_wgmma", 1, 128, 64 * 128 + 128 * 128 + 1024, pointers)
     yield from _kept("wgmma", sums, exact)
-    # By mma.sync in blocks of 16 rows and 8 columns; 16 columns hold all powers.
+    # mma.sync computes blocks of 16 rows and 8 columns; the first 16 columns contain all powers.
     blocks = [(row, column) for row in range(0, 64, 16) for column in (0, 8)]
     parts = [
         torch.stack([values[at : at + size] for at in starts]).contiguous()
@@ -251,7 +257,7 @@ def _kept(name: str, sums: torch.Tensor, exact: torch.Tensor) -> Found:
 
 
 def barriers(driver: AnyDriver, path: Path) -> Found:
-    """Measure M9."""
+    """Measure M9: barriers and launches."""
     clocks = driver.zeros(3)
     driver.launch(path, "barriers", 1, 256, 0, [clocks.data_ptr()])
     for name, value in zip(
@@ -282,14 +288,23 @@ MEASUREMENTS: dict[str, Callable[[AnyDriver, Path], Found]] = {
 def measure(
     driver: AnyDriver, cubins: Path, only: str, save: Callable[[list[Row]], None]
 ) -> tuple[list[Row], int]:
-    """Run the measurements; print a line for each number and save all of them after each. Return them, and
-    how many measurements failed."""
+    """Run the measurements, and print a line for each number.
+
+    Args:
+        driver: launches the kernels.
+        cubins: the folder with the compiled kernels.
+        only: a regular expression; a measurement runs if its title matches.
+        save: gets all rows so far after each measurement.
+
+    Returns:
+        the rows, and the number of failed measurements.
+    """
     rows, failed = list[Row](), 0
-    for title, of in MEASUREMENTS.items():
+    for title, measurement in MEASUREMENTS.items():
         if not re.search(only, title):
             continue
         try:
-            for name, value, unit in of(driver, cubins / "micro.cubin"):
+            for name, value, unit in measurement(driver, cubins / "micro.cubin"):
                 rows.append({"measurement": title, "name": name.strip(), "value": value, "unit": unit})
                 text = f"{value:10.3f}" if isinstance(value, float) else f"{len(value):6d} numbers"
                 print(f"{title[:2]} {name.strip():<56} {text} {unit}", flush=True)

@@ -7,10 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-# Our kernels; MKL, ATen and oneDNN of torch; OpenBLAS of NumPy, SciPy and faiss; faiss (the second name is
-# for 1.13 and newer). superkmeans has no such setting and uses everything.
+# By instruction set, the variables of our kernels, of MKL, ATen and oneDNN in torch, of OpenBLAS in NumPy,
+# SciPy and faiss, and of faiss (FAISS_SIMD_LEVEL is for 1.13 and newer). superkmeans has no such variable and
+# uses all instructions of the CPU.
 HELD = {
-    "avx512": {  # without VNNI, which float32 does not use
+    "avx512": {  # without VNNI, which is only for integers
         "UEFL_CPU": "avx512",
         "MKL_ENABLE_INSTRUCTIONS": "AVX512",
         "ATEN_CPU_CAPABILITY": "avx512",
@@ -31,7 +32,7 @@ HELD = {
     "portable": {  # our kernels use SSE2; oneDNN and OpenBLAS cannot go below SSE4
         "UEFL_CPU": "portable",
         "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-        "MKL_CBWR": "COMPATIBLE",  # SSE2; MKL ignores the other variable on AMD CPUs
+        "MKL_CBWR": "COMPATIBLE",  # SSE2; MKL ignores MKL_ENABLE_INSTRUCTIONS on AMD CPUs
         "ATEN_CPU_CAPABILITY": "default",
         "ONEDNN_MAX_CPU_ISA": "SSE41",
         "OPENBLAS_CORETYPE": "Nehalem",
@@ -42,13 +43,18 @@ HELD = {
 
 
 def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> None:
-    """Add ``--held`` and ``--save`` to a parser. ``folder`` is the default folder for ``what`` the program
-    saves."""
+    """Add ``--held`` and ``--save`` to a parser.
+
+    Args:
+        parser: the parser.
+        folder: the default folder of ``--save``.
+        what: a noun for the saved results, for the help.
+    """
     default = os.path.relpath(folder, Path(__file__).parents[1])
     parser.add_argument(
         "--held",
         choices=list(HELD),
-        help="hold everyone to these instructions; saved as a machine of its own",
+        help="restrict all packages to this instruction set; the results are saved as another machine",
     )
     parser.add_argument(
         "--save",
@@ -56,15 +62,22 @@ def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> Non
         type=Path,
         const=folder,
         metavar="FOLDER",
-        help=f"put {what} into FOLDER/<machine>.csv, in place of older ones (default: {default})",
+        help=f"save {what} to FOLDER/<machine>.csv and replace older ones (default: {default})",
     )
 
 
-def hold(to: str | None, module: str, arguments: list[str] | None) -> None:
-    """Restart ``python -m module`` in this process with the limits of ``to``, because libraries read them
-    when they are loaded."""
-    if to is not None and not HELD[to].items() <= os.environ.items():
-        os.environ.update(HELD[to])
+def hold(instructions: str | None, module: str, arguments: list[str] | None) -> None:
+    """Restart ``python -m module`` with the environment of an instruction set, unless it is already set.
+
+    The restart is necessary because libraries read these variables when they are loaded.
+
+    Args:
+        instructions: a key of ``HELD``; None: do nothing.
+        module: the module to restart.
+        arguments: its arguments; None: the arguments of this process.
+    """
+    if instructions is not None and not HELD[instructions].items() <= os.environ.items():
+        os.environ.update(HELD[instructions])
         os.execv(
             sys.executable,
             [sys.executable, "-m", module, *(sys.argv[1:] if arguments is None else arguments)],

@@ -2,9 +2,9 @@
 
 python -m benchmarks.simulation [--clients 200] [--images 20] [--cohort 50] [--batch 10] [--save]
 
-The network is the CNN of 1.2 million parameters from PyTorch's MNIST example. Each turn is one round of
-training with one local epoch of SGD. CPU seconds are the measure. pfl-research and fluke-fl run if they are
-installed.
+The network is the CNN of PyTorch's MNIST example, with 1.2 million parameters. In each turn, every loop
+trains for one round with one local epoch of SGD. Compare the CPU seconds. pfl-research and fluke-fl run if
+they are installed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Cnn(nn.Sequential):
 
 
 class PlainLoop:
-    """FedAvg as a short PyTorch script: one network, one fused optimizer, sums of weighted parameters.
+    """Run FedAvg as a short PyTorch script: one network, a fused optimizer, a sum of weighted parameters.
 
     Args:
         clients: images and labels of each client.
-        cohort: clients of a round.
-        batch: images of a step.
+        cohort: number of clients in a round.
+        batch: number of images in a step.
         network: builds the network.
     """
 
@@ -77,18 +77,18 @@ class PlainLoop:
         self.model = list(torch._foreach_div(sums, total))
 
     def measure(self) -> None:
-        """Do nothing; this comparison is of training."""
+        """Do nothing, because only training is compared."""
 
 
 class UeflTraining(UeflLoop):
-    """The arm of a run, without its measurement."""
+    """Run an arm without measuring its model."""
 
     def measure(self) -> None:
-        """Do nothing; this comparison is of training."""
+        """Do nothing, because only training is compared."""
 
 
 class PflLoop:
-    """pfl-research with its simulated backend; see :class:`PlainLoop` for the arguments."""
+    """Run pfl-research with its simulated backend. :class:`PlainLoop` documents the arguments."""
 
     def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
         from pfl.aggregate.simulate import SimulatedBackend
@@ -126,7 +126,7 @@ class PflLoop:
             train_cohort_size=cohort,
             val_cohort_size=0,
         )
-        self._training, self._iteration = training, 1  # evaluation comes in iteration 0
+        self._training, self._iteration = training, 1  # iteration 0 would evaluate
 
     def train(self) -> None:
         """Train every client of the cohort, and average."""
@@ -140,11 +140,11 @@ class PflLoop:
         self._iteration += 1
 
     def measure(self) -> None:
-        """Do nothing; this comparison is of training."""
+        """Do nothing, because only training is compared."""
 
 
 class FlukeLoop:
-    """fluke-fl with its server's own round; see :class:`PlainLoop` for the arguments."""
+    """Run fluke-fl with the round of its server. :class:`PlainLoop` documents the arguments."""
 
     def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
         from fluke import DDict, FlukeENV
@@ -157,9 +157,9 @@ class FlukeLoop:
         FlukeENV().open_cache("benchmark")
         FlukeENV().set_eval_cfg(task="classification", eval_every=10**9, server=False)
         torch.manual_seed(0)
-        rate = {"name": "StepLR", "step_size": 1}
-        optimizer = OptimizerConfigurator({"name": torch.optim.SGD, "lr": LR}, rate)
-        made = [
+        schedule = {"name": "StepLR", "step_size": 1}
+        optimizer = OptimizerConfigurator({"name": torch.optim.SGD, "lr": LR}, schedule)
+        fluke_clients = [
             FlukeClient(
                 i,
                 FastDataLoader(*data, num_labels=10, batch_size=batch, shuffle=True, single_batch=False),
@@ -170,10 +170,10 @@ class FlukeLoop:
             )
             for i, data in enumerate(clients)
         ]
-        self._server = Server(Cnn(), None, made, weighted=True)
-        for client in made:
+        self._server = Server(Cnn(), None, fluke_clients, weighted=True)
+        for client in fluke_clients:
             client.set_channel(self._server.channel)
-        self._cohort, self._clients = cohort, made
+        self._cohort, self._clients = cohort, fluke_clients
         self._round, self._dict = 0, DDict
 
     def train(self) -> None:
@@ -181,11 +181,11 @@ class FlukeLoop:
         self._server.fit(n_rounds=1, eligible_perc=self._cohort / len(self._clients), finalize=False)
 
     def measure(self) -> None:
-        """Do nothing; this comparison is of training."""
+        """Do nothing, because only training is compared."""
 
 
 def images_of(clients: int, images: int) -> Iterator[Split]:
-    """Yield random images of ten classes for each client; the time of a step does not depend on them."""
+    """Yield random images of ten classes for each client. A step takes the same time with any images."""
     rng = np.random.default_rng(0)
     for _ in range(clients):
         pixels = torch.from_numpy(rng.integers(0, 256, (images, 1, 28, 28), np.uint8))
@@ -193,14 +193,14 @@ def images_of(clients: int, images: int) -> Iterator[Split]:
 
 
 def normalized(splits: list[Split]) -> list[Client]:
-    """Return the images of every client as a network takes them."""
+    """Return the normalized images and the labels of every client."""
     return [((split.images / 255 - 0.5) / 0.5, split.labels) for split in splits]
 
 
 def ours(
     splits: list[Split], cohort: int, batch: int, network: Callable[[], nn.Module] = Cnn, *keys: str
 ) -> UeflTraining:
-    """Return the arm FedAvg over these clients; ``keys`` are further keys of the configuration."""
+    """Return an arm of FedAvg with these clients. ``keys`` are more settings of the configuration."""
     silos = tuple(
         Silo.of(f"client-{i:05d}", LabeledData(split, split, split)) for i, split in enumerate(splits)
     )
@@ -214,11 +214,11 @@ def ours(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Time a few rounds of every loop in turns."""
-    made = parser(__doc__)
+    """Time rounds of all loops in turns, and print the medians."""
+    options = parser(__doc__)
     for key, default in {"clients": 200, "images": 20, "cohort": 50, "batch": 10}.items():
-        made.add_argument(f"--{key}", type=int, default=default)
-    args: argparse.Namespace = made.parse_args(arguments)
+        options.add_argument(f"--{key}", type=int, default=default)
+    args: argparse.Namespace = options.parse_args(arguments)
     held.hold(args.held, "benchmarks.simulation", arguments)
     torch.set_num_threads(args.threads)
     splits = list(images_of(args.clients, args.images))
