@@ -1,6 +1,6 @@
-"""The kernels for NumPy arrays, without torch: the same answers as the ops, on the CPU.
+"""CPU kernels for NumPy arrays, without torch. The results equal the results of the ops.
 
-Needs the compiled kernels; importing it without them raises ImportError.
+Importing this module raises ImportError if the kernels are not compiled.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class NumpyKMeansResult(NamedTuple):
     centers: npt.NDArray[Any]
     """``[k, d]``, the dtype of x."""
     labels: npt.NDArray[np.int64]
-    """``[N]``: the nearest of the centers returned."""
+    """``[N]``, the index of the nearest of ``centers`` for each row."""
     inertia: float
     """Weighted sum of the squared distances of the rows to their centers."""
     iterations: int
-    """The number of times that the centers were moved."""
+    """Number of updates of the centers."""
 
 
 def vq_assign(
@@ -45,31 +45,37 @@ def vq_assign(
         codebook: ``[K, d]`` or ``[S, K, d]``, float32 or float64, finite.
         metric: ``"l2"`` or ``"cosine"``.
         precision: ``"exact"`` or ``"fast"``.
-        threads: most threads to use; default: all.
+        threads: the largest number of threads; None: all.
 
     Returns:
         indices ``[..., S]``.
 
     Raises:
-        TypeError: no array, a dtype other than float32 and float64, or masked values.
-        ValueError: shapes, metric or precision that do not fit.
+        TypeError: an argument is not an array, has a dtype other than float32 and float64, or has masked
+            values; ``threads`` is not an int.
+        ValueError: the shapes do not match, or ``metric``, ``precision`` or ``threads`` is not valid.
         RuntimeError: the codebook is not finite.
-        MemoryError: the codebook is not contiguous, and no memory holds the copy.
+        MemoryError: the codebook is not contiguous, and there is not enough memory for a contiguous copy.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eq. 1.
 
-    Equivalent to (``[K, d]``, "l2", but without an N x K matrix)::
+    For a codebook ``[K, d]`` and ``"l2"``, equivalent to the following, but without a matrix of all
+    distances::
 
-        rows = x.reshape(*x.shape[:-1], -1, 1, d).astype(float) ((rows - codebook) ** 2).sum(-1).argmin(-1)
+        rows = x.reshape(*x.shape[:-1], -1, 1, d).astype(float)
+        ((rows - codebook) ** 2).sum(-1).argmin(-1)
     """
     if precision not in ("exact", "fast"):
         raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")
     threads = _threads("vq_assign", threads)
     x, codebook = _floats("vq_assign", "x", x), _floats("vq_assign", "codebook", codebook)
-    try:  # here, since the conversion of pybind11 loses the error
+    try:  # make the copy here, because pybind11 would hide the MemoryError
         codebook = np.require(codebook, requirements=("C", "A"))
     except MemoryError as error:
-        raise MemoryError(f"vq_assign: codebook {list(codebook.shape)}: {error}; give fewer rows") from None
+        raise MemoryError(
+            f"vq_assign: no memory for a contiguous copy of codebook {list(codebook.shape)}: {error}; pass a"
+            " contiguous codebook"
+        ) from None
     indices: npt.NDArray[np.int64] = _host.vq_assign(
         x, codebook, metric=metric, exact=precision == "exact", threads=threads
     )
@@ -89,26 +95,26 @@ def kmeans(
     metric: str = "l2",
     threads: int | None = None,
 ) -> NumpyKMeansResult:
-    """Cluster the rows of x: :func:`uefl_kernels.kmeans` for arrays, to the bit.
+    """Cluster the rows of x, bit for bit as :func:`uefl_kernels.kmeans`.
 
     Args:
-        x: ``[N, d]`` float32 or float64, finite; any strides and byte order. Arrays with masked values are
-            refused.
-        k, n_init, max_iter, tol, seed, metric: as there.
-        weights: ``[N]``, not negative and not all zero.
+        x: ``[N, d]`` float32 or float64, finite, without masked values; any strides and byte order.
+        k, n_init, max_iter, tol, seed, metric: see :func:`uefl_kernels.kmeans`.
+        weights: ``[N]``, not negative and not all zero; None: all ones.
         init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centers ``[k, d]``.
-        threads: most threads to use; default: all. The result does not depend on it.
+        threads: the largest number of threads; None: all. The result does not depend on it.
 
     Returns:
         :class:`NumpyKMeansResult` ``(centers, labels, inertia, iterations)``.
 
     Raises:
-        TypeError, ValueError: arrays or numbers that do not fit.
-        RuntimeError: x, weights or given centers are not valid.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: a shape or a number is not valid.
+        RuntimeError: the values of x, the weights or the given centers are not valid.
 
-    Source: as :func:`uefl_kernels.kmeans`.
+    Source: see :func:`uefl_kernels.kmeans`.
 
-    Equivalent to (given centers, no empty cluster)::
+    If the centers are given and no cluster becomes empty, equivalent to::
 
         for _ in range(max_iter):
             labels = ((x[:, None] - centers.astype(float)) ** 2).sum(-1).argmin(1)
@@ -129,7 +135,7 @@ def kmeans(
         check_method("kmeans", method)
     else:
         check_shape("kmeans", "init", centers.shape, [k, d])
-        with np.errstate(over="ignore"):  # infinite then, which is refused
+        with np.errstate(over="ignore"):  # overflow gives infinite centers, which the kernel rejects
             centers = centers.astype(x.dtype)
     runs = starts(n_init, method)
     numbers = runs, max_iter, float(tol), seed, threads

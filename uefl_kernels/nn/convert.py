@@ -1,9 +1,9 @@
-"""State dicts of EnCodec, Mimi, DAC and VQModel to layers of ours, and back.
+"""Convert state dicts of EnCodec, Mimi, DAC and VQModel to layers of this package, and back.
 
 Each ``from_`` function takes the state dict of a model or of its quantizer, and returns a layer with the same
 codewords, in float32. Each ``to_`` function returns a state dict for ``model.load_state_dict(...,
-strict=False)``. A state dict holds no decays and no weights of losses. They default to the values of the
-published training code; give other values as options of the layer.
+strict=False)``. A state dict has neither decays nor the weights of losses. The defaults are the values of the
+published training code, and options of the layer replace them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ _AVERAGED: dict[str, Any] = {
 
 
 def from_encodec(state: State, **options: Any) -> ResidualVQ:
-    """Make a :class:`ResidualVQ` of the codebooks of EnCodec.
+    """Make a :class:`ResidualVQ` from the codebooks of EnCodec.
 
     Args:
-        state: of ``transformers.EncodecModel``, of the packages encodec and audiocraft, or of the quantizer.
-        **options: of :class:`ResidualVQ`; encodec's training sets the defaults.
+        state: the state dict of ``transformers.EncodecModel``, of a model of the packages encodec or
+            audiocraft, or of the quantizer.
+        **options: options of :class:`ResidualVQ`; the defaults are the values of EnCodec's training.
 
     Returns:
         a layer for ``[B, D, T]``; its indices are ``[B, T, Q]``, where EnCodec has ``[Q, B, T]``.
 
     Raises:
-        ValueError: the state dict holds no codebooks of EnCodec.
+        ValueError: the state dict has no codebooks of EnCodec.
     """
     pattern = r"layers\.(\d+)\._?codebook\.(inited|cluster_size|embed|embed_avg)"
     layers = _numbered("from_encodec", state, pattern)
@@ -67,28 +68,28 @@ def from_encodec(state: State, **options: Any) -> ResidualVQ:
         for book in layers
     ]
     size, dim = layers[0]["embed"].shape
-    made: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "dim": dim,
         "num_quantizers": len(books),
         "codebook_size": size,
         "channel_last": False,
     }
-    return _filled(ResidualVQ(**made | _AVERAGED | options), books)
+    return _with_books(ResidualVQ(**arguments | _AVERAGED | options), books)
 
 
 def to_encodec(
     layer: ResidualVQ, prefix: str = "quantizer.", original: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return the codebooks of a layer in the form of EnCodec.
+    """Return the codebooks of a layer as a state dict of EnCodec.
 
     Args:
-        layer: without projections, and with codewords that are averages.
+        layer: a layer without projections, trained with moving averages.
         prefix: the beginning of every name.
-        original: write names of the packages encodec and audiocraft, as ``vq.layers.0._codebook.embed``.
-            The default is names of transformers, as ``layers.0.codebook.embed``.
+        original: use the names of encodec and audiocraft, such as ``vq.layers.0._codebook.embed``; False: the
+            names of transformers, such as ``layers.0.codebook.embed``.
 
     Raises:
-        ValueError: EnCodec cannot hold the layer.
+        ValueError: EnCodec has no equivalent of the layer.
     """
     _require("to_encodec", layer, projections=False)
     name = "vq.layers.{}._codebook." if original else "layers.{}.codebook."
@@ -104,21 +105,21 @@ def to_encodec(
 # --- Mimi ------------------------------------------------------------------------------------------------
 
 _MIMI = ("semantic", "acoustic")
-_FEWEST = 1e-5  # Mimi divides by at least this
+_LEAST_USAGE = 1e-5  # Mimi divides by the usage of a codeword, or by this if the usage is smaller
 
 
 def from_mimi(state: State, **options: Any) -> tuple[ResidualVQ, ResidualVQ]:
-    """Make the semantic and the acoustic :class:`ResidualVQ` of Mimi; Mimi adds their outputs.
+    """Make the semantic and the acoustic :class:`ResidualVQ` of Mimi. Mimi adds their outputs.
 
     Args:
-        state: of ``transformers.MimiModel``, or of its quantizer.
-        **options: of both layers.
+        state: the state dict of ``transformers.MimiModel``, or of its quantizer.
+        **options: options of both layers.
 
     Returns:
         two layers for ``[B, D, T]``; their indices are ``[B, T, Q]``, where Mimi has ``[Q, B, T]``.
 
     Raises:
-        ValueError: the state dict holds no codebooks of Mimi.
+        ValueError: the state dict has no codebooks of Mimi.
     """
     semantic, acoustic = (_from_half(state, half, options) for half in _MIMI)
     return semantic, acoustic
@@ -131,32 +132,34 @@ def _from_half(state: State, half: str, options: dict[str, Any]) -> ResidualVQ:
     books = []
     for book in layers:
         total, usage = book["embed_sum"].float(), book["cluster_usage"].float()
-        codes = total / usage.clamp(min=_FEWEST).unsqueeze(-1)
-        parts = {"cluster_size": usage, "embed": codes, "embed_avg": total}
+        codewords = total / usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
+        parts = {"cluster_size": usage, "embed": codewords, "embed_avg": total}
         books.append({name: value.unsqueeze(0) for name, value in parts.items()})
         books[-1]["initted"] = book["initialized"].bool().reshape(())
     size, inner = layers[0]["embed_sum"].shape
-    maps = _named(state, rf"{start}(input_proj|output_proj)\.weight")
-    dim = maps["input_proj"].shape[1] if maps else inner
-    made: dict[str, Any] = {
+    projections = _named(state, rf"{start}(input_proj|output_proj)\.weight")
+    dim = projections["input_proj"].shape[1] if projections else inner
+    arguments: dict[str, Any] = {
         "dim": dim,
         "codebook_dim": inner,
         "num_quantizers": len(books),
         "codebook_size": size,
     }
-    layer = ResidualVQ(**made | {"channel_last": False} | _AVERAGED | options)
-    if maps:
-        layer.project_in, layer.project_out = (_linear(maps[name]) for name in ("input_proj", "output_proj"))
-    return _filled(layer, books)
+    layer = ResidualVQ(**arguments | {"channel_last": False} | _AVERAGED | options)
+    if projections:
+        layer.project_in, layer.project_out = (
+            _linear(projections[name]) for name in ("input_proj", "output_proj")
+        )
+    return _with_books(layer, books)
 
 
 def to_mimi(
     semantic: ResidualVQ, acoustic: ResidualVQ, prefix: str = "quantizer."
 ) -> dict[str, torch.Tensor]:
-    """Return the codebooks and projections of two layers in the form of Mimi.
+    """Return the codebooks and projections of two layers as a state dict of Mimi.
 
     Raises:
-        ValueError: Mimi cannot hold a layer, for example the bias of a projection.
+        ValueError: Mimi has no equivalent of a layer, for example of the bias of a projection.
     """
     found = {}
     for half, layer in zip(_MIMI, (semantic, acoustic), strict=True):
@@ -165,13 +168,14 @@ def to_mimi(
         for name, module in (("input_proj", layer.project_in), ("output_proj", layer.project_out)):
             if isinstance(module, nn.Linear):
                 if module.bias is not None and bool(module.bias.any()):
-                    raise ValueError("to_mimi: the projections of Mimi have no bias, those of the layer do")
+                    raise ValueError("to_mimi: the projections of the layer have a bias, but Mimi has none")
                 found[f"{start}{name}.weight"] = module.weight.detach().unsqueeze(-1).clone()
         for place, book in enumerate(_books(layer)):
-            usage, codes = book.cluster_size[0], book.embed[0]
-            divisor = usage.clamp(min=_FEWEST).unsqueeze(-1)
+            usage, codewords = book.cluster_size[0], book.embed[0]
+            divisor = usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
             total = book.embed_avg[0]
-            total = total if torch.equal(total / divisor, codes) else codes * divisor
+            # Mimi divides embed_sum by the usage, and the result must be the codewords of the layer
+            total = total if torch.equal(total / divisor, codewords) else codewords * divisor
             at = f"{start}layers.{place}.codebook."
             found[at + "initialized"] = book.initted.float().reshape(1)
             found[at + "cluster_usage"] = usage.clone()
@@ -183,62 +187,63 @@ def to_mimi(
 
 
 def from_dac(state: State, **options: Any) -> ResidualVQ:
-    """Make a :class:`ResidualVQ` of the codebooks and projections of DAC.
+    """Make a :class:`ResidualVQ` from the codebooks and projections of DAC.
 
-    The layer compares by the angle, keeps the lengths of its learned codewords, and each quantizer projects
-    on its own. The weight normalization of the projections is multiplied out.
+    The layer finds codewords by cosine similarity and keeps the lengths of the learned codewords. Each
+    quantizer has its own projections. Weight normalization is multiplied into their weights.
 
     Args:
-        state: of ``transformers.DacModel``, of the package descript-audio-codec, or of the quantizer.
-        **options: of :class:`ResidualVQ`; DAC's training sets the defaults.
+        state: the state dict of ``transformers.DacModel``, of a model of the package descript-audio-codec, or
+            of the quantizer.
+        **options: options of :class:`ResidualVQ`; the defaults are the values of DAC's training.
 
     Returns:
         a layer for ``[B, D, T]``; its indices are ``[B, T, Q]``, where DAC has ``[B, Q, T]``.
 
     Raises:
-        ValueError: the state dict holds no codebooks of DAC.
+        ValueError: the state dict has no codebooks of DAC.
     """
     layers = _numbered("from_dac", state, r"quantizers\.(\d+)\.((?:in_proj|out_proj|codebook)\..+)")
     size, inner = layers[0]["codebook.weight"].shape
     dim = layers[0]["out_proj.bias"].shape[0]
     defaults: dict[str, Any] = {"cosine_search": True, "commitment_weight": 0.25, "codebook_loss_weight": 1.0}
-    made: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "dim": dim,
         "codebook_dim": inner,
         "num_quantizers": len(layers),
         "codebook_size": size,
     }
-    made |= {"channel_last": False, "project_each": True, "quant_grad_frac": 1.0}
-    layer = ResidualVQ(**made | defaults | _LEARNED | options)
-    books = [_at_rest(parts["codebook.weight"]) for parts in layers]
+    arguments |= {"channel_last": False, "project_each": True, "quant_grad_frac": 1.0}
+    layer = ResidualVQ(**arguments | defaults | _LEARNED | options)
+    books = [_learned_state(parts["codebook.weight"]) for parts in layers]
     for quantizer, parts in zip(layer._quantizers, layers, strict=True):
         quantizer.project_in, quantizer.project_out = (
             _linear(_weight(parts, name), parts[f"{name}.bias"]) for name in ("in_proj", "out_proj")
         )
-    return _filled(layer, books)
+    return _with_books(layer, books)
 
 
 def to_dac(
     layer: ResidualVQ, prefix: str = "quantizer.", weight_norm: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return the codebooks and projections of a layer in the form of DAC.
+    """Return the codebooks and projections of a layer as a state dict of DAC.
 
     Args:
-        layer: made with ``project_each`` and ``cosine_search``.
+        layer: a layer with ``project_each`` and ``cosine_search``.
         prefix: the beginning of every name.
-        weight_norm: the projections as ``weight_g`` and ``weight_v``, as in descript-audio-codec, and not as
-            ``weight``, as in transformers.
+        weight_norm: store projections as ``weight_g`` and ``weight_v``, as descript-audio-codec; False: as
+            ``weight``, as transformers.
 
     Raises:
-        ValueError: DAC cannot hold the layer.
+        ValueError: DAC has no equivalent of the layer.
     """
     _require("to_dac", layer, projections=True)
     found = {}
     for place, quantizer in enumerate(layer._quantizers):
         start = f"{prefix}quantizers.{place}."
         found[start + "codebook.weight"] = quantizer.codebook.detach().clone()
-        for name, held in (("in_proj", quantizer.project_in), ("out_proj", quantizer.project_out)):
-            module = cast(nn.Linear, held)
+        for name, projection in (("in_proj", quantizer.project_in), ("out_proj", quantizer.project_out)):
+            module = cast(nn.Linear, projection)
             weight = module.weight.detach().unsqueeze(-1).clone()
             found[f"{start}{name}.bias"] = module.bias.detach().clone()
             if weight_norm:
@@ -250,8 +255,7 @@ def to_dac(
 
 
 def _weight(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return the weight ``[out, in, 1]`` of a convolution, also where it is stored as length and
-    direction."""
+    """Return the weight ``[out, in, 1]`` of a convolution. It may be stored as length and direction."""
     for length, direction in (
         ("weight_g", "weight_v"),
         ("parametrizations.weight.original0", "parametrizations.weight.original1"),
@@ -265,41 +269,46 @@ def _weight(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def from_vqmodel(state: State, beta: float = 0.25, legacy: bool = True, **options: Any) -> VectorQuantize:
-    """Make a :class:`VectorQuantize` of the codebook of a VQModel.
+    """Make a :class:`VectorQuantize` from the codebook of a VQModel.
 
     Args:
-        state: of ``diffusers.VQModel``, of taming-transformers' models, or of the quantizer.
-        beta: the weight of one of the two losses; the other one has weight 1.
-        legacy: beta weighs the loss that moves the codewords, as both packages do by default; False weighs
-            the loss that moves the input, as in the paper.
-        **options: of :class:`VectorQuantize`.
+        state: the state dict of ``diffusers.VQModel``, of a model of taming-transformers, or of the
+            quantizer.
+        beta: the weight of one of the two losses; the other loss has weight 1.
+        legacy: beta is the weight of the loss that moves the codewords, the default of both packages; False:
+            beta is the weight of the commitment loss, as in the paper.
+        **options: options of :class:`VectorQuantize`.
 
     Returns:
         a layer for ``[B, D, H, W]``; its indices are ``[B, H, W]``.
 
     Raises:
-        ValueError: the state dict holds no codebook of a VQModel.
+        ValueError: the state dict has no codebook of a VQModel.
     """
     found = _named(state, r"(?:quantize\.)?(embedding)\.weight")
     if not found:
         raise ValueError("from_vqmodel: found no name like 'quantize.embedding.weight' in the state dict")
-    codes = found["embedding"]
+    codewords = found["embedding"]
     weights = (1.0, beta) if legacy else (beta, 1.0)
-    made: dict[str, Any] = {"dim": codes.shape[1], "codebook_size": codes.shape[0], "accept_image_fmap": True}
-    made |= dict(zip(("commitment_weight", "codebook_loss_weight"), weights, strict=True))
-    layer = VectorQuantize(**made | _LEARNED | options)
-    layer._codebook.load_state_dict(_at_rest(codes))
+    arguments: dict[str, Any] = {
+        "dim": codewords.shape[1],
+        "codebook_size": codewords.shape[0],
+        "accept_image_fmap": True,
+    }
+    arguments |= dict(zip(("commitment_weight", "codebook_loss_weight"), weights, strict=True))
+    layer = VectorQuantize(**arguments | _LEARNED | options)
+    layer._codebook.load_state_dict(_learned_state(codewords))
     return layer
 
 
 def to_vqmodel(layer: VectorQuantize, prefix: str = "quantize.") -> dict[str, torch.Tensor]:
-    """Return the codebook of a layer in the form of a VQModel.
+    """Return the codebook of a layer as a state dict of a VQModel.
 
     Raises:
-        ValueError: a VQModel cannot hold the layer.
+        ValueError: a VQModel has no equivalent of the layer.
     """
     if layer.codebook.dim() != 2 or layer.heads > 1 or layer.has_projections or layer.use_cosine_sim:
-        raise ValueError("to_vqmodel: a VQModel has one codebook, without projections, compared by distance")
+        raise ValueError("to_vqmodel: expected one codebook without projections, searched by the l2 distance")
     return {prefix + "embedding.weight": layer.codebook.detach().clone()}
 
 
@@ -307,8 +316,11 @@ def to_vqmodel(layer: VectorQuantize, prefix: str = "quantize.") -> dict[str, to
 
 
 def _numbered(where: str, state: State, pattern: str) -> list[dict[str, torch.Tensor]]:
-    """Return the parts of each quantizer, by the name in the last group; raise ValueError for missing
-    ones."""
+    """Return the tensors of each quantizer by name.
+
+    The first group of the pattern is the number of the quantizer, the second the name. Raise ValueError if a
+    number is missing or the names differ.
+    """
     found: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in state.items():
         match = re.fullmatch(rf"(?:.*\.)?{pattern}", name)
@@ -317,15 +329,15 @@ def _numbered(where: str, state: State, pattern: str) -> list[dict[str, torch.Te
     parts = [found[place] for place in sorted(found)]
     if not parts or sorted(found) != list(range(len(parts))):
         raise ValueError(
-            f"{where}: found quantizers {sorted(found)}, expected names like {pattern!r} from 0 on"
+            f"{where}: found quantizers {sorted(found)}; expected names like {pattern!r}, numbered from 0"
         )
     if any(part.keys() != parts[0].keys() for part in parts):
-        raise ValueError(f"{where}: quantizers hold different names: {[sorted(part) for part in parts]}")
+        raise ValueError(f"{where}: quantizers have different names: {[sorted(part) for part in parts]}")
     return parts
 
 
 def _named(state: State, pattern: str) -> dict[str, torch.Tensor]:
-    """Find the tensors with a name that ends with the pattern; the keys are its first group."""
+    """Return the tensors with a name that ends with the pattern. The keys are its first group."""
     matches = ((re.fullmatch(rf"(?:.*\.)?{pattern}", name), value) for name, value in state.items())
     return {match[1]: value for match, value in matches if match is not None}
 
@@ -334,22 +346,22 @@ def _books(layer: ResidualVQ) -> list[Any]:
     return [quantizer._codebook for quantizer in layer._quantizers]
 
 
-def _at_rest(codes: torch.Tensor) -> dict[str, torch.Tensor]:
+def _learned_state(codewords: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the state of a codebook with learned codewords ``[K, d]``."""
-    codes = codes.float().unsqueeze(0)
-    sizes = torch.ones(codes.shape[:2], device=codes.device)
-    return {"initted": torch.tensor(True), "cluster_size": sizes, "embed": codes, "embed_avg": codes}
+    codewords = codewords.float().unsqueeze(0)
+    usage = torch.ones(codewords.shape[:2], device=codewords.device)
+    return {"initted": torch.tensor(True), "cluster_size": usage, "embed": codewords, "embed_avg": codewords}
 
 
-def _filled(layer: ResidualVQ, books: Sequence[State]) -> ResidualVQ:
-    """Load the state of each codebook."""
+def _with_books(layer: ResidualVQ, books: Sequence[State]) -> ResidualVQ:
+    """Load the state of each codebook, and return the layer."""
     for book, state in zip(_books(layer), books, strict=True):
         book.load_state_dict(state)
     return layer
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
-    """Make a linear layer of a convolution ``[out, in, 1]``."""
+    """Make a linear layer from the weight ``[out, in, 1]`` of a convolution."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     with torch.no_grad():
         made.weight.copy_(weight.squeeze(-1))
@@ -359,11 +371,12 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear
 
 
 def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
-    """Raise ValueError for a layer that the codec cannot hold.
+    """Raise ValueError for a layer that has no equivalent in the codec.
 
-    ``projections`` is True where each quantizer projects, False for none, None for one pair of the layer.
+    ``projections``: True if each quantizer of the codec has projections, False if there are none, None if
+    there may be one pair for the layer.
     """
-    learned = projections is True
+    learned = projections is True  # DAC: projections of each quantizer, cosine search
     codec = where.removeprefix("to_")
     checks = (
         (layer.project_each != learned, f"project_each={layer.project_each}"),
@@ -375,4 +388,4 @@ def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
     )
     for refused, what in checks:
         if refused:
-            raise ValueError(f"{where}: {codec} cannot hold a layer with {what}")
+            raise ValueError(f"{where}: {codec} has no equivalent of a layer with {what}")

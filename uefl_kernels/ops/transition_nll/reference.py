@@ -1,4 +1,4 @@
-"""The definition of ``transition_nll``: two log-sum-exps in float64, and their gradient."""
+"""The definition of ``transition_nll``: the difference of two log-sum-exps in float64, and its gradient."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from .value_checks import require_groups, require_matrix, require_rows
 
 
 def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss ``[B]`` and gradient ``[B, K]``, or ``[0]`` without it.
+    """Return the loss ``[B]``, and its gradient ``[B, K]``, which is ``[0]`` without ``with_gradient``.
 
-    loss_b        = LSE_k(z_bk + log_marginal_gk) - LSE_k(z_bk + log_transition_gyk)
-    gradient_b    = softmax(z_b + log_marginal_g) - softmax(z_b + log_transition_gy)
+    With the logits z, and for each sample b its target y and its group g::
+
+        loss_b = LSE_k(z_bk + log_marginal_gk) - LSE_k(z_bk + log_transition_gyk)
+        gradient_b = softmax(z_b + log_marginal_g) - softmax(z_b + log_transition_gy)
+
+    Both are 0 for ignored targets. Other targets outside of 0 to M - 1 raise RuntimeError on the CPU, and
+    give NaN on other devices.
     """
     logits, targets, log_transition, log_marginal, groups, ignore_index, with_gradient = given
     z = logits.detach().double()
