@@ -1,4 +1,4 @@
-"""The training loop. All training in a run calls :func:`fit`."""
+"""The training loop. All training of a run calls :func:`fit`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """The loss, number of steps and optimizer of a training."""
+    """The mean loss, the number of steps and the optimizer of a call of :func:`fit`."""
 
     loss: float
-    """mean over all images, NaN if there was no step"""
+    """mean over the images of all steps; NaN if there was no step"""
     steps: int
     optimizer: torch.optim.Optimizer
 
@@ -37,25 +37,25 @@ def fit(
 ) -> Outcome:
     """Train the loaded network.
 
-    The batches of all epochs are drawn first, so that draws of a step cannot change them. Dropout and
-    augmentation continue with the same generator.
+    The batches of all epochs are drawn first, so that random draws of a step cannot change them. Dropout and
+    augmentation then draw from the same generator.
 
     Args:
-        algorithm: provides batches, loss terms and hooks of a step.
+        algorithm: provides batches, the loss and the hooks of a step.
         work: the client's turn.
         loss: replaces ``algorithm.loss``.
-        epochs: replaces the configured number of epochs.
-        moments: state of Adam from :func:`moments_of`; None: a new optimizer.
+        epochs: replaces the configured number of epochs or steps.
+        moments: the state of the optimizer from :func:`moments_of`; None: a new optimizer.
 
     Raises:
-        TypeError: a tensor of ``work.trained`` is not a leaf with a gradient, or a loss is not a scalar
-            tensor.
+        TypeError: a tensor of ``work.trained`` is not a leaf that requires a gradient, or a loss is not a
+            scalar tensor.
     """
     for name, tensor in work.trained.items():
         if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would skip it silently
             raise TypeError(
-                f"work.trained: {name!r} is no leaf with a gradient; put there"
-                " TENSOR.detach().clone().requires_grad_()"
+                f"work.trained: {name!r} is not a leaf that requires a gradient; store"
+                " TENSOR.detach().clone().requires_grad_() there"
             )
     training, flat, device = work.training, work.workspace.flat, work.workspace.device
     gradient = flat.values.grad if _changes_gradients(algorithm) else None
@@ -66,10 +66,10 @@ def fit(
     plan = _plan(algorithm, work, epochs)
     work.epochs = len(plan)
     measure = loss or algorithm.loss
-    total, images = torch.zeros((), device=device), 0
+    total, image_count = torch.zeros((), device=device), 0
 
     def step(batch: Batch) -> None:
-        """Take one step. Apart from its counters it only changes tensors, in place."""
+        """Take one step. Except for counters, it only changes tensors, in place, so it can be replayed."""
         if gradient is None:
             flat.drop_gradients()
         elif not algorithm.regularize(work, gradient):
@@ -94,20 +94,22 @@ def fit(
         algorithm.after_batch(work, batch)
 
     work.net.train()
-    # the algorithm declares only its own loss static
-    own = getattr(measure, "__func__", None) is type(algorithm).loss
-    with replayed(step, work, plan) if own else nullcontext(step) as take:
+    # Algorithm.static_step refers to the algorithm's own loss, so a step with another loss is not replayed
+    is_own_loss = getattr(measure, "__func__", None) is type(algorithm).loss
+    with replayed(step, work, plan) if is_own_loss else nullcontext(step) as take:
         for work.epoch, batches in enumerate(plan):
             for work.epoch_step, positions in enumerate(batches):
                 take(work.batch(positions.to(device)))
-                images += len(positions)
+                image_count += len(positions)
     (total_loss,) = work.read(total)
-    return Outcome(total_loss / images if images else math.nan, work.step, optimizer)
+    return Outcome(total_loss / image_count if image_count else math.nan, work.step, optimizer)
 
 
 def moments_of(outcome: Outcome, flat: FlatModule) -> dict[str, torch.Tensor]:
-    """Return copies of the optimizer's state by name, ``[P]``, and its ``step``. SGD without momentum has
-    none."""
+    """Return copies of the optimizer's state.
+
+    Each state has the shape ``[P]``, except the scalar ``step``. SGD without momentum has no state.
+    """
     states, moments = outcome.optimizer.state, dict[str, torch.Tensor]()
     for name, value in states[flat.trained[0]].items():
         if name == "step":
@@ -121,7 +123,7 @@ def moments_of(outcome: Outcome, flat: FlatModule) -> dict[str, torch.Tensor]:
 
 
 def _resume(optimizer: torch.optim.Optimizer, flat: FlatModule, moments: dict[str, torch.Tensor]) -> None:
-    """Set the state of an optimizer to the result of :func:`moments_of`."""
+    """Set the state of a new optimizer to ``moments`` from :func:`moments_of`."""
     parts = {name: flat.split(value.clone()) for name, value in moments.items() if name != "step"}
     for i, parameter in enumerate(flat.module.parameters()):
         state = {name: part[i] for name, part in parts.items()}
@@ -129,7 +131,7 @@ def _resume(optimizer: torch.optim.Optimizer, flat: FlatModule, moments: dict[st
 
 
 def _changes_gradients(algorithm: Algorithm) -> bool:
-    """Return True if an algorithm uses the flat gradient of a step."""
+    """Return whether an algorithm overrides a hook that reads or changes the flat gradient."""
     from ..algorithms.base import Algorithm
 
     return any(
@@ -139,43 +141,43 @@ def _changes_gradients(algorithm: Algorithm) -> bool:
 
 
 def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[torch.Tensor]]:
-    """Return the batches of every epoch. With ``local_steps``, the last epoch may be cut short."""
-    budget = work.training.local_steps if epochs is None else 0
-    if not budget:
+    """Return the batches of every epoch. With ``local_steps``, the last epoch may have fewer batches."""
+    steps_left = work.training.local_steps if epochs is None else 0
+    if not steps_left:
         return [
             list(algorithm.epoch(work))
             for _ in range(work.training.local_epochs if epochs is None else epochs)
         ]
     plan: list[list[torch.Tensor]] = []
-    while budget > 0:
-        batches = list(algorithm.epoch(work))[:budget]
+    while steps_left > 0:
+        batches = list(algorithm.epoch(work))[:steps_left]
         if not batches:
             break
         plan.append(batches)
-        budget -= len(batches)
+        steps_left -= len(batches)
     return plan
 
 
 def _groups(work: Work) -> list[dict[str, Any]]:
-    """Return the parameter groups, by learning rate."""
+    """Return the parameter groups of the optimizer, each with its learning rate."""
     lr = work.training.lr_in(work.round)
-    plain = [
+    at_base_rate = [
         *work.workspace.flat.trained,
         *(tensor for name, tensor in work.trained.items() if name not in work.rates),
     ]
     return [
-        {"params": plain, "lr": lr},
+        {"params": at_base_rate, "lr": lr},
         *({"params": [work.trained[name]], "lr": lr * rate} for name, rate in work.rates.items()),
     ]
 
 
 def _optimizer(
-    training: Training, parameters: list[dict[str, Any]], weight_decay: float, device: torch.device
+    training: Training, groups: list[dict[str, Any]], weight_decay: float, device: torch.device
 ) -> torch.optim.Optimizer:
     if training.optimizer == "sgd":
         return torch.optim.SGD(
-            parameters, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True
+            groups, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True
         )
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-    on_gpu = device.type == "cuda"  # where a CUDA graph may have to hold the step; the same kernel either way
-    return kind(parameters, lr=training.lr, weight_decay=weight_decay, fused=True, capturable=on_gpu)
+    on_gpu = device.type == "cuda"  # only a capturable step fits in a CUDA graph; the kernel is the same
+    return kind(groups, lr=training.lr, weight_decay=weight_decay, fused=True, capturable=on_gpu)

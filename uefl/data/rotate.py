@@ -1,8 +1,7 @@
-"""Geometric changes to images as bytes: rotation about the center, resizing to a square, random changes for
-training.
+"""Geometric transforms of uint8 images: rotation about the center, resizing, and random augmentation.
 
-torchvision is imported where it is called: its import takes longer than the import of torch, and not every
-process needs it.
+Functions import torchvision when they are called. Its import takes longer than the import of torch, and not
+every process needs it.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ import torch
 
 
 def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False) -> torch.Tensor:
-    """Rotate on the same canvas, bilinear, black outside.
+    """Rotate images with bilinear interpolation. The size stays the same, and pixels from outside are black.
 
     Args:
         images: ``[N, C, H, W]`` uint8, on any device.
-        degrees: positive turns counter-clockwise. Multiples of 360 give the images back as they are.
-        legacy_center: turn about pixel (W/2, H/2), as the published code does, instead of the image center
+        degrees: the angle; positive is counter-clockwise. For multiples of 360, the result is ``images``
+            itself.
+        legacy_center: rotate about pixel (W/2, H/2), as the published code does, instead of the image center
             ((W-1)/2, (H-1)/2).
 
     Returns:
@@ -27,18 +27,18 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     height, width = images.shape[-2:]
-    # torchvision measures from the corner of the canvas, where the middle of pixel i lies at i + 0.5
+    # torchvision measures from the corner of the image: the middle of pixel i is at i + 0.5
     center = [width / 2 + 0.5, height / 2 + 0.5] if legacy_center else None
-    turned: torch.Tensor = functional.rotate(images, degrees, InterpolationMode.BILINEAR, center=center)
-    return turned
+    rotated: torch.Tensor = functional.rotate(images, degrees, InterpolationMode.BILINEAR, center=center)
+    return rotated
 
 
 def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
-    """Resize ``[..., C, H, W]`` uint8 images, bilinear with antialiasing; the aspect ratio is not kept.
+    """Resize images with bilinear interpolation and antialiasing. The aspect ratio may change.
 
     Args:
-        images: on any device.
-        size: of the square, or (height, width).
+        images: ``[..., C, H, W]`` uint8, on any device.
+        size: the side of a square, or (height, width).
     """
     from torchvision.transforms.v2 import InterpolationMode, functional
 
@@ -52,12 +52,12 @@ def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
 
 
 def augment(images: torch.Tensor, how: str) -> torch.Tensor:
-    """Change each image of a batch at random, where the images are: no loop, no round trip through the host.
+    """Transform each image of a batch at random, on the device of the images and without a loop over images.
 
     Args:
         images: ``[B, C, H, W]`` uint8.
-        how: ``none``; ``rotate``: by U(-20, 20) degrees about the center, nearest pixel, black outside;
-            ``flip``: left-right, every second one on average.
+        how: ``none``; ``rotate``: see :func:`rotate_each`, with angles drawn from U(-20, 20) degrees;
+            ``flip``: mirror each image left-right with probability 1/2.
 
     Returns:
         ``[B, C, H, W]`` uint8.
@@ -71,21 +71,28 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
-    """Rotate image b by ``degrees[b]`` counter-clockwise about its center, nearest pixel, black outside;
-    uint8 ``[B, C, H, W]``."""
+    """Rotate each image about its center, with the nearest pixel. Pixels from outside are black.
+
+    Args:
+        images: ``[B, C, H, W]`` uint8.
+        degrees: ``[B]``, the angle of each image; positive is counter-clockwise.
+
+    Returns:
+        ``[B, C, H, W]`` uint8.
+    """
     height, width = images.shape[-2:]
     cos, sin = (f(torch.deg2rad(degrees))[:, None, None] for f in (torch.cos, torch.sin))
     y = torch.arange(height, device=images.device)[:, None] - (height - 1) / 2
     x = torch.arange(width, device=images.device)[None] - (width - 1) / 2
-    # where the pixel at (x, y) comes from: rows go down, so counter-clockwise on the screen is this turn of
-    # the coordinates
+    # the source of the pixel at (x, y); the y axis points down, so these signs rotate the image
+    # counter-clockwise on the screen
     source_x = (cos * x - sin * y + (width - 1) / 2).round().long()
     source_y = (sin * x + cos * y + (height - 1) / 2).round().long()
     inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
-    flat = (
+    source = (
         (source_y * width + source_x)
         .clamp(0, height * width - 1)
         .flatten(1)[:, None]
         .expand(-1, images.shape[1], -1)
     )
-    return images.flatten(2).gather(2, flat).view_as(images) * inside[:, None]
+    return images.flatten(2).gather(2, source).view_as(images) * inside[:, None]

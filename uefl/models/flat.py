@@ -1,7 +1,7 @@
-"""One tensor for all parameters of a module, one for all its floating-point buffers.
+"""Keep all parameters of a module in one flat tensor, and all floating-point buffers in another one.
 
-A federated round sends, sets, averages, checks and steps a model. With one tensor, each of these is one
-operation instead of one operation a layer.
+A federated round sends, sets, averages, checks and updates a model. With a flat tensor, each of these is one
+operation instead of one operation per layer.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from torch import nn
 
 
 class FlatModule:
-    """Moves the parameters and floating-point buffers of ``module`` into flat tensors, in place.
+    """Move the parameters and floating-point buffers of ``module`` into flat tensors, in place.
 
     Attributes:
-        values: ``[P]`` float32, a leaf with the flat gradient in ``.grad``, for an optimizer.
-        trained: the parameters of the module that require a gradient; views of ``values``.
-        buffers: ``[Q]`` float32, running means and variances. Other buffers, such as the number of batches
-            that batch norm has seen, are part of no message; :meth:`reset` sets them to their first values.
+        module: the module.
+        values: ``[P]`` float32, all parameters: a leaf with the flat gradient in ``.grad``.
+        trained: the parameters of the module that require a gradient, as views of ``values``.
+        buffers: ``[Q]`` float32, such as running means and variances. Other buffers, such as the batch
+            counter of batch norm, are not part of messages. :meth:`reset` sets them to their first values.
     """
 
     def __init__(self, module: nn.Module) -> None:
         parameters = list(module.parameters())
-        running = [b for b in module.buffers() if b.is_floating_point()]
+        floating = [b for b in module.buffers() if b.is_floating_point()]
         device = parameters[0].device
         self.module = module
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.values.grad = torch.zeros_like(self.values)
         self.trained = [p for p in parameters if p.requires_grad]
-        self.buffers = torch.empty(sum(b.numel() for b in running), device=device)
-        self._others = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+        self.buffers = torch.empty(sum(b.numel() for b in floating), device=device)
+        self._other_buffers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         for p, view in zip(parameters, self.split(self.values.data), strict=True):
             view.copy_(p.data)
             p.data = view
         self.share_gradient(True)
         offset = 0
-        for b in running:
+        for b in floating:
             view = _view(self.buffers, offset, b)
             view.copy_(b)
             b.data = view
             offset += b.numel()
 
     def storages(self) -> frozenset[int]:
-        """Return the addresses of the memory of both flat tensors, which every step changes."""
+        """Return the addresses of both flat tensors in memory. Every step changes this memory."""
         return frozenset(t.untyped_storage().data_ptr() for t in (self.values.data, self.buffers))
 
     def share_gradient(self, share: bool) -> None:
-        """Make the parameters' gradients parts of the flat gradient, or tensors of their own.
+        """Make the gradients of the parameters views of the flat gradient, or remove them.
 
-        Autograd adds to a gradient that exists. If there is none, it keeps the tensor that it has computed,
-        which is faster.
+        Autograd adds to an existing gradient. If there is none, it keeps the computed tensor. This is faster.
         """
         assert self.values.grad is not None
         parts = self.split(self.values.grad)
@@ -65,14 +65,16 @@ class FlatModule:
             p.grad = None
 
     def fill_gradients(self) -> None:
-        """Set the gradient of each trained parameter that the loss does not use to 0, so that an optimizer
-        treats it like the others."""
+        """Create zero gradients for the trained parameters that have none.
+
+        The loss does not use these parameters, but the optimizer then treats them like the others.
+        """
         for p in self.trained:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the part of each parameter in a flat tensor ``[P]``, as views."""
+        """Return the part of each parameter in a flat tensor ``[P]``, as a view with its shape."""
         parameters = list(self.module.parameters())
         ends = itertools.accumulate((p.numel() for p in parameters), initial=0)
         return [_view(flat, begin, p) for begin, p in zip(ends, parameters, strict=False)]
@@ -83,16 +85,21 @@ class FlatModule:
         self.buffers.copy_(buffers)
 
     def reset(self) -> None:
-        """Reset buffers that are not floating-point to their first values, so that no client affects the next
-        through them."""
-        for buffer, first in self._others:
+        """Set the buffers that are not floating-point to their first values.
+
+        Otherwise one client would affect the next one through them.
+        """
+        for buffer, first in self._other_buffers:
             buffer.copy_(first)
 
     def private(
         self, is_private: Callable[[str, nn.Module], bool]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return masks ``[P]`` and ``[Q]``, bool: parameter and buffer elements for which ``is_private`` is
-        true; None if there are none."""
+        """Return bool masks ``[P]`` and ``[Q]`` of private parameters and buffers; None if there are none.
+
+        Args:
+            is_private: returns whether a tensor is private, given its name and the module that owns it.
+        """
         owners = {
             f"{prefix}.{name}" if prefix else name: owner
             for prefix, owner in self.module.named_modules()
@@ -109,11 +116,13 @@ class FlatModule:
         return (masks[0], masks[1]) if any(bool(mask.any()) for mask in masks) else None
 
     def named(self, values: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a state dict without integers: views, by name, of flat tensors ``[P]`` and ``[Q]`` laid out
-        as this module's.
+        """Return the floating-point tensors of a state dict, as views of flat tensors.
 
-        A parameter that two layers share has its two names; buffers that a state dict leaves out are left
-        out.
+        A parameter that two layers share has both names. Buffers that are not persistent are not included.
+
+        Args:
+            values: ``[P]``, in the layout of :attr:`values`.
+            buffers: ``[Q]``, in the layout of :attr:`buffers`.
         """
         views: dict[int, torch.Tensor] = {}
         for tensors, flat in ((self.module.parameters(), values), (self.module.buffers(), buffers)):
@@ -127,8 +136,10 @@ class FlatModule:
 
 
 def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """Return the elements from ``offset`` on in the shape of ``like``; maps stay channels-last, which
-    convolutions prefer."""
+    """Return the elements of a flat tensor from ``offset`` on, as a view in the shape of ``like``.
+
+    A tensor of four dimensions is channels-last, because convolutions are then faster.
+    """
     piece = flat[offset : offset + like.numel()]
     if like.dim() != 4:
         return piece.view(like.shape)

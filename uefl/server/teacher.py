@@ -1,4 +1,4 @@
-"""Train a model on the server's labeled images, and measure one on its validation images."""
+"""Train models on the labeled images of the server, and measure them on its validation images."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from ..client.workspace import Workspace
 
 SERVER = "server"
-"""name that the server's seeds are derived from; no client may have it"""
+"""name from which the seeds of the server are derived; no client may have this name"""
 
 
 class Teacher:
-    """Hold the server's images on a device, and a resident network to use them with.
+    """Train and measure models with the images of the server and the resident network of an arm.
 
     Args:
-        server: the images.
-        workspace: of the arm.
+        server: the images; at least one of ``labeled`` and ``validation`` exists.
+        workspace: the resident network of the arm, and the device for the images.
     """
 
     def __init__(self, server: ServerData, workspace: Workspace) -> None:
-        pattern = server.labeled or server.validation
-        assert pattern is not None
-        nothing = Split(pattern.images[:0], pattern.labels[:0])
-        validation = server.validation or nothing
-        data = on_device(LabeledData(server.labeled or nothing, nothing, validation), workspace.device)
+        existing = server.labeled or server.validation
+        assert existing is not None
+        empty = Split(existing.images[:0], existing.labels[:0])
+        validation = server.validation or empty
+        data = on_device(LabeledData(server.labeled or empty, empty, validation), workspace.device)
         assert isinstance(data, LabeledData)
         self._data, self._workspace = data, workspace
 
@@ -63,24 +63,25 @@ class Teacher:
         loss: Callable[[Work, Batch], torch.Tensor],
         keep: bool = True,
     ) -> float:
-        """Train a model of a state on the labeled images, in its place, and return the mean loss.
+        """Train a model on the labeled images, and return the mean loss.
+
+        The trained tensors replace the tensors of the model in ``tensors``.
 
         Args:
-            tensors: the state, with ``values`` and ``buffers`` of the model under names that begin with
-                ``prefix``.
-            prefix: also of ``moment.NAME``, where the state of its optimizer is kept from one call to the
-                next.
-            seed, round: make the order of the batches and the dropout.
-            epochs: passes over the images; None: the budget of a client, of the configuration.
-            loss: the mean loss of a batch.
-            keep: False: every call makes a new optimizer.
+            tensors: a state. The model has the names ``values`` and ``buffers`` after ``prefix``. The state
+                of its optimizer, if any, has the names ``moment.NAME`` after ``prefix``.
+            prefix: the beginning of the names.
+            seed, round: determine the order of the batches and the dropout masks.
+            epochs: passes over the images; None: the configured epochs or steps of a client.
+            loss: returns the mean loss of a batch.
+            keep: store the state of the optimizer in ``tensors`` for the next call.
         """
-        workspace, of_optimizer = self._workspace, f"{prefix}moment."
+        workspace, moment_prefix = self._workspace, f"{prefix}moment."
         work = self._work({name: tensors[f"{prefix}{name}"] for name in ("values", "buffers")}, seed, round)
         moments = {
-            name.removeprefix(of_optimizer): tensor
+            name.removeprefix(moment_prefix): tensor
             for name, tensor in tensors.items()
-            if name.startswith(of_optimizer)
+            if name.startswith(moment_prefix)
         }
         workspace.load(work.message)
         device = workspace.device
@@ -91,16 +92,16 @@ class Teacher:
         tensors |= {f"{prefix}{name}": tensor.clone() for name, tensor in workspace.shared().items()}
         if keep:
             tensors |= {
-                f"{of_optimizer}{name}": moment
+                f"{moment_prefix}{name}": moment
                 for name, moment in moments_of(outcome, workspace.flat).items()
             }
         return outcome.loss
 
     def recalibrated(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the ``buffers`` ``[Q]`` of a model with the running statistics of the labeled images, a mean
-        over batches; the parameters stay.
+        """Return the ``buffers`` ``[Q]`` of a model with running statistics of the labeled images.
 
-        A last batch of a single image is left out.
+        The statistics are means over the batches. A batch with a single image is skipped. The parameters do
+        not change.
         """
         workspace, work = self._workspace, self._work(tensors, 0, 0)
         workspace.load(work.message)
@@ -114,15 +115,16 @@ class Teacher:
         return workspace.shared()["buffers"].clone()
 
     def accuracy(self, tensors: dict[str, torch.Tensor]) -> float | None:
-        """Return the accuracy of a model on the validation images; None: there are none."""
-        test = self._data.test
-        if len(test) == 0:
+        """Return the accuracy of a model on the validation images, or None if there are none."""
+        validation = self._data.test  # the constructor puts them there
+        if len(validation) == 0:
             return None
         work = self._work(tensors, 0, 0)
         self._workspace.load(work.message)
         return float(
             metrics.accuracy(
-                evaluation.predict(self._workspace.algorithm, work, test.images).probs, test.labels
+                evaluation.predict(self._workspace.algorithm, work, validation.images).probs,
+                validation.labels,
             )
         )
 

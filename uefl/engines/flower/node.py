@@ -1,8 +1,8 @@
-"""A silo's end of Flower.
+"""Receive and answer the messages of a silo through Flower.
 
-``flower-supernode`` receives messages. For each of them ``flower-superexec`` starts ``flwr-clientapp``, and
-the ClientApp of :mod:`uefl.deploy.app` passes it to this process, which loads its data and its network once.
-All ports of these processes are on 127.0.0.1.
+``flower-supernode`` receives messages. For each message, ``flower-superexec`` starts ``flwr-clientapp``. It
+runs the ClientApp of :mod:`uefl.deploy.app`, which passes the message to this process. This process loads the
+data and the network of the silo once. All ports of these processes are on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from .address import Address, Unreachable
 
 _LOG = logging.getLogger("uefl.silo")
 _AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
-_SETTLED = 60.0  # seconds after which a SuperNode that ends was accepted before
-_PAUSE = 0.2  # seconds between two looks at the processes
+_SETTLED = 60.0  # a SuperNode that runs for more seconds than this has been accepted
+_PAUSE = 0.2  # seconds between two checks of the processes
 _GRACE = 5.0  # seconds for processes to end before they are killed
-_MEMORY = 2**30 + 4 * MESSAGE  # bytes of each process of Flower: itself, and the copies of a message
+_MEMORY = 2**30 + 4 * MESSAGE  # most bytes of a process of Flower: its own data and 4 copies of a message
 
 Program = Callable[[Packet | None], Packet]
-"""answers a message, or None if it cannot be read; must not raise"""
+"""returns the reply to a message; gets None for a message that cannot be read; must not raise"""
 
 
 def serve(address: Address, program: Program, key: Path | None = None, *, patience: float) -> None:
     """Answer messages until the process ends.
 
     Args:
-        address: of the SuperLink.
-        program: answers a message.
+        address: the address of the SuperLink.
+        program: returns the reply to a message.
         key: the file of a private key, which identifies this node at the SuperLink. None: a new key for each
             connection, for a SuperLink that has no registered keys.
-        patience: seconds to wait for a SuperLink that is not there, at first or after it was lost, or that
-            does not accept this node. Flower needs up to a minute to notice that a process has ended. Before
-            that, it does not accept another process with the same key.
+        patience: seconds to wait for a SuperLink that cannot be reached, at the start or later, or that does
+            not accept this node. Flower needs up to a minute to notice that a process has ended. Until then,
+            it does not accept another process with the same key.
 
     Raises:
-        Unreachable: the SuperLink is not there, cannot be trusted, or does not know the key.
+        Unreachable: the SuperLink cannot be reached, cannot be trusted, or does not know the key.
     """
     address.avoid_proxy()
     refused: float | None = None
@@ -65,14 +65,14 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
             address.wait(patience)
             begun = time.monotonic()
             with _supernode(address, key, folder) as healthy:
-                heard = _answer_all(listener, program, healthy)
-            if heard or time.monotonic() - begun > _SETTLED:
+                had_message = _answer_all(listener, program, healthy)
+            if had_message or time.monotonic() - begun > _SETTLED:
                 refused = None
             elif refused is None:
                 refused = begun
                 _LOG.warning(
-                    "not accepted yet: its key is not registered, the SuperLink still knows an "
-                    "earlier process, or its clock is wrong"
+                    "not accepted yet by the SuperLink: the key of this silo is not registered, an earlier"
+                    " process with this key still counts as connected, or the clock of this machine is wrong"
                 )
             elif key is None or time.monotonic() - refused > patience:
                 raise _not_accepted(address, key)
@@ -92,13 +92,15 @@ def _not_accepted(address: Address, key: Path | None) -> Unreachable:
 
 @contextmanager
 def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Callable[[], bool]]:
-    """Start a SuperNode and the processes that work for it; yield a function that returns whether all of them
-    are healthy. They end with the context."""
+    """Start a SuperNode and the processes that work for it, and end them with the context.
+
+    Yield a function that returns whether all of them are healthy.
+    """
     processes: list[subprocess.Popen[bytes]] = []
     with TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
         home, port = Path(place), str(commands.free_port())
-        said = stack.enter_context((home / "supernode.log").open("wb"))
-        read = stack.enter_context((home / "supernode.log").open("rb")).read
+        node_log = stack.enter_context((home / "supernode.log").open("wb"))
+        new_output = stack.enter_context((home / "supernode.log").open("rb")).read
         log = stack.enter_context((home / "log").open("wb"))
         (home / "secret").write_bytes(secrets.token_bytes(64))
         secret = ("--superexec-auth-secret-file", str(home / "secret"))
@@ -108,8 +110,8 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
         stack.callback(_end, processes)
 
-        def healthy() -> bool:  # a SuperNode does not end when its heartbeat fails, but logs a traceback
-            return all(one.poll() is None for one in processes) and b"Traceback" not in read()
+        def healthy() -> bool:  # a SuperNode whose heartbeat fails does not end: it only logs a traceback
+            return all(one.poll() is None for one in processes) and b"Traceback" not in new_output()
 
         def start(*command: str, log: IO[bytes] = log) -> None:
             processes.append(commands.start(command, log, environment))
@@ -119,7 +121,7 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         trust += [] if key is None else ["--auth-supernode-private-key", str(key.resolve())]
         listen = ("--isolation", "process", "--host", "127.0.0.1", "--port", port)
         node = (*commands.named("flower-supernode"), "--superlink", address.place)
-        start(*node, *trust, *listen, *secret, log=said)
+        start(*node, *trust, *listen, *secret, log=node_log)
         start(sys.executable, "-m", fork_server.__name__, str(home / "forks"))
         while healthy() and not (home / "forks").exists():
             time.sleep(_PAUSE)
@@ -140,29 +142,29 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _answer_all(listener: socket.socket, program: Program, healthy: Callable[[], bool]) -> bool:
-    """Answer messages as long as the processes are healthy; return whether there was a message."""
-    heard = False
+    """Answer messages while the processes are healthy. Return whether there was a message."""
+    had_message = False
     while healthy():
         with suppress(TimeoutError, ConnectionLost):
             end, _ = listener.accept()
-            heard = True
+            had_message = True
             with end:
                 end.settimeout(None)
                 _, frame = receive(end)
                 send(end, None, reply_to(program, frame))
-    return heard
+    return had_message
 
 
 def reply_to(program: Program, frame: bytearray) -> bytes:
-    """Return the frame of a reply to a frame."""
+    """Return the reply to a message, both as frames."""
     try:
         packet = decode(frame)
     except Unreadable:
         packet = None
-    found = program(packet)
+    reply = program(packet)
     try:
-        return encode(found).numpy().tobytes()
-    except Exception:  # a user's algorithm may put anything there
-        _LOG.exception("a reply cannot be packed")
-        client = str(found.header.get("client", ""))
+        return encode(reply).numpy().tobytes()
+    except Exception:  # a user's algorithm may put any object into a reply
+        _LOG.exception("the reply cannot be encoded; the server gets an error in its place")
+        client = str(reply.header.get("client", ""))
         return encode(packed_reply(Reply(client, error=faults.PROGRAM))).numpy().tobytes()
