@@ -41,7 +41,14 @@ class Cnn(nn.Sequential):
         )
 
 
-class PlainLoop:
+class TrainingLoop:
+    """A loop without measurements, because only training is compared."""
+
+    def measure(self) -> None:
+        """Do nothing."""
+
+
+class PlainLoop(TrainingLoop):
     """Run FedAvg as a short PyTorch script: one network, a fused optimizer, a sum of weighted parameters.
 
     Args:
@@ -76,18 +83,12 @@ class PlainLoop:
             total += len(labels)
         self.model = list(torch._foreach_div(sums, total))
 
-    def measure(self) -> None:
-        """Do nothing, because only training is compared."""
 
-
-class UeflTraining(UeflLoop):
+class UeflTraining(TrainingLoop, UeflLoop):
     """Run an arm without measuring its model."""
 
-    def measure(self) -> None:
-        """Do nothing, because only training is compared."""
 
-
-class PflLoop:
+class PflLoop(TrainingLoop):
     """Run pfl-research with its simulated backend. :class:`PlainLoop` documents the arguments."""
 
     def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
@@ -139,15 +140,12 @@ class PflLoop:
         self._algorithm.process_aggregated_statistics(contexts[0], metrics, self._model, statistics)
         self._iteration += 1
 
-    def measure(self) -> None:
-        """Do nothing, because only training is compared."""
 
-
-class FlukeLoop:
+class FlukeLoop(TrainingLoop):
     """Run fluke-fl with the round of its server. :class:`PlainLoop` documents the arguments."""
 
     def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
-        from fluke import DDict, FlukeENV
+        from fluke import FlukeENV
         from fluke.client import Client as FlukeClient
         from fluke.config import OptimizerConfigurator
         from fluke.data import FastDataLoader
@@ -174,14 +172,10 @@ class FlukeLoop:
         for client in fluke_clients:
             client.set_channel(self._server.channel)
         self._cohort, self._clients = cohort, fluke_clients
-        self._round, self._dict = 0, DDict
 
     def train(self) -> None:
         """Train every client of the cohort, and average."""
         self._server.fit(n_rounds=1, eligible_perc=self._cohort / len(self._clients), finalize=False)
-
-    def measure(self) -> None:
-        """Do nothing, because only training is compared."""
 
 
 def images_of(clients: int, images: int) -> Iterator[Split]:

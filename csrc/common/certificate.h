@@ -56,8 +56,9 @@
 // products loses at most (n + 2) 2 u of its largest term. A chain of d then loses 3 d u of the sum of
 // magnitudes. 5 (d + 16) leaves room for the float32 of the scores and the products of the small parts:
 //   accumulated      5.05 (d + 16) u |y| (G + T)
-//   one product      1.01 R G + 1.01 (|y| + R) T, with |y| + R for |y| in the line above; R = |y - y1|,
-//   measured or below 1.01 2^-11 |y| three products   1.02 2^-22 |y| G + 1.01 |y| L + 1.02 2^-11 |y| (T + L)
+//   one product      1.01 R G + 1.01 (|y| + R) T, with |y| + R for |y| in the line above;
+//                    R = |y - y1|, measured or below 1.01 2^-11 |y|
+//   three products   1.02 2^-22 |y| G + 1.01 |y| L + 1.02 2^-11 |y| (T + L)
 // plus E of float32 for inputs, h_k and the definition. Rows shorter than 2^-60 of the codewords count as
 // that long.
 //

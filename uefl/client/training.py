@@ -111,7 +111,7 @@ def moments_of(outcome: Outcome, flat: FlatModule) -> dict[str, torch.Tensor]:
     Each state has the shape ``[P]``, except the scalar ``step``. SGD without momentum has no state.
     """
     states, moments = outcome.optimizer.state, dict[str, torch.Tensor]()
-    for name, value in states[flat.trained[0]].items():
+    for name, value in states[flat.trained[0]].items() if flat.trained else ():
         if name == "step":
             moments[name] = value.clone()
         elif isinstance(value, torch.Tensor):

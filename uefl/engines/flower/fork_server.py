@@ -53,22 +53,25 @@ class InstalledFinder:
         return PathFinder.find_spec(name, self._path if path is None else path, target)
 
 
+_CHANGED = {"os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,)}
+"""positions of the paths that an audit event changes"""
+
+
 def write_only_in(folder: Path) -> None:
-    """Let this process open files for writing, and make folders, only in ``folder``.
+    """Have this process raise a PermissionError if it creates or changes a file outside a folder.
 
-    Otherwise the call raises PermissionError. Other changes, such as deleting a file, are not checked.
-
-    Flower builds the name of a folder from names in the files of a run, and these can contain "..".
+    Flower makes the name of a folder from names that a run brings, which can contain "..".
     """
-    allowed = os.path.realpath(folder)
+    inside = os.path.realpath(folder)
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
-        writes = event == "os.mkdir" or (event == "open" and _is_for_writing(arguments[2]))
-        if not writes or not isinstance(arguments[0], str | bytes | os.PathLike):
-            return
-        place = os.path.realpath(os.fsdecode(arguments[0]))
-        if place != os.devnull and not Path(place).is_relative_to(allowed):
-            raise PermissionError(f"cannot write {place}: it is outside {allowed}")
+        writes = event == "open" and _is_for_writing(arguments[2])
+        for i in (0,) if writes else _CHANGED.get(event, ()):
+            path = arguments[i]
+            if isinstance(path, str | bytes | os.PathLike):
+                place = os.path.realpath(os.fsdecode(path))
+                if place != os.devnull and not Path(place).is_relative_to(inside):
+                    raise PermissionError(f"{place} is outside {inside}")
 
     sys.addaudithook(audit)
 
