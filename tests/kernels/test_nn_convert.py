@@ -208,6 +208,13 @@ def test_five_steps_of_a_vqmodel(name, legacy):
     assert torch.equal(convert.to_vqmodel(layer, "")["embedding.weight"], layer.codebook)
 
 
+def test_a_mimi_with_one_projection_alone_is_refused():
+    state = mimi_state(4)
+    del state[next(name for name in state if "output_proj" in name)]
+    with pytest.raises(ValueError, match="input_proj"):
+        convert.from_mimi(state)
+
+
 @pytest.mark.parametrize(
     "read", [convert.from_encodec, convert.from_mimi, convert.from_dac, convert.from_vqmodel]
 )
