@@ -146,7 +146,7 @@ def search() -> Drawing:
         300, 205, 230, 60, "evaluate the candidates", "in float64; ties to the", "lowest index", kind="blue"
     )
     d.arrow((760, 100), (760, 204))
-    d.text(770, 155, "yes: most rows", "small", "start")
+    d.text(750, 155, "yes: most rows", "small", "end")
     d.arrow((640, 100), (415, 204))
     d.text(500, 140, "no: a few rows", "small", "end")
     d.arrow((530, 235), (639, 235))
