@@ -25,7 +25,8 @@ from .paths import check_name, special
 def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     """Write the module of :meth:`SavedModel.module` to a file, in the format of its suffix.
 
-    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of inputs.
+    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of inputs,
+    which loads with torch alone.
     ``.onnx`` is ONNX for any number of inputs; it needs onnx and onnxscript. The metadata of each file have
     the classes, and kind, shape and dtype of the inputs.
 
@@ -74,6 +75,9 @@ def _state_dict(module: nn.Module, example: torch.Tensor, path: Path, about: dic
 
 def _program(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str, object]) -> None:
     program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    own = {op: plain for op, plain in uefl_kernels.decompositions().items() if op.namespace == "uefl"}
+    if any(node.target in own for node in program.graph.nodes):  # the file loads with torch alone
+        program = program.run_decompositions(own)
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={"uefl.json": json.dumps(about)})
 

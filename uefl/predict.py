@@ -10,6 +10,7 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
+from PIL import Image
 
 from .checkpoint import write_text
 from .data import pixels
@@ -55,7 +56,10 @@ class Predictor:
         self, model: SavedModel, paths: Sequence[Path], client: str | None = None, passes: int | None = None
     ) -> None:
         self._model, self._passes = model, passes
-        self.images = _rows_of(model, paths) if model.inputs.kind != "images" else _images_of(paths)
+        self._skipped: list[Path] = []
+        self.images = (
+            _rows_of(model, paths) if model.inputs.kind != "images" else _images_of(paths, self._skipped)
+        )
         self.client = client
         if client is not None and client not in model.clients:
             raise UserError(f"client {client!r} has no part of its own in this model; {_expected(model)}")
@@ -78,6 +82,9 @@ class Predictor:
             if self.images.channels > self._model.shape[0]
             else []
         )
+        if self._skipped:
+            more = f" and {len(self._skipped) - 1} more" if len(self._skipped) > 1 else ""
+            found.append(f"passed over files of no image format: {self._skipped[0]}{more}")
         return found + self._choice
 
     def rows(self, advance: Callable[[int], None] = lambda count: None) -> Iterator[ImagePrediction]:
@@ -157,9 +164,9 @@ def table(rows: Sequence[ImagePrediction]) -> Table:
     return Table("predictions", ["image", "class", "probability", "entropy", "mutual information"], cells)
 
 
-def _images_of(paths: Sequence[Path]) -> ImageList:
-    """Return the images of files and folders."""
-    files = list(dict.fromkeys(file for path in paths for file in _files(path)))
+def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:
+    """Return the images of files and folders; add other files of the folders to ``skipped``."""
+    files = list(dict.fromkeys(file for path in paths for file in _files(path, skipped)))
     if not files:
         raise UserError(f"{', '.join(map(str, paths))}: no image found")
     return on_files(files)
@@ -181,19 +188,19 @@ def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
     return joined(parts, tuple(names))
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """Yield the image files of a path, by name."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
+def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
+    """Yield the image files of a path, by name; in a folder these are the formats that Pillow reads."""
     check_name(path, "the image")
     if not path.is_dir() or special(path) is not None:
         yield path
         return
     for entry in visible(path):
         if entry.is_dir():
-            yield from _files(entry)
-        elif entry.suffix.lower() in IMG_EXTENSIONS:
+            yield from _files(entry, skipped)
+        elif Image.registered_extensions().get(entry.suffix.lower()) in Image.OPEN:
             yield entry
+        else:
+            skipped.append(entry)
 
 
 def _expected(model: SavedModel) -> str:

@@ -23,6 +23,7 @@ from uefl.cli import app
 from uefl.data import pixels
 from uefl.errors import UserError
 from uefl.models import saved
+from uefl.predict import Predictor
 
 from .test_saved import IMAGES, write
 
@@ -162,6 +163,15 @@ def test_files_are_read_as_the_model_takes_them(models, files):
     assert torch.equal(model.predict([str(path) for path in paths[:5]]), model.predict(IMAGES[:5]))
     with pytest.raises(UserError, match=r"absent.png"):
         model.predict([files / "absent.png"])
+
+
+def test_files_of_a_folder_that_are_no_images_are_noted(models, files):
+    Image.fromarray(IMAGES[7, 0].numpy()).save(files / "7.gif")
+    predictor = Predictor(models["fedavg"][0], [files])
+    names = [Path(row.image).name for row in predictor.rows()]
+    assert names == ["0.png", "1.png", "2.png", "3.png", "4.png", "7.gif", "5.png", "6.PNG"]
+    (note,) = [line for line in predictor.notes() if "notes.txt" in line]
+    assert "more" not in note.replace("more/notes.txt", "")
 
 
 def test_color_becomes_gray_as_pillow_makes_it():
@@ -307,6 +317,8 @@ def test_export_as_a_program(models, tmp_path, name, client):
     assert result.exit_code == 0, result.output
     extra = {"uefl.json": ""}
     program = torch.export.load(str(out), extra_files=extra)
+    ops = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert [op for op in ops if not op.startswith(("aten.", "<built-in"))] == []  # torch alone loads it
     for count in (1, 7, 12):
         torch.testing.assert_close(
             program.module()(IMAGES[:count].float()), model.predict(IMAGES[:count], client), atol=1e-6, rtol=0

@@ -126,9 +126,10 @@ def _columns(values: torch.Tensor, where: str, names: tuple[str, ...]) -> Vector
         row, column = missing[0].tolist()
         name = repr(names[column]) if names else str(column)
         found = float(values[row, column])
+        more = f", and {len(missing) - 1} more like it" if len(missing) > 1 else ""
         raise UserError(
-            f"{where}: column {name} has {'no value' if found != found else found} in row {row + 1}, and"
-            f" {len(missing) - 1} more like it; fill the missing values, or remove these rows"
+            f"{where}: column {name} has {'no value' if found != found else found} in row {row + 1}{more};"
+            " fill the missing values, or remove these rows"
         )
     return Vectors(values, Inputs("columns", names), where)
 

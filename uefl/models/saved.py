@@ -217,7 +217,10 @@ class SavedModel:
             UserError: no such client; several codebooks: name one.
         """
         if client is None and self._choices():
-            raise UserError(f"client: a module has one codebook; name {self._expected()}")
+            raise UserError(
+                "client: a module has one codebook; name a client (--client on the command line):"
+                f" {self._expected()}"
+            )
         if client is not None or not self._shared():
             self._check(client)
         return Exported(self, client)
@@ -540,7 +543,8 @@ def _file(path: Path) -> Path:
         raise UserError(f"{path} holds no model-<arm>.safetensors; a run writes one when an arm has ended")
     if len(models) > 1:
         raise UserError(
-            f"{path} holds the models of several arms; load one of them: {', '.join(map(str, models))}"
+            f"{path} holds the models of several arms; name an arm (--arm on the command line), or load one"
+            f" of the files: {', '.join(map(str, models))}"
         )
     return models[0]
 

@@ -170,6 +170,8 @@ def read_run(path: Path) -> RunFolder:
         UserError: not a run folder, or a file that is damaged or of another version.
     """
     check_name(path, "the run folder")
+    if not path.exists():
+        raise UserError(f"there is no folder {path}{other_capitals(path)}; expected a run folder")
     for name in ("config.toml", "metrics.jsonl"):
         if not (path / name).is_file():
             held = (
