@@ -246,7 +246,7 @@ def main(arguments: list[str] | None = None) -> None:
                 loops[name] = PublishedUEFLLoop(cfg, first, federation, once=once, bf16=bf16, device=device)
         images = sum(silo.sizes.train for silo in federation.silos) * cfg.training.local_epochs
         title = (
-            f"{args.preset}: {len(federation.silos)} silos, {images} images, width {cfg.model.width},"
+            f"{args.preset}: {len(federation.silos)} clients, {images} images, width {cfg.model.width},"
             f" {cfg.run.precision}"
         )
         round_times.compare(loops, title, args)

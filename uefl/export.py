@@ -75,7 +75,8 @@ def _state_dict(module: nn.Module, example: torch.Tensor, path: Path, about: dic
 
 def _program(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str, object]) -> None:
     program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    own = {op: plain for op, plain in uefl_kernels.decompositions().items() if op.namespace == "uefl"}
+    known = torch.export.default_decompositions()
+    own = {op: plain for op, plain in uefl_kernels.decompositions().items() if op not in known}
     if any(node.target in own for node in program.graph.nodes):  # the file loads with torch alone
         program = program.run_decompositions(own)
     with path.open("wb") as file:

@@ -274,18 +274,23 @@ def test_gradients_are_parts_of_the_flat_one_or_their_own():
     images, labels, found = torch.randn(8, 1, 8, 8), torch.arange(8) % 3, []
     for share in (True, False, True):
         flat.share_gradient(share)
-        flat.values.grad.zero_()
+        flat.gradient.zero_()
         torch.manual_seed(0)
         torch.nn.functional.cross_entropy(flat.module(images), labels).backward()
-        flat.fill_gradients()
-        assert bool(flat.values.grad.any()) == share
+        if not share:
+            flat.gather_gradients()
+        assert bool(flat.gradient.any()) == share
         found.append(torch.cat([p.grad.flatten() for p in flat.module.parameters()]))
         memory = {p.grad.untyped_storage().data_ptr() for p in flat.module.parameters()}
-        assert (memory == {flat.values.grad.untyped_storage().data_ptr()}) == share
+        assert (memory == {flat.gradient.untyped_storage().data_ptr()}) == share
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     flat.share_gradient(False)
-    flat.fill_gradients()  # the loss used none of them
+    flat.values.square().sum().backward()
+    flat.gather_gradients()  # the loss used the flat parameters
+    assert all(torch.equal(p.grad, 2 * p.detach()) for p in flat.module.parameters())
+    flat.drop_gradients()
+    flat.gather_gradients()  # the loss used none of them
     assert all(not p.grad.any() for p in flat.module.parameters())
 
 

@@ -47,6 +47,25 @@ def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
     assert not torch.allclose(values(one), before, atol=1e-2)
 
 
+class Near(Algorithm):
+    """The loss has the proximal term of FedProx, over the flat parameters."""
+
+    def loss(self, work, batch):
+        distance = work.workspace.flat.values - work.message.tensors["values"]
+        return super().loss(work, batch) + 5.0 * distance.square().sum()
+
+
+def test_a_loss_may_use_the_flat_parameters():
+    settings_of = {"optimizer": "sgd", "lr": 0.02, "batch_size": 4}
+    near, _, _ = arm(settings("fedavg", **settings_of), algorithm=Near())
+    prox, _, _ = arm(settings("fedprox", mu=10.0, **settings_of))
+    plain, _, _ = arm(settings("fedavg", **settings_of))
+    for one in (near, prox, plain):
+        one.exchange(measure=False, train=True)
+    torch.testing.assert_close(values(near), values(prox), rtol=1e-5, atol=1e-6)
+    assert float((values(near) - values(plain)).abs().max()) > 1e-3
+
+
 def test_the_training_loss_is_the_mean_over_images():
     """The last batch is smaller than the others."""
     fed = alone(federation(sizes=(48, 48, 48)), 0)

@@ -496,7 +496,7 @@ NUMPY_REFUSED = {
     "a codebook that no memory holds": (
         lambda front: front.vq_assign(DATA, np.broadcast_to(DATA[:1], (2**44, 5))),
         MemoryError,
-        r"^vq_assign: codebook \[17592186044416, 5\]: .* TiB .*rows$",
+        r"^vq_assign: .*\[17592186044416, 5\].* TiB ",
     ),
     "masked": (lambda front: front.kmeans(MASKED, 4), TypeError, "^kmeans: x .*masked"),
     "masked weights": (

@@ -58,7 +58,7 @@ def fit(
                 " TENSOR.detach().clone().requires_grad_() there"
             )
     training, flat, device = work.training, work.workspace.flat, work.workspace.device
-    gradient = flat.values.grad if _changes_gradients(algorithm) else None
+    gradient = flat.gradient if _changes_gradients(algorithm) else None
     flat.share_gradient(gradient is not None)
     optimizer = _optimizer(training, _groups(work), algorithm.weight_decay(work), device)
     if moments is not None:
@@ -85,7 +85,7 @@ def fit(
             )
         value.backward()  # type: ignore[no-untyped-call]
         if gradient is None:
-            flat.fill_gradients()
+            flat.gather_gradients()
         else:
             algorithm.before_step(work, gradient)
         optimizer.step()

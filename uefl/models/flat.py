@@ -30,7 +30,7 @@ class FlatModule:
         device = parameters[0].device
         self.module = module
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
-        self.values.grad = torch.zeros_like(self.values)
+        self.gradient = torch.zeros_like(self.values.data)
         self.trained = [p for p in parameters if p.requires_grad]
         self.buffers = torch.empty(sum(b.numel() for b in floating), device=device)
         self._other_buffers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
@@ -54,23 +54,27 @@ class FlatModule:
 
         Autograd adds to an existing gradient. If there is none, it keeps the computed tensor. This is faster.
         """
-        assert self.values.grad is not None
-        parts = self.split(self.values.grad)
-        for p, part in zip(self.module.parameters(), parts, strict=True):
+        self.values.grad = self.gradient if share else None
+        for p, part in zip(self.module.parameters(), self.split(self.gradient), strict=True):
             p.grad = part if share else None
 
     def drop_gradients(self) -> None:
-        """Remove the gradients of the trained parameters."""
-        for p in self.trained:
+        """Remove the gradients of the trained parameters and of ``values``."""
+        for p in (self.values, *self.trained):
             p.grad = None
 
-    def fill_gradients(self) -> None:
-        """Create zero gradients for the trained parameters that have none.
+    def gather_gradients(self) -> None:
+        """Make the gradient of each trained parameter complete after a backward pass.
 
-        The loss does not use these parameters, but the optimizer then treats them like the others.
+        A loss may use ``values`` itself, whose gradient is added. A parameter that the loss does not use gets
+        zeros, so that the optimizer treats it like the others.
         """
+        whole = self.values.grad
+        parts = None if whole is None else dict(zip(self.module.parameters(), self.split(whole), strict=True))
         for p in self.trained:
-            if p.grad is None:
+            if parts is not None:
+                p.grad = parts[p] if p.grad is None else p.grad.add_(parts[p])
+            elif p.grad is None:
                 p.grad = torch.zeros_like(p)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
