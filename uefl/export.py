@@ -25,10 +25,9 @@ from .paths import check_name, special
 def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     """Write the module of :meth:`SavedModel.module` to a file, in the format of its suffix.
 
-    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of inputs,
-    which loads with torch alone.
-    ``.onnx`` is ONNX for any number of inputs; it needs onnx and onnxscript. The metadata of each file have
-    the classes, and kind, shape and dtype of the inputs.
+    ``.safetensors`` is the state dict. ``.pt2`` is a program of ``torch.export`` for any number of inputs.
+    Loading it needs no package except torch. ``.onnx`` is ONNX for any number of inputs; writing it needs
+    onnx and onnxscript. The metadata of each file have the classes, and kind, shape and dtype of the inputs.
 
     Args:
         model: the trained model, on the CPU.
@@ -61,7 +60,7 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
 
 
 def _inputs(model: SavedModel) -> dict[str, object]:
-    """Return what the metadata say of the inputs."""
+    """Return the kind and the dtype of the inputs, for the metadata."""
     if model.inputs.kind == "images":
         return {"inputs": "images", "dtype": "float32", "scale": "0-255"}
     if model.inputs.kind == "columns":
@@ -77,7 +76,7 @@ def _program(module: nn.Module, example: torch.Tensor, path: Path, about: dict[s
     program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     known = torch.export.default_decompositions()
     own = {op: plain for op, plain in uefl_kernels.decompositions().items() if op not in known}
-    if any(node.target in own for node in program.graph.nodes):  # the file loads with torch alone
+    if any(node.target in own for node in program.graph.nodes):  # a file with our ops needs our package
         program = program.run_decompositions(own)
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={"uefl.json": json.dumps(about)})

@@ -287,7 +287,7 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
   tiles.advance(group);
   const Turns<kGroups> turns(group, !kLong || stages.in_turn);
   turns.begin();
-  // Of one thread. What changes stays in a register, where the compiler would find it anew for every tile.
+  // Only one thread copies. A register holds the condition, so that it is not evaluated again for each tile.
   int copies =
       !stages.resident && turns.last && threadIdx.x % kGroupThreads == 0 && blocks.round < blocks.rounds;
   const auto copy_codewords = [&] {

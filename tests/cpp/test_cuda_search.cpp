@@ -99,8 +99,8 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
   }
 }
 
-// The nearest codewords by the definition, of many codewords side by side: for vectors. The order of each sum
-// is that of nearest().
+// The nearest codewords by the definition, of many codewords side by side: for vectors. Each sum has the
+// same order as in nearest().
 template <class T>
 static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shape& shape,
                                        const std::vector<T>& codewords) {

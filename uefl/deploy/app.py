@@ -41,7 +41,7 @@ def _serve(grid: Grid, context: Context) -> None:
 
 @client.train()  # type: ignore[untyped-decorator]
 def _answer(message: Message, context: Context) -> Message:
-    if SILO in os.environ:  # the silo's own process decides what it answers
+    if SILO in os.environ:  # the process of the silo makes the reply
         return passed_on(message)
     from . import own_run
 

@@ -640,7 +640,10 @@ def _heads_last(rows: torch.Tensor) -> torch.Tensor:
 
 
 def set_counts(books: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
-    """Set the counts of the last pass. Under ``vmap`` they stay: a buffer holds those of one call."""
+    """Set the counts of the last pass.
+
+    Under ``vmap`` the counts do not change, because a buffer has the counts of a single call.
+    """
     if torch.compiler.is_compiling() or not any(map(torch._C._functorch.is_batchedtensor, counts)):
         torch._foreach_copy_([book.counts for book in books], list(counts))
 
