@@ -15,27 +15,20 @@
 // next.
 #pragma once
 
-#if defined(__CUDACC__)
-#include <cuda_bf16.h>
-#define UEFL_UNROLL _Pragma("unroll")  // so that arrays of a thread are registers
-#else
-#define UEFL_UNROLL
-#endif
-
 #include <cstdint>
 
 #include "common/mc_dropout.h"
 #include "cuda/mma.h"
+#include "cuda/rows.h"
 
 namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-constexpr int kWarp = 32, kThreads = 128, kSide = kThreads / kWarp;  // a block of kSide warps
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kTileRows = 16, kUnits = 32;        // of a tile, of a block of a sum
-constexpr int kVectors = kTileRows * kUnits / 4;  // float4 of a tile's block of units
-constexpr int kPasses = 2, kMostSlots = 24;       // that a warp works on at once; shares of the passes
+constexpr int kThreads = 128, kSide = kThreads / kWarp;  // a block of kSide warps
+constexpr int kTileRows = 16, kUnits = 32;               // of a tile, of a block of a sum
+constexpr int kVectors = kTileRows * kUnits / 4;         // float4 of a tile's block of units
+constexpr int kPasses = 2, kMostSlots = 24;              // that a warp works on at once; shares of the passes
 constexpr int kWideOutputs = 4,
               kMostLayers = 32;  // n8 blocks of a block of outputs in stack; after the first dropout
 
@@ -85,12 +78,6 @@ struct Item {
       : tile(static_cast<int>(i / problem.side % problem.tiles)),
         slot(static_cast<int>(i / problem.side / problem.tiles * problem.side + i % problem.side)) {}
 };
-
-__device__ inline float widen(float value) { return value; }
-#if defined(__CUDACC__)
-__device__ inline float widen(__half value) { return __half2float(value); }
-__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-#endif
 
 __device__ inline int64_t thread() { return blockIdx.x * int64_t{blockDim.x} + threadIdx.x; }
 __device__ inline int64_t threads() { return gridDim.x * int64_t{blockDim.x}; }

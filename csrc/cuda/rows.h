@@ -69,5 +69,18 @@ __device__ inline void narrow(Wide value, __nv_bfloat16& out) {
 }
 #endif
 
+// Neighbors, read or written in one access of at most 16 bytes.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Piece {
+  T values[kCount];
+};
+
+template <class T>
+using Four = Piece<T, 4>;
+template <class T>
+__device__ inline Four<T> load_four(const T* from) {
+  return *reinterpret_cast<const Four<T>*>(from);
+}
+
 }  // namespace
 }  // namespace uefl::cuda

@@ -5,20 +5,16 @@
 // digits. A group or a target out of range reads nothing and gives NaN.
 #pragma once
 
-#if defined(__CUDACC__)
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#endif
-
 #include <cstdint>
 #include <type_traits>
+
+#include "cuda/rows.h"
 
 namespace uefl::cuda {
 namespace transition {
 namespace {
 
-constexpr int kWarp = 32, kThreads = 128;
-constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kThreads = 128;
 
 // The type of the computation for a type of logits.
 template <class T>
@@ -33,17 +29,6 @@ struct Problem {
   int64_t g, m;
 };
 
-__device__ inline float widen(float value) { return value; }
-__device__ inline double widen(double value) { return value; }
-__device__ inline void narrow(float value, float& out) { out = value; }
-__device__ inline void narrow(double value, double& out) { out = value; }
-#if defined(__CUDACC__)
-__device__ inline float widen(__half value) { return __half2float(value); }
-__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ inline void narrow(float value, __half& out) { out = __float2half_rn(value); }
-__device__ inline void narrow(float value, __nv_bfloat16& out) { out = __float2bfloat16_rn(value); }
-#endif
-
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
@@ -53,12 +38,6 @@ __device__ inline double logarithm(double x) { return log(x); }
 template <class W>
 __device__ W larger(W a, W b) {
   return a > b || a != a ? a : b;
-}
-
-template <class W>
-__device__ W warp_sum(W value) {
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
 }
 
 template <class W>

@@ -17,34 +17,11 @@
 namespace uefl::cuda {
 namespace {
 
-// Four neighbors.
-template <class T>
-struct Four {
-  T of[4];
-};
-
-// In one load, where they are aligned.
-template <class T>
-__device__ inline Four<T> load_four(const T* from) {
-  Four<T> four;
-  if constexpr (sizeof four == sizeof(float4)) {
-    const float4 bits = *reinterpret_cast<const float4*>(from);
-    memcpy(&four, &bits, sizeof bits);
-  } else if constexpr (sizeof four == sizeof(uint2)) {
-    const uint2 bits = *reinterpret_cast<const uint2*>(from);
-    memcpy(&four, &bits, sizeof bits);
-  } else {
-    UEFL_UNROLL
-    for (int i = 0; i < 4; ++i) four.of[i] = from[i];
-  }
-  return four;
-}
-
 template <class T>
 __device__ inline Four<float> less_center(const Four<T>& x, const Four<float>& center) {
   Four<float> y;
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) y.of[i] = static_cast<float>(widen(x.of[i]) - center.of[i]);
+  for (int i = 0; i < 4; ++i) y.values[i] = static_cast<float>(widen(x.values[i]) - center.values[i]);
   return y;
 }
 
@@ -59,14 +36,14 @@ __device__ inline Four<float> centered_four(const T* x, const Shape& shape, cons
   Four<float> y{};
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i) {
-    if (j + i < shape.d) y.of[i] = static_cast<float>(widen(x[(j + i) * shape.stride]) - center[j + i]);
+    if (j + i < shape.d) y.values[i] = static_cast<float>(widen(x[(j + i) * shape.stride]) - center[j + i]);
   }
   return y;
 }
 
 __device__ inline float squared(const Four<float>& y, float sum) {
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) sum = fmaf(y.of[i], y.of[i], sum);
+  for (int i = 0; i < 4; ++i) sum = fmaf(y.values[i], y.values[i], sum);
   return sum;
 }
 
@@ -74,11 +51,12 @@ __device__ inline float squared(const Four<float>& y, float sum) {
 __device__ inline void halves_of(const Four<float>& y, float up, uint32_t& low, uint32_t& high, float& rest) {
   Four<float> scaled, lacking;
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) scaled.of[i] = y.of[i] * up;
-  low = to_halves(scaled.of[0], scaled.of[1]), high = to_halves(scaled.of[2], scaled.of[3]);
+  for (int i = 0; i < 4; ++i) scaled.values[i] = y.values[i] * up;
+  low = to_halves(scaled.values[0], scaled.values[1]), high = to_halves(scaled.values[2], scaled.values[3]);
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i)
-    lacking.of[i] = scaled.of[i] - from_half(static_cast<uint16_t>((i < 2 ? low : high) >> i % 2 * 16));
+    lacking.values[i] =
+        scaled.values[i] - from_half(static_cast<uint16_t>((i < 2 ? low : high) >> i % 2 * 16));
   rest = squared(lacking, rest);
 }
 

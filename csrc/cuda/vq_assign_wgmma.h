@@ -86,11 +86,11 @@ __device__ void convert(const unsigned char* raw, unsigned char* tile, int left,
       for (int e = 0; e < 8; e += 4) {
         const Four<float> middle =
             center != nullptr && piece * 8 + e < left ? load_four(center + piece * 8 + e) : Four<float>{};
-        Four<float> four{values[e] - middle.of[0], values[e + 1] - middle.of[1], values[e + 2] - middle.of[2],
-                         values[e + 3] - middle.of[3]};
+        Four<float> four{values[e] - middle.values[0], values[e + 1] - middle.values[1],
+                         values[e + 2] - middle.values[2], values[e + 3] - middle.values[3]};
         halves_of(four, up, e == 0 ? halves.x : halves.z, e == 0 ? halves.y : halves.w, rest);
         UEFL_UNROLL
-        for (int j = 0; j < 4; ++j) values[e + j] = four.of[j] * up;
+        for (int j = 0; j < 4; ++j) values[e + j] = four.values[j] * up;
       }
     }
     UEFL_UNROLL
@@ -195,7 +195,7 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
     for (int r = 0; r < 2; ++r) {
       float scores[4];
       UEFL_UNROLL
-      for (int e = 0; e < 4; ++e) scores[e] = fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down, start.of[e]);
+      for (int e = 0; e < 4; ++e) scores[e] = fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down, start.values[e]);
       if constexpr (kCross) {
         UEFL_UNROLL
         for (int e = 0; e < 4; ++e) packed[r][c + e] = pack(scores[e], c + e, shift);

@@ -41,11 +41,6 @@ inline Wide multiply(Wide a, Wide b) {
 }
 #endif
 
-__device__ inline double sum_of_warp(double value) {
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(kAllLanes, value, mask);
-  return value;
-}
-
 // g: null where there is no gradient of `quantized`; codewords: in Wide. An index out of range reads nothing
 // and gives NaN.
 template <class T, class Wide>
@@ -74,8 +69,8 @@ __global__ void __launch_bounds__(kThreads)
                      b = widen(gradient[j * shape.g.stride]);
         dots.xx += a * a, dots.qq += q * q, dots.xq += a * q, dots.xg += a * b, dots.qg += q * b;
       }
-      turn = rotation({sum_of_warp(dots.xx), sum_of_warp(dots.qq), sum_of_warp(dots.xq), sum_of_warp(dots.xg),
-                       sum_of_warp(dots.qg)});
+      turn = rotation(
+          {warp_sum(dots.xx), warp_sum(dots.qq), warp_sum(dots.xq), warp_sum(dots.xg), warp_sum(dots.qg)});
     }
     for (int64_t j = lane; j < shape.d; j += kWarp) {
       const Wide a = widen(value[j * shape.x.stride]), q = inside ? codeword[j] : Wide(NAN);
@@ -90,11 +85,6 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
 }
-
-template <class T>
-struct alignas(4 * sizeof(T)) Four {
-  T at[4];
-};
 
 // x, g and out lie as one another, d is a multiple of four and all addresses are of whole Fours; nothing
 // rotates.
@@ -115,8 +105,8 @@ __global__ void __launch_bounds__(kThreads)
     Four<T> result;
     UEFL_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const float pulled = multiply(widen(value.at[j]) - codeword.at[j], strength);
-      narrow(g ? widen(gradient.at[j]) + pulled : pulled, result.at[j]);
+      const float pulled = multiply(widen(value.values[j]) - codeword.values[j], strength);
+      narrow(g ? widen(gradient.values[j]) + pulled : pulled, result.values[j]);
     }
     out[i] = result;
   }

@@ -24,11 +24,6 @@ constexpr int kMostCounters = 4096;  // codewords that a block counts in shared 
 constexpr int kTilePieces =
     512;  // of a warp; long rows come in small tiles, so that few rows are work for all warps
 
-template <class T, int kCount>
-struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Piece {
-  T values[kCount];
-};
-
 // The number of elements in 16 bytes of x; float64 is read by the element.
 template <class T>
 constexpr int kPieceOf = sizeof(T) < sizeof(double) ? 16 / sizeof(T) : 1;

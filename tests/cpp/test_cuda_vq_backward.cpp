@@ -103,7 +103,7 @@ static void out_of_range() {
     emulation::launch(1, 32, cuda::backward_dense<float>, &four,
                       static_cast<const cuda::Four<float>*>(nullptr), &index, &four, &pull,
                       cuda::BackwardShape{1, 1, 1, 2, 4, view, view, view, false}, &four);
-    for (const float value : four.at)
+    for (const float value : four.values)
       CHECK(std::isnan(value), "index %ld: %g", static_cast<long>(index), value);
   }
 }
