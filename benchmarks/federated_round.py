@@ -44,13 +44,13 @@ def arm_of(
     Its clients are in this process or where ``engine`` has them. ``network`` builds the network instead of
     the configuration's.
     """
-    names = tuple(sorted(silo.name for silo in federation.silos))
+    names = tuple(sorted(client.name for client in federation.clients))
     context = Context(
         cfg.run.seed, cfg.run, cfg.model, cfg.training, federation.classes, federation.shape, names, network
     )
     algorithm = find(cfg.arms[name].algorithm)(cfg.arms[name].parameters).bound(context)
     workspace = Workspace(algorithm, cfg.data, federation, torch.device(device))
-    engine = engine or LocalEngine(Clients(federation.silos, workspace.device).handlers(workspace))
+    engine = engine or LocalEngine(Clients(federation.clients, workspace.device).handlers(workspace))
     teacher = (
         Teacher(federation.server, workspace)
         if federation.server is not None and federation.server.labeled is not None
@@ -85,8 +85,8 @@ def main() -> None:
     medians = {what: statistics.median(values[1:]) for what, values in times.items()}
     table = Table(
         title=(
-            f"{args.preset}, arm {args.arm}, {len(federation.silos)} clients, {args.threads} thread(s), bf16"
-            f" {workspace.autocast}"
+            f"{args.preset}, arm {args.arm}, {len(federation.clients)} clients, {args.threads} thread(s),"
+            f" bf16 {workspace.autocast}"
         )
     )
     for column in ("train s", "measure s", "round s"):

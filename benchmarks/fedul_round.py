@@ -92,9 +92,9 @@ class PublishedFedULLoop:
     def __init__(self, cfg: Config, federation: Federation, *, workers: int, bf16: bool) -> None:
         self.config, self.bf16 = cfg, bf16
         self.server = PublishedFedULNet(len(federation.classes))
-        self.models = [copy.deepcopy(self.server) for _ in federation.silos]
+        self.models = [copy.deepcopy(self.server) for _ in federation.clients]
         self.penalty = cfg.arms["fedul"].parameters.penalty  # type: ignore[attr-defined]
-        data = [silo.load() for silo in federation.silos]
+        data = [client.load() for client in federation.clients]
         sets = [each for each in data if isinstance(each, SetData)]
         self.known = [(s.priors.float(), (s.sizes / s.sizes.sum()).float()) for s in sets]
         self.train_loaders = [
@@ -169,10 +169,10 @@ def main(arguments: list[str] | None = None) -> None:
     }
     if args.bf16:
         loops["published, bfloat16"] = PublishedFedULLoop(cfg, federation, workers=args.workers, bf16=True)
-    steps = sum(s.sizes.train // cfg.training.batch_size for s in federation.silos)
+    steps = sum(s.sizes.train // cfg.training.batch_size for s in federation.clients)
     round_times.compare(
         loops,
-        f"{args.preset}: {len(federation.silos)} clients, {steps} steps, bf16 {ours.workspace.autocast}",
+        f"{args.preset}: {len(federation.clients)} clients, {steps} steps, bf16 {ours.workspace.autocast}",
         args,
     )
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from uefl import config
-from uefl.data.federation import Federation, LabeledData, Silo, Split
+from uefl.data.federation import ClientData, Federation, LabeledData, Split
 
 from . import held
 from .round_times import Loop, UeflLoop, compare, parser
@@ -196,7 +196,7 @@ def ours(
 ) -> UeflTraining:
     """Return an arm of FedAvg with these clients. ``keys`` are more settings of the configuration."""
     silos = tuple(
-        Silo.of(f"client-{i:05d}", LabeledData(split, split, split)) for i, split in enumerate(splits)
+        ClientData.of(f"client-{i:05d}", LabeledData(split, split, split)) for i, split in enumerate(splits)
     )
     classes = tuple(map(str, range(10)))
     federation = Federation("labeled", silos, classes, (1, 28, 28), (0.5,), (0.5,))

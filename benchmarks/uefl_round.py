@@ -132,9 +132,9 @@ class PublishedUEFLLoop:
         of_arm, model = cfg.arms[name].parameters, cfg.model
         sizes = (model.width, model.hidden, len(federation.classes), of_arm.codewords, of_arm.segments)  # type: ignore[attr-defined]
         self.server = PublishedUEFLNet(federation.shape, *sizes, model.dropout).to(device)
-        self.codebooks = [self.server.codebook.detach().clone() for _ in federation.silos]
+        self.codebooks = [self.server.codebook.detach().clone() for _ in federation.clients]
         mean, std = normalization(cfg.data.normalize, federation.mean, federation.std)
-        data = [silo.load() for silo in federation.silos]
+        data = [client.load() for client in federation.clients]
         labeled = [each for each in data if isinstance(each, LabeledData)]
         self.train_data, self.test_data = (
             [(((split.images - mean) / std).to(device), split.labels.to(device)) for split in splits]
@@ -244,9 +244,9 @@ def main(arguments: list[str] | None = None) -> None:
             for once in (False, True):
                 name = "published" + ", once" * once + ", bfloat16" * bf16
                 loops[name] = PublishedUEFLLoop(cfg, first, federation, once=once, bf16=bf16, device=device)
-        images = sum(silo.sizes.train for silo in federation.silos) * cfg.training.local_epochs
+        images = sum(client.sizes.train for client in federation.clients) * cfg.training.local_epochs
         title = (
-            f"{args.preset}: {len(federation.silos)} clients, {images} images, width {cfg.model.width},"
+            f"{args.preset}: {len(federation.clients)} clients, {images} images, width {cfg.model.width},"
             f" {cfg.run.precision}"
         )
         round_times.compare(loops, title, args)

@@ -242,7 +242,7 @@ def _prepare(
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
-    if federation.server is not None and any(silo.name == SERVER for silo in federation.silos):
+    if federation.server is not None and any(client.name == SERVER for client in federation.clients):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
     check_inputs(cfg, federation)
     run = _Run(
@@ -253,7 +253,9 @@ def _prepare(
         if network is not None:
             custom.check(workspace.net, workspace.normalize, federation)
         workspace.algorithm.check(federation, name, workspace.net)
-        check_rule(cfg.run, name, workspace.algorithm.plain_means, len(federation.silos) - len(cfg.run.joins))
+        check_rule(
+            cfg.run, name, workspace.algorithm.plain_means, len(federation.clients) - len(cfg.run.joins)
+        )
         check_joins(name, workspace.algorithm)
         privacy.check(cfg, name, workspace)
         if (
@@ -322,11 +324,11 @@ class _Run:
             observer,
         )
         self.metrics = Metrics(out)
-        self.clients = Clients((*federation.silos, *federation.unseen), device)
-        names = tuple(sorted(silo.name for silo in federation.silos))
-        examples = {silo.name: silo.sizes.train for silo in federation.silos}
+        self.clients = Clients((*federation.clients, *federation.unseen), device)
+        names = tuple(sorted(client.name for client in federation.clients))
+        examples = {client.name: client.sizes.train for client in federation.clients}
         about = (federation.classes, federation.shape, names, network, examples)
-        tested = {silo.name: silo.sizes.test for silo in (*federation.silos, *federation.unseen)}
+        tested = {client.name: client.sizes.test for client in (*federation.clients, *federation.unseen)}
         self.context = Context(
             cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, self._home, federation.inputs, tested
         )
@@ -383,7 +385,7 @@ class _Run:
             self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
             self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
         self.observer.start(
-            list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.silos)
+            list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.clients)
         )
         self.observer.notice(self.federation.describe())
         if self.privacy is not None:
@@ -397,7 +399,9 @@ class _Run:
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
         if self.federation.here and self.federation.inputs.kind == "images":
-            report.write_samples(self.out, [silo.name for silo in self.federation.silos], self.clients.data)
+            report.write_samples(
+                self.out, [client.name for client in self.federation.clients], self.clients.data
+            )
         own = dict.fromkeys(key for columns in report.own_columns(self.cfg).values() for key in columns)
         with _events(self.out, self.metrics, own, self.cfg.run.metrics) as events:
             names = list(self.cfg.arms)
@@ -530,7 +534,7 @@ class _Run:
 
     def _write_uncertain(self, arm: str) -> None:
         """Keep the most uncertain test images for the report."""
-        names = [silo.name for silo in self.federation.silos]
+        names = [client.name for client in self.federation.clients]
         try:
             model = saved.load(self.out / f"model-{arm}.safetensors", self._network).to(self.device)
             report.write_uncertain(self.out, arm, model, names, self.clients.data)

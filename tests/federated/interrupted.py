@@ -96,7 +96,7 @@ def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int
 def saved_accuracy(run: uefl.Run, arm: str, client: str | None = None) -> tuple[float, float]:
     """Accuracy on the images of ``silo-1`` of the saved model, with dropout off, and as the run measured it,
     with dropout on."""
-    test = build(run.config.data, kind="labeled", seed=run.config.run.seed).silos[1].load().test
+    test = build(run.config.data, kind="labeled", seed=run.config.run.seed).clients[1].load().test
     probs = run.model(arm).predict(test.images, client)
     assert torch.allclose(probs.sum(1), torch.ones(len(test)), atol=1e-5)
     assert probs.shape[1] == len(run.model(arm).classes)

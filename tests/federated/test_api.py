@@ -369,7 +369,7 @@ def test_no_client_has_the_name_of_a_server_that_trains(tmp_path):
     from uefl.data.federation import ServerData
 
     fed = federation(server=ServerData(split(12, 5, 0.1), None))
-    named = replace(fed, silos=(replace(fed.silos[0], name="server"), *fed.silos[1:]))
+    named = replace(fed, clients=(replace(fed.clients[0], name="server"), *fed.clients[1:]))
     with pytest.raises(uefl.UserError, match=r"client 'server' .*name"):
         uefl.train("demo", out=tmp_path / "run", federation=named)
     assert not (tmp_path / "run").exists()

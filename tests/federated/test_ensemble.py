@@ -60,7 +60,7 @@ def test_what_is_measured_is_the_mean_of_the_members():
         for i, own in enumerate(m.state for m in algorithm.members)
     ]
     record = algorithm.turn()[2]
-    silo = federation().silos[2].load()
+    silo = federation().clients[2].load()
 
     def probs(images):
         each = []
@@ -211,7 +211,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(finished, tmp_path, calls):
 
 def test_the_saved_model_is_the_ensemble_that_was_measured(finished):
     cfg = config.load_whole(finished / "config.toml")
-    test = build(cfg.data, kind="labeled", seed=0).silos[1].load().test
+    test = build(cfg.data, kind="labeled", seed=0).clients[1].load().test
     model = saved.load(finished)
     assert len(model.members) == 2
     probs = model.predict(test.images, "silo-1")

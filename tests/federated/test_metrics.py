@@ -72,7 +72,7 @@ def test_a_record_has_each_metric_under_its_name():
     one, room, _ = arm(settings("fedavg", dropout=0.0))
     last = finish(one)[-3:]
     room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
-    for silo, record in zip(federation().silos, last, strict=True):
+    for silo, record in zip(federation().clients, last, strict=True):
         data = silo.load()
         with torch.no_grad():
             test, held = (

@@ -11,7 +11,7 @@ from tests.federated.tiny import KEYS, arm, federation, settings, values, worksp
 from uefl.algorithms.base import registry
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
-from uefl.data.federation import Federation, LabeledData, Silo, Split
+from uefl.data.federation import ClientData, Federation, LabeledData, Split
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.net import Net
@@ -85,7 +85,7 @@ def small_images(*sizes):
         )
 
     silos = tuple(
-        Silo.of(f"silo-{i}", LabeledData(split(n), split(3), split(3))) for i, n in enumerate(sizes)
+        ClientData.of(f"silo-{i}", LabeledData(split(n), split(3), split(3))) for i, n in enumerate(sizes)
     )
     return Federation("labeled", silos, ("a", "b", "c"), (3, 32, 32), (0.5,) * 3, (0.3,) * 3, digest="small")
 

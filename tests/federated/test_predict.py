@@ -384,4 +384,4 @@ def test_mistakes_in_export_are_a_line(models, tmp_path, arguments, message):
 def test_an_algorithm_without_a_fit_says_so():
     assert base.Algorithm.misfit(None, None, None, {}) is None
     assert uefl.Algorithm is base.Algorithm
-    assert federation().silos
+    assert federation().clients

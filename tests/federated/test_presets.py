@@ -38,7 +38,7 @@ def trains(cfg: Config, root: Path) -> None:
         one, room, _ = arm(one_arm, data)
         room.algorithm.check(data, "arm", room.net)
         measured = {record["client"] for record in finish(one, 5)}
-        assert measured == {silo.name for silo in (*data.silos, *data.unseen)}
+        assert measured == {client.name for client in (*data.clients, *data.unseen)}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

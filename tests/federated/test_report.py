@@ -41,7 +41,7 @@ def column(table: Table, name: str) -> list[str]:
 
 def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
     run = read_run(sample_runs.write(tmp_path))
-    assert run.clients == ["silo-0", "silo-1", "silo-2"]
+    assert run.measured_clients == ["silo-0", "silo-1", "silo-2"]
     assert list(run.arms) == ["fedavg", "uefl"]
     assert run.finished
     expected = 0.3 + 0.1 * np.arange(4)[:, None] + 0.01 * np.arange(3)

@@ -34,7 +34,7 @@ def folder(path, first, second, images=None):
 def test_the_verdict_says_whether_the_difference_may_be_chance(tmp_path, second, word):
     run = folder(tmp_path, 0.8, second, 100)
     (text,) = verdict(run)
-    images = 100 * len(run.clients)
+    images = 100 * len(run.measured_clients)
     half = 1.96 * math.sqrt((0.8 * 0.2 + second * (1 - second)) / images)
     assert re.match(rf"`uefl` .*\b4 rounds: {second:.3f}; `fedavg` .*\b0\.800\.", text)
     assert re.search(rf"{images} test images, .*\b{half:.3f} .*\b{second - 0.8:.3f}, .*{word}", text)
@@ -50,7 +50,7 @@ def test_the_images_of_each_class_are_counted(tmp_path):
     write_report(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "Training images of each class" in page
-    assert page.count("<td>60</td>") == len(run.clients)
+    assert page.count("<td>60</td>") == len(run.measured_clients)
 
 
 def test_losses_are_drawn(tmp_path):

@@ -12,7 +12,7 @@ from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.tiny import CODEBOOK, again, arm, federation, finish, settings, values
 from uefl.aggregation import Updates, WeightedMean, check_rule, choose, robust
 from uefl.algorithms.base import registry
-from uefl.data.federation import Silo
+from uefl.data.federation import ClientData
 from uefl.errors import RunError, UserError
 
 RULES = {"median": {}, "trimmed_mean": {"attackers": 1}, "krum": {"attackers": 1}}
@@ -220,11 +220,11 @@ def test_on_unlabeled_sets():
 @pytest.mark.parametrize("rule", RULES)
 def test_one_whose_labels_are_turned_round_spoils_no_robust_rule(rule):
     fed = federation(**FIVE)
-    liar = fed.silos[4].load()
+    liar = fed.clients[4].load()
     train = replace(liar.train, labels=(liar.train.labels + 1) % 3)
-    silos = (*fed.silos[:4], Silo.of("silo-4", replace(liar, train=train)))
+    clients = (*fed.clients[:4], ClientData.of("silo-4", replace(liar, train=train)))
     records = finish(
-        arm(settings("fedavg", **LEARNS, aggregation=rule, **RULES[rule]), replace(fed, silos=silos))[0]
+        arm(settings("fedavg", **LEARNS, aggregation=rule, **RULES[rule]), replace(fed, clients=clients))[0]
     )
     assert min(r["accuracy"] for r in records if r["round"] == records[-1]["round"]) > 0.9
 

@@ -265,7 +265,7 @@ def test_bf16_autocast_is_used_where_asked():
         room = workspace(settings("fedavg", precision=precision))
         with room.amp():
             dtypes.add(
-                (precision, room.net(room.normalize(federation().silos[0].load().train.images[:2])).dtype)
+                (precision, room.net(room.normalize(federation().clients[0].load().train.images[:2])).dtype)
             )
     assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
 
@@ -321,8 +321,8 @@ def test_a_model_is_loaded_once_in_a_turn(keys, monkeypatch):
 def test_a_client_s_data_are_read_when_it_is_asked_and_once():
     read = []
     silos = [
-        replace(silo, load=lambda silo=silo: (read.append(silo.name), silo.load())[1])
-        for silo in federation().silos
+        replace(client, load=lambda client=client: (read.append(client.name), client.load())[1])
+        for client in federation().clients
     ]
     clients = Clients(tuple(silos), torch.device("cpu"))
     clients.data("silo-1")

@@ -186,7 +186,7 @@ def test_imagenet_normalization_of_gray_images(tmp_path):
 
 def test_the_saved_model_predicts_as_the_run_measured(finished):
     out, _, summary = finished
-    test = build(config.load("demo", KEYS).data, kind="labeled", seed=0).silos[1].load().test
+    test = build(config.load("demo", KEYS).data, kind="labeled", seed=0).clients[1].load().test
     for arm, client in (("fedavg", None), ("uefl", "silo-1")):
         model = saved.load(out / f"model-{arm}.safetensors")
         hits = (model.predict(test.images, client).argmax(1) == test.labels).double().mean()

@@ -39,7 +39,7 @@ def model(folder):
     return saved.load(folder / "model-uefl.safetensors")
 
 
-IMAGES = federation().silos[0].load().test.images  # [12, 1, 8, 8]
+IMAGES = federation().clients[0].load().test.images  # [12, 1, 8, 8]
 
 
 def test_repr_is_a_line(model):

@@ -31,22 +31,24 @@ def test_generated_clients_are_made_anew_alike():
     cfg = config.load("many-clients", clients=40)
     federation, again = (build(cfg.data, kind="labeled", seed=3) for _ in range(2))
     assert federation.digest == again.digest != build(cfg.data, kind="labeled", seed=4).digest
-    assert [silo.name for silo in federation.silos[:2]] == ["client-00", "client-01"]
-    for silo, other in zip(federation.silos, again.silos, strict=True):
-        first, second = silo.load(), other.load()
+    assert [one.name for one in federation.clients[:2]] == ["client-00", "client-01"]
+    for one, other in zip(federation.clients, again.clients, strict=True):
+        first, second = one.load(), other.load()
         assert [len(part) for part in (first.train, first.holdout, first.test)] == [
-            silo.sizes.train,
-            silo.sizes.holdout,
-            silo.sizes.test,
+            one.sizes.train,
+            one.sizes.holdout,
+            one.sizes.test,
         ]
         assert all(
             torch.equal(a.images, b.images)
             for a, b in zip(vars(first).values(), vars(second).values(), strict=True)
         )
-    assert not torch.equal(federation.silos[0].load().train.images, federation.silos[1].load().train.images)
+    assert not torch.equal(
+        federation.clients[0].load().train.images, federation.clients[1].load().train.images
+    )
     assert 0.3 < federation.mean[0] < 0.7
     legacy = config.load("many-clients", clients=2, legacy_holdout=True)
-    data = build(legacy.data, kind="labeled", seed=0).silos[0].load()
+    data = build(legacy.data, kind="labeled", seed=0).clients[0].load()
     assert data.holdout is data.test
 
 

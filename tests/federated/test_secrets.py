@@ -63,15 +63,15 @@ def test_pseudo_images_do_not_give_the_images_away(monkeypatch):
     monkeypatch.setattr(FedBR, "reply", watched)
     arm(settings("fedbr", pseudo=600), fed)[0].turn()
     assert asked
-    for silo in fed.silos:
-        images, means = silo.load().train.images.flatten(1).float(), asked[silo.name]
-        generator = torch.Generator().manual_seed(derive(0, "own", "ask", "0/0/1", 0, silo.name))
+    for client in fed.clients:
+        images, means = client.load().train.images.flatten(1).float(), asked[client.name]
+        generator = torch.Generator().manual_seed(derive(0, "own", "ask", "0/0/1", 0, client.name))
         matrix = torch.zeros(len(means), len(images))
         for row in matrix:
             row[torch.randperm(len(images), generator=generator)[:10]] = 0.1
         solved = torch.linalg.lstsq(matrix.double(), means.double(), driver="gelsd").solution.round()
         found = [(solved == image).all(1).any().item() for image in images]
-        assert not any(found), f"{sum(found)} of {len(images)} images of {silo.name}"
+        assert not any(found), f"{sum(found)} of {len(images)} images of {client.name}"
         assert 10 * len(means) < len(images)
 
 

@@ -35,7 +35,7 @@ def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
     )
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     nn.utils.vector_to_parameters(values(one).clone(), net.parameters())
-    train = fed.silos[0].load().train
+    train = fed.clients[0].load().train
     plain = optimizer(net.parameters(), lr=0.05, **keys)
     for _ in range(3):
         plain.zero_grad()
@@ -73,7 +73,7 @@ def test_the_training_loss_is_the_mean_over_images():
     one, room, _ = arm(cfg, fed, algorithm=Linear())
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     nn.utils.vector_to_parameters(values(one).clone(), net.parameters())
-    train = fed.silos[0].load().train
+    train = fed.clients[0].load().train
     loss = nn.functional.cross_entropy(net(room.normalize(train.images)), train.labels)
     one.turn()
     assert one.last["silo-0"]["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -98,12 +98,12 @@ def test_what_leaves_a_client_is_no_view_of_the_resident_network():
     cfg = settings("fedavg")
     room = workspace(cfg, fed, Live())
     start = room.initial(0)[0]
-    clients = Clients(fed.silos, room.device).handlers(room)
+    clients = Clients(fed.clients, room.device).handlers(room)
     replies = [
-        clients[silo.name](
+        clients[client.name](
             Message({name: t.clone() for name, t in start.items()}, {"train": True, "round": 0, "seed": 0})
         )
-        for silo in fed.silos[:2]
+        for client in fed.clients[:2]
     ]
     for reply in replies:
         assert torch.equal(reply.tensors["values"], reply.private["mine"])

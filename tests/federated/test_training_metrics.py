@@ -63,7 +63,7 @@ def test_the_training_accuracy_is_that_of_the_steps():
     one, room, _ = arm(settings("fedavg", optimizer="sgd", lr=1e-12, batch_size=48, dropout=0.0, rounds=[1]))
     records = finish(one)
     room.net.train()
-    for silo, record in zip(federation().silos, records, strict=True):
+    for silo, record in zip(federation().clients, records, strict=True):
         train = silo.load().train
         with torch.no_grad():
             right = room.net(room.normalize(train.images)).argmax(1) == train.labels
@@ -77,7 +77,7 @@ def test_the_loss_of_the_quantizer_is_recorded():
     codebook = one.members[0].state.tensors["block.0"].clone()
     records = finish(one)
     room.net.train()
-    for silo, record in zip(federation().silos, records, strict=True):
+    for silo, record in zip(federation().clients, records, strict=True):
         out = uefl_kernels.vq(
             room.net.tokens(room.normalize(silo.load().train.images)), codebook, commitment_weight=0.25
         )

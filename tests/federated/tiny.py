@@ -15,7 +15,7 @@ from uefl.client.client import Clients
 from uefl.client.work import Work
 from uefl.client.workspace import Workspace
 from uefl.config import Config
-from uefl.data.federation import Federation, LabeledData, ServerData, Silo, Split
+from uefl.data.federation import ClientData, Federation, LabeledData, ServerData, Split
 from uefl.engines.base import Engine, Message
 from uefl.engines.in_process import LocalEngine
 from uefl.privacy import Privacy
@@ -66,10 +66,11 @@ def federation(
     for i in range(len(sizes)):
         train, test = split(sizes[i], 3 * i, noise[i]), split(12, 3 * i + 1, noise[i])
         data = LabeledData(train, test if test_is_holdout else split(12, 3 * i + 2, noise[i]), test)
-        silos.append(Silo.of(f"silo-{i}", data))
+        silos.append(ClientData.of(f"silo-{i}", data))
     nothing = split(0, 0, 0.1)
     others = [
-        Silo.of(f"unseen-{i}", LabeledData(nothing, nothing, split(12, 90 + i, 0.2))) for i in range(unseen)
+        ClientData.of(f"unseen-{i}", LabeledData(nothing, nothing, split(12, 90 + i, 0.2)))
+        for i in range(unseen)
     ]
     return Federation(
         "labeled",
@@ -85,8 +86,8 @@ def federation(
 
 
 def context(cfg: Config, fed: Federation, home: bool = False) -> Context:
-    names = tuple(sorted(silo.name for silo in fed.silos))
-    examples = {silo.name: silo.sizes.train for silo in fed.silos}
+    names = tuple(sorted(client.name for client in fed.clients))
+    examples = {client.name: client.sizes.train for client in fed.clients}
     return Context(
         cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.shape, names, None, examples, home
     )
@@ -118,7 +119,7 @@ def arm(
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
     room, notices = workspace(cfg, fed, algorithm, device, home), []
-    engine = wrap(LocalEngine(dict(Clients((*fed.silos, *fed.unseen), room.device).handlers(room))))
+    engine = wrap(LocalEngine(dict(Clients((*fed.clients, *fed.unseen), room.device).handlers(room))))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from uefl.config import Config
-from uefl.data.federation import Federation, ServerData, SetData, Silo
+from uefl.data.federation import ClientData, Federation, ServerData, SetData
 from uefl.data.partitions.unlabeled import client_sets
 from uefl.data.priors import draw_priors, realized
 
@@ -36,7 +36,7 @@ def federation(clients: int = 2, images: int = 60, sets: int = 4, noise: float =
         table = torch.from_numpy(realized(labels[chosen], ids, sets, 3))
         test = split(24, 10 * c + 1, noise)
         data = SetData(mine.images[chosen], torch.from_numpy(ids), table, mine.labels[chosen], None, test)
-        silos.append(Silo.of(f"client-{c}", data))
+        silos.append(ClientData.of(f"client-{c}", data))
     server = ServerData(split(30, 98, noise), split(30, 99, noise))
     return Federation(
         "sets", tuple(silos), ("a", "b", "c"), (1, 8, 8), (0.3,), (0.4,), (), server, digest="tiny sets"

@@ -139,7 +139,7 @@ class Algorithm:
         Raises:
             UserError: what ``arm`` lacks, and what to do.
         """
-        smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
+        smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if self.trains_clients and smallest.sizes.train == 1:
             try:
                 probe = blank(1, federation.shape, federation.inputs).to(next(net.parameters()).device)

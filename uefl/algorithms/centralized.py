@@ -35,11 +35,11 @@ class Centralized(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a federation with images that cannot be read here."""
-        federation.silos[0].load()
+        federation.clients[0].load()
 
     def server_data(self, federation: Federation) -> ServerData | None:
         """Return the training images of all clients."""
-        data = [silo.load() for silo in federation.silos]
+        data = [client.load() for client in federation.clients]
         splits = [each.train for each in data if isinstance(each, LabeledData)]
         pooled = Split(
             torch.cat([split.images for split in splits]), torch.cat([split.labels for split in splits])

@@ -87,7 +87,7 @@ class FedBR(Algorithm):
         """Refuse a network without the usual head; its hidden units are the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
-        if self._on and not any(most_means(silo.sizes.train) for silo in federation.silos):
+        if self._on and not any(most_means(client.sizes.train) for client in federation.clients):
             raise UserError(
                 f"arm {arm!r}: fedbr needs a client with {2 * _MIXED} training images or more, to make means"
                 " of ten"

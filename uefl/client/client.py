@@ -33,7 +33,7 @@ import torch
 
 from uefl_kernels import metrics
 
-from ..data.federation import LabeledData, SetData, Silo, Split
+from ..data.federation import ClientData, LabeledData, SetData, Split
 from ..engines.base import Message, Reply, number, split
 from ..lazy import Lazy
 from ..privacy import Privacy, uniform
@@ -82,22 +82,22 @@ class Clients:
     """Run all clients of a run in this process, and keep their images from one arm to the next.
 
     Args:
-        silos: training clients and clients that are only measured.
+        clients: training clients and clients that are only measured.
         device: where the images go.
     """
 
-    def __init__(self, silos: tuple[Silo, ...], device: torch.device) -> None:
+    def __init__(self, clients: tuple[ClientData, ...], device: torch.device) -> None:
         self.key = secrets.token_bytes(32)
         """secret key of the noise of clients that add it themselves"""
         self.secrets: Mapping[str, bytes] = {}
         """by name, the secrets of some clients, see :class:`Client`"""
-        self._silos = {silo.name: silo for silo in silos}
-        self.data = DataCache(lambda name: self._silos[name].load(), device)
+        self._clients = {client.name: client for client in clients}
+        self.data = DataCache(lambda name: self._clients[name].load(), device)
 
     def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
         """Return the function of every client that handles its messages in one arm."""
         return Lazy(
-            self._silos,
+            self._clients,
             lambda name: Client(name, partial(self.data, name), workspace, self.key, self.secrets.get(name)),
         )
 

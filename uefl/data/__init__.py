@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .builder import build
-    from .federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes, Split
+    from .federation import ClientData, Federation, LabeledData, ServerData, SetData, Sizes, Split
     from .own_arrays import from_arrays
     from .partitions import PARTITIONS, Scheme, partition
     from .settings import Data
@@ -18,7 +18,7 @@ _PLACES = {
     "from_arrays": "own_arrays",
     "build": "builder",
     **dict.fromkeys(
-        ("Federation", "LabeledData", "ServerData", "SetData", "Silo", "Sizes", "Split"), "federation"
+        ("Federation", "LabeledData", "ServerData", "SetData", "ClientData", "Sizes", "Split"), "federation"
     ),
     **dict.fromkeys(("PARTITIONS", "Scheme", "partition"), "partitions"),
     "Data": "settings",
@@ -34,7 +34,7 @@ __all__ = [
     "Scheme",
     "ServerData",
     "SetData",
-    "Silo",
+    "ClientData",
     "Sizes",
     "Split",
     "build",

@@ -37,7 +37,7 @@ _DEALT = (
 def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -> Federation:
     """Make the federation that the section ``[data]`` describes.
 
-    The pixels of one client at a time are read, to check and to hash them; :attr:`Silo.load` reads them
+    The pixels of one client at a time are read, to check and to hash them; :attr:`ClientData.load` reads them
     again.
 
     Args:

@@ -87,7 +87,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Silo:
+class ClientData:
     """One client: its name and sizes, and a function that reads its images."""
 
     name: str
@@ -96,7 +96,7 @@ class Silo:
     """reads the data of this client from its source; the result is not kept"""
 
     @classmethod
-    def of(cls, name: str, data: LabeledData | SetData) -> Silo:
+    def of(cls, name: str, data: LabeledData | SetData) -> ClientData:
         """Return a client with data in memory."""
         return cls(name, Sizes.of(data), lambda: data)
 
@@ -116,14 +116,14 @@ class Federation:
     """All clients of a run, of one kind, one image shape and one list of classes."""
 
     kind: Kind
-    silos: tuple[Silo, ...]
+    clients: tuple[ClientData, ...]
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     """of one input, such as (C, H, W)"""
     mean: tuple[float, ...]
     """per channel, on the scale 0-1, or per column, over the inputs that are trained on"""
     std: tuple[float, ...]
-    unseen: tuple[Silo, ...] = ()
+    unseen: tuple[ClientData, ...] = ()
     """clients that are measured and never trained on"""
     server: ServerData | None = None
     notes: tuple[str, ...] = ()
@@ -142,19 +142,20 @@ class Federation:
         """Return one line: clients, images, shape of an image, images of the server, classes."""
         shape = " x ".join(map(str, self.shape))
         train, holdout, test = (
-            sum(getattr(silo.sizes, part) for silo in self.silos) for part in ("train", "holdout", "test")
+            sum(getattr(client.sizes, part) for client in self.clients)
+            for part in ("train", "holdout", "test")
         )
-        parts = [f"{len(self.silos)} clients: "]
+        parts = [f"{len(self.clients)} clients: "]
         if self.kind == "labeled":
             parts.append(f"{train} training, {holdout} held out, {test} test {self.inputs.noun} of {shape}")
         else:
-            sizes = [size for silo in self.silos for size in silo.sizes.sets]
+            sizes = [size for client in self.clients for size in client.sizes.sets]
             parts.append(
                 f"{train} unlabeled {self.inputs.noun} of {shape} in {len(sizes)} sets of {min(sizes)} to"
                 f" {max(sizes)}, {test or 'no'} test {self.inputs.noun}"
             )
         if self.unseen:
-            parts.append(f"; not trained on: {', '.join(silo.name for silo in self.unseen)}")
+            parts.append(f"; not trained on: {', '.join(client.name for client in self.unseen)}")
         if self.kind == "sets" or self.server is not None:
             held = self.server or ServerData(None, None)
             counts = ", ".join(

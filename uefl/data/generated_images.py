@@ -17,7 +17,7 @@ import torch
 from ..seeds import derive
 from . import manifest as record
 from .dataset import numbers
-from .federation import Federation, LabeledData, Silo, Sizes, Split
+from .federation import ClientData, Federation, LabeledData, Sizes, Split
 from .partitions.base import client_names, wanted_clients
 from .prepare import PixelCounts
 
@@ -44,10 +44,10 @@ def federate(data: Data, seed: int) -> Federation:
     names = client_names("client", wanted_clients(data))
     held = 0 if data.legacy_holdout else max(1, round(data.holdout * data.train_per_client))
     sizes = Sizes(data.train_per_client - held, held or data.test_per_client, data.test_per_client)
-    silos = tuple(Silo(name, sizes, partial(_load, data, held, seed, name)) for name in names)
+    clients = tuple(ClientData(name, sizes, partial(_load, data, held, seed, name)) for name in names)
     pixels = PixelCounts(_SHAPE[0])
-    for silo in silos[:_COUNTED]:
-        pixels.add(_load(data, held, seed, silo.name).train.images)
+    for client in clients[:_COUNTED]:
+        pixels.add(_load(data, held, seed, client.name).train.images)
     mean, std = pixels.mean_and_std()
     classes = numbers(_CLASSES)
     manifest = {
@@ -65,7 +65,7 @@ def federate(data: Data, seed: int) -> Federation:
         "server": {},
     }
     return Federation(
-        "labeled", silos, classes, _SHAPE, mean, std, manifest=manifest, digest=record.digest(manifest)
+        "labeled", clients, classes, _SHAPE, mean, std, manifest=manifest, digest=record.digest(manifest)
     )
 
 

@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import manifest as record
 from . import notes
 from .dataset import DataSet
-from .federation import Federation, LabeledData, Silo, Sizes, Split
+from .federation import ClientData, Federation, LabeledData, Sizes, Split
 from .images import DamagedImages, Rows
 from .partitions.base import Deal, Share
 from .prepare import NoPreparation, Preparation, prepare_for
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .settings import Data
 
 
-class _Client(NamedTuple):
+class _ClientSplit(NamedTuple):
     """One client, and which of its training images are kept and held out."""
 
     share: Share
@@ -52,29 +52,29 @@ def federate(
             different sizes.
     """
     notes.check_names("client", (share.name for share in (*deal.clients, *deal.unseen)))
-    clients = _split(table, deal.clients, data, seed, one_class=one_class)
+    splits = _split(table, deal.clients, data, seed, one_class=one_class)
     prepare = prepare_for([table.images], data.image_size, data.normalize == "standard")
     unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
-    prepare.check_memory(
-        sum(len(client.share.train) + len(client.test) for client in clients) + unseen_images
-    )
+    prepare.check_memory(sum(len(split.share.train) + len(split.test) for split in splits) + unseen_images)
 
     content, pixels, damaged = record.ImageHashes(), prepare.statistics(), DamagedImages()
-    silos, entries = [], {}
-    for client in clients:
-        load = partial(_load, table, prepare, client)
+    clients, entries = [], {}
+    for split in splits:
+        load = partial(_load, table, prepare, split)
         with damaged.gathered():
             found = load()
             pixels.add(*trained_on(found))
-            silos.append(Silo(client.share.name, Sizes.of(found), load))
-            entries[client.share.name] = _entry(table, client, content)
+            clients.append(ClientData(split.share.name, Sizes.of(found), load))
+            entries[split.share.name] = _entry(table, split, content)
     damaged.check()
     unseen, unseen_entries = [], {}
     for share in deal.unseen:
         assert share.test is not None
-        client = _Client(share, share.test, share.train, share.train[:0])
-        unseen.append(Silo(share.name, Sizes(0, 0, len(share.test)), partial(_load, table, prepare, client)))
-        unseen_entries[share.name] = _entry(table, client, content)
+        split = _ClientSplit(share, share.test, share.train, share.train[:0])
+        unseen.append(
+            ClientData(share.name, Sizes(0, 0, len(share.test)), partial(_load, table, prepare, split))
+        )
+        unseen_entries[share.name] = _entry(table, split, content)
 
     manifest = {
         "schema": record.SCHEMA,
@@ -91,19 +91,19 @@ def federate(
     }
     record.check_disjoint(manifest)
     mean, std = pixels.mean_and_std()
-    train = np.array([_counts(table, client.share.train) for client in clients])
-    test = np.array([_counts(table, client.test) for client in clients])
+    train = np.array([_counts(table, split.share.train) for split in splits])
+    test = np.array([_counts(table, split.test) for split in splits])
     found_notes = (
         *table.notes,
         *notes.of_clients(len(clients)),
-        *notes.of_classes([silo.name for silo in silos], table.classes, train, test),
+        *notes.of_classes([client.name for client in clients], table.classes, train, test),
         *notes.of_kinds([table.images]),
         *notes.of_resizing([table.images], data.image_size),
         *notes.of_twins(content.twins(), prepare.inputs),
     )
     return Federation(
         "labeled",
-        tuple(silos),
+        tuple(clients),
         table.classes,
         prepare.shape,
         mean,
@@ -124,7 +124,7 @@ def trained_on(data: LabeledData) -> list[torch.Tensor]:
 
 def _split(
     table: DataSet, shares: tuple[Share, ...], data: Data, seed: int, *, one_class: bool
-) -> list[_Client]:
+) -> list[_ClientSplit]:
     """Take a test split where there is none, then the holdout; all from one generator, client by client."""
     generator = torch.Generator().manual_seed(seed)
     share = data.test_per_client / (data.train_per_client + data.test_per_client)
@@ -146,11 +146,11 @@ def _split(
                 f"client {client.name!r}: all {len(train)} training images are of class {only!r}; a client"
                 " needs two classes or more"
             )
-    clients = []
+    splits = []
     for client in whole:
         assert client.test is not None
         if data.legacy_holdout:
-            clients.append(_Client(client, client.test, np.arange(len(client.train)), None))
+            splits.append(_ClientSplit(client, client.test, np.arange(len(client.train)), None))
             continue
         labels = table.labels[client.train]
         kept, held = _stratified(labels, max(data.holdout, 1 / len(labels)), generator)
@@ -159,8 +159,8 @@ def _split(
             raise UserError(
                 f"client {client.name!r}: {left} of {len(labels)} training images; add images or lower it"
             )
-        clients.append(_Client(client, client.test, kept, held))
-    return clients
+        splits.append(_ClientSplit(client, client.test, kept, held))
+    return splits
 
 
 def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple[Rows, Rows]:
@@ -173,7 +173,7 @@ def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple
     return order[~chosen].numpy(), order[chosen].numpy()
 
 
-def _load(table: DataSet, prepare: Preparation | NoPreparation, client: _Client) -> LabeledData:
+def _load(table: DataSet, prepare: Preparation | NoPreparation, client: _ClientSplit) -> LabeledData:
     """Read the images of one client."""
 
     def split(rows: Rows) -> Split:
@@ -191,7 +191,7 @@ def _load(table: DataSet, prepare: Preparation | NoPreparation, client: _Client)
     return LabeledData(part(client.kept), part(client.held), test)
 
 
-def _entry(table: DataSet, client: _Client, content: record.ImageHashes) -> record.Entry:
+def _entry(table: DataSet, client: _ClientSplit, content: record.ImageHashes) -> record.Entry:
     """Return the record of one client."""
     train, name, classes = client.share.train, client.share.name, len(table.classes)
 

@@ -19,7 +19,7 @@ from ..seeds import derive
 from . import manifest as record
 from . import notes, priors
 from .dataset import DataSet
-from .federation import Federation, ServerData, SetData, Silo, Sizes, Split
+from .federation import ClientData, Federation, ServerData, SetData, Sizes, Split
 from .images import Rows
 from .partitions.base import Scheme, SetDeal
 from .prepare import NoPreparation, Preparation, Source, prepare_for
@@ -152,15 +152,15 @@ def federate(
     held = {part: rows.load(prepare) if rows else None for part, rows in server.items()}
 
     priors_of = _Priors(made, data, seed, held["labeled"])
-    content, pixels, silos, entries = record.ImageHashes(), prepare.statistics(), [], {}
+    content, pixels, clients, entries = record.ImageHashes(), prepare.statistics(), [], {}
     for client, test in zip(made.clients, tests, strict=True):
         images = prepare(client.images, client.rows)
         pixels.add(images)
         table, weights = priors_of(client, images)
         sizes = np.bincount(client.sets, minlength=len(table))
         load = partial(_load, prepare, client, table, weights, test)
-        silos.append(
-            Silo(
+        clients.append(
+            ClientData(
                 client.name, Sizes(len(images), 0, len(test.rows) if test else 0, tuple(sizes.tolist())), load
             )
         )
@@ -187,7 +187,7 @@ def federate(
     record.check_disjoint(manifest)
     found = (
         *made.notes,
-        *notes.of_clients(len(silos)),
+        *notes.of_clients(len(clients)),
         *priors_of.corrected,
         *doubts,
         *notes.of_kinds(sources),
@@ -196,7 +196,7 @@ def federate(
     )
     return Federation(
         "sets",
-        tuple(silos),
+        tuple(clients),
         made.classes,
         prepare.shape,
         *pixels.mean_and_std(),

@@ -12,7 +12,7 @@ import torch
 
 from ..config import Config
 from ..data import manifest as record
-from ..data.federation import Federation, LabeledData, ServerData, SetData, Silo, Sizes
+from ..data.federation import ClientData, Federation, LabeledData, ServerData, SetData, Sizes
 from ..data.inputs import Inputs
 from ..data.notes import check_names, listed
 from ..data.partitions.leave_one_out import LeaveOneOut
@@ -304,7 +304,7 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
             for part, rows in server.items()
         },
     }
-    silos = [Silo(name, Sizes(**_sizes(header)), _elsewhere(name)) for name, header in headers.items()]
+    silos = [ClientData(name, Sizes(**_sizes(header)), _elsewhere(name)) for name, header in headers.items()]
     versions = {header["torch"] for header in headers.values()} | {torch.__version__}
     exact = [name for name, header in headers.items() if header["precision"] == "fp32"]
     if 0 < len(exact) < len(headers):

@@ -95,7 +95,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
     federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
-    names = [silo.name for silo in (*federation.silos, *federation.unseen)]
+    names = [client.name for client in (*federation.clients, *federation.unseen)]
     port, parent = commands.free_port(), str(os.getpid())
     address = Address(f"127.0.0.1:{port}", insecure=True)
     listen = ("--insecure", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port))

@@ -91,7 +91,7 @@ def _with_silos(link: Link, silos: int, patience: float, notice: Notice) -> Depl
 def _simulated(link: Link) -> Deployment:
     def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
-        names = [silo.name for silo in (*federation.silos, *federation.unseen)]
+        names = [client.name for client in (*federation.clients, *federation.unseen)]
         return federation, link, AnyNode(link, names), {}
 
     return Deployment(join, torch.get_num_threads)

@@ -37,7 +37,7 @@ class Setting:
     def of(cls, cfg: Config, federation: Federation, threads: int) -> Setting:
         """Return the setting of a run over this federation."""
         federation = without_statistics(cfg, federation)
-        names = tuple(sorted(silo.name for silo in federation.silos))
+        names = tuple(sorted(client.name for client in federation.clients))
         return cls(
             cfg.to_toml(),
             federation.classes,

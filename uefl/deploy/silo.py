@@ -143,7 +143,9 @@ class SiloProgram:
             self._log.warning("note: %s", note)
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
-        (silo,) = (silo for silo in (*federation.silos, *federation.unseen) if silo.name == self._source.name)
+        (silo,) = (
+            client for client in (*federation.clients, *federation.unseen) if client.name == self._source.name
+        )
         found = silo.load()
         reach = None
         if isinstance(found, SetData):

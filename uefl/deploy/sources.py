@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ..data import build, labeled, priors, unlabeled_sets
-from ..data.federation import Federation, LabeledData, SetData, Silo, Split
+from ..data.federation import ClientData, Federation, LabeledData, SetData, Split
 from ..data.folder_listing import visible
 from ..data.notes import check_names
 from ..data.partitions.base import Deal
@@ -110,7 +110,7 @@ class OwnFolder:
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
         """Return the images of this silo."""
         federation = self.federation(cfg)
-        (silo,) = (*federation.silos, *federation.unseen)
+        (silo,) = (*federation.clients, *federation.unseen)
         found = silo.load()
         assert isinstance(found, LabeledData)
         unknown = [name for name in federation.classes if name not in classes]
@@ -191,7 +191,7 @@ class OwnSets:
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
         """Return the sets of this silo; the server has checked that its classes match the run."""
-        found = self.federation(cfg).silos[0].load()
+        found = self.federation(cfg).clients[0].load()
         assert isinstance(found, SetData)
         return replace(
             found,
@@ -230,12 +230,12 @@ class PartitionedSource:
         """Return all clients; :meth:`data` reads their images."""
         return self._built(cfg.to_toml())[0]
 
-    def _build(self, text: str) -> tuple[Federation, dict[str, Silo]]:
+    def _build(self, text: str) -> tuple[Federation, dict[str, ClientData]]:
         from ..config import from_toml
 
         cfg = from_toml(text)
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
-        return federation, {silo.name: silo for silo in (*federation.silos, *federation.unseen)}
+        return federation, {client.name: client for client in (*federation.clients, *federation.unseen)}
 
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int

@@ -114,7 +114,7 @@ class Workers:
                     else faults.describe(header["error"])
                 )
                 raise RunError(f"a worker takes no part: {why}")
-        self._names = [silo.name for silo in (*federation.silos, *federation.unseen)]
+        self._names = [client.name for client in (*federation.clients, *federation.unseen)]
         self._cfg, self._federation = cfg, federation
 
     def engine(self, arm: str, started: Callable[[str], None]) -> DistributedEngine:

@@ -138,10 +138,10 @@ def _data(run: RunFolder) -> str:
         name: [
             sum(column)
             for column in zip(
-                *(part["images_of_class"] for part in silo.values() if isinstance(part, dict)), strict=True
+                *(part["images_of_class"] for part in client.values() if isinstance(part, dict)), strict=True
             )
         ]
-        for name, silo in silos.items()
+        for name, client in silos.items()
     }
     return json.dumps([run.config.data.table(), counts], sort_keys=True)
 

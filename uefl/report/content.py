@@ -136,8 +136,8 @@ def verdict(run: RunFolder) -> list[Block]:
         f" {two:.3f}."
     )
     images = sum(
-        sum(silo.get("test", {}).get("images_of_class", ()))
-        for silo in run.manifest.get("silos", {}).values()
+        sum(client.get("test", {}).get("images_of_class", ()))
+        for client in run.manifest.get("silos", {}).values()
     )
     if images:
         half = _NORMAL * math.sqrt((one * (1 - one) + two * (1 - two)) / images)
@@ -153,9 +153,9 @@ def _class_counts(run: RunFolder) -> list[Block]:
     if len(run.classes) > _MOST_CLASSES:
         return []
     rows = []
-    for name, silo in _labeled(run.manifest.get("silos", {})):
+    for name, client in _labeled(run.manifest.get("silos", {})):
         counts = np.sum(
-            [part["images_of_class"] for use, part in silo.items() if use in ("train", "holdout")], axis=0
+            [part["images_of_class"] for use, part in client.items() if use in ("train", "holdout")], axis=0
         )
         rows.append([run.labels.get(name) or label(name), *map(str, counts)])
     table = Table("images of each class", ["client", *run.classes], rows)
@@ -163,7 +163,7 @@ def _class_counts(run: RunFolder) -> list[Block]:
 
 
 def _labeled(silos: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, silo) for name, silo in silos.items() if "images_of_class" in silo.get("train", {})]
+    return [(name, client) for name, client in silos.items() if "images_of_class" in client.get("train", {})]
 
 
 def _legend(run: RunFolder) -> str:
@@ -219,7 +219,7 @@ def _facts(run: RunFolder) -> list[str]:
     rounds = f"{' + '.join(map(str, plan))} round{'' if plan == [1] else 's'}"
     facts = {
         "data": (
-            f"{c.data.source}, {count(len(run.silos), 'client')}"
+            f"{c.data.source}, {count(len(run.clients), 'client')}"
             f"{''.join(f', {key} {value}' for key, value in partition.items())}"
         ),
         "training": (

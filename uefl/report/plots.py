@@ -83,7 +83,7 @@ def drawings(run: RunFolder) -> Iterator[Drawing]:
     for key in ("accuracy", "entropy"):
         dashes = dict.fromkeys(level.about for arm in run.arms for level in _levels(run, key, arm))
         levels = f" Thin dashes: {'; '.join(dashes)}." if dashes else ""
-        if len(run.clients) <= _MOST_PANELS:
+        if len(run.measured_clients) <= _MOST_PANELS:
             caption = f"One panel per client.{marks}{levels}{_starts(run)}{replaced(run)}"
             figure = _draw_clients(run, key)
         else:
@@ -143,7 +143,7 @@ def _draw_arms(run: Curves, labels: dict[str, str] = _LABEL) -> Figure:
 
 def _draw_clients(run: RunFolder, key: str) -> Figure:
     """Draw a panel per client with all arms."""
-    names = run.clients
+    names = run.measured_clients
     columns = 3 if len(names) <= 9 else 4
     columns = min(columns, len(names))
     rows = math.ceil(len(names) / columns)
@@ -182,14 +182,14 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
     for ax, arm in zip(panels.flat, run.arms, strict=False):
         values = run.series(arm, key)
         shown = marked(run, arm)
-        who = [i for i, name in enumerate(run.clients) if name in {r["client"] for r in shown}]
+        who = [i for i, name in enumerate(run.measured_clients) if name in {r["client"] for r in shown}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
         _draw_mean(ax, values, line(run, arm))
         _finish(ax, run)
         _draw_levels(ax, run, key, arm)
         _mark(ax, run, arm, sorted({r["round"] for r in shown}))
         what = " or ".join(run.algorithms[arm].marks)
-        ax.set_title(f"{arm}: {len(who)} of {len(run.clients)} clients {what}" if who else arm)
+        ax.set_title(f"{arm}: {len(who)} of {len(run.measured_clients)} clients {what}" if who else arm)
         ax.set_xlabel("round")
         ax.tick_params(labelbottom=True)
     _limit(panels[0, 0], key)
@@ -201,7 +201,7 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
 
 def _draw_shares(run: RunFolder, arm: str, shares: Shares) -> Figure:
     counts = {client: np.asarray(row, dtype=np.float64) for client, row in shares.counts.items()}
-    names = [name for name in run.clients if name in counts]
+    names = [name for name in run.measured_clients if name in counts]
     percent = np.full((len(names), max(map(len, counts.values()))), np.nan)
     for i, name in enumerate(names):
         percent[i, : len(counts[name])] = 100 * counts[name] / max(counts[name].sum(), 1)

@@ -62,14 +62,14 @@ class RunFolder:
     """lines of rejected replies, each with its reason"""
 
     @property
-    def clients(self) -> list[str]:
+    def measured_clients(self) -> list[str]:
         """The names of the training clients that were measured, in the order of the run."""
         return list(dict.fromkeys(r["client"] for r in self.records if not r.get("unseen")))
 
     @property
-    def silos(self) -> list[str]:
+    def clients(self) -> list[str]:
         """The names of all training clients, from the manifest or else from the records."""
-        return list(self.manifest.get("silos", ())) or self.clients
+        return list(self.manifest.get("silos", ())) or self.measured_clients
 
     @cached_property
     def angles(self) -> dict[str, float]:
@@ -77,7 +77,7 @@ class RunFolder:
 
         The mapping is empty for data without rotations, and if some clients were not measured.
         """
-        data, names = self.config.data, sorted(self.clients)
+        data, names = self.config.data, sorted(self.measured_clients)
         angles, counts = (
             getattr(data.partition, "angles", ()),
             getattr(data.partition, "clients_per_angle", ()),
@@ -94,7 +94,7 @@ class RunFolder:
     @cached_property
     def labels(self) -> dict[str, str]:
         """Short names of the clients for tables."""
-        return labels(dict.fromkeys([*(r["client"] for r in self.records), *self.silos]))
+        return labels(dict.fromkeys([*(r["client"] for r in self.records), *self.clients]))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class RunFolder:
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
         """Return a metric of an arm as ``[rounds, clients]``, with NaN for missing numbers."""
         row = {round: i for i, round in enumerate(sorted({r["round"] for r in self.of(arm)}))}
-        column = {client: i for i, client in enumerate(self.clients)}
+        column = {client: i for i, client in enumerate(self.measured_clients)}
         values = np.full((len(row), len(column)), np.nan)
         for r in self.of(arm):
             value = r.get(key)

@@ -150,7 +150,7 @@ def _clients(tensors: Tensors) -> list[int]:
 
 
 def _which(run: RunFolder, rows: dict[int, Row]) -> str:
-    shown, clients = len(rows), len(run.silos)
+    shown, clients = len(rows), len(run.clients)
     return f" of the first {shown} of {clients} clients" if clients > shown else " of each client"
 
 
@@ -181,7 +181,7 @@ def _grid(run: RunFolder, rows: dict[int, Row]) -> Figure:
     ax.imshow(sheet, interpolation="nearest")
     ax.set_yticks(
         [row * (height + gap_y) + height / 2 for row in range(len(rows))],
-        labels=[drawn(run)[run.silos[i]] for i in rows],
+        labels=[drawn(run)[run.clients[i]] for i in rows],
     )
     ax.set_xticks([])
     ax.tick_params(length=0)

@@ -192,7 +192,7 @@ def client_table(run: RunFolder) -> Table:
     round."""
 
     def values(key: str, arm: str) -> list[Any]:
-        return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.clients]
+        return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.measured_clients]
 
     columns = {
         f"{key} {arm}": [number(value) for value in values(key, arm)]
@@ -207,7 +207,7 @@ def client_table(run: RunFolder) -> Table:
     columns |= {name: cells for name, cells in own.items() if len(set(cells)) > 1}
     rows = [
         [run.labels[client], *(cells[i] for cells in columns.values())]
-        for i, client in enumerate(run.clients)
+        for i, client in enumerate(run.measured_clients)
     ]
     return Table("per client", ["client", *columns], rows)
 

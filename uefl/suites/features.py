@@ -41,10 +41,10 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
         return None
     federation = build(run.config.data, kind="labeled", seed=run.config.run.seed, data_root=data_root)
     found = {}
-    for silo in [silo for silo in federation.silos if silo.name in books][:_MOST]:
-        data = silo.load()
+    for client in [client for client in federation.clients if client.name in books][:_MOST]:
+        data = client.load()
         assert isinstance(data, LabeledData)
-        found[silo.name] = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std).numpy()
+        found[client.name] = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std).numpy()
     keys = run.config.table()["arms"][arm]
     return panels(found, books, int(keys["codewords"]), residual=keys.get("extension") == "residual")
 

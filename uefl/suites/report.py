@@ -341,7 +341,7 @@ def _accuracy_at_angle(run: RunFolder, arm: str, measure: str, angle: str) -> fl
     several = measure == "accuracy" or measure.endswith("_last4")
     series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
     chosen = (
-        series[:, [f"{run.angles.get(client):g}" == angle for client in run.clients]]
+        series[:, [f"{run.angles.get(client):g}" == angle for client in run.measured_clients]]
         if run.angles
         else series[:, :0]
     )

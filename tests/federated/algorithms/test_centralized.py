@@ -14,7 +14,7 @@ from uefl.errors import UserError
 def one_client():
     """Its name makes the same order of the batches and the same dropout as the server has."""
     fed = alone(federation(), 0)
-    return replace(fed, silos=(replace(fed.silos[0], name="server"),))
+    return replace(fed, clients=(replace(fed.clients[0], name="server"),))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_clients_that_keep_their_images_are_refused():
     fed = federation()
     room = arm(settings("centralized"), fed)[1]
     room.algorithm.check(fed, "arm", room.net)
-    apart = replace(fed, silos=tuple(replace(silo, load=stays) for silo in fed.silos))
+    apart = replace(fed, clients=tuple(replace(client, load=stays) for client in fed.clients))
     with pytest.raises(UserError, match=r"image.* client"):
         room.algorithm.check(apart, "arm", room.net)
 

@@ -16,7 +16,7 @@ from tests.federated.tiny import arm, federation, finish, first_turn, settings, 
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
 from uefl.algorithms.gaussian_features import GaussianFeatures
-from uefl.data.federation import Federation, LabeledData, Silo, Split
+from uefl.data.federation import ClientData, Federation, LabeledData, Split
 from uefl.engines.base import Message, Reply
 from uefl.errors import UserError
 from uefl.models.gaussian import Gaussian, GaussianNet
@@ -102,7 +102,7 @@ def test_training_counts_the_last_pass_alone():
     images = split(48, 0, 0.1)
     train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
     fed = federation()
-    one_silo = Silo.of("silo-0", LabeledData(train, split(12, 1, 0.1), split(12, 2, 0.1)))
+    one_silo = ClientData.of("silo-0", LabeledData(train, split(12, 1, 0.1), split(12, 2, 0.1)))
     fed = Federation(fed.kind, (one_silo,), fed.classes, fed.shape, fed.mean, fed.std)
     deviations = []
     for epochs in (1, 3):

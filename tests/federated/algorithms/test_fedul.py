@@ -160,7 +160,7 @@ def test_the_surrogate_loss_reaches_its_floor(loss):
     legacy = loss != "nll"
     fed = federation(clients=1, images=120, noise=0.05)
     _, records, _ = trained("fedul", fed, loss=loss, rounds=[12])
-    data = fed.silos[0].load()
+    data = fed.clients[0].load()
     floor = smallest_surrogate_loss(data.priors.numpy(), data.sizes.numpy(), legacy=legacy)
     assert floor < math.log(4)
     assert abs(records[-1]["train_loss"] - floor) < (0.02 if legacy else 0.05)
@@ -183,7 +183,7 @@ def test_the_published_losses_reach_their_floors_on_mnist(data_root):
     def run(name, *more):
         cfg = config.load("fedul-narrow", [f'arms=["{name}"]', *keys, *more])
         fed = build(cfg.data, kind="sets", seed=0, data_root=data_root)
-        return finish(tiny.arm(cfg, fed)[0])[-1], fed.silos[0].load()
+        return finish(tiny.arm(cfg, fed)[0])[-1], fed.clients[0].load()
 
     last, data = run("fedul", "overlap=true", "legacy_column_norm=true", "labeled=0", "rounds=[5]")
     floor = smallest_surrogate_loss(data.priors.numpy(), data.sizes.numpy(), legacy=True)

@@ -18,7 +18,7 @@ class Uniform(FedAvg):
 
 
 def alone(fed: Federation, i: int) -> Federation:
-    return Federation(fed.kind, (fed.silos[i],), fed.classes, fed.shape, fed.mean, fed.std)
+    return Federation(fed.kind, (fed.clients[i],), fed.classes, fed.shape, fed.mean, fed.std)
 
 
 def of(records, client):

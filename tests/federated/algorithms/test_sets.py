@@ -31,7 +31,7 @@ def turn(name: str, round: int = 0, data: Any = None, **keys: Any) -> Work:
     message = Message(
         {k: one.members[0].state.tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round}
     )
-    work = Client("client-0", lambda: data or fed.silos[0].load(), room, b"")._work(message)
+    work = Client("client-0", lambda: data or fed.clients[0].load(), room, b"")._work(message)
     room.load(message)
     work.epochs = room.context.training.local_epochs
     room.algorithm.before_round(work)
@@ -85,7 +85,7 @@ def dealt(**keys):
     cfg = config.load(
         "fedul-demo", ["arms=fedpl", *small, *(f"{key}={value}" for key, value in keys.items())]
     )
-    return build(cfg.data, kind="sets", seed=0).silos[0].load()
+    return build(cfg.data, kind="sets", seed=0).clients[0].load()
 
 
 def guess(data):

@@ -125,7 +125,7 @@ def test_its_saved_model_predicts_as_it_was_measured(finished):
     assert model.clients == ("silo-0", "silo-1", "silo-2")
     from uefl.data import build
 
-    test = build(run.config.data, kind="labeled", seed=0).silos[1].load().test
+    test = build(run.config.data, kind="labeled", seed=0).clients[1].load().test
     hits = (model.predict(test.images, "silo-1").argmax(1) == test.labels).double().mean()
     # dropout off here
     assert float(hits) == pytest.approx(run.summary["toy"]["clients"]["silo-1"]["accuracy"], abs=0.2)

@@ -65,7 +65,10 @@ def test_metrics_cover_all_training_images_and_each_client():
     one, room, _ = arm(settings("tpt"), fed)
     records = [r for r in finish(one) if r["round"] == 2]
     room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
-    net, data = room.net.eval(), [Clients(fed.silos, room.device).data(silo.name).train for silo in fed.silos]
+    net, data = (
+        room.net.eval(),
+        [Clients(fed.clients, room.device).data(client.name).train for client in fed.clients],
+    )
     layer = net.head.fc2
     with torch.no_grad():
         features = [net.head.prefix(net.tokens(room.normalize(split.images))) for split in data]

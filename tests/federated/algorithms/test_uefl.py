@@ -84,7 +84,7 @@ def test_new_codewords_are_centroids_of_the_clients_features():
     options = seen[client].options
     room.load(before)
     room.net.eval()
-    data = next(s for s in federation().silos if s.name == client).load()
+    data = next(s for s in federation().clients if s.name == client).load()
     with torch.no_grad():
         features = room.net.tokens(room.normalize(data.train.images)).reshape(-1, 4)
     expected, _ = kmeans(features, 4, options["kmeans_seed"])
@@ -246,7 +246,7 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
         own = state(algorithm).tensors
         room.flat.set(own["values"], own["buffers"])
         room.net.eval()
-        images = federation().silos[0].load().train.images
+        images = federation().clients[0].load().train.images
         with torch.no_grad():
             tokens = room.net.tokens(room.normalize(images))
         distance[weight] = float(

@@ -91,7 +91,7 @@ def features(room, algorithm, client):
     room.net.eval()
     own = state(algorithm).tensors
     room.flat.set(own["values"], own["buffers"])
-    data = next(s for s in federation().silos if s.name == client).load()
+    data = next(s for s in federation().clients if s.name == client).load()
     with torch.no_grad():
         return room.net.tokens(room.normalize(data.train.images))
 

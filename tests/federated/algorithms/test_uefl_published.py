@@ -85,7 +85,7 @@ def test_k_means_overwrites_the_shared_block_of_certain_clients():
     room.load(before)
     room.net.eval()
     for name in NAMES:
-        data = next(s for s in federation(test_is_holdout=True).silos if s.name == name).load()
+        data = next(s for s in federation(test_is_holdout=True).clients if s.name == name).load()
         with torch.no_grad():
             features = room.net.tokens(room.normalize(data.train.images)).reshape(-1, 4)
         centroids, _ = kmeans(features, 4, 0)

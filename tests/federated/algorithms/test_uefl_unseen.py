@@ -97,5 +97,5 @@ def test_unseen_clients_get_every_block_and_codebook(keys, blocks, books):
     )
     seen = [sent["blocks"][chosen] for chosen in sent["books"]]
     assert len(seen) == books
-    for silo in fed.silos:
-        assert sum(torch.equal(book, visible(algorithm, silo.name)) for book in seen) == 1
+    for client in fed.clients:
+        assert sum(torch.equal(book, visible(algorithm, client.name)) for book in seen) == 1

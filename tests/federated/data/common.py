@@ -53,7 +53,7 @@ class Loaded:
 
 def load(federation: Federation) -> list[Loaded]:
     """Read all clients."""
-    return [Loaded(silo.name, silo.load()) for silo in federation.silos]
+    return [Loaded(client.name, client.load()) for client in federation.clients]
 
 
 def pairs(*splits: Split):

@@ -52,7 +52,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_federation(form):
     expected, federation = from_arrays(parts()), from_arrays(parts(FORMS[form]))
-    assert [silo.name for silo in federation.silos] == ["north", "south"]
+    assert [client.name for client in federation.clients] == ["north", "south"]
     assert federation.shape == (3, 6, 5)
     assert federation.classes == ("0", "1", "2")
     for a, b in zip(load(federation), load(expected), strict=True):
@@ -77,8 +77,8 @@ def test_nothing_is_lost_and_the_test_part_is_kept():
 def test_without_a_test_part_one_is_taken_out():
     clients = {name: (train, None) for name, (train, _) in parts().items()}
     federation = from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=3)
-    for silo in federation.silos:
-        assert (silo.sizes.train, silo.sizes.holdout, silo.sizes.test) == (12, 3, 5)
+    for client in federation.clients:
+        assert (client.sizes.train, client.sizes.holdout, client.sizes.test) == (12, 3, 5)
     assert (
         federation.digest
         != from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=4).digest
@@ -113,11 +113,11 @@ def test_what_is_handed_over_is_copied(width):
     images = PIXELS.copy()
     a = (images[:20, ..., :width], LABELS[:20]), (images[20:30, ..., :width], LABELS[:10])
     federation = from_arrays({"a": a, "b": parts()["south"]}, data=Data(image_size=0 if width == 5 else 8))
-    before = federation.silos[0].load().test.images.clone()
-    federation.silos[0].load().test.images.zero_()
+    before = federation.clients[0].load().test.images.clone()
+    federation.clients[0].load().test.images.zero_()
     assert np.array_equal(images, PIXELS)
     images[:] = 0
-    assert torch.equal(federation.silos[0].load().test.images, before)
+    assert torch.equal(federation.clients[0].load().test.images, before)
 
 
 GOOD = (PIXELS[:20], LABELS[:20])

@@ -20,7 +20,7 @@ NINE = (0, 0, 0, -50, -50, -50, 120, 120, 120)
 
 def test_demo_is_nine_clients_of_rotated_digits():
     federation = labeled(clients=9, angles=NINE, train_per_client=400, test_per_client=100)
-    assert [silo.name for silo in federation.silos] == [f"silo-{i}" for i in range(9)]
+    assert [client.name for client in federation.clients] == [f"silo-{i}" for i in range(9)]
     assert federation.shape == (1, 28, 28)
     assert federation.kind == "labeled"
     table = digits()
@@ -34,14 +34,14 @@ def test_demo_is_nine_clients_of_rotated_digits():
 
 
 def test_sizes_are_known_before_a_pixel_is_read():
-    for silo in labeled(clients=3).silos:
-        data = silo.load()
+    for client in labeled(clients=3).clients:
+        data = client.load()
         assert (
-            (silo.sizes.train, silo.sizes.holdout, silo.sizes.test)
+            (client.sizes.train, client.sizes.holdout, client.sizes.test)
             == (len(data.train), len(data.holdout), len(data.test))
             == (18, 2, 10)
         )
-        assert same(silo.load().train, data.train)
+        assert same(client.load().train, data.train)
 
 
 def test_fewer_angles_than_clients_are_those_of_consecutive_ones():
@@ -115,7 +115,7 @@ def test_mean_and_deviation_per_channel_and_a_constant_channel(make_npz):
 
 
 def test_names_of_ten_clients_sort_as_numbers():
-    names = [silo.name for silo in labeled(clients=11).silos]
+    names = [client.name for client in labeled(clients=11).clients]
     assert names == sorted(names)
     assert names[0] == "silo-00"
     assert names[-1] == "silo-10"
@@ -205,7 +205,7 @@ def test_keys_of_clients_that_are_dealt_are_refused(make_images, make_npz, tmp_p
     path = tmp_path / "silos" if folder else make_npz()
     with pytest.raises(UserError, match=r"key 'clients': .*\b2 clients.*\b5$"):
         labeled(path, clients=5)
-    assert len(labeled(path, clients=2).silos) == 2
+    assert len(labeled(path, clients=2).clients) == 2
     with pytest.raises(UserError, match=r"partition 'rotations'.*clients.*partition"):
         labeled(path, angles=[90.0, 0.0])
 
@@ -295,9 +295,9 @@ def test_a_client_is_read_without_the_others(make_images, tmp_path):
     federation = labeled(tmp_path / "silos")
     for path in (tmp_path / "silos" / "b").rglob("*.png"):
         path.unlink()
-    assert len(federation.silos[0].load().train) == 6
+    assert len(federation.clients[0].load().train) == 6
     with pytest.raises(UserError, match=r": .*silos/b/"):
-        federation.silos[1].load()
+        federation.clients[1].load()
 
 
 @pytest.mark.parametrize(
@@ -340,10 +340,10 @@ def test_real_folder_of_clients(data_root, tmp_path):
         members = [m for m in archive.getmembers() if m.isfile()][::40]
         archive.extractall(tmp_path, members, filter="data")
     federation = labeled(tmp_path / "pacs64")
-    assert [silo.name for silo in federation.silos] == ["art_painting", "cartoon", "photo", "sketch"]
+    assert [client.name for client in federation.clients] == ["art_painting", "cartoon", "photo", "sketch"]
     assert federation.shape == (3, 64, 64)
-    assert sum(s.sizes.train + s.sizes.holdout + s.sizes.test for s in federation.silos) == len(members)
+    assert sum(s.sizes.train + s.sizes.holdout + s.sizes.test for s in federation.clients) == len(members)
 
 
 def test_the_default_builds_with_nothing_but_clients():
-    assert len(build(Data(clients=2), kind="labeled", seed=0).silos) == 2
+    assert len(build(Data(clients=2), kind="labeled", seed=0).clients) == 2

@@ -122,7 +122,7 @@ def test_names_that_are_the_same_once_they_are_text(make_npz):
 
 
 def test_names_in_other_scripts_are_fine(make_npz):
-    assert [silo.name for silo in labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20))).silos] == [
+    assert [client.name for client in labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20))).clients] == [
         "Köln ☂",
         "東京",
     ]

@@ -92,7 +92,7 @@ def test_other_modes_of_eight_bits_are_converted(make_images, tmp_path, mode):
 def test_image_size_makes_different_sizes_one(make_images, tmp_path):
     make_images("silos/a/cat", size=(8, 6))
     make_images("silos/a/dog", size=(12, 12))
-    assert labeled(tmp_path / "silos", image_size=10).silos[0].load().train.images.shape == (6, 1, 10, 10)
+    assert labeled(tmp_path / "silos", image_size=10).clients[0].load().train.images.shape == (6, 1, 10, 10)
     with pytest.raises(UserError, match=r"dog/0.png .*12x12 .*cat/0.png .*8x6.*image_size"):
         labeled(tmp_path / "silos")
 

@@ -308,9 +308,9 @@ def test_a_path_that_is_not_there():
 def test_a_client_is_read_without_the_others(tmp_path):
     fed = build(write(tmp_path))
     (tmp_path / "clients" / "berlin" / "a" / "0.png").unlink()
-    assert len(fed.silos[1].load().images) == 32
+    assert len(fed.clients[1].load().images) == 32
     with pytest.raises(UserError, match=r"clients/berlin/a/0.png"):
-        fed.silos[0].load()
+        fed.clients[0].load()
 
 
 def test_a_part_without_an_image(tmp_path):

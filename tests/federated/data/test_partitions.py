@@ -68,7 +68,7 @@ def test_a_scheme_of_your_own(monkeypatch):
             return p.Deal(tuple(p.Share(f"half-{i}", table.train[i:100:2], None) for i in range(2)))
 
     federation = labeled(partition={"scheme": "every-second"})
-    assert [silo.name for silo in federation.silos] == ["half-0", "half-1"]
+    assert [client.name for client in federation.clients] == ["half-0", "half-1"]
     assert federation.manifest["partition"] == {"scheme": "every-second"}
     assert labeled(clients=2, partition={"scheme": "every-second"}).digest == federation.digest
     with pytest.raises(UserError, match=r"^key 'clients': partition 'every-second' .*\b2; .*\b5$"):
@@ -345,7 +345,7 @@ def test_an_own_client_is_left_out_with_its_own_test_split(make_npz):
         kind="labeled",
         seed=0,
     )
-    assert [silo.name for silo in federation.silos] == ["south"]
+    assert [client.name for client in federation.clients] == ["south"]
     (north,) = federation.unseen
     data = north.load()
     assert (
@@ -373,10 +373,10 @@ def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
         test_per_client=1,
         data_root=data_root,
     )
-    assert len(federation.silos) == 50
+    assert len(federation.clients) == 50
     assert federation.unseen[0].sizes.test == 11666
     # as in the published protocol
-    assert all(abs(silo.sizes.train + silo.sizes.holdout - 1050) <= 1 for silo in federation.silos)
+    assert all(abs(client.sizes.train + client.sizes.holdout - 1050) <= 1 for client in federation.clients)
 
 
 # --- the result of a partition ------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_pacs_is_the_same_from_a_folder_and_from_an_archive(tmp_path):
         labeled("pacs", data_root=make(tmp_path / make.__name__)) for make in (pacs_folder, pacs_archive)
     ]
     for fed in federations:
-        assert [silo.name for silo in fed.silos] == list(DOMAINS)
+        assert [client.name for client in fed.clients] == list(DOMAINS)
         assert fed.classes == ("dog", "house")
         assert fed.shape == (3, 8, 8)
     assert federations[0].digest == federations[1].digest

@@ -120,7 +120,7 @@ def test_a_dataset_and_a_frame_are_the_array(tmp_path):
     for part in parts:
         fed = from_arrays({"a": (part, None)})
         assert (fed.inputs.kind, fed.shape) == ("columns", (5,))
-        assert fed.silos[0].load().train.images.dtype == torch.float64
+        assert fed.clients[0].load().train.images.dtype == torch.float64
         digests.add(fed.digest)
     assert len(digests) == 1
     assert from_arrays({"a": (parts[1], None)}).inputs.names == tuple(names)
@@ -128,7 +128,7 @@ def test_a_dataset_and_a_frame_are_the_array(tmp_path):
 
 def test_standardization_is_that_of_all_training_rows():
     fed = from_arrays({f"s{i}": (columns(i), columns(9 + i)) for i in range(3)})
-    splits = [part for silo in fed.silos for part in (silo.load().train, silo.load().holdout)]
+    splits = [part for client in fed.clients for part in (client.load().train, client.load().holdout)]
     values = torch.cat([split.images for split in splits]).numpy()
     assert np.allclose(fed.mean, values.mean(0), rtol=1e-14)
     assert np.allclose(fed.std, values.std(0), rtol=1e-12)
@@ -253,12 +253,12 @@ def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
     path = tmp_path / "t.csv"
     frame(0, silo=["north", "south"] * 20, test=[False] * 30 + [True] * 10).to_csv(path, index=False)
     fed = build(Data(source=str(path)), kind="labeled", seed=0)
-    assert [(silo.name, silo.sizes.test) for silo in fed.silos] == [("north", 5), ("south", 5)]
+    assert [(client.name, client.sizes.test) for client in fed.clients] == [("north", 5), ("south", 5)]
     assert (fed.classes, fed.inputs.names) == (("no", "yes"), tuple("abcde"))
     frame(0).rename(columns={"label": "y"}).to_csv(path, index=False)
     keys = {"label": "y", "clients": 2, "train_per_client": 14, "test_per_client": 6}
     dealt = config.load({"data": {"source": str(path), **keys}, "arms": {"fedavg": {}}}).data
-    assert [silo.sizes.test for silo in build(dealt, kind="labeled", seed=0).silos] == [6, 6]
+    assert [client.sizes.test for client in build(dealt, kind="labeled", seed=0).clients] == [6, 6]
     turned = config.load(
         {
             "data": {"source": str(path), **keys, "partition": {"scheme": "rotations", "angles": [0.0, 9.0]}},
@@ -313,7 +313,7 @@ def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
         seed=0,
     )
     assert (fed.inputs.kind, fed.inputs.vocabulary, fed.mean) == ("tokens", 6, ())
-    assert {tuple(row) for row in fed.silos[0].load().train.images.tolist()} <= {
+    assert {tuple(row) for row in fed.clients[0].load().train.images.tolist()} <= {
         (3, 4, 0),
         (5, 0, 0),
         (1, 2, 3),

@@ -144,9 +144,9 @@ def test_published_overlap_and_column_normalization():
         assert len(np.unique(positions[sets == m])) == (sets == m).sum()  # within a set none is twice
     assert np.abs(np.bincount(sets) - 720).max() <= 10
     np.testing.assert_allclose(p.realized(labels[positions], sets, 10, 10), theta, atol=0.01)
-    drawn = [build(overlap=True, legacy_column_norm=True, sets=m).silos[0].sizes.train for m in (10, 20)]
+    drawn = [build(overlap=True, legacy_column_norm=True, sets=m).clients[0].sizes.train for m in (10, 20)]
     assert drawn[1] < 0.6 * drawn[0]  # the published bug: more sets, less data
-    whole = [build(overlap=True, sets=m).silos[0].sizes.train for m in (10, 20)]
+    whole = [build(overlap=True, sets=m).clients[0].sizes.train for m in (10, 20)]
     assert whole[1] > 0.8 * whole[0]
 
 
@@ -182,7 +182,7 @@ def test_sets_of_cifar10(cifar_root):
     )
     assert fed.shape == (3, 32, 32)
     assert fed.classes[3] == "cat"
-    assert sum(silo.sizes.train for silo in fed.silos) == 120
+    assert sum(client.sizes.train for client in fed.clients) == 120
 
 
 @pytest.mark.slow

@@ -17,6 +17,5 @@ class SourceInMemory:
     def data(self, client, cfg, classes, channels):
         if self._fail is not None:
             raise self._fail
-        return next(
-            silo for silo in (*self._federation.silos, *self._federation.unseen) if silo.name == client
-        ).load()
+        found = (*self._federation.clients, *self._federation.unseen)
+        return next(each for each in found if each.name == client).load()

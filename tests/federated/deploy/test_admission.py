@@ -113,7 +113,7 @@ def test_a_silo_with_other_images_keeps_nobody_from_beginning(folder, monkeypatc
         run._members._looked = 0.0
         run._members.refresh()
         assert sorted(run._members.nodes) == ["a", "b"]
-    assert [silo.name for silo in federation.silos] == ["a", "b"]
+    assert [client.name for client in federation.clients] == ["a", "b"]
     if order == "cab":
         assert any(re.search("silo 'c' .*10x10", one["why"]) for one in got if one["ask"] == "refused")
 

@@ -44,15 +44,15 @@ def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
     assert not found.here
     for field in ("classes", "shape", "mean", "std", "kind"):
         assert getattr(found, field) == getattr(whole, field), field
-    assert [(silo.name, silo.sizes) for silo in found.silos] == [
-        (silo.name, silo.sizes) for silo in whole.silos
+    assert [(client.name, client.sizes) for client in found.clients] == [
+        (client.name, client.sizes) for client in whole.clients
     ]
     assert found.manifest["silos"]["a"]["test"]["images_of_class"] == [4, 4, 0]
     if legacy_holdout:  # no draw: the silos have the very images
-        for silo in whole.silos:
+        for client in whole.clients:
             data, mine = (
-                silo.load(),
-                OwnFolder(folder / silo.name, silo.name).data(silo.name, cfg, found.classes, 3),
+                client.load(),
+                OwnFolder(folder / client.name, client.name).data(client.name, cfg, found.classes, 3),
             )
             assert torch.equal(data.train.images, mine.train.images)
             assert torch.equal(data.train.labels, mine.train.labels)
@@ -70,7 +70,7 @@ def test_no_name_of_a_file_and_no_pixel_is_reported(folder):
 def test_the_images_cannot_be_read_at_the_server(folder):
     cfg = settings(folder)
     with pytest.raises(UserError, match=r"images .*silo 'a' "):
-        agreed(cfg, {"a": report(cfg, folder / "a")}).silos[0].load()
+        agreed(cfg, {"a": report(cfg, folder / "a")}).clients[0].load()
 
 
 def test_a_silo_that_differs_is_named(folder):

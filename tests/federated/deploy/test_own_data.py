@@ -248,7 +248,7 @@ def test_a_left_out_silo_is_measured_and_never_trained(folders):
     cfg = labeled(folders, data=apart("new"))
     nodes = programs(folders / "a", folders / "b", folders / "new")
     there = agreed(cfg, nodes)
-    assert [silo.name for silo in there.unseen] == ["new"]
+    assert [client.name for client in there.unseen] == ["new"]
     assert there.unseen[0].sizes.train == 0
     check_same(cfg, build(cfg.data, kind="labeled", seed=0), there, nodes)
 

@@ -56,7 +56,7 @@ def test_silos_and_one_process_agree_on_the_federation(split, normalize):
     here = build(settings(split, normalize=normalize).data, kind="labeled", seed=0)
     for field in ("classes", "shape", "mean", "std", "inputs"):
         assert getattr(there, field) == getattr(here, field), field
-    assert [silo.sizes for silo in there.silos] == [silo.sizes for silo in here.silos]
+    assert [client.sizes for client in there.clients] == [client.sizes for client in here.clients]
 
 
 def test_the_setting_of_a_run_travels_as_json(folder):

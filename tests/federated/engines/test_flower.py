@@ -20,7 +20,7 @@ from uefl.engines.flower.members import Members
 
 
 def programs(federation, **fail):
-    names = [silo.name for silo in (*federation.silos, *federation.unseen)]
+    names = [client.name for client in (*federation.clients, *federation.unseen)]
     return {
         i: SiloProgram(SourceInMemory(name, federation, fail.get(name)), torch.device("cpu"))
         for i, name in enumerate(names, 10)

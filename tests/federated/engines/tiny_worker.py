@@ -26,7 +26,7 @@ class Tiny:
         if client == "silo-1" and cfg.run.seed == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
         found = federation(cfg)
-        return next(silo for silo in (*found.silos, *found.unseen) if silo.name == client).load()
+        return next(each for each in (*found.clients, *found.unseen) if each.name == client).load()
 
 
 if __name__ == "__main__":

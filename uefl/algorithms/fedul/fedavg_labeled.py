@@ -35,7 +35,7 @@ class FedAvgLabeled(SetAlgorithm):
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse sets without labels."""
         super().check(federation, arm, net)
-        data = (silo.load() for silo in federation.silos)
+        data = (client.load() for client in federation.clients)
         if any(isinstance(each, SetData) and each.labels is None for each in data):
             raise UserError(
                 f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm"

@@ -27,7 +27,7 @@ class FedLLP(SetAlgorithm):
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a client with no set of two images or more."""
         super().check(federation, arm, net)
-        small = min(federation.silos, key=lambda silo: max(silo.sizes.sets))
+        small = min(federation.clients, key=lambda client: max(client.sizes.sets))
         if max(small.sizes.sets) < 2:
             raise UserError(
                 f"client {small.name!r} has sets of one image only; arm {arm!r} takes a set per step, and"

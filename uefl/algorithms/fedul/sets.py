@@ -61,7 +61,7 @@ class SetAlgorithm(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a client with a single image, since a step needs two."""
-        smallest = min(federation.silos, key=lambda silo: silo.sizes.train)
+        smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if smallest.sizes.train < 2:
             raise UserError(
                 f"client {smallest.name!r} has {smallest.sizes.train} image; batch norm needs two or more in"

@@ -90,7 +90,7 @@ class CodebookAlgorithm(Algorithm):
                 f"key 'arms.{arm}.segments': expected a divisor of the {net.dim} channels of the encoder; got"
                 f" {segments}"
             )
-        few = min(federation.silos, key=lambda silo: silo.sizes.train)
+        few = min(federation.clients, key=lambda client: client.sizes.train)
         per_image = net.positions * (1 if self.quantizer.segment_codebooks else segments)
         if few.sizes.train * per_image < self.most_new():
             rows = f"{few.sizes.train} training images of {per_image} feature vectors"
