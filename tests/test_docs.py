@@ -115,6 +115,14 @@ def test_entries_have_shapes_errors_source_and_equivalent(name):
     assert [part for part in parts if part not in inspect.getdoc(thing)] == []
 
 
+def test_the_reference_has_no_private_members():
+    # "members: true" takes all members and ignores the filters
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert 'filters: ["!^_"]' in settings
+    assert [page.name for page in API if "members:" in page.read_text(encoding="utf-8")] == []
+    assert not re.search(r"^ +members:", settings, re.MULTILINE)
+
+
 def test_the_table_of_gpus_agrees_with_the_build():
     build = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     (generations,) = re.findall(r"^set\(GENERATIONS (.*)\)$", build, re.MULTILINE)

@@ -40,8 +40,11 @@ class LabeledData:
     """
 
     train: Split
+    """trained on"""
     holdout: Split
+    """measured for the decisions of the server"""
     test: Split
+    """measured for the report alone"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ class ClientData:
     """One client: its name and sizes, and a function that reads its images."""
 
     name: str
+    """unique in a federation"""
     sizes: Sizes
+    """numbers of images, known without reading them"""
     load: Callable[[], LabeledData | SetData]
     """reads the data of this client from its source; the result is not kept"""
 
@@ -116,8 +121,11 @@ class Federation:
     """All clients of a run, of one kind, one image shape and one list of classes."""
 
     kind: Kind
+    """whether the clients have labeled images or sets of unlabeled ones"""
     clients: tuple[ClientData, ...]
+    """clients that are trained on"""
     classes: tuple[str, ...]
+    """names of the classes; label k is ``classes[k]``"""
     shape: tuple[int, ...]
     """of one input, such as (C, H, W)"""
     mean: tuple[float, ...]

@@ -51,7 +51,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
             used where they save time.
         metric: ``"l2"``, or ``"cosine"`` for spherical k-means.
 
-    Attributes (after ``fit``):
+    Attributes:
         cluster_centers_: ``[n_clusters, n_features]``, float32 for float32 and half-precision data, float64
             for all else.
         labels_: ``[n_samples]`` int64, the nearest of these centers.
@@ -60,6 +60,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
         counts_: ``[n_clusters]`` float64, the weights of the rows of each cluster, added up; without weights,
             how many rows.
         n_features_in_, feature_names_in_: as in scikit-learn.
+
+    ``fit`` sets the attributes.
 
     Raises:
         TypeError, ValueError: in ``fit`` and later: parameters or data that do not fit; data that are not

@@ -78,12 +78,14 @@ class ResidualKMeans(RowEstimator, Estimator):
             rows, and later levels work on what that leaves. The assignment is stable: no row is nearer to a
             center that holds a row farther from it.
 
-    Attributes (after ``fit``):
+    Attributes:
         codebooks_: ``[n_levels, n_clusters, n_features]``, float32 for float32 and half-precision data,
             float64 for all else.
         codes_: ``[n_samples, n_levels]`` int64. Without ``balanced`` they are ``predict(X)``.
         inertia_: ``[n_levels]`` float64, the sum of the squares that is left after each level.
         n_features_in_, feature_names_in_: as in scikit-learn.
+
+    ``fit`` sets the attributes.
 
     Raises:
         TypeError, ValueError: as :class:`KMeans`.
