@@ -21,7 +21,7 @@ from .. import vq_with_sums
 from . import _distributed
 from ._recompute import Memory
 from ._search import count_and_sum
-from ._shared import ConstantBuffers, Float32Module, absent, by_book, fixed, no_autocast, no_torchscript
+from ._shared import HALF, ConstantBuffers, Float32Module, absent, by_book, fixed, no_autocast, no_torchscript
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -133,7 +133,7 @@ class Codebook(ConstantBuffers, Float32Module):
     def forward(self, x: torch.Tensor, step: Callable[..., Any], *args: Any) -> Any:
         """Return ``step(x, *args)``, a step of the layer: hooks of this module run around all that uses its
         tensors."""
-        if self.embed_avg.dtype in (torch.float16, torch.bfloat16):
+        if self.embed_avg.dtype in HALF:
             self._restore_float32()
         return step(x, *args)
 
@@ -230,11 +230,7 @@ class Codebook(ConstantBuffers, Float32Module):
     def _restore_float32(self) -> None:
         """Make float buffers float32 again that were cast behind the module: averages do not move in half
         precision."""
-        cast = [
-            (name, buffer)
-            for name, buffer in self.named_buffers(recurse=False)
-            if buffer.dtype in (torch.float16, torch.bfloat16)
-        ]
+        cast = [(name, buffer) for name, buffer in self.named_buffers(recurse=False) if buffer.dtype in HALF]
         for _, buffer in cast:
             buffer.data = buffer.data.float()
         warnings.warn(
@@ -243,6 +239,10 @@ class Codebook(ConstantBuffers, Float32Module):
             " buffer_dtype=torch.float32",
             stacklevel=2,
         )
+
+    def as_model(self, codewords: torch.Tensor) -> torch.Tensor:
+        """Round float32 codewords in a model of half precision, whose other layers expect its dtype."""
+        return codewords.to(self._model_dtype) if self._model_dtype in HALF else codewords
 
     # --- moving averages -----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from torch import nn
 from .._checks import check_dense, check_tensor
 from .._numbers import is_count
 
+HALF = (torch.float16, torch.bfloat16)
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -235,21 +236,35 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
     return torch.autocast(device.type, enabled=False) if active else contextlib.nullcontext()
 
 
+def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return ``module(x)``, with x in the dtype of the module's parameters where it has any."""
+    parameter = next(module.parameters(), None)
+    result: torch.Tensor = module(x if parameter is None else x.to(parameter.dtype))
+    return result
+
+
 class ConstantBuffers(nn.Module):
     """A module with buffers whose first values follow from its arguments. They are no state: where they come
-    from the meta device, as by ``to_empty``, they are made again."""
+    from the meta device, as by ``to_empty``, they are made again.
+
+    The module also knows the dtype that the model around it was cast to, which decoding gives to vectors.
+    """
+
+    _model_dtype: torch.dtype
 
     def _constants(self) -> dict[str, torch.Tensor | None]:
         """Return the buffers by name."""
         raise NotImplementedError
 
     def _register_constants(self) -> None:
+        self._model_dtype = torch.get_default_dtype()
         for name, value in self._constants().items():
             self.register_buffer(name, value, persistent=False)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ConstantBuffers:
         absent = [name for name, buffer in self._buffers.items() if buffer is not None and buffer.is_meta]
         super()._apply(fn, recurse)
+        self._model_dtype = fn(torch.empty(0, dtype=self._model_dtype)).dtype  # fn may be a cast
         for name, value in self._constants().items() if absent else ():
             buffer = self._buffers[name]
             if name in absent and value is not None and buffer is not None and not buffer.is_meta:
@@ -279,7 +294,7 @@ class Float32Module(nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float32Module:
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             moved = fn(tensor)
-            reduced = tensor.dtype == torch.float32 and moved.dtype in (torch.float16, torch.bfloat16)
+            reduced = tensor.dtype == torch.float32 and moved.dtype in HALF
             return tensor.to(moved.device) if reduced else moved
 
         super()._apply(keep, recurse)

@@ -11,6 +11,7 @@ from torch import nn
 from .._snapshot import snapshot
 from ..ops.rvq import RVQOutput, composed, run
 from ._codebook import Codebook, set_counts
+from ._shared import HALF
 from .vector_quantize import VectorQuantize
 
 
@@ -111,7 +112,7 @@ def _plain(layer: VectorQuantize, book: Codebook) -> bool:
         )
         and layer.in_place_codebook_optimizer is None
         and book.vq_bridge is None
-        and book.embed_avg.dtype not in (torch.float16, torch.bfloat16)  # which the codebook would restore
+        and book.embed_avg.dtype not in HALF  # which the codebook would restore
         and not book.waiting
     )
 

@@ -17,6 +17,7 @@ from ._shared import (
     fixed,
     numbers,
     place_values,
+    project,
     refuse_together,
     straight_through,
     within,
@@ -262,7 +263,8 @@ class FSP(ConstantBuffers, Coder):
 
     def indices_to_codes(self, indices: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
-        output: torch.Tensor = self.project_out(self._values(self.indices_to_act_value(indices), eps))
+        codes = self._values(self.indices_to_act_value(indices), eps).to(self._model_dtype)
+        output = project(self.project_out, codes)
         return output.movedim(-1, 1) if self.channel_first else output
 
     get_output_from_indices = indices_to_codes

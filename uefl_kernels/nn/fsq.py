@@ -20,6 +20,7 @@ from ._shared import (
     fixed,
     no_autocast,
     place_values,
+    project,
     refuse_together,
     straight_through,
     within,
@@ -227,14 +228,19 @@ class FSQ(ConstantBuffers, Coder):
         half = self._levels // 2
         return (levels - half) / half
 
+    def _codes(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
+        return self._rotated_back(self._indices_to_codes(indices)).to(self._model_dtype)
+
+    def _rotated_back(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes @ self.orthogonal_rot.to(codes.dtype).t() if self.orthogonal_rotation else codes
+
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
         indices = as_indices("FSQ", indices)
         image = self.channel_first or indices.dim() >= 3 + int(self._keep)
-        codes = self._indices_to_codes(indices)
-        if self.orthogonal_rotation:
-            codes = codes @ self.orthogonal_rot.t()
-        output: torch.Tensor = self.project_out(codes.flatten(-2) if self._keep else codes)
+        codes = self._codes(indices)
+        output = project(self.project_out, codes.flatten(-2) if self._keep else codes)
         return output.movedim(-1, 1) if image else output
 
     get_output_from_indices = indices_to_codes
@@ -256,18 +262,14 @@ class FSQ(ConstantBuffers, Coder):
         image = self.channel_first or (isinstance(z, torch.Tensor) and z.dim() >= 4)
         z = self.project_in(channels_last("FSQ", z, self.dim, image, "z"))
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
-        if self.orthogonal_rotation:
-            z = z @ self.orthogonal_rot
         dtype = z.dtype
         with no_autocast(z.device):
+            z = z @ self.orthogonal_rot.to(dtype) if self.orthogonal_rotation else z
             if self.force_quantization_f32 and dtype not in self.allowed_dtypes:
                 z = z.float()
             codes = self.quantize(z)
             indices = self.codes_to_indices(codes) if self.return_indices else None
-            codes = self.maybe_apply_noise(codes)
-            if self.orthogonal_rotation:
-                codes = codes @ self.orthogonal_rot.t()
-            codes = codes.flatten(-2).to(dtype)
+            codes = self._rotated_back(self.maybe_apply_noise(codes)).flatten(-2).to(dtype)
         output = self.project_out(codes)
         output = output.movedim(-1, 1) if image else output
         if indices is not None and not self._keep:
@@ -308,18 +310,16 @@ class ResidualScalarQuantizer(ResidualQuantizer):
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codeword of every quantizer, ``[Q, ..., d]``; zeros for -1 and for indices left out."""
-        codes = [
-            (book[i.clamp(min=0)] * self._scale(place)).masked_fill((i < 0).unsqueeze(-1), 0)
-            for place, (book, i) in enumerate(
-                zip(self.codebooks, self._padded(indices).unbind(-1), strict=True)
-            )
-        ]
+        codes = []
+        pairs = zip(self._quantizers, self._padded(indices).unbind(-1), strict=True)
+        for place, (layer, i) in enumerate(pairs):
+            found = project(layer.project_out, layer._codes(i.clamp(min=0))) * self._scale(place)
+            codes.append(found.masked_fill((i < 0).unsqueeze(-1), 0))
         return torch.stack(codes)
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the quantized vectors ``[..., dim]`` of indices ``[..., q]``."""
-        output: torch.Tensor = self.project_out(self.get_codes_from_indices(indices).sum(0))
-        return output
+        return project(self.project_out, self.get_codes_from_indices(indices).sum(0))
 
 
 class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
@@ -490,21 +490,30 @@ class GroupedScalar(Coder):
         return torch.stack([rvq.get_codes_from_indices(i) for rvq, i in pairs])
 
     def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
-        """Return the quantized vectors for the indices of each group, ``[groups, ..., q]``."""
-        pairs = zip(self._residuals, indices, strict=True)
-        outputs = [rvq.get_output_from_indices(i) for rvq, i in pairs]
-        return torch.cat(outputs, self.split_dim)
+        """Return what ``forward`` returns as quantized for the indices of each group."""
+        return self._joined([rvq.decode(i) for rvq, i in zip(self._residuals, indices, strict=True)])
+
+    @property
+    def _moved(self) -> bool:
+        """True if the channels of images go last for quantizers that expect them there."""
+        return self.accept_image_fmap and not getattr(self._residuals[0], "is_channel_first", False)
+
+    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Concatenate the channels of the groups, and move them to where the input has them."""
+        if self._moved:
+            return torch.cat([*parts], -1).movedim(-1, 1)
+        return torch.cat([*parts], self.split_dim)
 
     def _quantize(self, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
         """Quantize each group; all groups leave out the same quantizers."""
-        channels_last(type(self).__name__, x, self.dim, self.accept_image_fmap)
+        last = channels_last(type(self).__name__, x, self.dim, self.accept_image_fmap)
         if self.training and options.get("n_q") is None and self._residuals[0].quantize_dropout:
             drawn = torch.randint(0, 10_000, (), device=x.device)
             options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(drawn))
-        parts = x.chunk(self.groups, self.split_dim)
+        parts = last.chunk(self.groups, -1) if self._moved else x.chunk(self.groups, self.split_dim)
         found = [rvq(part, **options) for rvq, part in zip(self._residuals, parts, strict=True)]
         quantized, *others = zip(*found, strict=True)
-        return torch.cat(quantized, self.split_dim), *map(torch.stack, others)
+        return self._joined(quantized), *map(torch.stack, others)
 
 
 class GroupedResidualFSQ(GroupedScalar):
@@ -513,7 +522,7 @@ class GroupedResidualFSQ(GroupedScalar):
     Args:
         dim: length of the vectors, a multiple of ``groups``.
         groups: how many parts.
-        accept_image_fmap: ``[B, dim, H, W]`` input; needs ``is_channel_first=True``.
+        accept_image_fmap: ``[B, dim, H, W]`` input.
         **kwargs: of every :class:`ResidualFSQ`.
 
     Raises:

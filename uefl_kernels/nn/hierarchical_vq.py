@@ -34,7 +34,7 @@ class ResidualConvolution(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a map of the shape of x ``[B, dim, ...]``."""
-        return x if self.resi_ratio <= 1e-8 else x.lerp(self.conv(x), self.resi_ratio)
+        return x if self.resi_ratio <= 1e-8 else x.lerp(self.conv(x).to(x.dtype), self.resi_ratio)
 
 
 class HierarchicalVQ(Coder):

@@ -18,6 +18,7 @@ from ._shared import (
     counts,
     fixed,
     place_values,
+    project,
     refuse_together,
     within,
 )
@@ -178,7 +179,7 @@ class LatentQuantize(ConstantBuffers, Coder):
         places = indices.unsqueeze(-1) // self._basis % self._levels
         codes = self._values(places)
         codes = codes.flatten(-2) if self._keep else codes
-        codes = self.project_out(codes) if project_out else codes
+        codes = project(self.project_out, codes.to(self._model_dtype)) if project_out else codes
         return codes.movedim(-1, 1)
 
     get_output_from_indices = indices_to_codes

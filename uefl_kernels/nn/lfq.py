@@ -15,6 +15,7 @@ from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
     absent,
+    as_indices,
     channels_last,
     counts,
     fixed,
@@ -224,15 +225,17 @@ class LFQ(ConstantBuffers, Coder):
     def _bits_of(self, indices: torch.Tensor) -> torch.Tensor:
         return indices.unsqueeze(-1).bitwise_and(self.mask) != 0
 
+    def _codes(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
+        indices = within("LFQ", indices, self.codebook_size)
+        codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self.codebook.dtype)))
+        return codes @ self.orthogonal_rot.t() if self.orthogonal_rotation else codes
+
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
-        indices = within("LFQ", indices, self.codebook_size)
+        indices = as_indices("LFQ", indices)
         image = indices.dim() >= 3 + int(self._keep) if self.channel_first is None else self.channel_first
-        indices = indices if self._keep else indices.unsqueeze(-1)
-        codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self.codebook.dtype)))
-        if self.orthogonal_rotation:
-            codes = codes @ self.orthogonal_rot.t()
-        codes = codes.flatten(-2)
+        codes = self._codes(indices if self._keep else indices.unsqueeze(-1)).flatten(-2)
         if project_out:
             codes = self.project_out(codes)
         return codes.movedim(-1, 1) if image else codes
@@ -270,11 +273,10 @@ class LFQ(ConstantBuffers, Coder):
         if self.soft_clamp_input_value is not None:
             x = (x / self.soft_clamp_input_value).tanh() * self.soft_clamp_input_value
         x = x.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
-        if self.orthogonal_rotation:
-            x = x @ self.orthogonal_rot
-        x = self.maybe_l2norm(x)
         dtype = x.dtype
         with no_autocast(x.device):
+            x = x @ self.orthogonal_rot.to(dtype) if self.orthogonal_rotation else x
+            x = self.maybe_l2norm(x)
             x = x.float() if self.force_quantization_f32 else x
             positive = x > 0
             indices = (positive * self.mask).sum(-1)
@@ -282,8 +284,8 @@ class LFQ(ConstantBuffers, Coder):
             losses = self._losses(x, quantized, inv_temperature, mask)
             values = straight_through(self.activation(x), quantized) if self.training else quantized
             values = values.to(dtype)
-        if self.orthogonal_rotation:
-            values = values @ self.orthogonal_rot.t()
+            if self.orthogonal_rotation:
+                values = values @ self.orthogonal_rot.to(dtype).t()
         output = self.project_out(values.flatten(-2))
         output = output.movedim(-1, 1) if image else output
         indices = indices if self._keep else indices.squeeze(-1)
@@ -397,14 +399,6 @@ class ResidualLFQ(ResidualScalarQuantizer):
         """Codewords of every quantizer, ``[Q, K, d]``."""
         return torch.stack([layer.codebook for layer in self._quantizers])
 
-    def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the codeword of every quantizer, ``[Q, ..., d]``; zeros for -1 and for indices left out."""
-        codes = []
-        for layer, i in zip(self._quantizers, self._padded(indices).unbind(-1), strict=True):
-            found = layer.indices_to_codes(i.clamp(min=0).reshape(-1)).view(*i.shape, -1)
-            codes.append(found.masked_fill((i < 0).unsqueeze(-1), 0))
-        return torch.stack(codes)
-
     def forward(
         self,
         x: torch.Tensor,
@@ -424,16 +418,19 @@ class ResidualLFQ(ResidualScalarQuantizer):
         """
         x = channels_last("ResidualLFQ", x, self._dim, False)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
-        residual = self.project_in(x)
+        lead, x = x.shape[:-1], self.project_in(x)
+        # three dimensions: more are an image to LFQ
+        residual = x.reshape(len(x), x.shape[1:-1].numel(), x.shape[-1])
         total, chosen, losses = torch.zeros_like(residual), [], []
         with no_autocast(x.device):
             for place, layer in zip(range(kept), self._quantizers, strict=False):
                 quantized, indices, loss = self._of_examples(layer, residual, place, n_q, mask)
                 residual, total = residual - quantized.detach(), total + quantized
-                chosen.append(indices)
+                chosen.append(indices.reshape(*lead, *indices.shape[2:]))
                 losses.append(loss)
         found = self._padded(torch.stack(chosen, -1))
-        result = self.project_out(total), found, F.pad(torch.stack(losses), (0, self._num_quantizers - kept))
+        output = self.project_out(total.view(x.shape))
+        result = output, found, F.pad(torch.stack(losses), (0, self._num_quantizers - kept))
         return (*result, self.get_codes_from_indices(found)) if return_all_codes else result
 
 
@@ -443,7 +440,7 @@ class GroupedResidualLFQ(GroupedScalar):
     Args:
         dim: length of the vectors, a multiple of ``groups``.
         groups: how many parts.
-        accept_image_fmap: ``[B, dim, H, W]`` input, for groups without projections.
+        accept_image_fmap: ``[B, dim, H, W]`` input.
         **kwargs: of every :class:`ResidualLFQ`.
 
     Raises:

@@ -26,6 +26,7 @@ from ._shared import (
     directional,
     fixed,
     no_autocast,
+    project,
     refuse_together,
 )
 from ._stages import Stages
@@ -385,21 +386,19 @@ class ResidualVQ(ResidualQuantizer):
             self._quantizers, (None, *self.mlps), self._padded(indices).unbind(-1), strict=True
         ):
             found = (
-                layer.get_output_from_indices(chosen)
-                if self._project_each
-                else layer.get_codes_from_indices(chosen)
+                layer.get_output_from_indices(chosen) if self._project_each else layer._float32_codes(chosen)
             )
             if mlp is not None:
                 found = mlp(found, condition=torch.stack(codes).sum(0))
                 found = found.masked_fill((chosen < 0).unsqueeze(-1), 0)
             codes.append(found)
-        return torch.stack(codes)
+        return self._quantizers[0]._codebook.as_model(torch.stack(codes))
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices; a position with only indices -1 is
         zero."""
         indices = as_indices("ResidualVQ", indices)
-        output: torch.Tensor = self.project_out(self.get_codes_from_indices(indices).sum(0))
+        output = project(self.project_out, self.get_codes_from_indices(indices).sum(0))
         output = output.masked_fill((indices < 0).all(-1, keepdim=True), 0)
         return self.layout.outward(output, output.dim())
 

@@ -29,6 +29,7 @@ from ._shared import (
     directional,
     fixed,
     numbers,
+    project,
     refuse_together,
     rotate,
     straight_through,
@@ -183,13 +184,12 @@ class VectorQuantize(Coder):
         ValueError: sizes that do not fit, options that exclude each other.
         TypeError: an unknown argument.
 
-    Departures from the peer: indices are exact; the
-    output is the codeword without the rounding of the rotation, also where the input is zero; ``project_in``
-    gets its gradient also when the input needs none; a mask works with heads and projections, and lens with
-    ``channel_last=False``; codewords stay float32 in a model cast to half precision; setting ``codebook``
-    also sets the averages, else the next step would undo it; ``affine_param`` moves its averages in training
-    only. A checkpointed region runs the layer twice. The codewords are updated once, and both runs choose
-    from the same codewords.
+    Departures from the peer: indices are exact; the output is the codeword without the rounding of the
+    rotation, also where the input is zero; ``project_in`` gets its gradient also when the input needs none; a
+    mask works with heads and projections, and lens with ``channel_last=False``; codewords stay float32 in a
+    model cast to half precision, and decoding returns its dtype; setting ``codebook`` also sets the averages,
+    else the next step would undo it; ``affine_param`` moves its averages in training only. A checkpointed
+    region runs the layer twice. The codewords are updated once, and both runs choose from the same codewords.
 
     A row that holds NaN takes codeword 0 and quantized is that codeword; the loss is NaN, outside training
     and without a commitment loss too, and the codewords do not move towards the row. A loss over no rows, or
@@ -942,6 +942,9 @@ class VectorQuantize(Coder):
             ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` where each
             has its own; channels in the second dimension where the input has them there.
         """
+        return self._codebook.as_model(self._float32_codes(indices))
+
+    def _float32_codes(self, indices: torch.Tensor) -> torch.Tensor:
         codewords: torch.Tensor = self._codebook(as_indices("VectorQuantize", indices), self._gather)
         if self.heads > 1 and not self.separate_codebook_per_head:
             codewords = codewords.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
@@ -951,7 +954,7 @@ class VectorQuantize(Coder):
         """Return what ``forward`` returns as quantized for these indices, also behind projections and for
         several heads."""
         indices = as_indices("VectorQuantize", indices)
-        output: torch.Tensor = self.project_out(self._codebook(indices, self._gather))
+        output = project(self.project_out, self._codebook.as_model(self._codebook(indices, self._gather)))
         masked = (indices if self.heads == 1 else indices[..., 0]) < 0
         output = output.masked_fill(masked.unsqueeze(-1), 0)
         return self.layout.outward(output, output.dim())
