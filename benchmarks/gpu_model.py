@@ -65,6 +65,7 @@ class Gpu:
             "bytes": kernel.bytes / self.copy,
             "tensor": kernel.flops / tensor,
             "L2": kernel.l2 / self.l2,
+            "reductions": kernel.reductions / REDUCTIONS,
         } | pipes
         walls |= {"shared": kernel.shared / (SHARED * clocks), "in order": kernel.cycles / clocks}
         return {wall: 1e6 * seconds for wall, seconds in walls.items()} | {"launch": LAUNCH * kernel.launched}
@@ -80,6 +81,7 @@ MACHINES = (
 
 MEMORIES = ("bytes", "L2", "shared")
 SHARED = 128.0  # bytes a clock that the shared memory of a multiprocessor gives
+REDUCTIONS = 360e9  # a second, on the H100
 LAUNCH = 4.0  # microseconds of a kernel with nothing to do: six launches took 24 us of a search on the H100
 
 # Work, and the microseconds that an H200 was to take, where somebody had said so.
@@ -171,8 +173,8 @@ def counted() -> dict[str, Counts]:
             for way, instance in MMA_WAYS.items()
         },
         "masks": by_pipe(loop("mc_dropout_mlp", "head", "Li2ELb0E", "HMMA"), 1),
-        "sum": by_pipe(loop("kmeans_step", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
-        "square": by_pipe(loop("kmeans_step", "row_squares", "ff", "DADD"), 4),
+        "sum": by_pipe(loop("kmeans", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
+        "square": by_pipe(loop("kmeans", "row_squares", "ff", "DADD"), 4),
     }
 
 
@@ -187,6 +189,7 @@ class Kernel:
     l2: float = 0  # bytes that the multiprocessors ask of the second-level cache
     shared: float = 0  # bytes read from shared memory
     cycles: float = 0  # of all multiprocessors, of loops with in-order issue
+    reductions: float = 0  # of 64-bit integers, in the second-level cache
     launched: bool = True  # else a later part of the kernel before it
 
 
@@ -210,6 +213,9 @@ def open_share(k: int, itemsize: int, d: int) -> float:
 # The comparisons of search_wgmma and search_mma, and the instances of float32.
 WAYS = {"cross": "fLi3ELb0ELb1E", "four": "fLi3ELb0ELb0E"}
 MMA_WAYS = {"cross": "fLb1E", "four": "fLb0E"}
+# Share of Gaussian rows that an iteration after the first gives another label: mean of ten at 262144 x 64, K
+# 256, on the CPU. The second iteration gives half of the rows another, the eleventh 4 %.
+CHANGED = 0.12
 SETTLED = 0.75  # share of the open rows that search_wgmma decides at once: 0.71 to 0.85 in simulations
 PACK, WGMMA, MMA, OPEN = "pack_codebook", "search_wgmma", "search_mma<", "open rows"
 PRODUCT = "gemm"  # torch's, in float32: the same number of multiply-adds
@@ -283,9 +289,12 @@ def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel
             found[1] = replace(wider, counts=total((1, wider.counts), (1, quantize)))
         else:
             found.append(Kernel("gather<", 2 * rows + 8 * case.n, counts=quantize))
-    if op.startswith("kmeans"):
-        found.append(Kernel("row_sums<", rows + 8 * case.n, counts=total((size, of["sum"]))))
+    if op == "kmeans_lloyd":
+        moved, changed = 16 * case.n + CHANGED * rows, CHANGED * size
+        counts = total((changed, of["sum"]))
+        found.append(Kernel("advance<", moved, counts=counts, reductions=2 * changed))
     if op == "kmeans_step":
+        found.append(Kernel("row_sums<", rows + 8 * case.n, counts=total((size, of["sum"]))))
         found.append(Kernel("row_squares<", rows + 16 * case.n, counts=total((size, of["square"]))))
     return found
 

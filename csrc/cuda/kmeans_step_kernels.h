@@ -11,33 +11,45 @@ namespace {
 
 constexpr int kSquareLanes = 8;
 
-// |x - center|^2 of each row, times its weight: eight lanes to a row, a partial sum each, combined by halves.
+// The sum of the squares of d values by eight lanes, for all of them: a partial sum each, combined by halves.
+// All lanes of a warp call it.
+template <class Value>
+__device__ double square_norm(int64_t d, const Value& value) {
+  double total = 0;
+  UEFL_UNROLL
+  for (int64_t j = threadIdx.x % kSquareLanes; j < d; j += kSquareLanes) {
+    const double own = value(j);
+    total = __dadd_rn(total, __dmul_rn(own, own));
+  }
+  for (int step = kSquareLanes / 2; step > 0; step /= 2)
+    total = __dadd_rn(total, __shfl_xor_sync(kAllLanes, total, step));
+  return total;
+}
+
+// Calls work(item, there) for groups of eight lanes that share the items. The four groups of a warp go on
+// together, also where there is no item for one of them.
+template <class Work>
+__device__ void for_each_group(int64_t items, const Work& work) {
+  const int64_t groups = int64_t{gridDim.x} * blockDim.x / kSquareLanes,
+                own = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kSquareLanes;
+  for (int64_t first = own / 4 * 4; first < items; first += groups)
+    work(first + own % 4, first + own % 4 < items);
+}
+
+// |x - center|^2 of each row, times its weight.
 template <class T, class Center>
 __global__ void __launch_bounds__(kThreads)
     row_squares(const T* x, Shape shape, const Center* centers, const int64_t* labels, const double* weights,
                 double* squares) {
-  const int64_t groups = int64_t{gridDim.x} * blockDim.x / kSquareLanes,
-                own = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kSquareLanes;
-  const int lane = threadIdx.x % kSquareLanes;
-  for (int64_t first = own / 4 * 4; first < shape.outputs;
-       first += groups) {  // the four groups of a warp go together
-    const int64_t row = first + own % 4;
-    const bool there = row < shape.outputs;
-    double total = 0;
-    if (there) {
-      const T* value = x + row * shape.inner_stride;
-      const Center* center = centers + labels[row] * shape.d;
-      UEFL_UNROLL
-      for (int64_t j = lane; j < shape.d; j += kSquareLanes) {
-        const double difference =
-            __dsub_rn(static_cast<double>(widen(value[j * shape.stride])), static_cast<double>(center[j]));
-        total = __dadd_rn(total, __dmul_rn(difference, difference));
-      }
-    }
-    for (int step = kSquareLanes / 2; step > 0; step /= 2)
-      total = __dadd_rn(total, __shfl_xor_sync(kAllLanes, total, step));
-    if (there && lane == 0) squares[row] = weights ? __dmul_rn(weights[row], total) : total;
-  }
+  for_each_group(shape.outputs, [&](int64_t row, bool there) {
+    const T* value = x + row * shape.inner_stride;
+    const Center* center = there ? centers + labels[row] * shape.d : nullptr;
+    const double total = square_norm(there ? shape.d : 0, [&](int64_t j) {
+      return __dsub_rn(static_cast<double>(widen(value[j * shape.stride])), static_cast<double>(center[j]));
+    });
+    if (there && threadIdx.x % kSquareLanes == 0)
+      squares[row] = weights ? __dmul_rn(weights[row], total) : total;
+  });
 }
 
 constexpr int kFoldThreads = 1024, kFolded = 32;  // values of a thread

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from uefl_kernels import backend, kmeans, kmeans_step, vq, vq_assign, vq_with_sums
-from uefl_kernels._library import triton_available
+from uefl_kernels._library import resolve, triton_available
 
 from .conftest import captured, cuda_built, no_waiting
 from .search_cases import CASES, codebook_with
@@ -252,6 +252,23 @@ def test_small_kmeans_equals_the_cpu(init, metric):
         (*found, *step[:-1], *step.units), (*expected, *expected_step[:-1], *expected_step.units), strict=True
     ):
         assert torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("spherical", [False, True])
+def test_small_iterations_of_k_means_equal_the_reference(dtype, spherical):
+    """Elements of a row apart, empty clusters, more clusters than a block moves."""
+    x, weights = torch.randn(30, 2000).to(dtype).T, torch.rand(2000).double()
+    units = torch.ops.uefl_reference.kmeans_units(x, weights)[:3]
+    centers = torch.cat([x[:300], 100 + x[:9]]).to(torch.promote_types(dtype, torch.float32))
+    limit = torch.zeros((), dtype=torch.float64)
+    for mass in (None, weights):
+        given = x, centers, mass, *units, limit
+        expected = torch.ops.uefl_reference.kmeans_lloyd(*given, spherical, 20)
+        on_device = [None if tensor is None else tensor.to("cuda") for tensor in given]
+        found = resolve("kmeans_lloyd", on_device[0])(*on_device, spherical, 20)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one.cpu(), other)
 
 
 def test_small_kmeans_in_a_cuda_graph():

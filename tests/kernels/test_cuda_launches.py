@@ -51,19 +51,30 @@ def test_a_codebook_is_packed_by_one_launch():
         # what all calls return, and the parts of the error where a pass of its own finds it
         ("vq_forward.cu", "Results run(", 5),
         ("vq_forward.cu", "vq_forward(const Tensor& x", 2),  # the error, and the counter of its parts
-        ("kmeans_step.cu", "kmeans_step(const Tensor& x", 4),
+        ("kmeans.cu", "> kmeans_step(const Tensor& x", 3),  # and the labels of the search
+        ("kmeans.cu", "> kmeans_lloyd(const Tensor& x", 9),  # of the whole fit, and labels of each iteration
     ],
 )
 def test_allocations(source, function, most):
-    assert len(calls(body(code(source), function), r"new_empty\(")) == most
+    assert len(calls(body(code(source), function), r"(?:new_|\.)empty\(")) == most
 
 
 def test_what_is_added_to_is_zeroed_by_the_launch_that_packs():
-    for source in ("vq_forward.cu", "kmeans_step.cu"):
+    for source in ("vq_forward.cu", "kmeans.cu"):
         text = code(source)
         assert "<<<" not in body(text, "std::tuple<Tensor"), source
         assert len(calls(text, r"assign\([^;]*cleared")) == 1, source
         assert not calls(text, r"cudaMemset\w*|zero_|fill_"), source
+
+
+def test_an_iteration_of_k_means_is_a_search_and_a_launch():
+    fit = body(code("kmeans.cu"), "> kmeans_lloyd(const Tensor& x")
+    each = fit[fit.index("for (int64_t i = 0; i < max_iter;") : fit.index("sum_squares(")]
+    made = calls(each, r"\b(search|sum_rows|launch_\w+|has_ended)\(")
+    assert made == ["sum_rows", "launch_advance", "search", "has_ended"]
+    assert "if (i == 0) sum_rows(" in each
+    assert "if (i % kLookEvery == kLookEvery - 1 && has_ended(" in each
+    assert not calls(each, r"empty\(|copy_\(|contiguous\(")
 
 
 def test_vq_is_two_launches_where_the_search_quantizes():

@@ -84,8 +84,9 @@ def files_of(op):
 
 def test_an_op_has_at_most_12_files():
     counts = {op: len(files_of(op)) for op in OPS}
-    # seeding, blocks and sparse rows; the search on six kinds of hardware; a private op
-    parts = {"kmeans": 15, "vq_assign": 15, "vq": 13}
+    # seeding, blocks, sparse rows, and launches of kmeans_step; the search on six kinds of hardware; a
+    # private op
+    parts = {"kmeans": 16, "vq_assign": 15, "vq": 13}
     assert all(2 <= count <= parts.get(op, 12) for op, count in counts.items()), counts
 
 

@@ -455,6 +455,32 @@ def test_opcheck():
         torch.library.opcheck(torch.ops.uefl.kmeans.default, arguments)
 
 
+def test_opcheck_of_the_iterations():
+    x, weights = normal(19, 3), torch.rand(19).double()
+    for mass in (None, weights):
+        units = torch.ops.uefl.kmeans_units(x, mass)[:3]
+        for spherical in (False, True):
+            arguments = x, x[:4], mass, *units, torch.zeros((), dtype=torch.float64), spherical, 5
+            torch.library.opcheck(torch.ops.uefl.kmeans_lloyd.default, arguments)
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("op", [torch.ops.uefl.kmeans_lloyd, torch.ops.uefl_reference.kmeans_lloyd], ids=str)
+def test_a_fit_around_the_iterations_of_an_op(monkeypatch, op, metric):
+    """As on a GPU, with the op in the place of the kernel. The weights are not in units of a power of two."""
+    monkeypatch.setattr(composed, "triton_available", lambda: False)
+    x, weights = blobs(90, 4, 5), 3 * torch.rand(90)
+    far = torch.cat([x[:3], 100 + normal(2, 4)])
+    for method, init, starts in (("random", None, 2), ("given", far, 1)):
+        first = method if init is None else init
+        expected = kmeans(x, 5, weights=weights, init=first, n_init=2, seed=3, metric=metric)
+        problem = x, weights.double(), init, [90], [5], [3]
+        arguments = *problem, method, metric == "cosine", starts, 300, 1e-4
+        found = composed.around(op.default, composed.Arguments(*arguments))
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one.reshape(other.shape), other)
+
+
 def test_compile_fullgraph(full_graph):
     x = normal(50, 4)
     step = full_graph(lambda rows: kmeans(rows * 2, 3).centers + 1)
@@ -489,7 +515,7 @@ def test_the_host_is_not_asked(monkeypatch, method, spherical):
                 x, mass, given, [20, 30], [2, 4], [0, 1], method, spherical, 2, 3, 1e-4
             )
             centers, labels, inertia, iterations = composed.batch(
-                composed.Backend(step, composed.Grid, composed.advance), arguments
+                composed.Backend(composed.by_steps(step, composed.advance), composed.Grid), arguments
             )
             assert [tuple(t.shape) for t in (centers, labels, inertia, iterations)] == [
                 (6, 4),

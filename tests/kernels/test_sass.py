@@ -23,13 +23,14 @@ pytestmark = [
 ]
 
 ARCHITECTURE = "90a"
-SEARCH, MMA, GATHER, SUMS, STEP, HEAD = (
+SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, HEAD = (
     # at least: three types; short rows, compared in two ways, and long ones
     ("vq_assign", "search_wgmma", 12),
     ("vq_assign", "search_mma", 8),  # these and float64, compared in two ways
     ("vq_forward", "gather", 10),
     ("vq_forward", "row_sums", 8),
-    ("kmeans_step", "row_sums", 4),
+    ("kmeans", "row_sums", 4),
+    ("kmeans", "advance", 4),
     ("mc_dropout_mlp", "head", 4),
 )
 
@@ -52,7 +53,7 @@ def count(operations, pattern):
 
 
 @pytest.mark.parametrize(
-    "kernel", [SEARCH, MMA, GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}"
+    "kernel", [SEARCH, MMA, GATHER, SUMS, STEP, LLOYD], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}"
 )
 def test_registers_suffice(kernels, kernel):
     for name, lines in kernels(*kernel).items():
@@ -77,9 +78,10 @@ def test_the_loop_of_the_head_keeps_to_registers(kernels):
         assert len(loop) <= most, f"{name}: {len(loop)} instructions for 32 masks"
 
 
-@pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
+@pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP, LLOYD], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
 def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
-    """Reductions return nothing. The only atomic with a result is the ticket of the last block."""
+    """Reductions return nothing. The only atomic with a result is the ticket of the last block, and what the
+    barriers of a grid count."""
     for name, lines in kernels(*kernel).items():
         found = Counter(
             operation for operation in sass.operations(lines) if re.match(r"(ATOM|RED)(?!S|UX)", operation)
@@ -223,7 +225,7 @@ def test_threads_fit(kernels):
     """Registers that the launch bounds leave: more would spill, far fewer would waste the registers kept for
     them."""
     registers = {}
-    for stem in ("vq_assign", "vq_forward", "kmeans_step", "mc_dropout_mlp"):
+    for stem in ("vq_assign", "vq_forward", "kmeans", "mc_dropout_mlp"):
         _, log = sass.compiled(stem, ARCHITECTURE)
         registers |= dict(re.findall(r"Function properties for (\S+)\n.*\n.*Used (\d+) registers", log))
     for (stem, kernel, _), most in (
@@ -232,6 +234,7 @@ def test_threads_fit(kernels):
         (GATHER, 80),
         (SUMS, 80),
         (STEP, 80),
+        (LLOYD, 64),
         (HEAD, 255),
     ):
         used = [int(number) for name, number in registers.items() if f"{len(kernel)}{kernel}I" in name]

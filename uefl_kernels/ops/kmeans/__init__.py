@@ -1,4 +1,5 @@
-"""``kmeans`` and ``kmeans_batched``: a whole fit, or a batch of them, in one op."""
+"""``kmeans`` and ``kmeans_batched``: a whole fit, or a batch of them, in one op; ``kmeans_lloyd``: its
+iterations."""
 
 from __future__ import annotations
 
@@ -39,6 +40,25 @@ def _fake(given: composed.Arguments) -> composed.Result:
     )
 
 
+def _fake_lloyd(given: composed.LloydArguments) -> composed.Result:
+    x = given.x
+    return (
+        torch.empty_like(given.centers),
+        x.new_empty(x.shape[0], dtype=torch.int64),
+        x.new_empty((), dtype=torch.float64),
+        x.new_empty((), dtype=torch.int64),
+    )
+
+
+define(
+    __name__,
+    "kmeans_lloyd",
+    composed.LloydArguments,
+    ["centers", "labels", "inertia", "iterations"],
+    fake=_fake_lloyd,
+    fallback=composed.lloyd_fallback,
+)
+define_composed("kmeans_lloyd", composed.lloyd_around, kernel="kmeans_step")
 define(
     __name__,
     "kmeans",
@@ -47,7 +67,7 @@ define(
     fake=_fake,
     fallback=composed.fallback,
 )
-define_composed("kmeans", composed.around, kernel="kmeans_step")
+define_composed("kmeans", composed.around, kernel="kmeans_lloyd")
 
 
 def kmeans(

@@ -360,6 +360,7 @@ def kmeans_of_blocks(
         # each process draws one, unless it is given
         asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))
         step = resolve("kmeans_step", blocks.like)
-        parts = composed.Backend(step, grid.Grid, composed.advance if advance is None else advance(step))
+        ends = composed.advance if advance is None else advance(step)
+        parts = composed.Backend(composed.by_steps(step, ends), grid.Grid)
         fit = composed.fit(parts, data, asked, spherical)
         return BlockFit(fit, data.counts(fit.labels, asked.k))

@@ -1,4 +1,5 @@
-"""``kmeans`` around a ``kmeans_step``: seeding, Lloyd iterations and inertia.
+"""``kmeans`` around a ``kmeans_lloyd``, and that around a ``kmeans_step``: seeding, Lloyd iterations and
+inertia.
 
 All backends give the same bits.
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +25,7 @@ from .grid import Grid as Grid
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Step = Callable[..., steps.Step]
 Advance = Callable[["Problem", "FitState", torch.Tensor, steps.Step, bool], None]
+Lloyd = Callable[["Problem", torch.Tensor, torch.Tensor, bool, int], "Fit"]
 
 _GRID_BITS = 14
 _LOOK_EVERY = 16  # iterations between two looks at whether a fit on a GPU has converged
@@ -50,25 +52,74 @@ class Arguments(NamedTuple):
     tol: float
 
 
+class LloydArguments(NamedTuple):
+    """Arguments of ``kmeans_lloyd``: one problem."""
+
+    x: torch.Tensor
+    """``[N, d]``"""
+    centers: torch.Tensor
+    """``[k, d]``, the first ones"""
+    weights: torch.Tensor | None
+    """``[N]`` float64, at most 1"""
+    middle: torch.Tensor
+    """``[d]``; this and the next two arguments are as in :class:`KMeansUnits`"""
+    scale: torch.Tensor
+    """``[d]``"""
+    mass_scale: torch.Tensor
+    """scalar"""
+    limit: torch.Tensor
+    """scalar, float64: the fit ends if the squared movement of the centers, summed, is at most this."""
+    spherical: bool
+    max_iter: int
+
+
 def fallback(given: Arguments) -> Result:
     """Compute ``kmeans`` where no kernel runs."""
-    return batch(Backend(torch.ops.uefl.kmeans_step.default, Grid, advance), given)
+    return batch(Backend(by_steps(torch.ops.uefl.kmeans_step.default, advance), Grid), given)
 
 
-def around(kmeans_step: Step, given: Arguments) -> Result:
-    """Compute ``kmeans`` around the step of a backend, and all else in Triton where Triton is installed."""
-    parts = Backend(kmeans_step, Grid, advance)
-    if triton_available():
-        parts = importlib.import_module(f"{__package__}.triton").parts(kmeans_step)
-    return batch(parts, given)
+def around(kmeans_lloyd: Callable[..., Result], given: Arguments) -> Result:
+    """Compute ``kmeans`` around the ``kmeans_lloyd`` of a backend, with seeding in Triton where Triton is
+    installed."""
+
+    def lloyd(data: Problem, centers: torch.Tensor, limit: torch.Tensor, *options: Any) -> Fit:
+        units = data.middle, data.scale, data.mass_scale
+        found = Fit(*kmeans_lloyd(data.rows, centers, data.weights, *units, limit, *options))
+        return found._replace(inertia=found.inertia * data.weight_unit)
+
+    return batch(Backend(lloyd, _in_triton("TritonGrid", Grid)), given)
+
+
+def lloyd_fallback(given: LloydArguments) -> Result:
+    """Compute ``kmeans_lloyd`` where no kernel runs."""
+    return lloyd_of(torch.ops.uefl.kmeans_step.default, advance, given)
+
+
+def lloyd_around(kmeans_step: Step, given: LloydArguments) -> Result:
+    """Compute ``kmeans_lloyd`` around the step of a backend, and all else in Triton where Triton is
+    installed."""
+    return lloyd_of(kmeans_step, _in_triton("advance", advance), given)
+
+
+def lloyd_of(step: Step, advance: Advance, given: LloydArguments) -> Result:
+    """Compute ``kmeans_lloyd`` of a step and of what ends an iteration."""
+    units = given.middle, given.scale, given.mass_scale, torch.ones_like(given.mass_scale)
+    data = Problem(given.x, given.weights, Grid, units)
+    return lloyd(step, advance, data, given.centers, given.limit, given.spherical, given.max_iter)
+
+
+def _in_triton(name: str, otherwise: Any) -> Any:
+    """Return the part of a fit with this name in Triton, where Triton is installed."""
+    return (
+        getattr(importlib.import_module(f"{__package__}.triton"), name) if triton_available() else otherwise
+    )
 
 
 class Backend(NamedTuple):
     """The parts of a fit that a backend replaces."""
 
-    step: Step
+    lloyd: Lloyd
     grid: type[Grid]
-    advance: Advance
 
 
 def batch(parts: Backend, given: Arguments) -> Result:
@@ -113,25 +164,32 @@ def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> 
     method, given, k, seed, n_init, max_iter, tol = request
     if given is not None and spherical:  # seeds are rows, which have length 1 already
         given = unit_rows(given)
+    limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
     tries = []
     for restart in range(n_init):
         start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
-        tries.append(lloyd(parts, data, start.to(result_dtype(start)), spherical, max_iter, tol))
+        tries.append(parts.lloyd(data, start.to(result_dtype(start)), limit, spherical, max_iter))
     return _best(tries)
 
 
 class Problem:
     """One problem: rows [n, d], weights of at most 1 or None, units of the sums, and the grid for seeding.
 
-    ``blocks.py`` and ``sparse.py`` have subclasses.
+    Without units, those of the rows and weights. ``blocks.py`` and ``sparse.py`` have subclasses.
     """
 
     looks_for_empty = False
 
-    def __init__(self, rows: torch.Tensor, weights: torch.Tensor | None, grid: type[Grid]) -> None:
+    def __init__(
+        self,
+        rows: torch.Tensor,
+        weights: torch.Tensor | None,
+        grid: type[Grid],
+        units: steps.Units | None = None,
+    ) -> None:
         self.rows, self._grid = rows, grid
         self.n = len(rows)
-        self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units(rows, weights)
+        self.middle, self.scale, self.mass_scale, self.weight_unit = units or steps.units(rows, weights)
         self.weights = None if weights is None else weights / self.weight_unit
 
     @functools.cached_property
@@ -251,23 +309,33 @@ class FitState(NamedTuple):
     """scalar, int64"""
 
 
+def by_steps(step: Step, advance: Advance) -> Lloyd:
+    """Return Lloyd's algorithm of a step and of what ends an iteration."""
+    return functools.partial(lloyd, step, advance)
+
+
 def lloyd(
-    parts: Backend, data: Problem, centers: torch.Tensor, spherical: bool, max_iter: int, tol: float
+    step: Step,
+    advance: Advance,
+    data: Problem,
+    centers: torch.Tensor,
+    limit: torch.Tensor,
+    spherical: bool,
+    max_iter: int,
 ) -> Fit:
-    """Run Lloyd's algorithm until the centers move by at most ``tol`` times the variance of the data.
+    """Run Lloyd's algorithm until the squared movement of the centers is at most ``limit``.
 
     Sums are integers, so centers stand still when no label changes. Iterations after the end change nothing,
     so the host need not know the end at once.
     """
-    limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
     state = FitState(
         centers.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64)
     )
     for i in range(max_iter):
-        parts.advance(data, state, limit, data.step(parts.step, state.centers, False), spherical)
+        advance(data, state, limit, data.step(step, state.centers, False), spherical)
         if _looks(state.ended, i) and bool(state.ended):
             break
-    labels, _, _, inertia = data.step(parts.step, state.centers, True)
+    labels, _, _, inertia = data.step(step, state.centers, True)
     return Fit(state.centers, labels, inertia * data.weight_unit, state.iterations)
 
 

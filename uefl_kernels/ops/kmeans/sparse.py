@@ -288,5 +288,6 @@ def kmeans_of_sparse(
 ) -> composed.Fit:
     """Run ``kmeans`` on sparse rows; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
     step = resolve("kmeans_step", rows.values)
-    parts = composed.Backend(step, grid.Grid, composed.advance if advance is None else advance(step))
+    ends = composed.advance if advance is None else advance(step)
+    parts = composed.Backend(composed.by_steps(step, ends), grid.Grid)
     return composed.fit(parts, SparseData(rows, weights), asked, spherical)

@@ -17,7 +17,7 @@ from ..kmeans_step import composed as steps
 from ..vq_assign.triton import _halve
 from ..vq_assign.triton_epilogue import _fixed
 from . import composed
-from .triton_seeding import TritonGrid
+from .triton_seeding import TritonGrid as TritonGrid
 
 _LANES = tl.constexpr(8)  # partial sums of a squared distance
 _ROWS, _KEYS, _CLUSTERS = 64, 4096, 1024  # of a tile; not tuned on a GPU yet
@@ -356,8 +356,3 @@ def advance(
             moves = steps.tree_sum(moves).reshape(1)
         size = 1 << steps.ceil_log2(len(moves))
         _settle[(1,)](moves, limit, state.ended, state.iterations, len(moves), size, enable_fp_fusion=False)
-
-
-def parts(kmeans_step: composed.Step) -> composed.Backend:
-    """Return the parts of a fit in Triton."""
-    return composed.Backend(kmeans_step, TritonGrid, advance)

@@ -1,0 +1,221 @@
+// The end of an iteration of Lloyd's algorithm on CUDA, after the search, in one launch: the sums follow the
+// rows that changed their cluster, empty clusters take rows, centers move, and the fit learns whether it has
+// ended. The bits are those of advance() in ops/kmeans/composed.py.
+//
+// Sums are integers. So the sums of the last iteration, less the rows that have left a cluster and plus those
+// that have entered it, are the sums of all rows of a cluster.
+//
+// Bytes: two labels a row, and x of the rows that changed.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+#include "cuda/grid.h"
+#include "cuda/kmeans_step_kernels.h"
+#include "cuda/rows.h"
+#include "cuda/sums.h"
+
+namespace uefl::cuda {
+namespace {
+
+constexpr int kAdvanceBlocks = 4;  // to a multiprocessor, at most
+
+template <class Center>
+struct Lloyd {
+  const int64_t *previous, *labels;  // [n]; previous: null where the sums already are those of the labels
+  const double *middle, *scale, *weights, *mass_scale;  // [d], [d], [n] or null for 1, [1]
+  const double* limit;                                  // [1] of the squared shift that ends the fit
+  bool spherical;
+  Center* centers;                // [k, d]
+  long long *masses, *sums;       // [k], [k, d]
+  long long *keys, *farthest;     // workspace: [n], [k]
+  double* shifts;                 // workspace: [k]
+  long long *iterations, *ended;  // [1]
+
+  __device__ double weight(int64_t row) const { return weights ? weights[row] : 1; }
+  // What a row adds to the mass of its cluster, and an element of it to the sum.
+  __device__ long long mass(int64_t row) const { return __double2ll_rn(weight(row) * *mass_scale); }
+  __device__ long long term(double value, double weight, int64_t j) const {
+    return __double2ll_rn((value - middle[j]) * weight * scale[j]);
+  }
+};
+
+__device__ inline long long minus(long long value) {  // also of the smallest number
+  return static_cast<long long>(0 - static_cast<unsigned long long>(value));
+}
+// A sum that wraps, as those in memory do.
+__device__ inline long long plus(long long a, long long b) {
+  return static_cast<long long>(static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b));
+}
+
+// A warp looks at 32 rows at a time, and its lanes share the elements of each that has changed.
+template <class T, class Center>
+__device__ void follow_changes(const T* x, const Shape& shape, const Lloyd<Center>& fit) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x,
+                thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  for (int64_t first = thread - lane; first < shape.outputs; first += threads) {
+    const int64_t row = first + lane;
+    int64_t from = 0, to = 0;
+    if (row < shape.outputs) from = fit.previous[row], to = fit.labels[row];
+    const double weight = from != to ? fit.weight(row) : 0;
+    if (from != to) add_to(fit.masses + to, fit.mass(row)), add_to(fit.masses + from, minus(fit.mass(row)));
+    for (unsigned changed = __ballot_sync(kAllLanes, from != to); changed != 0; changed &= changed - 1) {
+      const int which = __ffs(changed) - 1;
+      const T* values = x + (first + which) * shape.inner_stride;
+      const double weight_of_row = __shfl_sync(kAllLanes, weight, which);
+      long long* entered = fit.sums + __shfl_sync(kAllLanes, to, which) * shape.d;
+      long long* left = fit.sums + __shfl_sync(kAllLanes, from, which) * shape.d;
+      UEFL_UNROLL_BY(4)
+      for (int64_t j = lane; j < shape.d; j += kWarp) {
+        const long long term =
+            fit.term(static_cast<double>(widen(values[j * shape.stride])), weight_of_row, j);
+        add_to(entered + j, term), add_to(left + j, minus(term));
+      }
+    }
+  }
+}
+
+// The number of clusters before `end` that have no mass.
+__device__ inline int64_t empty_before(int64_t end, const long long* masses) {
+  int64_t count = 0;
+  for (int64_t cluster = 0; cluster < end; ++cluster) count += masses[cluster] == 0;
+  return count;
+}
+// The same of all k clusters, for all threads of a block.
+__device__ inline int count_empty(int64_t k, const long long* masses) {
+  __shared__ int count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  for (int64_t cluster = threadIdx.x; cluster < k; cluster += blockDim.x) {
+    if (masses[cluster] == 0) atomicAdd(&count, 1);
+  }
+  __syncthreads();
+  return count;
+}
+
+// The key of a row: its squared distance to its center as the bits of a float64, the last of them replaced
+// by the number of the row, so that no two are the same and the first of equals is the largest; plus 1. Zero
+// for a row without distance or mass.
+struct Keys {
+  long long spread = 0;  // bits of a number of a row
+
+  __device__ explicit Keys(int64_t rows) {
+    while (spread + 1 < rows) spread = 2 * spread + 1;
+  }
+  __device__ long long key(double distance, int64_t row) const {
+    return ((__double_as_longlong(distance) & ~spread) | (spread - row)) + 1;
+  }
+  __device__ int64_t row(long long key) const { return spread - ((key - 1) & spread); }
+};
+
+// Writes the keys of up to `wanted` rows that are farthest from their centers, the farthest first; returns
+// how many there are. One row a round: the blocks agree on the largest key below the last one.
+template <class T, class Center>
+__device__ int find_farthest(const T* x, const Shape& shape, const Lloyd<Center>& fit, int wanted) {
+  const Keys keys(shape.outputs);
+  for_each_group(shape.outputs, [&](int64_t row, bool there) {
+    const T* values = x + row * shape.inner_stride;
+    const Center* center = there ? fit.centers + fit.labels[row] * shape.d : nullptr;
+    const double distance = square_norm(there ? shape.d : 0, [&](int64_t j) {
+      return __dsub_rn(static_cast<double>(widen(values[j * shape.stride])), static_cast<double>(center[j]));
+    });
+    if (there && threadIdx.x % kSquareLanes == 0)
+      fit.keys[row] = distance > 0 && fit.mass(row) > 0 ? keys.key(distance, row) : 0;
+  });
+  grid_barrier();
+  long long last = LLONG_MAX;
+  for (int found = 0; found < wanted; ++found) {
+    long long best = 0;
+    for (int64_t row = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; row < shape.outputs;
+         row += int64_t{gridDim.x} * blockDim.x) {
+      if (fit.keys[row] < last && fit.keys[row] > best) best = fit.keys[row];
+    }
+    for (int step = kWarp / 2; step > 0; step /= 2) {
+      const long long other = __shfl_xor_sync(kAllLanes, best, step);
+      best = other > best ? other : best;
+    }
+    if (threadIdx.x % kWarp == 0 && best > 0) raise_to(fit.farthest + found, best);
+    grid_barrier();
+    last = __ldcg(fit.farthest + found);
+    if (last == 0) return found;
+  }
+  return wanted;
+}
+
+// Moves each center to the mean of its cluster, by eight lanes, and writes the square of the shift. The first
+// of the farthest rows leaves its cluster for the first empty one, and so on. A cluster without mass, or
+// without a direction where it must have one, keeps its center.
+template <class T, class Center>
+__device__ void move_centers(const T* x, const Shape& shape, const Lloyd<Center>& fit, int moved) {
+  const Keys keys(shape.outputs);
+  for_each_group(shape.k, [&](int64_t cluster, bool there) {
+    long long mass = there ? fit.masses[cluster] : 0;
+    int64_t gained = -1;
+    if (there && moved > 0 && mass == 0) {
+      const int64_t rank = empty_before(cluster, fit.masses);
+      if (rank < moved) gained = keys.row(fit.farthest[rank]);
+    }
+    const auto for_exchanged = [&](const auto& exchange) {  // rows, and whether the cluster gains them
+      if (gained >= 0) exchange(gained, true);
+      for (int i = 0; i < moved; ++i) {
+        const int64_t row = keys.row(fit.farthest[i]);
+        if (fit.labels[row] == cluster) exchange(row, false);
+      }
+    };
+    for_exchanged(
+        [&](int64_t row, bool gains) { mass = plus(mass, gains ? fit.mass(row) : minus(fit.mass(row))); });
+    const double share = static_cast<double>(mass) / *fit.mass_scale;
+    const auto mean = [&](int64_t j) {
+      long long sum = fit.sums[cluster * shape.d + j];
+      for_exchanged([&](int64_t row, bool gains) {
+        const T value = x[row * shape.inner_stride + j * shape.stride];
+        const long long term = fit.term(static_cast<double>(widen(value)), fit.weight(row), j);
+        sum = plus(sum, gains ? term : minus(term));
+      });
+      return fit.middle[j] + static_cast<double>(sum) / fit.scale[j] / share;
+    };
+    double length = 1;
+    if (fit.spherical) length = __dsqrt_rn(square_norm(mass > 0 ? shape.d : 0, mean));
+    const double shift = square_norm(mass > 0 && length != 0 ? shape.d : 0, [&](int64_t j) {
+      Center& center = fit.centers[cluster * shape.d + j];
+      const Center before = center;
+      center = static_cast<Center>(mean(j) / length);
+      return __dsub_rn(static_cast<double>(center), static_cast<double>(before));
+    });
+    if (there && threadIdx.x % kSquareLanes == 0) fit.shifts[cluster] = shift;
+  });
+}
+
+// Adds up the shifts of all centers by halves, as tree_sum() does. By one block.
+template <class Center>
+__device__ void settle(int64_t k, const Lloyd<Center>& fit) {
+  int64_t half = 1;
+  while (2 * half < k) half *= 2;
+  for (; half > 0; half /= 2) {
+    for (int64_t i = threadIdx.x; i < half && i + half < k; i += blockDim.x)
+      fit.shifts[i] = __dadd_rn(fit.shifts[i], fit.shifts[i + half]);
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) ++*fit.iterations, *fit.ended = !(*fit.shifts > *fit.limit);  // NaN ends it, too
+}
+
+// A cooperative launch of at most kAdvanceBlocks blocks to a multiprocessor. Once the fit has ended, it
+// changes nothing.
+template <class T, class Center>
+__global__ void __launch_bounds__(kThreads, kAdvanceBlocks)
+    advance(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Lloyd<Center> fit) {
+  if (*fit.ended != 0) return;  // no block writes it before all blocks have met below
+  if (fit.previous != nullptr) follow_changes(x, shape, fit);
+  for (int64_t i = threadIdx.x; blockIdx.x == 0 && i < shape.k; i += blockDim.x) fit.farthest[i] = 0;
+  grid_barrier();
+  const int empty = count_empty(shape.k, fit.masses);
+  const int moved = empty > 0 ? find_farthest(x, shape, fit, empty) : 0;
+  move_centers(x, shape, fit, moved);
+  grid_barrier();
+  if (blockIdx.x == 0) settle(shape.k, fit);
+}
+
+}  // namespace
+}  // namespace uefl::cuda
