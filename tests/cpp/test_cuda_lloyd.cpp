@@ -232,9 +232,13 @@ static void empty_clusters() {
   for (int64_t i = 6; i < 180; ++i) repeated.x[i] = repeated.x[i % 6];
   equals_the_cpu("duplicates", repeated);
   equals_the_cpu("far duplicates", repeated.far(11));
-  Problem<float> opposite(8, 1, 2, 21);  // directions that cancel: a mean without direction
+  Problem<float> still(10, 2, 4, 24);  // one row is not at its center
+  std::fill(still.x.begin(), still.x.end() - 1, 0.0f);
+  std::fill(still.init.begin(), still.init.end(), 0.0f);
+  equals_the_cpu("more empty clusters than rows for them", still.far(3));
+  Problem<float> opposite(8, 1, 1, 21);  // directions that cancel: a mean without direction
   for (int64_t i = 0; i < 8; ++i) opposite.x[i] = i % 2 ? 1.0f : -1.0f;
-  opposite.init = {1, 1};
+  opposite.init = {1};
   equals_the_cpu("no direction", opposite.on_sphere());
 }
 
