@@ -1,0 +1,100 @@
+"""FedGate: both layers learn, the holdout images weigh them, and the messages are those of FedAvg."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.federated.tiny import arm, federation, finish, first_turn, settings
+from uefl.algorithms.fedgate import GatedLayer
+
+
+def started():
+    one, room, _ = arm(settings("fedgate", rounds=[3]))
+    return one, room
+
+
+def test_the_mixture_has_the_probabilities_of_both_layers():
+    layer, x = GatedLayer(nn.Linear(5, 3)), torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    layer.own.weight.data.neg_()
+    shared, own = layer.shared(x).softmax(-1), layer.own(x).softmax(-1)
+    for weight in (0.0, 0.3, 1.0):
+        layer.weight.fill_(weight)
+        torch.testing.assert_close(layer(x).exp(), (1 - weight) * shared + weight * own)
+        torch.testing.assert_close(layer(x).softmax(-1), layer(x).exp())
+
+
+def test_only_the_own_layer_and_its_weight_stay_with_the_client():
+    one, room = started()
+    assert {name.rpartition("fc2.")[2] for name in room.private_names()} == {
+        "own.weight",
+        "own.bias",
+        "weight",
+    }
+    average = arm(settings("fedavg"))[1]
+    assert len(one.members[0].state.tensors["values"]) == sum(p.numel() for p in average.net.parameters())
+
+
+class TurnOnHoldout:
+    """A client's turn with holdout images of known probabilities, instead of a network's."""
+
+    def __init__(self, room, shared, own):
+        self.net, self.workspace, self.metrics = room.net, room, {}
+        self.data = federation().clients[0].load()
+        n, labels = len(self.data.holdout), self.data.holdout.labels
+        self.both = torch.zeros(2, n, 3)
+        for logits, chances in zip(self.both, (shared, own), strict=True):
+            chances = torch.as_tensor(chances).expand(n)
+            logits[:] = ((1 - chances) / 2).log()[:, None]
+            logits[torch.arange(n), labels] = chances.log()
+
+    def logits(self, images):
+        assert self.net.gate.apart
+        assert not self.net.training
+        return self.both
+
+
+@pytest.mark.parametrize(("shared", "own", "weight"), [(0.2, 0.9, 1.0), (0.9, 0.2, 0.0)])
+def test_the_better_layer_gets_the_weight(shared, own, weight):
+    _, room = started()
+    turn = TurnOnHoldout(room, shared, own)
+    room.algorithm.before_round(turn)
+    assert float(room.net.gate.weight) == turn.metrics["own_share"] == weight
+    assert not room.net.gate.apart
+
+
+def test_layers_that_err_on_different_images_are_mixed():
+    _, room = started()
+    n = len(federation().clients[0].load().holdout)
+    first = torch.arange(n) < n - 1
+    turn = TurnOnHoldout(room, torch.where(first, 0.9, 0.01), torch.where(first, 0.5, 0.99))
+    room.algorithm.before_round(turn)
+    chances = turn.both.double().softmax(-1)[:, torch.arange(n), turn.data.holdout.labels]
+    likelihood = {
+        w / 10: float(((1 - w / 10) * chances[0] + w / 10 * chances[1]).log().sum()) for w in range(11)
+    }
+    best = max(likelihood, key=likelihood.get)
+    assert 0 < best < 1
+    assert turn.metrics["own_share"] == pytest.approx(best)
+
+
+def test_the_loss_is_the_mean_of_both_cross_entropies():
+    work = first_turn(settings("fedgate"))
+    net, algorithm = work.net.eval(), work.workspace.algorithm
+    net.gate.own.weight.data.neg_()
+    batch = work.batch(torch.arange(6))
+    loss = algorithm.loss(work, batch)
+    net.gate.weight.zero_()
+    shared = net(batch.images).detach()
+    net.gate.weight.fill_(1)
+    own = net(batch.images).detach()
+    wanted = -(shared + own).double()[torch.arange(6), batch.labels].mean() / 2
+    torch.testing.assert_close(loss.detach().double(), wanted, rtol=1e-6, atol=1e-6)
+    loss.backward()
+    assert all(p.grad.abs().sum() > 0 for p in (net.gate.own.weight, net.gate.shared.weight))
+
+
+def test_a_run_records_the_share_of_the_own_layer():
+    records = finish(started()[0])
+    shares = [r["own_share"] for r in records if r.get("own_share") is not None]
+    assert shares
+    assert all(0 <= share <= 1 for share in shares)

@@ -1,0 +1,149 @@
+"""FedGate: a client has a second last layer of its own, and its holdout images decide how much it counts.
+
+FedPer replaces the shared last layer of a client by a layer of its own. This helps where the images or the
+class shares of clients differ. It harms where they do not differ, because one client trains that layer alone.
+FedGate keeps both layers, and trains both on the same features. A prediction mixes the probabilities of both.
+At the start of a round, each client measures both layers on its holdout images, and takes the weight between
+0 and 1 under which these images are most likely.
+
+The messages are those of FedAvg; the own layer and its weight stay with the client. A client that never
+trained is measured with the means of the own layers and of their weights.
+
+Source: our own. Guo et al., "PFL-MoE: Personalized Federated Learning Based on Mixture of Experts" (2021),
+mix a shared and a personal model, too; their weight comes from a trained network.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..client.work import Batch, Work
+from ..data.federation import LabeledData
+from ..models.parts import layers
+from ..uncertainty import Prediction, of_network
+from .base import Algorithm, ModelSpec, register
+
+_WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
+_BATCH = 500
+
+
+class GatedLayer(nn.Module):
+    """A shared linear layer and an own one; returns the log of the mixed probabilities ``[..., classes]``.
+
+    Args:
+        shared: the layer from features ``[..., D]`` to logits ``[..., classes]``; ``own`` starts as its copy.
+    """
+
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__()
+        self.shared, self.own = shared, copy.deepcopy(shared)
+        self.weight = nn.Buffer(torch.zeros(()))
+        """share of the own layer, from 0 to 1"""
+        self.apart = False
+        """whether the result has the logits of both, ``[2, ..., classes]``"""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the log of the mixed probabilities, or both logits."""
+        shared, own = self.shared(features).float(), self.own(features).float()
+        if self.apart:
+            return torch.stack([shared, own])
+        mixed = (1 - self.weight).log() + shared.log_softmax(-1), self.weight.log() + own.log_softmax(-1)
+        return torch.logaddexp(*mixed)
+
+
+class GatedNet(nn.Module):
+    """A network with a :class:`GatedLayer` in the place of its last linear layer."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        (last,) = layers(net, "last", "algorithm")
+        assert isinstance(last, nn.Linear)
+        place = next(name for name, module in net.named_modules() if module is last)
+        net.set_submodule(place, GatedLayer(last))
+        self.net = net
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return what the gated layer makes of images ``[B, C, H, W]``."""
+        output: torch.Tensor = self.net(images)
+        return output
+
+    @property
+    def gate(self) -> GatedLayer:
+        """The gated layer."""
+        return next(module for module in self.net.modules() if isinstance(module, GatedLayer))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Return the logits of both layers, ``[2, B, classes]``, inside of the context."""
+        gate = self.gate
+        gate.apart = True
+        try:
+            yield
+        finally:
+            gate.apart = False
+
+
+@register("fedgate")
+class FedGate(Algorithm):
+    """FedAvg with an own last layer beside the shared one, as far as it helps the client's holdout images."""
+
+    columns: ClassVar[dict[str, str]] = {"own_share": "weight of the client's own last layer, from 0 to 1"}
+
+    def build_model(self, spec: ModelSpec) -> nn.Module:
+        """Build the usual network with a gated last layer."""
+        return GatedNet(super().build_model(spec))
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """Return True for the own layer and for its weight."""
+        return isinstance(owner, GatedLayer) or name.rpartition(".")[0].endswith(".own")
+
+    @property
+    def only_the_model(self) -> bool:
+        """False: the own layers are no part of the mean."""
+        return False
+
+    @property
+    def static_step(self) -> bool:
+        """True: every step runs the same operations."""
+        return True
+
+    @torch.no_grad()
+    def before_round(self, work: Work) -> None:
+        """Choose the weight of the own layer: the most likely of eleven values on the holdout images."""
+        net, data = _net(work), work.data
+        assert isinstance(data, LabeledData)
+        training, chances = net.training, []
+        with net.eval().apart():
+            for images, labels in zip(
+                data.holdout.images.split(_BATCH), data.holdout.labels.split(_BATCH), strict=True
+            ):
+                logits = work.logits(work.workspace.normalize(images))
+                chances.append(logits.double().softmax(-1)[:, torch.arange(len(labels)), labels])
+        net.train(training)
+        shared, own = torch.cat(chances, 1)
+        weights = _WEIGHTS.to(shared.device)[:, None]
+        likelihood = ((1 - weights) * shared + weights * own).log().sum(1)
+        net.gate.weight.fill_(weights[likelihood.argmax(), 0])
+        work.metrics["own_share"] = float(net.gate.weight)
+
+    def loss(self, work: Work, batch: Batch) -> torch.Tensor:
+        """Return the mean of the cross-entropies of both layers."""
+        with _net(work).apart():
+            shared, own = work.logits(batch.images)
+        return (work.cross_entropy(shared, batch.labels) + F.cross_entropy(own, batch.labels)) / 2
+
+    def predict(self, work: Work, images: torch.Tensor) -> Prediction:
+        """Predict with the mixture, pass by pass."""
+        return of_network(work.net, images, work.passes, work.amp)
+
+
+def _net(work: Work) -> GatedNet:
+    assert isinstance(work.net, GatedNet)
+    return work.net
