@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -22,10 +23,12 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as save_bytes
 
 from .errors import UserError
+from .json_text import parse_json
 from .paths import named
 
 SCHEMA = 4
 _INDEX = "checkpoint.json"
+_TENSORS = re.compile(r"checkpoint-[0-9a-f]{16}\.safetensors")
 
 
 def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
@@ -49,7 +52,7 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
     """
     if not (directory / _INDEX).exists():
         return None
-    index = _read_index(directory)
+    index = read_index(directory)
     path = directory / index["tensors"]
     if not path.exists():
         raise UserError(
@@ -153,10 +156,15 @@ def write_text(path: Path, text: str) -> None:
             raise
 
 
-def _read_index(directory: Path) -> dict[str, Any]:
+def read_index(directory: Path) -> dict[str, Any]:
+    """Read ``checkpoint.json``.
+
+    Raises:
+        UserError: another schema version, or a file that is truncated or altered.
+    """
     path = directory / _INDEX
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = parse_json(path.read_text(encoding="utf-8"))
         schema = index["schema"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is truncated or no checkpoint; start again in another folder") from None
@@ -165,8 +173,8 @@ def _read_index(directory: Path) -> dict[str, Any]:
             f"{path} has schema {schema}, this version of uefl reads schema {SCHEMA}; resume with the version"
             " that wrote it"
         )
-    if not {"tensors", "sha256", "state"} <= set(index):
-        raise UserError(f"{path} is incomplete; start again in another folder")
+    if not {"tensors", "sha256", "state"} <= set(index) or not _TENSORS.fullmatch(str(index["tensors"])):
+        raise UserError(f"{path} is incomplete or altered; start again in another folder")
     return dict(index)
 
 

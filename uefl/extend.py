@@ -57,7 +57,7 @@ def private_files(out: Path, cfg: Config) -> set[str]:
     for name in cfg.arms:
         index = out / _FOLDER / name / "checkpoint.json"
         if index.is_file():
-            members = json.loads(index.read_text(encoding="utf-8"))["state"]["state"]["members"]
+            members = checkpoint.read_index(index.parent)["state"]["state"]["members"]
             found.update(file for member in members for file in member["private"].values())
     return found
 

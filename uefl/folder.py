@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .json_text import parse_json
 from .paths import check_name, named
 
 Silos = dict[str, dict[str, str]]
@@ -97,7 +98,7 @@ class Metrics:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines. Rounds count from 1."""
-        lines = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        lines = [parse_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
         self._added = number_rounds_from_one(lines)
         return lines
 
@@ -145,7 +146,7 @@ def read_silos(out: Path) -> Silos:
     """
     path = out / "silos.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         if not all(isinstance(value, str) for of in found.values() for value in of.values()):
             raise TypeError
     except FileNotFoundError:

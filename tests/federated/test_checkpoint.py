@@ -95,3 +95,18 @@ def test_damage_is_an_error_that_says_what_to_do(tmp_path, kind, message):
     damage(kind, tmp_path)
     with pytest.raises(UserError, match=message):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        100_000 * "[",
+        '{"schema": 4, "tensors": "../other.safetensors", "sha256": "", "state": {}}',
+        '{"schema": 4, "tensors": ["/dev/zero"], "sha256": "", "state": {}}',
+    ],
+    ids=["deep", "folder", "list"],
+)
+def test_an_index_of_a_stranger_is_refused_by_name(tmp_path, index):
+    (tmp_path / "checkpoint.json").write_text(index)
+    with pytest.raises(UserError, match=rf"^{tmp_path / 'checkpoint.json'} "):
+        checkpoint.load(tmp_path)

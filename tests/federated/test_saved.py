@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_an_algorithm_that_is_not_known_here_is_named(folder, tmp_path):
         ({"model": {"width": -3}}, r"key 'model.width': .*\b1; .*-3"),
         ({"model": {"width": 8}}, r"weights 'encoder.0.weight': .*\[8, 1, 3, 3\], .*\[4, 1, 3, 3\]"),
         ({"parameters": {"mu": 1}}, r"key 'mu' .*\[parameters\]"),
-        ({"members": 2}, r"key 'members': .*\b2 members"),
+        ({"members": 2}, r"key .description.members.: .*\b2 members"),
         ({"members": 4}, r"weights 'encoder.0.weight': .*\[4, 1, 3, 3\], .*none"),
         ({"members": 1}, r"weights 'encoder.0.weight': .*\[4, 1, 3, 3\], .*none"),
         ({"clients": {"silo-0": ["codebook"]}}, "'codebook' .*client 'silo-0'"),
@@ -239,18 +240,42 @@ def test_a_model_on_a_gpu_takes_and_returns_tensors_of_the_cpu(folder):
         torch.testing.assert_close(found, model.predict(IMAGES, client), atol=2e-3, rtol=0)
 
 
+HOSTILE = [
+    ("members", float("inf"), "key 'description.members'"),
+    ("passes", 10**9, "key 'description.passes'"),
+    ("passes", "x", "key 'description.passes'"),
+    ("image_size", -1, "key 'description.image_size'"),
+    ("normalize", "other", "key 'description.normalize'"),
+    ("shape", [], "1 means"),
+    ("shape", [-1, 8, 8], r"key 'description.shape.0'"),
+    ("shape", [1, 10**9, 10**9], "images"),
+    ("mean", [], "0 means"),
+    ("mean", {}, "key 'description.mean'"),
+    ("std", [float("nan")], "key 'description.std.0'"),
+    ("classes", ["a\x1b[2J", "b", "c"], r"class 'a\\x1b"),
+    ("clients", {"silo-0": 3}, "key 'description.clients.silo-0'"),
+    ("inputs", {"kind": "other"}, "'other'"),
+]
+"""keys of the description of a file, with values of an attacker"""
+
+
+def replaced(key, value, about):
+    return json.dumps(about | {key: value})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda about: json.dumps(about)[:-1] + ', "deep": ' + 100_000 * "[", "nested"),
-        (lambda about: json.dumps(about | {"members": 10**9}), "key 'members'"),
-        (lambda about: json.dumps(about | {"members": -1}), "key 'members'"),
+        (lambda about: json.dumps(about | {"members": 10**9}), "key .description.members."),
+        (lambda about: json.dumps(about | {"members": -1}), "key .description.members."),
         (
             lambda about: json.dumps(about | {"model": about["model"] | {"width": 4096, "hidden": 65536}}),
             "weights '",
         ),
+        *((partial(replaced, key, value), reason) for key, value, reason in HOSTILE),
     ],
-    ids=["deep", "members", "negative", "large"],
+    ids=["deep", "members", "negative", "large", *(f"{key}-{i}" for i, (key, *_) in enumerate(HOSTILE))],
 )
 def test_a_file_of_a_stranger_costs_no_more_than_its_bytes(folder, tmp_path, change, reason):
     with safe_open(str(folder / "model-fedavg.safetensors"), "pt") as file:

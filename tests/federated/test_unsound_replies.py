@@ -100,9 +100,12 @@ def test_a_number_of_examples(claim):
     assert any(re.match(r"round 1: rejected silo-1: .*\b1000", line) for line in notices)
 
 
-def test_a_training_loss():
-    notices, _ = outcome(lambda reply: reply.training.update(train_loss=10**400))
-    assert any(re.match(r"round 1: rejected silo-1: .*train_loss .*\b1000", line) for line in notices)
+@pytest.mark.parametrize(
+    ("name", "value"), [("train_loss", 10**400), ("train_accuracy", 10**400), ("steps", -(10**400))]
+)
+def test_results_of_training_that_no_float_holds(name, value):
+    notices, _ = outcome(lambda reply: reply.training.update({name: value}))
+    assert any(re.match(rf"round 1: rejected silo-1: .*{name} .*\b1000", line) for line in notices)
 
 
 @pytest.mark.parametrize("name", ["__metadata__", "\ud800", "a\nb"])
@@ -140,7 +143,8 @@ def constant(part, value):
     [
         ("values", 3e38, r"values .*\b3e\+38, .*\b1e\+15"),
         ("values", -3e38, r"values .*\b3e\+38, .*\b1e\+15"),
-        ("values", 1e14, "predictions .*finite"),
+        ("values", 1e14, r"values .*\b1e\+14, .*e\+03\b"),
+        ("values", -1e4, r"values .*\b1e\+04, .*e\+03\b"),  # it predicts, and training with it overflows
         ("buffers", 3e38, r"buffers .*\b3e\+38, .*\b1e\+15"),
         ("buffers", -1.0, r"variance .*\b0\b"),
         ("codebook", 3e38, r"codebook .*\b3e\+38, .*\b1e\+15"),
@@ -221,3 +225,14 @@ def test_metrics_that_no_measurement_has_are_rejected(name, value, reason):
     lines = [notice for notice in notices if "rejected" in notice]
     assert len(lines) == 3
     assert all(re.search(reason, line) and line.isprintable() for line in lines)
+
+
+def test_a_client_that_claims_no_training_images_ends_no_run():
+    """In the measurements of the terminal phase its number of images divides."""
+
+    def change(reply):
+        if "counts" in reply.tensors:
+            reply.tensors["counts"].zero_()
+
+    one, _, _ = arm(settings("tpt"), wrap=lambda engine: Changed(engine, change, ["silo-1"]))
+    assert {record["client"] for record in finish(one)} == {"silo-0", "silo-1", "silo-2"}

@@ -118,7 +118,7 @@ class TPT(Algorithm):
             name: torch.stack([reply[name] for reply in first.values()]).sum(0)
             for name in ("sums", "counts", "hits")
         }
-        hits, images = int(total.pop("hits")), int(total["counts"].sum())
+        hits, images = int(total.pop("hits")), max(int(total["counts"].sum()), 1)
         sizes = {"spread": 2, "geometry": 4, "own": 6}
         second = self.asked(
             state, turn, {name: Expected((size,), torch.float64) for name, size in sizes.items()}, total
@@ -135,7 +135,8 @@ class TPT(Algorithm):
                 second[record["client"]]["own"].tolist(),
                 strict=True,
             )
-            found = common | {"train_error": 1 - int(mine["hits"]) / int(mine["counts"].sum())}
+            count = max(int(mine["counts"].sum()), 1)  # a client may claim that it has none
+            found = common | {"train_error": 1 - int(mine["hits"]) / count}
             found |= own if len(ClassSums(mine["sums"], mine["counts"]).present) > 1 else {}
             record.update(found | record)
         return hits, images

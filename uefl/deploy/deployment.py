@@ -28,6 +28,8 @@ from .processes import Processes
 from .setting import Setting, greeting, task, without_files
 
 _START = 120.0  # seconds for processes on this machine to be there
+_OF_DATA = ("kind", "classes", "shape", "inputs", "sizes", "content", "reach")
+"""keys of a report that do not change when a silo starts again"""
 Notice = Callable[[str], None]
 Joined = tuple[Federation, Link, Roster, Silos]
 
@@ -189,8 +191,8 @@ def gather(
             return printable(f"silo {name!r}: {why}")
         if name in reports:
             before = reports[name]
-            if before[0]["content"] != report[0]["content"]:
-                return f"silo {name!r} came again with other images"
+            if any(before[0][key] != report[0][key] for key in _OF_DATA):
+                return f"silo {name!r} came again with other data"
             _note_change(name, _program_facts(before), _program_facts(report), "before it came again", notice)
             reports[name] = report
             return None

@@ -3,7 +3,6 @@ of those it has sent."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from .. import privacy
 from ..checkpoint import write_json
 from ..errors import UserError
 from ..folder import lock
+from ..json_text import parse_json
 
 if TYPE_CHECKING:
     from ..client.workspace import Workspace
@@ -165,7 +165,7 @@ class PrivacyFloor:
 def _read(path: Path) -> dict[float, int]:
     """Return the number of sent updates by noise multiplier; nothing if there is no file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         updates = {float(noise): count for noise, count in found["updates"].items()}
         if found["schema"] != _SCHEMA or not all(
             noise > 0 and type(count) is int and count >= 0 for noise, count in updates.items()

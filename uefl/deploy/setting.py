@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from .. import __version__
 from ..algorithms.base import Context
 from ..config import Config, from_toml
 from ..data.federation import Federation
 from ..data.inputs import IMAGES, Inputs
+from ..engines.codec import Unreadable
 from ..privacy import without_statistics
 
 PROTOCOL = 5
@@ -29,7 +32,7 @@ class Setting:
     std: tuple[float, ...]
     clients: tuple[str, ...]
     """names of the training clients, sorted"""
-    threads: int
+    threads: Annotated[int, Field(ge=0, le=1024)]
     """CPU threads, 0: as the silo chooses for the network"""
     inputs: Inputs = IMAGES
 
@@ -55,12 +58,15 @@ class Setting:
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Setting:
-        """Restore a setting from the result of :meth:`plain`."""
-        found: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        told = found["inputs"]
-        return cls(**found | {"inputs": Inputs(told["kind"], tuple(told["names"]), told["vocabulary"])})
+        """Restore a setting from the result of :meth:`plain`.
+
+        Raises:
+            Unreadable: a value of another type, or out of its range.
+        """
+        try:
+            return _SETTING.validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            raise Unreadable(str(error)) from None
 
     def run_identity(self) -> str:
         """Return the identity of a run, so that a silo recognizes it after a resume. The number of threads is
@@ -86,6 +92,9 @@ class Setting:
         cfg = self.cfg()
         about = (self.classes, self.shape, self.clients)
         return Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, inputs=self.inputs)
+
+
+_SETTING = TypeAdapter(Setting)
 
 
 def without_files(cfg: Config) -> Config:

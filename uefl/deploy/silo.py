@@ -58,6 +58,9 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 )
 
 
+_LINES, _LINE = 200, 2000  # of an error in the log, and characters of a line: the server chooses some
+
+
 class SiloProgram:
     """Answers messages; callable with a packet.
 
@@ -102,7 +105,7 @@ class SiloProgram:
                 raise Unreadable("it is not a message")
             header, _ = packet
             if not understood(header):
-                other = printable(str(version(header))[:20])
+                other = printable(str(version(header)), 20)
                 self._log.warning(
                     "a run of another version of uefl is not answered: it has %s, this is %s",
                     other,
@@ -118,14 +121,15 @@ class SiloProgram:
                 return _fault(client, faults.MISDIRECTED)
             client = header["client"]
             message = message_of(packet)
-            self._log.info("arm %r: %s", header["arm"], split(message)[0].options)
+            self._log.info("%s", printable(f"arm {header['arm']!r}: {split(message)[0].options}"))
             handler = self._client(header)
             if self._kept is not None or "state" in split(message)[0].options:
                 handler = partial(self._with_own_state, header, handler)
             return packed_reply(self._guarded(handler, message))
         except Exception as error:
             known = isinstance(error, UserError)  # its message is all there is to say
-            self._log.error("%s", f"{faults.LINE}{error}" if known else traceback.format_exc())
+            lines = [f"{faults.LINE}{error}"] if known else traceback.format_exc().splitlines()
+            self._log.error("%s", "\n".join(printable(line, _LINE) for line in lines[-_LINES:]))
             return _fault(
                 client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM)
             )

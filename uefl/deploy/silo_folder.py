@@ -14,6 +14,7 @@ import torch
 
 from ..checkpoint import write_json
 from ..errors import UserError
+from ..json_text import parse_json
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
@@ -114,7 +115,7 @@ class States:
 
     def _rounds(self) -> dict[str, int]:
         try:
-            return dict(json.loads((self._folder / "about.json").read_text())["rounds"])
+            return dict(parse_json((self._folder / "about.json").read_text())["rounds"])
         except (OSError, ValueError, KeyError, TypeError):  # then old states stay
             return {}
 

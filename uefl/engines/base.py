@@ -12,6 +12,7 @@ import torch
 
 Option = bool | int | float | str
 T = TypeVar("T")
+_MEMBERS = 1000  # of an ensemble, as in the configuration
 
 
 class Expected(NamedTuple):
@@ -145,8 +146,14 @@ def join(messages: Sequence[Message]) -> Message:
 
 
 def split(message: Message) -> list[Message]:
-    """Undo :func:`join`; a message that was not joined is the only part."""
-    count = int(message.options.get("members", 0))
+    """Undo :func:`join`; a message that was not joined is the only part.
+
+    Raises:
+        ValueError: it names more members than an ensemble may have.
+    """
+    count = message.options.get("members", 0)
+    if type(count) is not int or count > _MEMBERS:
+        raise ValueError(f"members: expected at most {_MEMBERS}, got {count!r}")
     parts = (message.tensors, message.options, message.expects, message.private, message.reference)
     return [Message(*(member(part, i) for part in parts)) for i in range(count)] or [message]  # type: ignore[arg-type]
 

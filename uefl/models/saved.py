@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Annotated, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -22,14 +23,17 @@ from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
 from ..client.work import Work
 from ..config import Config, Model
+from ..config.sections import Section
 from ..data.federation import Federation
 from ..data.inputs import IMAGES, Inputs
+from ..data.notes import check_names
 from ..data.pixels import as_bytes
 from ..data.vectors import Vectors, is_frame, of_array
 from ..engines.base import member
 from ..errors import UserError
 from ..fields import parse
 from ..isolation import isolate, isolated, plain_torch
+from ..json_text import parse_json
 from ..paths import check_file
 from ..seeds import seeded
 from ..uncertainty import Prediction, ensemble, joined
@@ -464,6 +468,42 @@ class _Parts(Iterable[Tensors]):
                 yield {f"{prefix}{name}.{client}": tensor for name, tensor in tensors.items()}
 
 
+class _Description(Section):
+    """The metadata of a file. The types and ranges are checked, because the file may be a stranger's."""
+
+    algorithm: str
+    parameters: dict[str, Any]
+    model: dict[str, Any]
+    normalize: Literal["standard", "imagenet", "centered", "raw"]
+    image_size: int = Field(ge=0)
+    members: int = Field(ge=1)
+    passes: int = Field(ge=0, le=100_000)
+    clients: dict[str, list[str]]
+    classes: tuple[str, ...]
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    inputs: dict[str, Any] = Field({})
+
+    def kind_of_inputs(self) -> Inputs:
+        """Return the kind of the inputs.
+
+        Raises:
+            ValueError: the shape, the names of the classes or the normalization do not match it.
+        """
+        inputs = Inputs(**self.inputs | {"names": tuple(self.inputs.get("names", ()))})
+        check_names("class", self.classes)
+        check_names("column", inputs.names)
+        images = inputs.kind == "images"
+        channels = {"images": self.shape[:1], "columns": self.shape, "tokens": (0,)}[inputs.kind]
+        if len(self.shape) != (3 if images else 1) or {(len(self.mean),), (len(self.std),)} != {channels}:
+            raise ValueError(
+                f"{len(self.mean)} means and {len(self.std)} deviations for {inputs.kind} of shape"
+                f" {list(self.shape)}"
+            )
+        return inputs
+
+
 @isolate
 def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> SavedModel:
     """Read ``model-<arm>.safetensors`` of a run folder, on the CPU.
@@ -491,18 +531,14 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             f" {', '.join(metadata) or 'nothing'})"
         )
     try:
-        about = json.loads(metadata[_FORMAT])
-        if network is not None or about["model"]["encoder"] != "given":
+        about = parse(_Description, "description", parse_json(metadata[_FORMAT]))
+        if network is not None or about.model.get("encoder") != "given":
             return _model(about, tensors, network)
-    except RecursionError:
-        raise UserError(
-            f"{path}: its description is nested without end. The file was changed; restore it"
-        ) from None
     except (UserError, json.JSONDecodeError) as error:
         raise UserError(
             f"{path}: {error}. The file was changed, or is of another version of uefl; restore it"
         ) from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
             f"{path}: its description is damaged ({error}). The file was changed; restore it"
         ) from None
@@ -511,27 +547,27 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
     )
 
 
-def _model(about: dict[str, Any], tensors: Tensors, network: Callable[[], nn.Module] | None) -> SavedModel:
-    kind = find(about["algorithm"])
-    algorithm = kind(parse(kind.Parameters, "parameters", about["parameters"]))
-    settings = parse(Model, "model", about["model"] | {"pretrained": False})
-    shape, classes, count = tuple(about["shape"]), tuple(about["classes"]), int(about["members"])
-    if not 1 <= count <= max(len(tensors), 1):
+def _model(about: _Description, tensors: Tensors, network: Callable[[], nn.Module] | None) -> SavedModel:
+    kind = find(about.algorithm)
+    algorithm = kind(parse(kind.Parameters, "parameters", about.parameters))
+    settings = parse(Model, "model", about.model | {"pretrained": False})
+    count, inputs = about.members, about.kind_of_inputs()
+    if count > max(len(tensors), 1):
         raise UserError(
-            f"key 'members': expected 1 to {max(len(tensors), 1)}, as many as the file has tensors for; got"
-            f" {count}"
+            f"key 'description.members': expected 1 to {max(len(tensors), 1)}, as many as the file has"
+            f" tensors for; got {count}"
         )
     parts = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
     if sum(map(len, parts)) != len(tensors):
-        raise UserError(f"key 'members': the file holds other networks than those of {count} members")
-    told = about.get("inputs", {})
-    inputs = Inputs(**told | {"names": tuple(told.get("names", ()))})
-    mean, std = normalization(about["normalize"], about["mean"], about["std"], inputs)
-    spec = ModelSpec(settings, shape, len(classes), network, inputs)  # type: ignore[arg-type]
-    members = tuple(_member(algorithm, spec, about["clients"], part) for part in parts)
+        raise UserError(
+            f"key 'description.members': the file holds other networks than those of {count} members"
+        )
+    mean, std = normalization(about.normalize, about.mean, about.std, inputs)
+    spec = ModelSpec(settings, about.shape, len(about.classes), network, inputs)
+    members = tuple(_member(algorithm, spec, about.clients, part) for part in parts)
     return SavedModel(
-        members, algorithm, classes, shape, about["image_size"], mean, std, about["passes"], inputs
-    )  # type: ignore[arg-type]
+        members, algorithm, about.classes, about.shape, about.image_size, mean, std, about.passes, inputs
+    )
 
 
 def _file(path: Path) -> Path:

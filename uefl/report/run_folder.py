@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -22,6 +21,7 @@ from ..algorithms.base import Algorithm, find
 from ..errors import UserError
 from ..findings import Findings, History
 from ..folder import number_rounds_from_one
+from ..json_text import parse_json
 from ..metrics.base import described
 from ..paths import check_name, other_capitals
 from .words import labels, mean
@@ -378,8 +378,8 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
     lines = []
     for number, line in enumerate(text, 1):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = parse_json(line)
+        except ValueError:
             record = None
         if not isinstance(record, dict) or not record.keys() >= (_PLACE if "reason" in record else _KEYS):
             raise UserError(
@@ -399,9 +399,9 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
 
 def _read_summary(path: Path) -> dict[str, Record]:
     try:
-        summary = json.loads(_text(path))
+        summary = parse_json(_text(path))
         schema, arms = summary["schema"], dict(summary["arms"])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         raise UserError(f"{path} is not a summary of a run; delete it to report from metrics.jsonl") from None
     if schema != _SCHEMA:
         raise UserError(
@@ -412,8 +412,8 @@ def _read_summary(path: Path) -> dict[str, Record]:
 
 def _read_manifest(path: Path) -> Record:
     try:
-        manifest = json.loads(_text(path)) if path.exists() else {}
-    except json.JSONDecodeError:
+        manifest = parse_json(_text(path)) if path.exists() else {}
+    except ValueError:
         manifest = None
     if not isinstance(manifest, dict):
         raise UserError(
@@ -425,7 +425,7 @@ def _read_manifest(path: Path) -> Record:
 def _read_made(path: Path) -> Record:
     """Read made.json; empty if it is absent or damaged, since no number depends on it."""
     try:
-        made = json.loads((path / "made.json").read_text(encoding="utf-8"))
+        made = parse_json((path / "made.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return made if isinstance(made, dict) and made.keys() >= MADE else {}

@@ -79,7 +79,7 @@ def _out_of_range(values: Mapping[str, Any]) -> str | None:
         if most is None or isinstance(value, (list, type(None))):
             continue
         if not -_ROUNDING <= value <= most + _ROUNDING:
-            return f"its {key} is {value:.6g}, expected a number from 0 to {most:g}"
+            return f"its {key} is {value}, expected a number from 0 to {most:g}"  # any integer
     return None
 
 
@@ -92,10 +92,11 @@ def not_finite(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def printable(reason: str) -> str:
-    """Return a reason as one short printable line; clients choose some of its names."""
-    line = "".join(character if character.isprintable() else "?" for character in reason)
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+def printable(reason: str, most: int = _LONGEST) -> str:
+    """Return a reason as one printable line of at most ``most`` characters; others choose some of its
+    names."""
+    line = "".join(character if character.isprintable() else "?" for character in reason[: most + 1])
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 def check_quorum(

@@ -29,7 +29,7 @@ from .turn import Turn
 
 _NAME = re.compile("([0-9a-f]{32})?")
 # A client that trains for a round and stays finite does not multiply the largest element by this factor.
-_SUSPICIOUS = 1e3
+_GROWTH = 1e3
 
 
 class ServerModel:
@@ -118,15 +118,20 @@ class ServerModel:
         )
 
     def _fault(self, message: Message, reply: Reply) -> str | None:
-        """Return why the updated model cannot be used; predict with it if its elements are very large."""
+        """Return why the updated model cannot be used: in one round of training with a model whose elements
+        are far too large, the other clients would overflow."""
         if not {"values", "buffers"} <= message.tensors.keys() & reply.tensors.keys():
             return None
         sent, found = message.tensors["values"], reply.tensors["values"]
         if sent.shape != found.shape:
             return None
-        largest = reply.magnitudes["values"]
-        suspicious = largest > _SUSPICIOUS and largest > _SUSPICIOUS * magnitudes({"": sent})[""]
-        return self._workspace.fault(reply.tensors, self.private.start, predict=suspicious)
+        largest, most = reply.magnitudes["values"], _GROWTH * max(magnitudes({"": sent})[""], 1.0)
+        if largest > most and self.algorithm.context.run.privacy != "local":  # noise has any size
+            return (
+                f"values has an element of {largest:.3g}, more than {most:.3g}; if the model has diverged,"
+                " lower lr"
+            )
+        return self._workspace.fault(reply.tensors, self.private.start, predict=False)
 
     def begin_averages(self, rule: Rule | Privacy) -> None:
         """Create the averages of a round."""

@@ -247,6 +247,35 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
     assert re.match(r"refused: silo 'b': .*\(fault data;", second)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "sets", "sizes": {"train": 12, "holdout": 0, "test": 12, "sets": [12]}},
+        {"classes": ["dog", "\N{LATIN SMALL LETTER A}"]},
+        {"shape": [1, 4, 16]},
+    ],
+)
+def test_a_silo_that_comes_again_with_other_data_is_refused(folder, monkeypatch, change):
+    """The attack on the start: an honest report, and then another one that ends the run."""
+    honest = program(folder, "b")
+
+    def liar(packet):
+        report = honest(packet)
+        if packet.header["ask"] == "report":
+            if link.activated[11] != "1":
+                report.header.update(change, reach={"has": [True, True], "full_rank": True})
+            link.activated[11] = "2"
+        return report
+
+    with (
+        joined(monkeypatch, [program(folder, "a"), liar], silos=3, wait=0.5) as (run, said, _),
+        deployment.connect(None, None) as link,
+        pytest.raises(UserError, match=r"a, b of 3 silos .*silo 'b'"),
+    ):
+        run.federation(settings(folder), None, {})
+    assert any(line.startswith("refused: silo 'b'") for line in said)
+
+
 class Quiet:
     """An observer that keeps its calls."""
 
@@ -278,7 +307,7 @@ def test_a_whole_run_writes_what_is_known_of_its_silos(folder, monkeypatch):
     assert set(run.silos["a"]) == {"key", "precision", "torch"}
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"a": {"key": 3}}'])
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": {"key": 3}}', 100_000 * "["])
 def test_a_file_of_silos_that_is_damaged_is_a_line(tmp_path, text):
     (tmp_path / "silos.json").write_text(text)
     with pytest.raises(UserError, match=r"silos.json.* damaged"):

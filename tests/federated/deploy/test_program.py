@@ -1,5 +1,6 @@
 """The program that answers for a client: no message of the server opens a file that it names."""
 
+import logging
 import shutil
 
 import pytest
@@ -11,6 +12,7 @@ from tests.federated.engines.conformance import messages
 from uefl.deploy.processes import Processes
 from uefl.deploy.setting import Setting, task
 from uefl.deploy.silo import SiloProgram
+from uefl.engines import faults
 from uefl.engines.base import Message, expected_like
 from uefl.engines.codec import packed_message, reply_of
 
@@ -83,3 +85,29 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
     assert read == [0]
     assert ask(second).error is None
     assert read == [0, 7]
+
+
+@pytest.mark.parametrize(
+    ("options", "setting", "fault"),
+    [
+        ({"members": 10**9}, {}, faults.PROGRAM),
+        ({"members": "2"}, {}, faults.PROGRAM),
+        ({}, {"threads": 10**5}, faults.UNREADABLE),
+        ({}, {"threads": "2"}, faults.UNREADABLE),
+        ({}, {"mean": "x"}, faults.UNREADABLE),
+        ({"\x1b[2J": 10**6 * "x"}, {}, None),
+    ],
+)
+def test_a_message_of_a_malicious_server_costs_no_more_than_a_line(caplog, options, setting, fault):
+    fed, cfg = tiny.federation(), tiny.settings("fedavg")
+    tensors = tiny.workspace(cfg, fed).initial(5)[0]
+    asked = {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False} | options
+    packet = packed_message(Message(tensors, asked), task(Setting.of(cfg, fed, 1), "arm"))
+    packet.header["client"] = "silo-0"
+    packet.header["setting"].update(setting)
+    with caplog.at_level(logging.INFO, "uefl"):
+        reply = reply_of(SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"))(packet))
+    assert reply.error == fault
+    for line in "\n".join(record.getMessage() for record in caplog.records).splitlines():
+        assert line.isprintable()
+        assert len(line) < 3000
