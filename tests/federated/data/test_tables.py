@@ -324,9 +324,50 @@ def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
         build(Data(source=str(path), vocabulary=6, clients=1), kind="labeled", seed=0)
 
 
-def test_parquet_without_a_reader_is_one_sentence(tmp_path):
+@pytest.fixture
+def parquet(tmp_path, monkeypatch):
+    """A folder of two files, which pandas reads with any of its Parquet libraries: none need be installed."""
+    frames = {tmp_path / "data" / f"silo-{i}.parquet": frame(i, silo=f"silo-{i}") for i in range(2)}
+    (tmp_path / "data").mkdir()
+    for path in frames:
+        path.write_bytes(b"PAR1")
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: frames[path].copy())
+    return tmp_path / "data"
+
+
+def test_parquet_and_csv_are_the_same_data(parquet, tmp_path):
+    texts = write(tmp_path / "texts")
+    built = [build(Data(source=str(folder)), kind="labeled", seed=0) for folder in (parquet, texts)]
+    for one, other in zip(built[0].clients, built[1].clients, strict=True):
+        assert one.name == other.name
+        assert torch.equal(one.load().train.images, other.load().train.images)
+    assert (built[0].classes, built[0].inputs, built[0].mean) == (
+        built[1].classes,
+        built[1].inputs,
+        built[1].mean,
+    )
+
+
+def test_a_silo_reads_its_own_parquet_file(parquet):
+    cfg = config.load(KEYS | {"data": {"source": str(parquet)}, "arms": {"arm": {"algorithm": "fedavg"}}})
+    source = own(parquet / "silo-1.parquet", None)
+    (client,) = source.federation(cfg).clients
+    assert (source.name, client.name) == ("silo-1", "silo-1")
+    assert client.load().train.images.shape[1] == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(ImportError("no engine"), "pyarrow"), (OSError("Invalid\nfile"), "Invalid$")],
+    ids=["absent", "damaged"],
+)
+def test_parquet_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, error, words):
+    def fails(path):
+        raise error
+
+    monkeypatch.setattr(pandas, "read_parquet", fails)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"pyarrow|gone\.parquet"):
+    with pytest.raises(UserError, match=rf"t\.parquet.*{words}"):
         build(Data(source=str(tmp_path / "t.parquet"), clients=1), kind="labeled", seed=0)
 
 

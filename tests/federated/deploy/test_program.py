@@ -98,7 +98,7 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
         ({"\x1b[2J": 10**6 * "x"}, {}, None),
     ],
 )
-def test_a_message_of_a_malicious_server_costs_no_more_than_a_line(caplog, options, setting, fault):
+def test_a_message_of_a_malicious_server_costs_only_a_line(caplog, options, setting, fault):
     fed, cfg = tiny.federation(), tiny.settings("fedavg")
     tensors = tiny.workspace(cfg, fed).initial(5)[0]
     asked = {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False} | options

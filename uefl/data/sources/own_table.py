@@ -57,7 +57,8 @@ def frame_of(path: Path) -> pandas.DataFrame:
         frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else pandas.read_csv(path)
     except ImportError:
         raise UserError(
-            f"{path}: reading Parquet needs pyarrow: pip install pyarrow, or save it as .csv"
+            f"{path}: pandas reads Parquet with pyarrow or fastparquet, and none is installed; use"
+            " pip install pyarrow, or save it as .csv"
         ) from None
     except Exception as error:  # a damaged file; of what kind depends on its bytes
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
