@@ -9,15 +9,17 @@ namespace {
 
 // The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum.
 // The order of the sum is fixed.
-template <int kAhead = 8, class T>
-__device__ double distance(const T* row, int64_t stride, const double* codeword, int64_t d, bool euclidean) {
+template <int kAhead = 8, class T, class Codeword>
+__device__ double distance(const T* row, int64_t stride, const Codeword* codeword, int64_t d,
+                           bool euclidean) {
   double total = 0;
   for (int64_t start = 0; start < d; start += kAhead) {
     double values[kAhead], codewords[kAhead];
     UEFL_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       const int64_t j = start + i < d ? start + i : start;
-      values[i] = static_cast<double>(widen(row[j * stride])), codewords[i] = codeword[j];
+      values[i] = static_cast<double>(widen(row[j * stride])),
+      codewords[i] = static_cast<double>(codeword[j]);
     }
     UEFL_UNROLL
     for (int i = 0; i < kAhead; ++i) {

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from uefl_kernels import backend, kmeans, kmeans_step, vq, vq_assign, vq_with_sums
+from uefl_kernels import backend, kmeans, kmeans_step, rvq, vq, vq_assign, vq_with_sums
 from uefl_kernels._library import resolve, triton_available
 
 from .conftest import captured, cuda_built, no_waiting
@@ -252,6 +252,23 @@ def test_small_kmeans_equals_the_cpu(init, metric):
         (*found, *step[:-1], *step.units), (*expected, *expected_step[:-1], *expected_step.units), strict=True
     ):
         assert torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize("rows", [1, 30, 3000])  # in one launch; by stages
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("segments", [1, 3])
+def test_small_stages_equal_the_reference(segments, dtype, rows):
+    x = torch.randn(24, rows).to(dtype).T
+    codebooks = [torch.randn(segments, k, 24 // segments).squeeze(0) for k in (70, 9, 300)]
+    codebooks[2][..., 4, :] = codebooks[2][..., 2, :]  # ties
+    with backend("reference"):
+        expected = rvq(x, codebooks)
+    found = rvq(x.to("cuda"), [codebook.to("cuda") for codebook in codebooks])
+    assert torch.equal(found.quantized.cpu(), expected.quantized)
+    assert torch.equal(found.indices.cpu(), expected.indices)
+    for one, other in zip(found.counts, expected.counts, strict=True):
+        assert torch.equal(one.cpu(), other)
+    torch.testing.assert_close(found.losses.cpu(), expected.losses, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

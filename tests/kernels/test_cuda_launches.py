@@ -77,6 +77,14 @@ def test_an_iteration_of_k_means_is_a_search_and_a_launch():
     assert not calls(each, r"empty\(|copy_\(|contiguous\(")
 
 
+def test_rvq_of_a_few_rows_is_one_launch():
+    source = code("rvq.cu")
+    assert calls(source, r"cudaLaunch\w+|<<<|cudaMemset\w*") == ["cudaLaunchCooperativeKernel"]
+    made = body(source, "Results in_one_launch(")
+    assert len(calls(made, r"new_empty\(")) == 6
+    assert not calls(made, r"new_zeros\(|zero_|fill_|contiguous\(|stable::to\(")
+
+
 def test_vq_is_two_launches_where_the_search_quantizes():
     made = body(code("vq_forward.cu"), "Results run(")
     begin, end = made.index("assign("), made.index("launch_gather(")

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 ARCHITECTURE = "90a"
-SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, HEAD = (
+SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, RVQ, HEAD = (
     # at least: three types; short rows, compared in two ways, and long ones
     ("vq_assign", "search_wgmma", 12),
     ("vq_assign", "search_mma", 8),  # these and float64, compared in two ways
@@ -31,6 +31,7 @@ SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, HEAD = (
     ("vq_forward", "row_sums", 8),
     ("kmeans", "row_sums", 4),
     ("kmeans", "advance", 4),
+    ("rvq", "rvq_few", 3),
     ("mc_dropout_mlp", "head", 4),
 )
 
@@ -53,7 +54,7 @@ def count(operations, pattern):
 
 
 @pytest.mark.parametrize(
-    "kernel", [SEARCH, MMA, GATHER, SUMS, STEP, LLOYD], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}"
+    "kernel", [SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, RVQ], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}"
 )
 def test_registers_suffice(kernels, kernel):
     for name, lines in kernels(*kernel).items():
