@@ -130,8 +130,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
     const float* codewords = stage.codewords + book * stage.k * d;
     int code = nearest_in_float32(residual, codewords, k, d);
     if (code < 0) code = nearest_by_definition(residual, codewords, k, d);
-    __syncthreads();  // all threads have read the residual
-    double error = 0;
+    double error = 0;  // all threads have passed a barrier since they read the residual
     for (int j = threadIdx.x; j < d; j += blockDim.x) {
       const float value = residual[j], close = codewords[int64_t{code} * d + j];
       const float quantized = rounded<T>(close);

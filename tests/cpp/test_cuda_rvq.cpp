@@ -92,7 +92,7 @@ static void check(const char* what, const Case<T>& given) {
 
 // Codewords that are equally near, or almost, and rows at which float32 overflows or underflows.
 static void hard_rows() {
-  for (const float scale : {1.0f, 1e-25f, 1e-38f, 1e15f, 1e25f, 1e38f}) {
+  for (const float scale : {1.0f, 1e-22f, 3e-23f, 1e-23f, 1e-38f, 1e15f, 1e25f, 1e38f}) {
     Case<float> given(9, 1, 1, 8, {40, 40, 33}, 7);
     for (auto& codebook : given.codebooks) {
       for (size_t i = 0; i < codebook.size() / 2; ++i)
@@ -114,6 +114,35 @@ static void hard_rows() {
   }
 }
 
+// The two nearest codewords of a row lie on either side of it, where float32 often confuses them.
+static void near_ties(float scale) {
+  Case<float> given(40, 1, 1, 16, {80}, 10);
+  std::vector<float>& codewords = given.codebooks[0];
+  for (size_t i = 0; i < given.x.size(); ++i) {
+    const float apart = codewords[i] / 16;
+    given.x[i] *= scale;
+    codewords[i] = given.x[i] + apart * scale, codewords[given.x.size() + i] = given.x[i] - apart * scale;
+  }
+  check("near ties", given);
+}
+
+// Two codewords on either side of a row, at the distance where a square overflows in float32, which may
+// happen to the nearer of them.
+static void near_overflow() {
+  for (int seed = 0; seed < 300; ++seed) {
+    Case<float> given(1, 1, 1, 16, {2}, seed);
+    std::vector<float>& codewords = given.codebooks[0];
+    double square = 0;
+    for (int j = 0; j < 16; ++j) square += std::pow(static_cast<double>(codewords[j]), 2);
+    const double up = std::sqrt(static_cast<double>(std::numeric_limits<float>::max()) / square);
+    for (int j = 0; j < 16; ++j) {
+      codewords[j] = static_cast<float>(codewords[j] * up), codewords[16 + j] = -codewords[j];
+      given.x[j] *= static_cast<float>(up * 1e-7);
+    }
+    check("near overflow", given);
+  }
+}
+
 void run() {
   check("one", Case<float>(1, 1, 1, 4, {1}, 1));
   check("stages", Case<float>(6, 1, 1, 32, {70, 5, 64, 33}, 2));
@@ -126,4 +155,6 @@ void run() {
   apart.shape.inner = 5, apart.shape.outer_stride = 80, apart.shape.inner_stride = 1, apart.shape.stride = 5;
   check("channels first", apart);
   hard_rows();
+  for (const float scale : {1.0f, 1e-18f, 1e-20f, 1e-21f, 1e-22f, 1e10f}) near_ties(scale);
+  near_overflow();
 }
