@@ -130,10 +130,10 @@ py::tuple kmeans(py::array x, int64_t k,
                                    .init = init ? init->data() : nullptr,
                                    .k = k,
                                    .seed = static_cast<uint64_t>(seed),
-                                   .centers = centers.mutable_data(),
-                                   .labels = labels.mutable_data(),
-                                   .inertia = &inertia,
-                                   .iterations = &iterations};
+                                   .result = {.centers = centers.mutable_data(),
+                                              .labels = labels.mutable_data(),
+                                              .inertia = &inertia,
+                                              .iterations = &iterations}};
   {
     const py::gil_scoped_release release;
     cpu::kmeans(problem, options, [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {

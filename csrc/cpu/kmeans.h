@@ -19,18 +19,22 @@ struct KMeansOptions {
   double tol;                // relative to the mean variance of the columns
 };
 
+struct KMeansResult {
+  void* centers;        // [k, dim]
+  int64_t* labels;      // [n]
+  double* inertia;      // [1]
+  int64_t* iterations;  // [1]
+};
+
 // One problem with n rows of dim >= 1 elements, n >= k >= 1. The centers are float64 for float64 x, else
 // float32.
 struct KMeansProblem {
   StridedRows x;
   const double* weights;  // [n], or null for ones
-  const void* init;       // [k, dim] in the dtype of `centers` for Seeding::given, else null
+  const void* init;       // [k, dim] in the dtype of the centers for Seeding::given, else null
   int64_t k;
   uint64_t seed;
-  void* centers;        // [k, dim]
-  int64_t* labels;      // [n]
-  double* inertia;      // [1]
-  int64_t* iterations;  // [1]
+  KMeansResult result;
 };
 
 // Throws std::runtime_error if x, weights or given centers are too large or not finite, or if weights are

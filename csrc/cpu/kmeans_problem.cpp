@@ -32,6 +32,42 @@ void KMeansCenters::set(int64_t k, const double* values) {
   }
 }
 
+KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, bool spherical) {
+  KMeansCenters centers(k, d, wide);
+  std::vector<double> values(d);
+  for (int64_t i = 0; i < k; ++i) {
+    for (int64_t j = 0; j < d; ++j) {
+      values[j] =
+          wide ? static_cast<const double*>(init)[i * d + j] : static_cast<const float*>(init)[i * d + j];
+      if (!(std::abs(values[j]) <= kLargest))
+        throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
+    }
+    if (spherical) to_unit(values.data(), d);
+    centers.set(i, values.data());
+  }
+  return centers;
+}
+
+int64_t grid_bits(int64_t n, int64_t d) {
+  return std::min<int64_t>(kSeedingBits, (60 - ceil_log2(n * d)) / 2);
+}
+
+// The range of a column is below 2^e, and its scale is 2^(mass_bits - e).
+double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits) {
+  return *std::min_element(scales.scale.begin(), scales.scale.end()) * power_of_two(bits - mass_bits(n));
+}
+
+double mean_variance(const std::vector<int64_t>& sums, const std::vector<int64_t>& squares, int64_t n,
+                     double scale) {
+  const double count = static_cast<double>(n);
+  std::vector<double> variances(sums.size());
+  for (size_t j = 0; j < sums.size(); ++j) {
+    const double mean = static_cast<double>(sums[j]) / count;
+    variances[j] = static_cast<double>(squares[j]) / count - mean * mean;
+  }
+  return tree_sum(variances) / static_cast<double>(sums.size()) / scale / scale;
+}
+
 template <class Work>
 void PreparedProblem::for_rows(const Work& work) const {
   const int64_t n = dense_.n;
@@ -52,12 +88,8 @@ PreparedProblem::PreparedProblem(const KMeansProblem& problem, const KMeansOptio
   }
   const bool seeding = options.seeding != Seeding::given;
   if (seeding || options.tol > 0) {
-    const int64_t bits = std::min<int64_t>(kSeedingBits, (60 - ceil_log2(n * d)) / 2);
-    // The range of a column is below 2^e, and its scale is 2^(mass_bits - e).
-    make_seeder(
-        bits,
-        *std::min_element(scales_.scale.begin(), scales_.scale.end()) * power_of_two(bits - mass_bits(n)),
-        seeding);
+    const int64_t bits = grid_bits(n, d);
+    make_seeder(bits, grid_scale(scales_, n, bits), seeding);
   }
 }
 
@@ -123,36 +155,14 @@ void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
     const std::lock_guard<std::mutex> lock(merge);
     for (int64_t j = 0; j < d; ++j) sums[j] += sum[j], squares[j] += square[j];
   });
-  std::vector<double> variances(d);
-  for (int64_t j = 0; j < d; ++j) {
-    const double count = static_cast<double>(n), mean = static_cast<double>(sums[j]) / count;
-    variances[j] = static_cast<double>(squares[j]) / count - mean * mean;
-  }
-  variance_ = tree_sum(variances) / static_cast<double>(d) / scale / scale;
-}
-
-KMeansCenters PreparedProblem::given(const void* init, int64_t k, bool spherical) const {
-  const int64_t d = dense_.d;
-  KMeansCenters centers(k, d, dense_.wide);
-  std::vector<double> values(d);
-  for (int64_t i = 0; i < k; ++i) {
-    for (int64_t j = 0; j < d; ++j) {
-      values[j] = dense_.wide ? static_cast<const double*>(init)[i * d + j]
-                              : static_cast<const float*>(init)[i * d + j];
-      if (!(std::abs(values[j]) <= kLargest))
-        throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
-    }
-    if (spherical) to_unit(values.data(), d);
-    centers.set(i, values.data());
-  }
-  return centers;
+  variance_ = mean_variance(sums, squares, n, scale);
 }
 
 KMeansCenters PreparedProblem::seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const {
   const std::vector<int64_t> chosen = seeder_->seeds(seeding, k, seed, restart);
   std::vector<char> rows;
   for (const int64_t row : chosen) rows.insert(rows.end(), dense_.row(row), dense_.row(row + 1));
-  return given(rows.data(), k, false);
+  return given_centers(rows.data(), k, dense_.d, dense_.wide, false);
 }
 
 std::vector<double> PreparedProblem::distances(const KMeansCenters& centers, const int64_t* labels) const {

@@ -26,6 +26,7 @@ class KMeansCenters {
   const void* data() const { return wide_ ? static_cast<const void*>(exact_.data()) : narrow_.data(); }
   const char* center(int64_t k) const { return static_cast<const char*>(data()) + k * d_ * (wide_ ? 8 : 4); }
   const double* exact(int64_t k) const { return &exact_[k * d_]; }
+  int64_t dim() const { return d_; }
   int64_t count() const { return static_cast<int64_t>(exact_.size()) / d_; }
   int64_t bytes() const { return static_cast<int64_t>(exact_.size()) * (wide_ ? 8 : 4); }
 
@@ -38,6 +39,18 @@ class KMeansCenters {
   std::vector<double> exact_;
   std::vector<float> narrow_;
 };
+
+// Given centers [k, d], float64 if wide, else float32. Throws std::runtime_error when one is not finite or
+// exceeds kLargest.
+KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, bool spherical);
+
+// The grid of the seeding: the bits of an element without its sign, and the steps in 1.0.
+int64_t grid_bits(int64_t n, int64_t d);
+double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits);
+
+// The mean variance of the columns of n rows from their sums and sums of squares on a grid of this scale.
+double mean_variance(const std::vector<int64_t>& sums, const std::vector<int64_t>& squares, int64_t n,
+                     double scale);
 
 class PreparedProblem {
  public:
@@ -53,7 +66,6 @@ class PreparedProblem {
   double weight_unit() const { return scales_.weight_unit; }
   double variance() const { return variance_; }
 
-  KMeansCenters given(const void* init, int64_t k, bool spherical) const;
   KMeansCenters seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
   // Squared distances of the rows to their centers.
   std::vector<double> distances(const KMeansCenters& centers, const int64_t* labels) const;

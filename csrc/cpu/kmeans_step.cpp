@@ -66,14 +66,35 @@ double least_power_of_two(double value) {
   return power_of_two(std::max(e - (mantissa == 0.5), -900));
 }
 
-KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
-                           const std::string& op) {
+KMeansScales scales_within(int64_t n, const std::vector<double>& low, const std::vector<double>& high,
+                           const double* weights, const std::string& op) {
   const auto require = [&](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(op + ": " + expected);
   };
-  const int64_t n = x.outer * x.inner, d = x.dim;
+  const int64_t d = static_cast<int64_t>(low.size());
   KMeansScales result{std::vector<double>(d), std::vector<double>(d, 1), power_of_two(mass_bits(n)), 1};
-  if (n == 0) return result;
+  for (int64_t j = 0; j < d; ++j) {
+    require(low[j] >= -kLargest && high[j] <= kLargest,
+            "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+    result.middle[j] = low[j] / 2 + high[j] / 2;
+    result.scale[j] = power_of_two(mass_bits(n) -
+                                   exponent(std::max(high[j] - result.middle[j], result.middle[j] - low[j])));
+  }
+  if (weights) {
+    const double heaviest = *std::max_element(weights, weights + n);
+    require(
+        std::all_of(weights, weights + n, [](double weight) { return 0 <= weight && weight <= kHeaviest; }) &&
+            heaviest > 0,
+        "weights must be finite (at most 2^1000), not negative and not all zero");
+    result.weight_unit = least_power_of_two(heaviest);
+  }
+  return result;
+}
+
+KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
+                           const std::string& op) {
+  const int64_t n = x.outer * x.inner, d = x.dim;
+  if (n == 0) return {std::vector<double>(d), std::vector<double>(d, 1), power_of_two(mass_bits(n)), 1};
   std::vector<double> low(d, std::numeric_limits<double>::infinity()),
       high(d, -std::numeric_limits<double>::infinity());
   bool finite = true;
@@ -91,23 +112,8 @@ KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Pa
     finite = finite && all;
     for (int64_t j = 0; j < d; ++j) low[j] = std::min(low[j], least[j]), high[j] = std::max(high[j], most[j]);
   });
-  require(finite, "x holds NaN or infinity; remove or replace those rows");
-  for (int64_t j = 0; j < d; ++j) {
-    require(low[j] >= -kLargest && high[j] <= kLargest,
-            "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
-    result.middle[j] = low[j] / 2 + high[j] / 2;
-    result.scale[j] = power_of_two(mass_bits(n) -
-                                   exponent(std::max(high[j] - result.middle[j], result.middle[j] - low[j])));
-  }
-  if (weights) {
-    const double heaviest = *std::max_element(weights, weights + n);
-    require(
-        std::all_of(weights, weights + n, [](double weight) { return 0 <= weight && weight <= kHeaviest; }) &&
-            heaviest > 0,
-        "weights must be finite (at most 2^1000), not negative and not all zero");
-    result.weight_unit = least_power_of_two(heaviest);
-  }
-  return result;
+  if (!finite) throw std::runtime_error(op + ": x holds NaN or infinity; remove or replace those rows");
+  return scales_within(n, low, high, weights, op);
 }
 
 void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to) {

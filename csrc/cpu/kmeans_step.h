@@ -62,6 +62,10 @@ struct KMeansScales {
 KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
                            const std::string& op);
 
+// The same from the extremes of the columns, [d], of finite rows.
+KMeansScales scales_within(int64_t n, const std::vector<double>& low, const std::vector<double>& high,
+                           const double* weights, const std::string& op);
+
 // A row adds round((x - middle) * weight * scale) to the sums of its cluster and round(weight * mass_scale)
 // to its mass.
 struct KMeansUnits {

@@ -123,10 +123,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
          .init = init_given ? from(init, center * bytes) : nullptr,
          .k = clusters[p],
          .seed = static_cast<uint64_t>(seeds[p]),
-         .centers = static_cast<char*>(centers.mutable_data_ptr()) + center * bytes,
-         .labels = static_cast<int64_t*>(labels.mutable_data_ptr()) + row,
-         .inertia = static_cast<double*>(inertia.mutable_data_ptr()) + p,
-         .iterations = static_cast<int64_t*>(iterations.mutable_data_ptr()) + p});
+         .result = {.centers = static_cast<char*>(centers.mutable_data_ptr()) + center * bytes,
+                    .labels = static_cast<int64_t*>(labels.mutable_data_ptr()) + row,
+                    .inertia = static_cast<double*>(inertia.mutable_data_ptr()) + p,
+                    .iterations = static_cast<int64_t*>(iterations.mutable_data_ptr()) + p}});
   }
   if (problems == 1) {
     cpu::kmeans(work[0], options, in_parallel);

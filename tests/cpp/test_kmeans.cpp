@@ -35,7 +35,7 @@ struct Outcome {
 static Outcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const float* init,
                    const Parallel& parallel, uint64_t seed = 0) {
   Outcome out{std::vector<float>(k * x.dim), std::vector<int64_t>(x.outer)};
-  kmeans({x, nullptr, init, k, seed, out.centers.data(), out.labels.data(), &out.inertia, &out.iterations},
+  kmeans({x, nullptr, init, k, seed, {out.centers.data(), out.labels.data(), &out.inertia, &out.iterations}},
          options, parallel);
   return out;
 }

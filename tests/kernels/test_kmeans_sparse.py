@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 
-from uefl_kernels import KMeans
-from uefl_kernels.ops.kmeans import sparse
+from uefl_kernels import COMPILED, KMeans, backend
+from uefl_kernels.estimator._data import sparse_rows_of
+from uefl_kernels.ops import kmeans_sparse
+from uefl_kernels.ops.kmeans_sparse import composed, reference
 
 DATA = sp.random_array((400, 60), density=0.07, rng=np.random.default_rng(0), format="csr")
 CENTERS = DATA[:9].toarray()
@@ -104,17 +108,30 @@ def test_distances_that_cancel_are_computed_from_rows():
     np.testing.assert_allclose(model.transform(x), model.transform(x.toarray()), rtol=1e-9)
 
 
-def test_only_rows_in_doubt_are_made_dense(monkeypatch):
-    seen = []
-    take = sparse.SparseRows.take
-    monkeypatch.setattr(sparse, "resolve", lambda name, x: pytest.fail(name) if name == "vq_assign" else None)
+def without_kernels(monkeypatch):
+    """Run the ops in plain PyTorch, and return a list of how many rows become dense at a time. A search of
+    dense rows fails the test."""
+    seen, take = [], composed.SparseRows.take
+    names = {
+        "kmeans_sparse": lambda *args: composed.fallback(composed.Arguments(*args)),
+        "kmeans_sparse_labels": lambda *args: composed.labels(composed.SearchArguments(*args)),
+        "kmeans_sparse_products": lambda *args: composed.products(composed.SearchArguments(*args)),
+    }
+    monkeypatch.setattr(composed, "kernels", lambda: types.SimpleNamespace(**names))
+    monkeypatch.setattr(composed, "resolve", lambda name, x: pytest.fail(name))
     monkeypatch.setattr(
-        sparse.SparseRows, "take", lambda self, numbers: seen.append(len(numbers)) or take(self, numbers)
+        composed.SparseRows, "take", lambda self, numbers: seen.append(len(numbers)) or take(self, numbers)
     )
-    model = KMeans(9, random_state=0).fit(DATA)
-    assert sum(seen) == 9  # the rows to begin with
+    return seen
+
+
+def test_only_rows_in_doubt_are_made_dense(monkeypatch):
+    seen = without_kernels(monkeypatch)
+    model = KMeans(9, init=CENTERS).fit(DATA)
     model.predict(DATA)
-    assert sum(seen) == 9
+    assert seen == []
+    KMeans(9, random_state=0, max_iter=2).fit(DATA)
+    assert sum(seen) == 9 + 1 + 8 * 4  # the first centers, and the candidates of k-means++
 
 
 def close(one, other):
@@ -141,13 +158,9 @@ def test_with_weights_too(case):
 
 
 def test_weights_keep_the_rows_sparse(monkeypatch):
-    monkeypatch.setattr(sparse, "resolve", lambda name, x: pytest.fail(name) if name == "vq_assign" else None)
-    take, seen = sparse.SparseRows.take, []
-    monkeypatch.setattr(
-        sparse.SparseRows, "take", lambda self, numbers: seen.append(len(numbers)) or take(self, numbers)
-    )
-    KMeans(9, random_state=0).fit(DATA, sample_weight=np.arange(1.0, 401.0))
-    assert sum(seen) == 9  # the rows to begin with
+    seen = without_kernels(monkeypatch)
+    KMeans(9, init=CENTERS).fit(DATA, sample_weight=np.arange(1.0, 401.0))
+    assert seen == []
 
 
 def test_equal_weights_are_none():
@@ -191,3 +204,157 @@ def test_what_cannot_be_clustered_is_refused(value):
             call(broken)
     with pytest.raises(ValueError, match=r"X .*7 features.*KMeans.*60"):
         model.predict(DATA[:, :7])
+
+
+def implementations(op):
+    """Yield the kernel, plain PyTorch and the definition of an op, as functions of its arguments."""
+    kind = composed.Arguments if op == "kmeans_sparse" else composed.SearchArguments
+    plain = {
+        "kmeans_sparse": composed.fallback,
+        "kmeans_sparse_labels": composed.labels,
+        "kmeans_sparse_distances": composed.distances,
+        "kmeans_sparse_products": composed.products,
+    }
+    yield getattr(torch.ops.uefl, op)
+    yield lambda *args: plain[op](kind(*args))
+    yield lambda *args: getattr(reference, op)(kind(*args))
+
+
+def random_rows(seed, n=90, d=37, integers=False):
+    """Return rows of which some are empty, some equal and some full, with zeros among their entries."""
+    rng = np.random.default_rng(seed)
+    dense = (rng.integers(-2, 3, (n, d)) if integers else rng.standard_normal((n, d))).astype(float)
+    dense[rng.random((n, d)) < rng.random((n, 1))] = 0
+    dense[::7], dense[3::11] = 0, dense[5]
+    matrix = sp.csr_array(dense)
+    matrix.data[::13] = 0
+    return matrix
+
+
+@pytest.mark.every_variant
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 90])
+def test_implementations_agree(k, dtype):
+    for seed in range(4):
+        matrix = random_rows(seed, integers=seed % 2 == 1).astype(dtype)
+        rows = sparse_rows_of("KMeans", matrix)
+        centers = rows.take(torch.randperm(90, generator=torch.Generator().manual_seed(seed))[:k])
+        if seed > 1:
+            centers = centers + torch.randn(centers.shape, generator=torch.Generator().manual_seed(9)) / 8
+        centers = centers.to(rows.dtype)
+        truth = ((matrix.toarray()[:, None].astype(float) - centers.double().numpy()) ** 2).sum(2)
+        for op in implementations("kmeans_sparse_labels"):
+            labels, squares = op(*rows.format, centers.double())
+            assert np.array_equal(labels, truth.argmin(1))
+            np.testing.assert_allclose(squares, truth.min(1), rtol=1e-10, atol=1e-12)
+        for op in implementations("kmeans_sparse_distances"):
+            found = op(*rows.format, centers.double())
+            assert found.dtype == rows.dtype
+            rtol = 1e-6 if dtype is np.float32 else 1e-8
+            np.testing.assert_allclose(found, np.sqrt(truth), rtol=rtol)
+        for op in implementations("kmeans_sparse_products"):
+            found = op(*rows.format, centers.double())
+            assert found.dtype == torch.float64
+            np.testing.assert_allclose(
+                found, matrix.toarray().astype(float) @ centers.double().numpy().T, atol=1e-9
+            )
+
+
+@pytest.mark.every_variant
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("spherical", [False, True])
+@pytest.mark.parametrize("tol", [0.0, 1e-3])
+def test_implementations_of_a_fit_agree(tol, spherical, weighted):
+    for seed in range(6):
+        rows = sparse_rows_of("KMeans", random_rows(seed, integers=seed % 2 == 1))
+        rows = rows.unit() if spherical else rows
+        init = rows.take(torch.arange(6)).clone()
+        if seed > 3:
+            init[3:] += 40  # empty clusters
+        weights = torch.rand(90, generator=torch.Generator().manual_seed(seed)).double() if weighted else None
+        given = (*rows.format, init, weights, spherical, 30, tol)
+        kernel, plain, definition = (op(*given) for op in implementations("kmeans_sparse"))
+        for one, other in ((kernel, plain), (kernel, definition)):
+            if weighted and spherical and other is definition:
+                continue  # a row of zeros is as far from all centers, up to their rounding
+            if weighted and other is definition:
+                np.testing.assert_allclose(one[0], other[0], rtol=1e-12, atol=1e-14)
+            else:
+                assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+            assert float(one[2]) == pytest.approx(float(other[2]), rel=1e-12, abs=1e-12)
+            assert int(one[3]) == int(other[3])
+
+
+def test_formats_of_the_indices():
+    expected = KMeans(9, random_state=3).fit(DATA.toarray())
+    wide = DATA.copy()
+    wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
+    mixed = DATA.copy()
+    for row in range(0, 400, 3):
+        part = slice(*mixed.indptr[row : row + 2])
+        mixed.indices[part], mixed.data[part] = (
+            mixed.indices[part][::-1].copy(),
+            mixed.data[part][::-1].copy(),
+        )
+    mixed.has_sorted_indices = mixed.has_canonical_format = False
+    locked = DATA.copy()
+    for array in (locked.data, locked.indices, locked.indptr):
+        array.flags.writeable = False
+    swapped = DATA.copy()
+    swapped.data = swapped.data.astype(">f8")
+    for matrix in (wide, mixed, locked, swapped):
+        equal(KMeans(9, random_state=3).fit(matrix), expected)
+        assert np.array_equal(expected.predict(matrix), expected.labels_)
+
+
+def test_ties_go_to_the_lowest_center():
+    """Rows of zeros are as far from all centers of length 1, and other rows from two equal ones."""
+    centers = np.eye(6, 40)
+    centers[4] = centers[1]
+    x = np.zeros((30, 40))
+    x[10:20, 1], x[20:, 30] = 2.0, np.arange(10)
+    model = KMeans(6, init=np.eye(6, 40), max_iter=1).fit(np.eye(6, 40))
+    model.cluster_centers_ = centers
+    labels = model.predict(sp.csr_array(x))
+    assert np.array_equal(labels, model.predict(x))
+    assert np.array_equal(labels[:20], np.repeat([0, 1], 10))
+
+
+def test_tiny_and_large_values():
+    rng = np.random.default_rng(0)
+    for size in (1e-161, 1e-155, 1e-40, 1e140):
+        x = rng.integers(-3, 4, (60, 9)) * (rng.random((60, 9)) < 0.4) * size
+        rows, centers = sparse_rows_of("KMeans", sp.csr_array(x)), torch.from_numpy(x[:7].copy())
+        with backend("reference"):
+            expected = kmeans_sparse.kmeans_sparse_labels(rows, centers)[0]
+        assert torch.equal(kmeans_sparse.kmeans_sparse_labels(rows, centers)[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (3, 5)])
+def test_matrices_without_entries(shape):
+    for x in (sp.csr_array(shape), sp.csr_array(np.ones(shape))):
+        equal(KMeans(1, random_state=0).fit(x), KMeans(1, random_state=0).fit(x.toarray()))
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+def test_indices_out_of_range_are_refused():
+    rows = sparse_rows_of("KMeans", DATA)
+    values, columns, offsets = rows.format
+    centers = torch.from_numpy(CENTERS)
+    high, low, long = columns.clone(), columns.clone(), offsets.clone()
+    high[5], low[5], long[7] = 60, -1, 10**6
+    for broken in ((values, high, offsets), (values, low, offsets), (values, columns, long)):
+        with pytest.raises(RuntimeError, match=r"^kmeans_sparse: .*range"):
+            torch.ops.uefl.kmeans_sparse_labels(*broken, centers)
+    with pytest.raises(RuntimeError, match=r"^kmeans_sparse: .*\[k, d\]"):
+        torch.ops.uefl.kmeans_sparse(values, columns, offsets, centers.float(), None, False, 3, 0.0)
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+def test_opcheck():
+    rows, centers = sparse_rows_of("KMeans", random_rows(0)), torch.randn(3, 37).double()
+    torch.library.opcheck(torch.ops.uefl.kmeans_sparse.default, (*rows.format, centers, None, False, 3, 0.0))
+    for kind in ("labels", "distances", "products"):
+        op = getattr(torch.ops.uefl, f"kmeans_sparse_{kind}")
+        torch.library.opcheck(op.default, (*rows.format, centers))

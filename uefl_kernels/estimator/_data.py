@@ -14,6 +14,7 @@ import torch
 from .._checks import DTYPES
 from .._kmeans_checks import native
 from ..ops.kmeans.blocks import Blocks
+from ..ops.kmeans_sparse import SparseRows
 
 Back = Callable[[torch.Tensor], Any]
 
@@ -74,6 +75,22 @@ def source_of(name: str, X: Any) -> RowSource | None:
         rows_of(name, np.empty(X.shape))  # raises the error
     n, d = X.shape
     return RowSource(n, d, lambda index: rows_of(name, dense(X[index]))[0])
+
+
+def sparse_rows_of(name: str, X: Any) -> SparseRows:
+    """Return the rows of a sparse matrix of SciPy, without a copy if possible."""
+    matrix = X.tocsr()
+    if matrix.shape[1] > np.iinfo(np.int32).max:
+        raise ValueError(f"{name}: X has {matrix.shape[1]} features, more than 2^31 - 1")
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
+    dtype = matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.float64
+    parts = ((matrix.data, dtype), (matrix.indices, np.int32), (matrix.indptr, np.int64))
+    values, columns, offsets = (
+        shared(np.ascontiguousarray(part).astype(kind, copy=False)) for part, kind in parts
+    )
+    return SparseRows(values, columns, offsets, matrix.shape[1])
 
 
 def blocks_of(name: str, blocks: Any) -> Blocks:

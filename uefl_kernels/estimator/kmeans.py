@@ -16,12 +16,28 @@ from .._numbers import as_integer
 from ..ops.kmeans import KMeansResult, kmeans
 from ..ops.kmeans.blocks import BlockFit, Blocks, kmeans_of_blocks
 from ..ops.kmeans.composed import Fit, FitOptions, unit_rows
-from ..ops.kmeans.sparse import SparseRows, kmeans_of_sparse
 from ..ops.kmeans_labels import kmeans_distances, kmeans_labels, kmeans_labels_and_squares
+from ..ops.kmeans_sparse import (
+    SparseRows,
+    kmeans_sparse,
+    kmeans_sparse_by_steps,
+    kmeans_sparse_distances,
+    kmeans_sparse_labels,
+)
 from ..ops.kmeans_step import kmeans_step
 from ..ops.kmeans_step.composed import least_power_of_two, mass_bits, require_valid_centers, tree_sum
 from ._base import ClusteringEstimator, ConvergenceWarning, constraints
-from ._data import Back, blocks_of, column_names, numbers, rows_of, seed_of, source_of, to_numpy
+from ._data import (
+    Back,
+    blocks_of,
+    column_names,
+    numbers,
+    rows_of,
+    seed_of,
+    source_of,
+    sparse_rows_of,
+    to_numpy,
+)
 from ._rows import RowEstimator
 from ._verbose import printing
 
@@ -233,7 +249,9 @@ class KMeans(RowEstimator, ClusteringEstimator):
     def predict(self, X: Any) -> Any:
         """Return the nearest center of each row, ``[n_samples]`` int64."""
         if hasattr(X, "tocsr"):
-            return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[0]))
+            return to_numpy(
+                self._sparse_fitted(X, lambda rows, centers: kmeans_sparse_labels(rows, centers)[0])
+            )
         blocks, centers, back = self._fitted(X)
         with in_words_of("KMeans"):
             return back(_joined([kmeans_labels(block, centers) for block in blocks]))
@@ -246,7 +264,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         """Return minus the inertia of X."""
         if hasattr(X, "tocsr"):
             weights = self._weights(sample_weight, X.shape[0])
-            squares = self._sparse_fitted(X, lambda rows, centers: rows.nearest(centers)[1])
+            squares = self._sparse_fitted(X, lambda rows, centers: kmeans_sparse_labels(rows, centers)[1])
             return -float(tree_sum(squares if weights is None else squares * weights))
         blocks, centers, _ = self._fitted(X)
         weights = self._weights(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X), centers.device)
@@ -351,8 +369,9 @@ class KMeans(RowEstimator, ClusteringEstimator):
             return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group, advance)
 
     def _sparse_rows(self, X: Any) -> SparseRows:
+        rows = sparse_rows_of("KMeans", X)
         with in_words_of("KMeans"):
-            return SparseRows(X, self.metric == "cosine")
+            return rows.unit() if self.metric == "cosine" else rows
 
     def _sparse_fitted(
         self, X: Any, answer: Callable[[SparseRows, torch.Tensor], torch.Tensor]
@@ -363,15 +382,20 @@ class KMeans(RowEstimator, ClusteringEstimator):
         assert source is not None
         self._check_columns(column_names(X), source.d, fitting=False)
         rows = self._sparse_rows(X)
-        return answer(rows, rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype))
+        centers = rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype)
+        with in_words_of("KMeans"):
+            return answer(rows, centers)
 
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: FitOptions) -> Fit:
+        spherical = self.metric == "cosine"
         with in_words_of("KMeans"):
             if asked.given is not None:
                 require_valid_centers("kmeans", "init", asked.given)
-                asked = asked._replace(given=asked.given.cpu().to(rows.dtype))
-            advance = printing if self.verbose else None
-            return kmeans_of_sparse(rows, weights, asked, self.metric == "cosine", advance)
+                given = asked.given.cpu().to(rows.dtype)
+                asked = asked._replace(given=unit_rows(given) if spherical else given)
+            if self.verbose:
+                return kmeans_sparse_by_steps(rows, weights, asked, spherical, printing)
+            return kmeans_sparse(rows, weights, asked, spherical)
 
     def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back) -> None:
         """Set the attributes that a fit leaves."""
@@ -391,7 +415,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
 
     def _transform(self, X: Any) -> Any:
         if hasattr(X, "tocsr"):
-            return to_numpy(self._sparse_fitted(X, lambda rows, centers: rows.distances(centers)))
+            return to_numpy(self._sparse_fitted(X, kmeans_sparse_distances))
         blocks, centers, back = self._fitted(X)
         with in_words_of("KMeans"):
             return back(_joined([kmeans_distances(block, centers) for block in blocks]))

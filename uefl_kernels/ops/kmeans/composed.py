@@ -164,7 +164,7 @@ def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> 
     method, given, k, seed, n_init, max_iter, tol = request
     if given is not None and spherical:  # seeds are rows, which have length 1 already
         given = unit_rows(given)
-    limit = data.variance() * tol if tol > 0 else torch.zeros_like(data.weight_unit)
+    limit = data.limit(tol)
     tries = []
     for restart in range(n_init):
         start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
@@ -175,7 +175,7 @@ def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> 
 class Problem:
     """One problem: rows [n, d], weights of at most 1 or None, units of the sums, and the grid for seeding.
 
-    Without units, those of the rows and weights. ``blocks.py`` and ``sparse.py`` have subclasses.
+    Without units, those of the rows and weights. ``blocks.py`` and ``kmeans_sparse`` have subclasses.
     """
 
     looks_for_empty = False
@@ -226,6 +226,10 @@ class Problem:
         values = self.grid.values
         squares = torch.stack([values[block].long().square().sum(0) for block in steps.blocks(values)]).sum(0)
         return self._variance(values.sum(0, dtype=torch.int64), squares)
+
+    def limit(self, tol: float) -> torch.Tensor:
+        """Return the squared movement of the centers at which a fit ends."""
+        return self.variance() * tol if tol > 0 else torch.zeros_like(self.weight_unit)
 
     def _variance(self, sums: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
         mean = sums.double() / self.n

@@ -1,4 +1,4 @@
-"""``kmeans`` of sparse rows by their non-zeros, with the centers and labels of the same dense rows.
+"""k-means of sparse rows in plain PyTorch and SciPy, with the centers and labels of the same dense rows.
 
 Without weights these have the same bits.
 
@@ -16,65 +16,139 @@ Inertia is the sum of |x|^2 - 2 x.c + |c|^2: it agrees with dense rows up to rou
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..._library import resolve
+from ..._library import forced, resolve
+from ..kmeans import composed, grid
 from ..kmeans_labels import kmeans_distances
 from ..kmeans_step import composed as steps
 from ..vq_assign.distances import square_root
-from . import composed, grid
 
 _BLOCK_BYTES = 1 << 24  # of rows that are made dense at once
 _CANCELED = 2.0**-20  # a squared distance below this part of |x|^2 + |c|^2 is computed from dense rows
+Labels = tuple[torch.Tensor, torch.Tensor]
+
+
+class Arguments(NamedTuple):
+    """Arguments of ``kmeans_sparse``."""
+
+    values: torch.Tensor
+    """``[nnz]`` float32 or float64; this and the next two arguments are the CSR format, with ascending
+    columns"""
+    columns: torch.Tensor
+    """``[nnz]`` int32"""
+    offsets: torch.Tensor
+    """``[N + 1]`` int64"""
+    init: torch.Tensor
+    """``[k, d]`` in the dtype of the values"""
+    weights: torch.Tensor | None
+    """``[N]`` float64"""
+    spherical: bool
+    max_iter: int
+    tol: float
+
+
+class SearchArguments(NamedTuple):
+    """Arguments of ``kmeans_sparse_labels``, ``kmeans_sparse_distances`` and ``kmeans_sparse_products``; rows
+    as in ``Arguments``."""
+
+    values: torch.Tensor
+    columns: torch.Tensor
+    offsets: torch.Tensor
+    centers: torch.Tensor
+    """``[k, d]`` float64"""
+
+
+def kernels() -> Any:
+    """Return the namespace of the ops. They run on the CPU for every backend, as SciPy does."""
+    return torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
+
+
+def fallback(given: Arguments) -> composed.Fit:
+    """Compute ``kmeans_sparse`` where no kernel runs."""
+    lloyd = composed.by_steps(torch.ops.uefl.kmeans_step.default, composed.advance)
+    data = SparseData(SparseRows(*given[:3], given.init.shape[1]), given.weights)
+    return lloyd(data, given.init, data.limit(given.tol), given.spherical, given.max_iter)
+
+
+def labels(given: SearchArguments) -> Labels:
+    """Compute ``kmeans_sparse_labels``."""
+    steps.require_valid("kmeans", given.values, None)
+    rows = SparseRows(*given[:3], given.centers.shape[1])
+    return rows.nearest(given.centers.to(rows.dtype))
+
+
+def distances(given: SearchArguments) -> torch.Tensor:
+    """Compute ``kmeans_sparse_distances``."""
+    steps.require_valid("kmeans", given.values, None)
+    rows = SparseRows(*given[:3], given.centers.shape[1])
+    return rows.distances(given.centers.to(rows.dtype))
+
+
+def products(given: SearchArguments) -> torch.Tensor:
+    """Compute ``kmeans_sparse_products``."""
+    return SparseRows(*given[:3], given.centers.shape[1]).products(given.centers)
 
 
 class SparseRows:
-    """Rows of a SciPy CSR matrix without duplicates, of float32 or float64.
+    """Rows [n, d] in the CSR format of ``Arguments``."""
 
-    Args:
-        matrix: the rows.
-        unit: scale each to length 1, as ``composed.unit_rows`` does.
+    def __init__(self, values: torch.Tensor, columns: torch.Tensor, offsets: torch.Tensor, d: int) -> None:
+        self.values, self.offsets, self.n, self.d = values, offsets, len(offsets) - 1, d
+        self.column_numbers, self.dtype = columns, values.dtype
 
-    Raises:
-        RuntimeError: the values are not finite or too large.
-    """
+    @property
+    def format(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the first arguments of an op."""
+        return self.values, self.column_numbers, self.offsets
 
-    def __init__(self, matrix: Any, unit: bool) -> None:
-        matrix = matrix.tocsr()
-        if not matrix.has_canonical_format:
-            matrix = matrix.copy()
-            matrix.sum_duplicates()
-        self.n, self.d = matrix.shape
-        dtype = matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.float64
-        self._like = matrix
-        values = torch.from_numpy(matrix.data.astype(dtype))
-        steps.require_valid("kmeans", values, None)
-        if unit:
-            values = self._scaled(values)
-        self.dtype = values.dtype
-        self.values = values.double()
-        self.matrix, self.wide = self.like(values), self.like(self.values)
-        self.squares = torch.from_numpy(self.like(self.values.square()) @ np.ones(self.d))
+    def unit(self) -> SparseRows:
+        """Return the rows scaled to length 1, as ``composed.unit_rows`` does."""
+        steps.require_valid("kmeans", self.values, None)
+        return SparseRows(self._scaled(self.values), self.column_numbers, self.offsets, self.d)
+
+    @functools.cached_property
+    def wide(self) -> torch.Tensor:
+        """The values in float64."""
+        return self.values.double()
+
+    @functools.cached_property
+    def squares(self) -> torch.Tensor:
+        """The squared length of each row."""
+        return torch.from_numpy(self.matrix_of(self.wide.square()) @ np.ones(self.d))
+
+    @functools.cached_property
+    def matrix(self) -> Any:
+        """The rows in SciPy."""
+        return self.matrix_of(self.values)
+
+    @functools.cached_property
+    def wide_matrix(self) -> Any:
+        """The rows in SciPy, in float64."""
+        return self.matrix_of(self.wide)
 
     @functools.cached_property
     def rows(self) -> torch.Tensor:
         """The row of each non-zero."""
-        return torch.from_numpy(np.repeat(np.arange(self.n), np.diff(self._like.indptr)))
+        return torch.arange(self.n).repeat_interleave(self.offsets.diff())
 
     @functools.cached_property
     def columns(self) -> torch.Tensor:
         """The column of each non-zero."""
-        return torch.from_numpy(self._like.indices.astype(np.int64))
+        return self.column_numbers.long()
 
-    def like(self, values: torch.Tensor) -> Any:
-        """Return a CSR matrix with other values at the same places; SciPy's constructor would look at all of
-        these again."""
-        made = type(self._like)(self._like.shape, dtype=values.numpy().dtype)
-        made.data, made.indices, made.indptr = values.numpy(), self._like.indices, self._like.indptr
+    def matrix_of(self, values: torch.Tensor) -> Any:
+        """Return a CSR matrix of SciPy with these values at the places of the rows; SciPy's constructor would
+        look at all places again."""
+        from scipy.sparse import csr_array
+
+        made = csr_array((self.n, self.d), dtype=values.numpy().dtype)
+        made.data, made.indices = values.numpy(), self.column_numbers.numpy()
+        made.indptr = self.offsets.numpy()
         made.has_canonical_format = True
         return made
 
@@ -93,8 +167,8 @@ class SparseRows:
         """Return the lowest and highest values of each column, [d] float64."""
         some_zero = torch.bincount(self.columns, minlength=self.d) < self.n
         start = torch.where(some_zero, 0.0, torch.inf).double()
-        low = start.scatter_reduce(0, self.columns, self.values, "amin")
-        return low, (-start).scatter_reduce_(0, self.columns, self.values, "amax")
+        low = start.scatter_reduce(0, self.columns, self.wide, "amin")
+        return low, (-start).scatter_reduce_(0, self.columns, self.wide, "amax")
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return the dense rows of these numbers."""
@@ -108,7 +182,7 @@ class SparseRows:
 
     def products(self, centers: torch.Tensor) -> torch.Tensor:
         """Return x.c of all rows and centers, [n, k] float64."""
-        return torch.from_numpy(self.wide @ np.ascontiguousarray(centers.double().numpy().T))
+        return torch.from_numpy(self.wide_matrix @ np.ascontiguousarray(centers.double().numpy().T))
 
     def nearest(self, centers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the nearest center of each row, exactly, and the squared distance to it, up to rounding."""
@@ -130,11 +204,11 @@ class SparseRows:
         The exact score is half the float64 distance of the definition, less |x|^2 / 2.
 
         Both are sums of at most d terms: their rounding is at most (d + 8) 2^-53 of the sum of the
-        magnitudes.
+        magnitudes, and 2^-1000 covers underflow.
         """
         lengths, radius = self.squares.sqrt(), norms.amax().sqrt()
         bound: torch.Tensor = lengths * radius + radius**2 / 2 + (lengths + radius) ** 2 / 2
-        return bound.mul_((self.d + 8) * 2.0**-53 * 1.01)
+        return bound.mul_((self.d + 8) * 2.0**-53 * 1.01).add_(2.0**-1000)
 
     def distances(self, centers: torch.Tensor) -> torch.Tensor:
         """Return the distance of each row to each center, [n, k] in the dtype of the centers."""
@@ -152,19 +226,25 @@ class SparseData(composed.Problem):
     looks_for_empty = True
 
     def __init__(self, rows: SparseRows, weights: torch.Tensor | None) -> None:
+        steps.require_valid("kmeans", rows.values, None)
         self.sparse, self.n = rows, rows.n
         self.middle, self.scale, self.mass_scale, self.weight_unit = steps.units_within(
             self.n, *rows.extremes(), None if weights is None else weights.max()
         )
         self.weights = None if weights is None else weights / self.weight_unit
-        self.masses = steps.row_masses(rows.squares, self.weights, self.mass_scale)
-        column = rows.columns
-        own = None if self.weights is None else self.weights[rows.rows]
-        middle, scale = self.middle[column, None], self.scale[column, None]
-        self.terms = steps.terms(rows.values[:, None], own, middle, scale)[:, 0]
-        self.terms -= steps.terms(torch.zeros_like(middle), own, middle, scale)[:, 0]
+        self.masses = steps.row_masses(torch.empty(self.n, 0), self.weights, self.mass_scale)
         # of the last step, without the part of a row of zeros
-        self._labels, self._sums = self.terms, self.terms[:0]
+        self._labels = self._sums = torch.empty(0, dtype=torch.int64)
+
+    @functools.cached_property
+    def terms(self) -> torch.Tensor:
+        """What each non-zero adds to its column more than a zero."""
+        column = self.sparse.columns
+        own = None if self.weights is None else self.weights[self.sparse.rows]
+        middle, scale = self.middle[column, None], self.scale[column, None]
+        found: torch.Tensor = steps.terms(self.sparse.wide[:, None], own, middle, scale)[:, 0]
+        found -= steps.terms(torch.zeros_like(middle), own, middle, scale)[:, 0]
+        return found
 
     @functools.cached_property
     def grid(self) -> grid.Grid:
@@ -176,7 +256,7 @@ class SparseData(composed.Problem):
         """A row of zeros on the grid, [d], and what each non-zero differs from it; float64."""
         zero = (-self.middle * self.grid_scale).round()
         column = self.sparse.columns
-        return zero, ((self.sparse.values - self.middle[column]) * self.grid_scale).round() - zero[column]
+        return zero, ((self.sparse.wide - self.middle[column]) * self.grid_scale).round() - zero[column]
 
     def variance(self) -> torch.Tensor:
         """Return what ``composed.Problem`` does."""
@@ -252,17 +332,17 @@ class SparseGrid(grid.Grid):
 
     def __init__(self, data: SparseData) -> None:
         self.data, self.bits = data, data.bits
-        self.weights = torch.ones_like(data.sparse.squares) if data.weights is None else data.weights
+        self.weights = torch.ones(data.n, dtype=torch.float64) if data.weights is None else data.weights
         self.masses = data.masses
         self.potential_scale = 2.0 ** (60 - 2 * self.bits - steps.ceil_log2(data.n * data.sparse.d))
         self.zero, rest = data.on_grid
-        self.rest = data.sparse.like(rest)
-        self.norms = torch.from_numpy(data.sparse.like(rest.square()) @ np.ones(data.sparse.d))
+        self.rest = SparseRows(rest, data.sparse.column_numbers, data.sparse.offsets, data.sparse.d)
+        self.norms = self.rest.squares
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
         """Return what ``grid.Grid`` does; whole numbers below 2^53 make exact products."""
-        picked = np.ascontiguousarray(self.rest[chosen.numpy()].toarray().T)
-        return (self.norms[:, None] + self.norms[chosen] - 2 * torch.from_numpy(self.rest @ picked)).long()
+        found: torch.Tensor = kernels().kmeans_sparse_products(*self.rest.format, self.rest.take(chosen))
+        return (self.norms[:, None] + self.norms[chosen] - 2 * found).long()
 
     def nearer(
         self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
@@ -272,22 +352,8 @@ class SparseGrid(grid.Grid):
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return what ``grid.Grid`` does."""
-        return (self.zero + torch.from_numpy(self.rest[numbers.numpy()].toarray())).to(torch.int16)
+        return (self.zero + self.rest.take(numbers)).to(torch.int16)
 
     def few(self, values: torch.Tensor, weights: torch.Tensor) -> grid.Grid:
         """Return what ``grid.Grid`` does."""
         return grid.Grid(values, weights, self.bits)
-
-
-def kmeans_of_sparse(
-    rows: SparseRows,
-    weights: torch.Tensor | None,
-    asked: composed.FitOptions,
-    spherical: bool,
-    advance: Callable[[composed.Step], composed.Advance] | None = None,
-) -> composed.Fit:
-    """Run ``kmeans`` on sparse rows; ``asked`` and ``advance`` as in ``kmeans_of_blocks``."""
-    step = resolve("kmeans_step", rows.values)
-    ends = composed.advance if advance is None else advance(step)
-    parts = composed.Backend(composed.by_steps(step, ends), grid.Grid)
-    return composed.fit(parts, SparseData(rows, weights), asked, spherical)

@@ -1,0 +1,55 @@
+// Lloyd's algorithm from given centers, for rows of any kind: the class of the rows finds the labels.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/kmeans.h"
+#include "cpu/kmeans_problem.h"
+#include "cpu/kmeans_step.h"
+
+namespace uefl::cpu {
+
+class Lloyd {
+ public:
+  virtual ~Lloyd() = default;
+
+  // Runs until the squared moves of the centers sum to at most `limit`.
+  void run(double limit);
+
+  double inertia() const { return inertia_; }
+  void write(const KMeansResult& result) const;
+
+ protected:
+  Lloyd(const KMeansUnits& units, double weight_unit, int64_t n, KMeansCenters centers,
+        const KMeansOptions& options, const Parallel& parallel);
+
+  // Gives each row the label of its nearest center and updates the totals. Returns whether a label changed.
+  virtual bool assign() = 0;
+  // The squared distance of each row to its center, after assign().
+  virtual std::vector<double> distances() const = 0;
+  // The same, to the bit of square_norms, for the rows that empty clusters take. Only the `count` farthest of
+  // the rows with a mass are needed; others may have zero.
+  virtual std::vector<double> far_distances(int64_t count) const = 0;
+  // Moves one row in the totals.
+  virtual void move(KMeansTotals& totals, int64_t row, int64_t from, int64_t to) const = 0;
+
+  const KMeansUnits units_;
+  const double weight_unit_;
+  const int64_t n_, k_;
+  const bool spherical_;
+  const int64_t max_iter_;
+  const Parallel& parallel_;
+  KMeansCenters centers_;
+  KMeansTotals totals_;  // of labels_
+  std::vector<int64_t> labels_;
+  int64_t iterations_ = 0;
+
+ private:
+  double update();
+  void fill_empty(KMeansTotals& totals) const;
+
+  double inertia_ = 0;
+};
+
+}  // namespace uefl::cpu

@@ -1,0 +1,45 @@
+"""The definitions of ``kmeans_sparse`` and its relatives: the same on dense rows."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kmeans import composed as kmeans
+from ..kmeans_labels import reference as labels_of_dense
+from ..kmeans_labels.composed import Arguments as Labels
+from ..kmeans_labels.composed import DistanceArguments as Distances
+from ..kmeans_step import composed as steps
+from . import composed
+
+
+def _dense(given: composed.Arguments | composed.SearchArguments, d: int) -> torch.Tensor:
+    x = given.values.new_zeros(len(given.offsets) - 1, d)
+    row = torch.arange(len(x)).repeat_interleave(given.offsets.diff())
+    x[row, given.columns.long()] = given.values
+    return x
+
+
+def kmeans_sparse(given: composed.Arguments) -> kmeans.Fit:
+    """Return centers, labels, inertia and iterations."""
+    x = _dense(given, given.init.shape[1])
+    steps.require_valid("kmeans", x, given.weights)
+    lloyd = kmeans.by_steps(torch.ops.uefl_reference.kmeans_step.default, kmeans.advance)
+    data = kmeans.Problem(x, given.weights, kmeans.Grid)
+    return lloyd(data, given.init, data.limit(given.tol), given.spherical, given.max_iter)
+
+
+def kmeans_sparse_labels(given: composed.SearchArguments) -> composed.Labels:
+    """Return the nearest center of each row, and the squared distance to it."""
+    x = _dense(given, given.centers.shape[1])
+    return labels_of_dense.kmeans_labels(Labels(x, given.centers.to(x.dtype), True))
+
+
+def kmeans_sparse_distances(given: composed.SearchArguments) -> torch.Tensor:
+    """Return the distance of each row to each center."""
+    x = _dense(given, given.centers.shape[1])
+    return labels_of_dense.kmeans_distances(Distances(x, given.centers))
+
+
+def kmeans_sparse_products(given: composed.SearchArguments) -> torch.Tensor:
+    """Return the products of all rows and centers, in float64."""
+    return _dense(given, given.centers.shape[1]).double() @ given.centers.T
