@@ -59,19 +59,17 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     return loss
 
 
-def orthogonal(
-    codes: torch.Tensor, counts: torch.Tensor, active_only: bool, max_codes: int | None
-) -> torch.Tensor:
+def orthogonal(codes: torch.Tensor, active: torch.Tensor | None, max_codes: int | None) -> torch.Tensor:
     """Return the mean square of the cosines of codewords ``[h, K, d]`` (Shin et al. 2021, eq. 2).
 
     Args:
         codes: the codewords.
-        counts: ``[h, K]``, how often each was chosen.
-        active_only: only codewords that were chosen; waits for the device.
+        active: indices of the codewords that are taken, which may repeat; waits for the device. None takes
+            all.
         max_codes: at most this number, drawn at random.
     """
-    if active_only:
-        codes = codes[:, counts.sum(0) > 0]
+    if active is not None:
+        codes = codes[:, active.unique()]
     if max_codes is not None and codes.shape[1] > max_codes:
         codes = codes[:, torch.randperm(codes.shape[1], device=codes.device)[:max_codes]]
     books, k = codes.shape[:2]

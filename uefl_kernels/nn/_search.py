@@ -69,7 +69,8 @@ def draw_in_blocks(
 def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) -> torch.Tensor:
     """Return indices ``[h, n, k]`` of the k nearest codewords, nearest first.
 
-    The first is exact. The others are the float64 order of the k + 4 best by float32 scores.
+    The first is exact. The others are the float64 order of the k + 4 best by float32 scores, in which the
+    codewords have mean zero and no product overflows.
     """
     metric = "cosine" if cosine else "l2"
     first = torch.stack([vq_assign(x, c, metric=metric) for x, c in zip(rows, codebook, strict=True)])
@@ -77,7 +78,7 @@ def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) ->
         return first
 
     def rest(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        found = distances(x, c, cosine).topk(min(k + 4, len(c)), dim=-1).indices
+        found = _scores(x, c, cosine).topk(min(k + 4, len(c)), dim=-1).indices
         near, x = c.double()[found], x.double().unsqueeze(-2)
         score = -(near * x).sum(-1) if cosine else (near - x).square().sum(-1)
         return found.gather(-1, score.argsort(dim=-1, stable=True))
@@ -86,6 +87,20 @@ def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) ->
     # puts the first one behind all others
     others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
+
+
+def _scores(x: torch.Tensor, c: torch.Tensor, cosine: bool) -> torch.Tensor:
+    """Return float32 scores ``[n, K]`` in the order of the distances; larger means nearer."""
+    if cosine:
+        return distances(x, c, cosine)
+    mean = c.double().mean(0)
+    c, x = c.double() - mean, x.double() - mean
+    size = c.abs().amax().clamp(min=torch.finfo(c.dtype).tiny)
+    c, x = c / size, x / size
+    largest = x.abs().amax(-1, keepdim=True).clamp(min=1)
+    with no_autocast(x.device):
+        products = (x / largest).float() @ c.float().mT
+    return products - (c.square().sum(-1) / (2 * largest)).float()
 
 
 def count_and_sum(

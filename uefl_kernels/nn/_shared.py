@@ -324,7 +324,7 @@ def directional(x: torch.Tensor, codes: torch.Tensor, variance: float) -> torch.
     """Move x by its distance to the codeword in nearly its direction: both get a gradient (DiVeQ, figure
     1)."""
     error = codes - x
-    noised = error + variance**0.5 * torch.randn_like(error)
+    noised = error + variance**0.5 * torch.randn_like(error, memory_format=torch.contiguous_format)
     result: torch.Tensor = x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(
         dim=-1, keepdim=True
     )

@@ -236,7 +236,9 @@ class FSP(ConstantBuffers, Coder):
     def _perturbed(self, act_z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Move ``[..., d]`` by up to half a bin where the result is from 0 to 1; also return the share of
         these."""
-        moved = act_z + (torch.rand_like(act_z) * 2 - 1) / (self._levels * 2)
+        moved = act_z + (torch.rand_like(act_z, memory_format=torch.contiguous_format) * 2 - 1) / (
+            self._levels * 2
+        )
         inside = (moved > 0) & (moved < 1)
         return torch.where(inside, moved, act_z), inside.float().mean()
 
@@ -249,8 +251,9 @@ class FSP(ConstantBuffers, Coder):
     # --- indices -------------------------------------------------------------------------------------------
 
     def level_indices_to_indices(self, level_indices: torch.Tensor) -> torch.Tensor:
-        """Return the index ``[...]``, int32 or int64 as ``forward``, of the numbers of bins ``[..., d]``."""
-        return (level_indices.long() * self._basis).sum(-1).to(self._basis.dtype)
+        """Return the index ``[...]``, int32 or int64 as ``forward``, of the numbers of bins ``[..., d]``; NaN
+        counts as the first bin."""
+        return (level_indices.nan_to_num(nan=0).long() * self._basis).sum(-1).to(self._basis.dtype)
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the numbers of bins ``[..., d]`` of indices ``[...]``."""

@@ -197,8 +197,10 @@ class FSQ(ConstantBuffers, Coder):
         """Add uniform noise to a share ``noise_dropout`` of the elements, in training."""
         if not self.training or self.noise_dropout == 0:
             return bounded_z
-        noisy = torch.full_like(bounded_z, self.noise_dropout).bernoulli_().bool()
-        noise = torch.rand_like(bounded_z) - 0.5
+        # drawn in the order of the elements, whatever the strides
+        plain = torch.empty_like(bounded_z, memory_format=torch.contiguous_format)
+        noisy = torch.full_like(plain, self.noise_dropout).bernoulli_().bool()
+        noise = torch.rand_like(plain) - 0.5
         return torch.where(noisy, bounded_z + noise, bounded_z).clamp(-1.0, 1.0)
 
     # --- indices -------------------------------------------------------------------------------------------
@@ -213,13 +215,14 @@ class FSQ(ConstantBuffers, Coder):
         return indices.unsqueeze(-1) // self._counted() % self._levels
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
-        """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``."""
+        """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``; NaN counts as
+        the first level."""
         if self.preserve_symmetry:
             levels = (zhat + 1.0) / (2.0 / (self._levels - 1))
         else:
             levels = zhat * (self._levels // 2) + self._levels // 2
         basis = self._counted()
-        return (levels.detach().round().long() * basis).sum(-1).to(basis.dtype)
+        return (levels.detach().nan_to_num(nan=0).round().long() * basis).sum(-1).to(basis.dtype)
 
     def _indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         levels = self.indices_to_level_indices(indices)

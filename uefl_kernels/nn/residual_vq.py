@@ -466,7 +466,8 @@ class ResidualVQ(ResidualQuantizer):
             (total, all_indices, losses), inputs = stages.quantize(start), []
         else:
             total, all_indices, losses, inputs = self._in_turn(start, kept, options)
-        if self.training and self._shared:
+        frozen = self._quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
+        if self.training and self._shared and not frozen:
             self._update_shared(inputs)
         if kept < self._num_quantizers:
             all_indices = self._padded(all_indices)
@@ -510,6 +511,11 @@ class ResidualVQ(ResidualQuantizer):
 
     def _beam_search(self, start: torch.Tensor, kept: int, width: int, options: dict[str, Any]) -> Passed:
         """Follow the best ``width`` sums of codewords, and update by the best one at the end."""
+        if self.training and not all(layer.has_commitment_loss for layer in self._quantizers[:kept]):
+            raise ValueError(
+                "ResidualVQ: beam_size compares candidates by the commitment loss, so in training it needs"
+                " commitment_weight above 0 and excludes diveq and directional_reparam"
+            )
         mask = options["mask"]
         beams = Beams.begin(start)
         for place, layer in enumerate(self._quantizers[:kept]):

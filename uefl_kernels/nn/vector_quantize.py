@@ -479,7 +479,10 @@ class VectorQuantize(Coder):
         temperature = (
             self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
         )
-        sampling = Sampling(temperature, self.stochastic_sample_codes, self.straight_through)
+        random = temperature > 0
+        sampling = Sampling(
+            temperature, random and self.stochastic_sample_codes, random and self.straight_through
+        )
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
         call = Call(
             mask,
@@ -621,8 +624,9 @@ class VectorQuantize(Coder):
             )
         elif sampling.soft or measured:
             near = _search.distances(split, searched, cosine)
-        if own is None and k is not None and not sampling.drawn:
-            indices = _search.nearest(split.detach(), searched.detach(), cosine, k)
+        if own is None and not sampling.drawn:
+            indices = _search.nearest(split.detach(), searched.detach(), cosine, 1 if k is None else k)
+            indices = indices.squeeze(-1) if k is None else indices
         elif near is not None:
             indices = _search.draw(near.detach(), sampling, k)
         else:
@@ -630,7 +634,7 @@ class VectorQuantize(Coder):
         where = indices if k is not None else indices.unsqueeze(-1)  # [h, n, k]
         candidates = codebook.unsqueeze(1).expand(-1, indices.shape[1], -1, -1) if own is None else own
         taken = torch.take_along_dim(candidates, where.unsqueeze(-1), dim=2)
-        if sampling.soft and sampling.temperature > 0 and near is not None:
+        if sampling.soft and near is not None:
             share = (near / sampling.temperature).softmax(-1)
             share = (share - share.detach()).unsqueeze(-2)
             taken = taken + share @ (codebook.unsqueeze(1) if own is None else own)
@@ -727,7 +731,11 @@ class VectorQuantize(Coder):
                 book.tracks(call.ema),
             )
             loss = _losses.mean_square(chosen.codewords() - at_least_float32(rows), call.mask)
-            loss.backward()  # type: ignore[no-untyped-call]
+            # only to the codewords: their transform may belong to the graph of the quantizers before
+            own = [parameter for parameter in book.parameters() if parameter.requires_grad]
+            loss.backward(  # type: ignore[no-untyped-call]
+                inputs=own or None, retain_graph=call.transform is not None
+            )
         self._update(rows, chosen, call)
         if not self.manual_in_place_optimizer_update:
             self.update_in_place_optimizer()
@@ -850,10 +858,11 @@ class VectorQuantize(Coder):
             )
             loss = loss + diversity * self.codebook_diversity_loss_weight
         if self.training and self.has_codebook_orthogonal_loss:
-            codebook, counted = snapshot(self._codebook.embed), self._codebook.counts
-            orthogonal = _losses.orthogonal(
-                codebook, counted, self.orthogonal_reg_active_codes_only, self.orthogonal_reg_max_codes
-            )
+            active = None
+            if self.orthogonal_reg_active_codes_only:
+                active = chosen.indices if call.mask is None else chosen.indices[call.mask]
+            codebook = snapshot(self._codebook.embed)
+            orthogonal = _losses.orthogonal(codebook, active, self.orthogonal_reg_max_codes)
             loss = loss + orthogonal * self.orthogonal_reg_weight
         return loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
 
@@ -866,7 +875,7 @@ class VectorQuantize(Coder):
         learning = self._learning(call.frozen)
         dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
         if call.topk is not None and (self.has_commitment_loss or not self.training):
-            target = self._target(chosen, learning)
+            target = self._target(chosen, learning) if self.training else chosen.codewords()
             error = (rows.to(dtype).unsqueeze(-2) - target.to(dtype)).square().mean(-1)
             return error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)
         if not self.training or not self.has_commitment_loss:
