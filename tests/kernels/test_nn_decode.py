@@ -137,3 +137,29 @@ def test_rotations_are_exact_under_autocast(kind):
         found = layer(x)
     assert torch.equal(found[1], want[1])
     assert torch.equal(found[0], want[0])
+
+
+IMPLICIT = {"num_quantizers": 3, "codebook_size": 16, "implicit_neural_codebook": True}
+HALF = {
+    "implicit": lambda: ResidualVQ(dim=8, **IMPLICIT),
+    "fsq, rotated": lambda: FSQ([5, 5], dim=8, **ROTATED),
+    "lfq, rotated": lambda: LFQ(dim=8, codebook_size=16, **ROTATED),
+    "residual fsq": lambda: ResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3),
+    "residual fsq, not projected": lambda: ResidualFSQ(levels=[5] * 8, num_quantizers=3),
+}
+
+
+@pytest.mark.parametrize("name", [*HALF, *LAYERS])
+def test_layers_made_in_half_precision(name):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        torch.manual_seed(0)
+        layer = (HALF | LAYERS)[name]()
+        x = normal(2, 40, 8).bfloat16().requires_grad_()
+        quantized, indices, *_ = layer(x)
+        decoded = layer.decode(indices)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert quantized.dtype == decoded.dtype == torch.bfloat16
+    quantized.sum().backward()
+    assert x.grad.isfinite().all()

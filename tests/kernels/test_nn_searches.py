@@ -139,7 +139,7 @@ def test_beams_need_a_loss_to_compare(options):
     assert rvq.eval()(normal(2, 10, 8))[1].shape == (2, 10, 2)
 
 
-def test_the_loss_of_the_k_nearest_moves_learned_codewords_in_evaluation():
+def test_the_loss_of_the_k_nearest_moves_learned_codewords():
     vq = layer(learnable_codebook=True).eval()
     x = normal(2, 10, 8)
     indices, losses = vq(x, topk=3)[1:]
@@ -195,3 +195,38 @@ def test_nan_takes_the_first_level(make):
     quantized, indices = found(x)[:2]
     assert indices[0] == indices[1]
     assert quantized[0, 0].isnan()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"directional_reparam": True, "directional_reparam_variance": 0.1},
+        {"orthogonal_reg_weight": 1.0, "orthogonal_reg_max_codes": 4, "ema_update": False},
+        {"stochastic_sample_codes": True},
+    ],
+    ids=str,
+)
+def test_a_region_that_runs_again_draws_the_same(options, reentrant):
+    # the first run revives codewords, which draws random numbers, and the second run does not
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        vqs = [layer(seed, threshold_ema_dead_code=0.5, **options) for seed in range(2)]
+
+        def both(x, vqs=vqs):
+            quantized, _, loss = vqs[0](x)
+            quantized, _, more = vqs[1](quantized + x)
+            return (quantized * normal(3, 20, 8, seed=4)).sum() + loss + more
+
+        x = normal(3, 20, 8).requires_grad_()
+        torch.manual_seed(1)
+        run = torch.utils.checkpoint.checkpoint
+        (run(both, x, use_reentrant=reentrant) if checkpointed else both(x)).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_losses_of_an_empty_batch_are_zero():
+    vq = layer(codebook_diversity_loss_weight=1.0, commitment_use_cross_entropy_loss=True)
+    assert vq(normal(0, 5, 8))[2] == 0

@@ -299,6 +299,12 @@ class Codebook(ConstantBuffers, Float32Module):
             self._revive(self._dead(), *batch[2:])
         self.steps.add_(1)
 
+    def skip_update(self, x: torch.Tensor, mask: torch.Tensor | None, accumulate: bool) -> None:
+        """Draw the random numbers of ``update``, where a region runs again: what comes after it draws the
+        same as the first time."""
+        if self.threshold_ema_dead_code > 0 and not accumulate:
+            self._offer(x, mask)
+
     def _move(self, size: torch.Tensor, total: torch.Tensor, weight: Weight | None) -> None:
         """Move the averages of the sizes ``[h, K]`` and sums ``[h, K, d]`` towards those of a batch."""
         step: float | torch.Tensor = 1 - self.decay

@@ -47,7 +47,7 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
         length: positions of a sequence.
         temperature: a factor.
     """
-    if length == 0:
+    if near.shape[1] == 0:
         return near.sum()  # of nothing: zero
     share = (near * temperature).softmax(-1).reshape(-1, length, near.shape[-1])
     weight = torch.ones_like(share[..., :1]) if kept is None else kept.reshape(-1, length, 1).to(share.dtype)

@@ -236,6 +236,13 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
     return torch.autocast(device.type, enabled=False) if active else contextlib.nullcontext()
 
 
+def random_rotation(size: int) -> torch.Tensor:
+    """Draw an orthogonal matrix ``[size, size]`` of the default dtype; in half precision none can be made."""
+    dtype = torch.get_default_dtype()
+    full = torch.empty(size, size, dtype=torch.promote_types(dtype, torch.float32))
+    return nn.init.orthogonal_(full).to(dtype)
+
+
 def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return ``module(x)``, with x in the dtype of the module's parameters where it has any."""
     parameter = next(module.parameters(), None)

@@ -21,6 +21,7 @@ from ._shared import (
     no_autocast,
     place_values,
     project,
+    random_rotation,
     refuse_together,
     straight_through,
     within,
@@ -116,8 +117,7 @@ class FSQ(ConstantBuffers, Coder):
         self._level_list, self._indexed = levels, return_indices
         self._register_constants()
         if orthogonal_rotation:
-            rotation = nn.init.orthogonal_(torch.empty(len(levels), len(levels)))
-            self.register_buffer("orthogonal_rot", rotation)
+            self.register_buffer("orthogonal_rot", random_rotation(len(levels)))
 
     def _constants(self) -> dict[str, torch.Tensor | None]:
         counted = self._indexed or self.codebook_size <= 2**63
@@ -316,7 +316,8 @@ class ResidualScalarQuantizer(ResidualQuantizer):
         codes = []
         pairs = zip(self._quantizers, self._padded(indices).unbind(-1), strict=True)
         for place, (layer, i) in enumerate(pairs):
-            found = project(layer.project_out, layer._codes(i.clamp(min=0))) * self._scale(place)
+            found = project(layer.project_out, layer._codes(i.clamp(min=0)))
+            found = (found * self._scale(place)).to(found.dtype)
             codes.append(found.masked_fill((i < 0).unsqueeze(-1), 0))
         return torch.stack(codes)
 
@@ -426,6 +427,7 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         x = channels_last("ResidualFSQ", x, self._dim, self.is_channel_first)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         x = self.project_in(x)
+        dtype = x.dtype
         if self.soft_clamp_input_value is not None:
             limit = self.soft_clamp_input_value
             x = (x / limit).tanh() * limit
@@ -444,7 +446,7 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         found = torch.stack(chosen, -1)
         found = F.pad(found, (0, self._num_quantizers - kept), value=-1)
         codes = (self.get_codes_from_indices(found),) if return_all_codes else ()
-        output = self.project_out(total.view(x.shape))
+        output = self.project_out(total.view(x.shape).to(dtype))
         if self.is_channel_first:
             output, found = output.movedim(-1, 1), found.movedim(-1, 1)
         return output, found, *codes

@@ -20,6 +20,7 @@ from ._shared import (
     counts,
     fixed,
     no_autocast,
+    random_rotation,
     refuse_together,
     straight_through,
     within,
@@ -175,7 +176,7 @@ class LFQ(ConstantBuffers, Coder):
             )
             self.project_out = nn.Linear(inner, self._dim, bias=projection_has_bias)
         if orthogonal_rotation:
-            self.register_buffer("orthogonal_rot", nn.init.orthogonal_(torch.empty(bits, bits)))
+            self.register_buffer("orthogonal_rot", random_rotation(bits))
         self.register_buffer("mask", self._place_values())
         self._register_constants()
 
@@ -228,7 +229,7 @@ class LFQ(ConstantBuffers, Coder):
     def _codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
         indices = within("LFQ", indices, self.codebook_size)
-        codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self.codebook.dtype)))
+        codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self._model_dtype)))
         return codes @ self.orthogonal_rot.t() if self.orthogonal_rotation else codes
 
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:

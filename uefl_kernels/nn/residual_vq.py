@@ -669,9 +669,11 @@ class ImplicitCodebook(Float32Module):
     ) -> None:
         super().__init__()
         hidden = dim if dim_hidden is None else dim_hidden
-        self.proj_in = nn.Linear(2 * dim, dim)
+        # as the codewords where the default dtype is bfloat16
+        linear = partial(nn.Linear, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+        self.proj_in = linear(2 * dim, dim)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, dim)) for _ in range(depth)
+            nn.Sequential(linear(dim, hidden), nn.SiLU(), linear(hidden, dim)) for _ in range(depth)
         )
         self.l2norm_output = l2norm_output
 

@@ -564,6 +564,8 @@ class VectorQuantize(Coder):
             set_counts([book], [_counts_without_padding(chosen, mask).view_as(book.counts)])
             if summed:
                 self._update(rows, chosen, call)
+        elif summed and chosen.sums is not None:
+            book.skip_update(rows.detach(), mask, call.accumulate)
 
         # 5. Send the gradient of quantized where it belongs, and measure.
         values = self._route(rows, chosen, call).to(given.dtype)
