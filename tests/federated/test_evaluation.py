@@ -113,6 +113,18 @@ def test_reports_cover_measured_clients_also_after_resume(tmp_path):
     assert uefl.load(run.path).summary["fedper"]["rounds"] == run.summary["fedper"]["rounds"]
 
 
+def test_predictions_are_counted_by_class_and_confidence():
+    """By hand; of four images the second and the last are predicted wrong."""
+    probs = torch.tensor([[0.9, 0.05, 0.05], [0.2, 0.7, 0.1], [0.09, 0.82, 0.09], [0.62, 0.3, 0.08]])
+    counts = evaluation._counts(probs, torch.tensor([0, 0, 1, 2]))
+    assert counts["confusion"] == [1, 1, 0, 0, 1, 0, 1, 0, 0]  # a row for each class
+    reliability = torch.tensor(counts["reliability"]).view(15, 2)
+    assert reliability[[9, 10, 12, 13]].tolist() == [[1, 0], [1, 0], [1, 1], [1, 1]]
+    assert reliability.sum(0).tolist() == [4, 2]
+    confidence = [0.0] * 9 + [0.62, 0.7, 0.0, 0.82, 0.9, 0.0]
+    assert counts["confidence"] == pytest.approx(confidence, rel=1e-6)
+
+
 def test_no_matrix_of_classes_is_made_where_none_is_kept(monkeypatch):
     """With 15,000 classes it has 1.8 GB."""
     lengths, original = [], torch.bincount

@@ -140,6 +140,15 @@ def test_unseen_clients_are_measured_and_decide_nothing(name):
     assert torch.equal(values(alone), values(beside))
 
 
+def test_a_round_is_selected_by_the_validation_images():
+    """The first of the best ones; the accuracy on the test images is higher later."""
+    validation = (0.5, 0.8, 0.8, 0.6)
+    lines = [
+        line | {"validation_accuracy": validation[line["round"]]} for line in sample_runs.records(("fedavg",))
+    ]
+    assert summarize(lines)["fedavg"]["selected"] == {"round": 2, "accuracy": pytest.approx(0.21)}
+
+
 def test_the_own_model_is_measured_after_training():
     plain, own = (
         finish(arm(settings("uefl", personalized=on, dropout=0.0, rounds=[3]))[0]) for on in (False, True)

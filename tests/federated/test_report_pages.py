@@ -29,6 +29,7 @@ from uefl.report import (
     client_table,
     compare,
     paired_table,
+    quality,
     read_run,
     samples,
     write_report,
@@ -189,6 +190,16 @@ def test_counts_of_the_clients_are_added_up(tmp_path):
     assert run.counts("uefl", "confusion").tolist() == [183 if i % 5 == 0 else 39 for i in range(16)]
     assert run.counts("uefl", "confidence").tolist() == pytest.approx([0, 165, 720])
     assert run.counts("uefl", "absent") is None
+
+
+def test_a_class_is_a_row_of_the_confusion(tmp_path):
+    """Of class 0 two of three images are predicted right, and all of class 1."""
+    (line,) = [line for line in sample_runs.records(("fedavg",), clients=1) if "confusion" in line]
+    run = read_run(sample_runs.write(tmp_path, [line | {"confusion": [2, 1, 0, 1]}], classes=("a", "b")))
+    figures = {picture.name: figure for picture, figure in quality.draw(run)}
+    assert figures["classes.png"].axes[0].lines[0].get_xdata() == pytest.approx([200 / 3, 100])
+    shares = figures["confusion.png"].axes[0].images[0].get_array()
+    assert shares.ravel().tolist() == pytest.approx([200 / 3, 100 / 3, 0, 100])
 
 
 # --- names ------------------------------------------------------------------------------------------------

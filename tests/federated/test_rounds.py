@@ -180,7 +180,8 @@ def test_the_deadline_of_a_round_reaches_the_engine():
     assert seen == [None, 60.0]
 
 
-def test_a_loss_far_above_its_beginning_is_divergence():
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_loss_far_above_its_beginning_is_divergence(resumed):
     losses = iter([2.0] * 3 + [5.0e3] * 6)
 
     def meddle(reply):
@@ -188,9 +189,14 @@ def test_a_loss_far_above_its_beginning_is_divergence():
             reply.training["train_loss"] = next(losses)
         return reply
 
-    algorithm, _, _ = arm(settings("fedavg", rounds=[4]), wrap=lambda e: TamperingEngine(e, meddle))
+    algorithm, other = (
+        arm(settings("fedavg", rounds=[4]), wrap=lambda e: TamperingEngine(e, meddle))[0] for _ in range(2)
+    )
     algorithm.turn()
     algorithm.turn()
+    if resumed:
+        other.restore(*algorithm.state())
+        algorithm = other
     with pytest.raises(RunError, match=r"diverged: .*5e\+03 .*round 2, .*\b2; .*\blr$"):
         algorithm.turn()
 

@@ -35,6 +35,28 @@ def test_fsq_rounds_to_the_levels():
     assert torch.equal(indices.long(), ((levels + sizes // 2) * torch.tensor([1, 5])).sum(-1).long())
 
 
+def test_the_gradient_of_fsq_is_that_before_rounding():
+    """Of tanh(x + shift) half - offset, for an even and an odd number of levels."""
+    x, weight = normal(40, 2).double().requires_grad_(), normal(40, 2, seed=1).double()
+    quantized, _ = FSQ([4, 5])(x)
+    (quantized * weight).sum().backward()
+    sizes, offset = (torch.tensor(values, dtype=torch.float64) for values in ([4.0, 5.0], [0.5, 0.0]))
+    half = (sizes - 1) * 1.001 / 2
+    bounded = (x.detach() + (offset / half).atanh()).tanh()
+    torch.testing.assert_close(quantized.detach(), (bounded * half - offset).round() / (sizes // 2))
+    torch.testing.assert_close(x.grad, weight * (1 - bounded.square()) * half / (sizes // 2))
+
+
+def test_lfq_takes_signs_and_passes_the_gradient_unchanged():
+    """Zero is negative."""
+    x, weight = torch.tensor([[0.3, -2.0, 0.0]], requires_grad=True), torch.tensor([[0.7, -1.5, 2.0]])
+    quantized, indices, _ = LFQ(dim=3)(x)
+    assert quantized.tolist() == [[1.0, -1.0, -1.0]]
+    assert indices.tolist() == [0b100]
+    (quantized * weight).sum().backward()
+    assert torch.equal(x.grad, weight)
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_fsq_indices_name_all_codewords(symmetric):
     layer = FSQ([4, 3, 5], preserve_symmetry=symmetric)

@@ -40,10 +40,11 @@ def test_straight_through_gradient_and_commitment():
     torch.testing.assert_close(loss, 0.3 * F.mse_loss(x, quantized))
 
 
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_rotation_gradient_is_that_of_the_rotation_matrix(dtype):
+def test_rotation_gradient_is_that_of_the_rotation_matrix(dtype, drawn):
     vq, x, weight = (
-        layer(commitment_weight=0.0, freeze_codebook=True),
+        layer(commitment_weight=0.0, freeze_codebook=True, stochastic_sample_codes=drawn),
         normal(30, 8, dtype=dtype),
         normal(30, 8, seed=1, dtype=dtype),
     )
@@ -151,6 +152,7 @@ def test_dead_codewords_come_back_on_distinct_rows(kind):
         assert hits.any(1).all()
         assert len(set(hits.int().argmax(1).tolist())) == len(revived)
         assert (vq._codebook.cluster_size[book][counts == 0] == 1).all()
+        assert torch.equal(vq._codebook.embed_avg[book][counts == 0], revived)
 
 
 def test_more_dead_codewords_than_rows():

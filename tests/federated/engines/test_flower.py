@@ -1,6 +1,7 @@
 """Flower's engine over a link in memory: the same numbers as the local engine, and failures of clients."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,6 +104,21 @@ def test_a_silent_client_is_dropped_at_the_deadline(run):
     nodes[11] = lambda packet: honest(packet) if packet.header["ask"] == "report" else None
     one, _ = engine(cfg, federation, nodes)
     tiny.check_errors(one.round(messages(cfg), deadline=1.0), None, "deadline", None)
+
+
+@pytest.mark.parametrize(("deadline", "word"), [(2.5, "deadline"), (4.5, None)])
+def test_a_reply_after_the_deadline_is_not_taken(run, monkeypatch, deadline, word):
+    """Each look at the link takes a second, and the replies come with the fourth."""
+    cfg, federation = run
+    one, there = engine(cfg, federation, programs(federation))
+    looks, replies = [], there.arrived
+    monkeypatch.setattr(
+        "uefl.engines.flower.engine.time", SimpleNamespace(monotonic=lambda: float(len(looks)))
+    )
+    monkeypatch.setattr(
+        there, "arrived", lambda *args: looks.append(args) or (replies(*args) if len(looks) > 3 else {})
+    )
+    tiny.check_errors(one.round(messages(cfg), deadline=deadline), word, word, word)
 
 
 def test_a_returning_client_gets_its_message_again(run, monkeypatch):
