@@ -15,7 +15,7 @@ from torch import nn
 
 from . import config, report
 from . import run as runs
-from .algorithms.base import Algorithm, known_elsewhere, register, registry
+from .algorithms.base import ALGORITHMS, Algorithm, register, registry
 from .config import Config, Model
 from .data import PARTITIONS, SOURCES, from_arrays
 from .deploy.choices import CHOICES, Choice
@@ -308,19 +308,7 @@ def _deployment(
     given_here: Mapping[str, Any],
     cfg: Config | None,
 ) -> AbstractContextManager[runs.ClientPool | None]:
-    """Return the place of the clients; None: this process.
-
-    Args:
-        engine: as of :func:`train`.
-        out: the run folder.
-        device: of the clients.
-        observer: of the run.
-        given_here: by argument, the object that was given, or None.
-        cfg: the configuration; None: there is none, and the run will report it.
-
-    Raises:
-        UserError: no such engine, or what other processes cannot have.
-    """
+    """Return the place of the clients, or None for this process; without ``cfg`` the run will report it."""
     if engine == "local":
         return nullcontext()
     named = repr(engine) if isinstance(engine, str) else f"uefl.{engine!r}"
@@ -338,13 +326,7 @@ def _deployment(
                 f"{name}: given in Python it stays in this process; name it in the configuration, or leave"
                 " out engine"
             )
-    for name, arm in (cfg.arms if cfg is not None else {}).items():
-        if not known_elsewhere(arm.algorithm):
-            raise UserError(
-                f"arm {name!r}: {arm.algorithm} is known to this process alone; install it as a package, or"
-                " leave out engine"
-            )
-    for registry_of, what, name in _registered(cfg):
+    for registry_of, name, what in _registered(cfg):
         if not registry_of.known_elsewhere(name):
             raise UserError(
                 f"{what} {name!r} is known to this process alone; install it as a package, or leave out"
@@ -357,14 +339,16 @@ def _registered(cfg: Config | None) -> Iterator[tuple[Registry[Any], str, str]]:
     """Yield the names of a configuration that other processes must know, with their registries."""
     if cfg is None:
         return
+    for name, arm in cfg.arms.items():
+        yield ALGORITHMS, arm.algorithm, f"arm {name!r}: the algorithm"
     if cfg.data.source in SOURCES:
-        yield SOURCES, "the data set", cfg.data.source
+        yield SOURCES, cfg.data.source, "the data set"
     if cfg.data.partition is not None:
-        yield PARTITIONS, "the partition", cfg.data.partition.name
+        yield PARTITIONS, cfg.data.partition.name, "the partition"
     if cfg.model.encoder != "given":
-        yield NETWORKS, "the network", cfg.model.encoder
+        yield NETWORKS, cfg.model.encoder, "the network"
     for name in cfg.run.metrics:
-        yield METRICS, "the metric", name
+        yield METRICS, name, "the metric"
 
 
 def _path(folder: str | Path | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""Names of data sets, partitions, networks and metrics: modules of a folder, and entry points of packages."""
+"""Names of algorithms, data sets, partitions, networks and metrics: modules of a folder and entry points."""
 
 from __future__ import annotations
 
@@ -79,12 +79,17 @@ class Registry(Generic[Entry]):
 
     def _all(self) -> dict[str, Entry]:
         if not self._complete:
-            for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
-                importlib.import_module(f"{self._package}.{module.name}")
+            self._import_modules()
             for point in importlib.metadata.entry_points(group=self._group):
                 self.add(point.name, self._loaded(point))
             self._complete = True
         return self._entries
+
+    def _import_modules(self) -> None:
+        """Import the modules of the package, which register their entries."""
+        path = importlib.import_module(self._package).__path__
+        for module in pkgutil.walk_packages(path, f"{self._package}."):
+            importlib.import_module(module.name)
 
     def _loaded(self, point: importlib.metadata.EntryPoint) -> Any:
         """Load an entry point.

@@ -52,7 +52,7 @@ def drawn(monkeypatch):
 @pytest.fixture(autouse=True)
 def _registered_here(monkeypatch):
     """An algorithm that a test registers is known only in this test."""
-    monkeypatch.setattr(base, "_registered", base.registry())
+    monkeypatch.setattr(base.ALGORITHMS, "_entries", base.registry())
 
 
 @pytest.fixture(scope="session")

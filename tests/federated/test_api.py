@@ -184,7 +184,9 @@ def test_a_run_of_own_parts_resumes_only_with_the_same_parts(tmp_path, finished,
     with pytest.raises(uefl.UserError, match=r"clients .*images"):
         uefl.resume(out, clients=others, model=network)
     monkeypatch.setattr(
-        base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk}
+        base.ALGORITHMS,
+        "_entries",
+        {name: kind for name, kind in base.registry().items() if kind is not Shrunk},
     )
     with pytest.raises(uefl.UserError, match=r"'mine'.*uefl.register: .*Python"):  # as in a new process
         uefl.resume(out, clients=clients(), model=network)
@@ -238,7 +240,9 @@ def not_finite():
 )
 def test_mistakes_are_one_line_and_write_nothing(tmp_path, monkeypatch, keys, message):
     monkeypatch.setattr(
-        base, "_registered", {name: kind for name, kind in base.registry().items() if kind is not Shrunk}
+        base.ALGORITHMS,
+        "_entries",
+        {name: kind for name, kind in base.registry().items() if kind is not Shrunk},
     )
     with pytest.raises(uefl.UserError, match=message) as error:
         own(tmp_path / "run", **{"arms": ["fedavg"], **keys})

@@ -15,9 +15,6 @@ the entry point group ``uefl.algorithms``; a script calls :func:`register`.
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.metadata
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
@@ -31,6 +28,7 @@ from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import parse
 from ..findings import Findings, History
 from ..models.normalization import blank
+from ..registry import Registry
 from ..uncertainty import Prediction, of_network
 from .context import Context, ModelSpec, Parameters, Record, State
 
@@ -353,9 +351,26 @@ class Algorithm:
 
 # --- the registry -----------------------------------------------------------------------------------------
 
-_GROUP = "uefl.algorithms"
-_registered: dict[str, type[Algorithm]] = {}
-_complete: list[bool] = []
+
+class _Algorithms(Registry[type[Algorithm]]):
+    def add(self, name: str, entry: type[Algorithm]) -> None:
+        """Register an algorithm; a class may be defined and registered again, as in a notebook."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"register({name!r}): expected a name")
+        if not (isinstance(entry, type) and issubclass(entry, Algorithm)):
+            raise TypeError(f"register({name!r}): expected a subclass of uefl.Algorithm, got {entry!r}")
+        if not entry.__module__.startswith("uefl.algorithms."):
+            self._import_modules()
+        known = self._entries.get(name, entry)
+        if (known.__module__, known.__qualname__) != (entry.__module__, entry.__qualname__):
+            raise ValueError(
+                f"register({name!r}): {known.__module__}.{known.__qualname__} has that name; choose"
+                " another one"
+            )
+        self._entries[name] = entry
+
+
+ALGORITHMS = _Algorithms("uefl.algorithms", "algorithm", "uefl.algorithms")
 A = TypeVar("A", bound=type[Algorithm])
 
 
@@ -370,58 +385,13 @@ def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
         ValueError: another class has that name.
         TypeError: not a subclass of :class:`Algorithm`, or a name that is no text.
     """
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"register({name!r}): expected a name")
-
-    def enter(cls: A) -> A:
-        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-            raise TypeError(f"register({name!r}): expected a subclass of uefl.Algorithm, got {cls!r}")
-        if not cls.__module__.startswith("uefl.algorithms."):
-            _import_own()
-        known = _registered.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(
-                f"register({name!r}): {known.__module__}.{known.__qualname__} has that name; choose"
-                " another one"
-            )
-        _registered[name] = cls
-        return cls
-
+    enter: Callable[[A], A] = ALGORITHMS.decorator(name)
     return enter if algorithm is None else enter(algorithm)
 
 
 def registry() -> dict[str, type[Algorithm]]:
     """Return all algorithms by name: of this package, of installed packages, and registered by hand."""
-    if not _complete:
-        _import_own()
-        for entry in importlib.metadata.entry_points(group=_GROUP):
-            register(entry.name, _loaded(entry))
-        _complete.append(True)
-    return dict(sorted(_registered.items()))
-
-
-def _import_own() -> None:
-    """Import the modules of this package, which register their algorithms."""
-    package = importlib.import_module("uefl.algorithms")
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
-
-
-def known_elsewhere(name: str) -> bool:
-    """Return True if another process finds this algorithm: it belongs to this package or an installed one."""
-    packaged = {entry.name for entry in importlib.metadata.entry_points(group=_GROUP)}
-    return name in packaged or find(name).__module__.startswith("uefl.algorithms.")
-
-
-def _loaded(entry: importlib.metadata.EntryPoint) -> Any:
-    try:
-        return entry.load()
-    except Exception as error:  # whatever a package of a third party does when it is imported
-        package = entry.dist.name if entry.dist is not None else entry.value
-        raise UserError(
-            f"the algorithm {entry.name!r} of the package {package} cannot be loaded ({type(error).__name__}:"
-            f" {error}); update or uninstall the package"
-        ) from error
+    return {name: ALGORITHMS[name] for name in ALGORITHMS}
 
 
 def find(name: str, place: str = "") -> type[Algorithm]:

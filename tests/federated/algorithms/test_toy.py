@@ -205,8 +205,8 @@ def test_entry_points_register_algorithms_of_installed_packages(monkeypatch):
         def load(self):
             return type("Other", (Toy,), {})
 
-    monkeypatch.setattr(base, "_complete", [])
-    monkeypatch.setattr(base, "_registered", dict(base._registered))
+    monkeypatch.setattr(base.ALGORITHMS, "_complete", False)
+    monkeypatch.setattr(base.ALGORITHMS, "_entries", dict(base.ALGORITHMS._entries))
     monkeypatch.setattr(
         importlib.metadata,
         "entry_points",
@@ -223,7 +223,7 @@ def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
         def load(self):
             raise ImportError("no module named 'torchx'")
 
-    monkeypatch.setattr(base, "_complete", [])
+    monkeypatch.setattr(base.ALGORITHMS, "_complete", False)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [BrokenEntryPoint()])
     with pytest.raises(UserError, match=r"'broken'.*other-package.*torchx"):
         registry()
