@@ -32,11 +32,11 @@ def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
     import torch
 
     import uefl
-    from uefl.api import Logged
+    from uefl.progress import PlainProgress
 
     peaks = []
 
-    class PeakMemoryObserver(Logged):
+    class PeakMemoryObserver(PlainProgress):
         def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
             peaks.append(peak())
 

@@ -4,7 +4,6 @@ with."""
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -24,6 +23,7 @@ from .isolation import isolate
 from .metrics import METRICS
 from .models import custom, saved
 from .models.networks import NETWORKS
+from .progress import PlainProgress
 from .registry import Registry
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def train(
     if federation is not None:
         unused = {"source": "arrays", "clients": None, "partition": None, "first_classes": 0}
         cfg = replace(cfg, data=cfg.data.model_copy(update=unused))
-    observer = observer or Logged()
+    observer = observer or PlainProgress()
     given_here = {"clients or federation": federation, "model": network}
     with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
         keys: dict[str, Any] = {
@@ -247,7 +247,7 @@ def resume(
     if clients is not None and cfg is not None:
         federation = _federation(cfg, clients, federation)
     network = None if model is None else custom.factory(model)
-    observer = observer or Logged()
+    observer = observer or PlainProgress()
     given_here = {"clients or federation": federation, "model": network}
     with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
         keys: dict[str, Any] = {
@@ -271,33 +271,6 @@ def load(path: str | Path, *, model: Network | None = None) -> Run:
         UserError: not a run folder, or a file in it that is damaged or of another version.
     """
     return Run(path, model=model)
-
-
-class Logged:
-    """An observer that writes to the logger ``uefl``."""
-
-    def __init__(self) -> None:
-        self._logger = logging.getLogger("uefl")
-
-    def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """Log that the run begins."""
-        self._logger.info(
-            "%s: %s over %s", ", ".join(arms), report.count(rounds, "round"), report.count(clients, "client")
-        )
-
-    def arm(self, name: str, done_rounds: int) -> None:
-        """Log that an arm begins or continues."""
-
-    def client(self, arm: str, round: int, client: str) -> None:
-        """Log that a client begins."""
-
-    def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """Log the metrics of a round."""
-        self._logger.info("%s round %d  %s", arm, round + 1, report.means(records))
-
-    def notice(self, message: str) -> None:
-        """Log a notice."""
-        self._logger.info("%s", message)
 
 
 def _deployment(

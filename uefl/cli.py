@@ -649,9 +649,20 @@ def _written(folder: Path) -> RunFolder:
 @app.command()
 def doctor() -> None:
     """Say which kernels are compiled, and which backend each op takes here, and why."""
-    from . import doctor as examination
+    from uefl_kernels import doctor as kernels
 
-    _console().print(*examination.tables(examination.collect()))
+    from .report.tables import Table
+
+    try:
+        found = kernels.collect()
+    except ValueError as error:  # UEFL_BACKEND or UEFL_CPU has no valid name
+        raise UserError(str(error)) from None
+    choices = [[c["op"], c["device"], c["backend"], c["why"]] for c in found["ops"]]
+    facts = list(map(list, kernels.facts(found)))
+    _console().print(
+        Table("this machine", ["what", "found"], facts, numeric=False).rich(),
+        Table("ops", ["op", "device", "backend", "why"], choices, numeric=False).rich(),
+    )
 
 
 class _Terminated(KeyboardInterrupt):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -12,37 +14,36 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .report.words import count, label, means
 
+_LOGGER = logging.getLogger("uefl")
+
 
 class PlainProgress:
-    """One line per round."""
+    """One line per round.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    Args:
+        notice: takes each line; default: the logger ``uefl``, at level INFO.
+    """
+
+    def __init__(self, notice: Callable[[str], None] = _LOGGER.info) -> None:
+        self.notice = notice
         self._rounds = 0
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """Show that the run begins."""
         self._rounds = rounds
-        self._print(f"{', '.join(arms)}: {count(rounds, 'round')} over {count(clients, 'client')}")
+        self.notice(f"{', '.join(arms)}: {count(rounds, 'round')} over {count(clients, 'client')}")
 
     def arm(self, name: str, done_rounds: int) -> None:
         """Show that an arm begins or continues."""
         if done_rounds:
-            self._print(f"{name} goes on after round {done_rounds}/{self._rounds}")
+            self.notice(f"{name} goes on after round {done_rounds}/{self._rounds}")
 
     def client(self, arm: str, round: int, client: str) -> None:
         """Ignore that a client begins: it is not worth a line."""
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """Show the metrics of a round."""
-        self._print(f"{arm} round {round + 1}/{self._rounds}  {means(records)}")
-
-    def notice(self, message: str) -> None:
-        """Show a notice."""
-        self._print(message)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.notice(f"{arm} round {round + 1}/{self._rounds}  {means(records)}")
 
 
 class LiveProgress:
@@ -97,7 +98,7 @@ class LiveProgress:
 def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
     """Yield an observer that shows as much of a run as the console can display."""
     if not console.is_terminal:
-        yield PlainProgress(console)
+        yield PlainProgress(partial(console.print, markup=False, highlight=False, soft_wrap=True))
         return
     columns = (
         TextColumn("[bold]{task.description}"),

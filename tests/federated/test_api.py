@@ -111,7 +111,7 @@ def test_a_preset_with_overrides_writes_all_results(tmp_path, caplog):
     assert run.model("fedavg").predict(images).shape == (3, 10)
     assert re.search("fedavg, uefl: 2 rounds .*2 clients", caplog.text)
     assert [line.message.split("  ")[0] for line in caplog.records if " round " in line.message] == [
-        f"{arm} round {i}" for arm in ("fedavg", "uefl") for i in (1, 2)
+        f"{arm} round {i}/2" for arm in ("fedavg", "uefl") for i in (1, 2)
     ]
 
 

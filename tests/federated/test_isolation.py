@@ -15,6 +15,7 @@ from torch import nn
 
 import uefl
 from uefl.isolation import _ATTRIBUTES
+from uefl.progress import PlainProgress
 
 from .test_api import clients, network
 
@@ -156,7 +157,7 @@ def test_resumed_in_a_context(tmp_path, alone):
     class StopTraining(Exception):
         pass
 
-    class Stopping(uefl.api.Logged):
+    class Stopping(PlainProgress):
         def round(self, arm, round, records):
             raise StopTraining
 
@@ -180,7 +181,7 @@ def test_failed_run_restores_the_process(tmp_path):
 def test_warnings_as_errors(tmp_path, alone):
     """A warning does not end a run, and the caller's filters are restored afterwards."""
 
-    class Warned(uefl.api.Logged):
+    class Warned(PlainProgress):
         def round(self, arm, round, records):
             warnings.warn("a round is over", DeprecationWarning, stacklevel=1)
 
@@ -214,7 +215,7 @@ def test_two_threads(tmp_path, alone):
 def test_run_within_a_run(tmp_path, alone):
     """An observer may start another run; the outer one goes on as if it had not."""
 
-    class Nested(uefl.api.Logged):
+    class Nested(PlainProgress):
         def round(self, arm, round, records):
             if round == 0:
                 small(tmp_path / "inner", seed=3)

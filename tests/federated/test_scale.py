@@ -6,7 +6,8 @@ import torch
 from benchmarks import scale
 from uefl import config
 from uefl.client import client
-from uefl.data import build, generated_images
+from uefl.data import build
+from uefl.data.sources import generated
 from uefl.errors import UserError
 
 from . import tiny
@@ -62,16 +63,14 @@ def test_generated_images_are_not_dealt():
     with pytest.raises(UserError, match="key 'clients'"):
         build(
             config.load("demo").data.model_copy(
-                update={"source": generated_images.NAME, "partition": None, "clients": None}
+                update={"source": generated.NAME, "partition": None, "clients": None}
             ),
             kind="labeled",
             seed=0,
         )
     with pytest.raises(UserError, match=r"key 'source': .*labeled"):
         build(
-            config.load("fedul-demo").data.model_copy(update={"source": generated_images.NAME}),
-            kind="sets",
-            seed=0,
+            config.load("fedul-demo").data.model_copy(update={"source": generated.NAME}), kind="sets", seed=0
         )
 
 

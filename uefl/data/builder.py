@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..isolation import isolate
 from ..paths import check_name, other_capitals, special
-from . import generated_images, labeled, unlabeled_sets
+from . import labeled, unlabeled_sets
 from .dataset import DataSet, checked
 from .federation import Federation, Kind
 from .images import ImageList
@@ -19,7 +18,7 @@ from .partitions.natural import Natural
 from .partitions.rotations import Rotations
 from .partitions.unlabeled import Unlabeled
 from .settings import Data
-from .sources import SOURCES, own_folder, own_npz, own_sets, own_table
+from .sources import SOURCES, generated, own_folder, own_npz, own_sets, own_table
 
 _OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
 _DEALT = (
@@ -53,15 +52,15 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
     root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     _check_kind(data, kind)
     path = data.path
-    if data.source == generated_images.NAME:
+    if data.source == generated.NAME:
         if kind == "sets":
             raise UserError(
-                f"key 'source': {generated_images.NAME!r} makes labeled images; these arms need"
+                f"key 'source': {generated.NAME!r} makes labeled images; these arms need"
                 f" {_OF_KIND[kind]}, choose another source"
             )
         for key in ("partition", "first_classes", "image_size"):
-            _refuse(data, key, f"{generated_images.NAME!r} makes the images of each client")
-        return generated_images.federate(data, seed)
+            _refuse(data, key, f"{generated.NAME!r} makes the images of each client")
+        return generated.federate(data, seed)
     if kind == "sets" and path is not None and path.is_dir():
         for key in _DEALT:
             _refuse(data, key, "a folder of sets brings its own")
@@ -104,11 +103,11 @@ def read_source(data: Data, root: Path | None) -> DataSet:
                 f"key 'source': {data.source!r} is {special(path) or 'a file of another kind'}; expected a"
                 " folder, an .npz, a .csv or a .parquet"
             )
-        close = difflib.get_close_matches(data.source, SOURCES, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        hint += f", and no folder or file of that name is there{other_capitals(path)}"
-        advice = "give the path of your data, laid out as in docs/configuration.md"
-        raise UserError(f"key 'source': {data.source!r} is none of {', '.join(SOURCES)}{hint}; {advice}")
+        raise UserError(
+            f"key 'source': {data.source!r} is none of {', '.join(SOURCES)}{nearest(data.source, SOURCES)},"
+            f" and no folder or file of that name is there{other_capitals(path)}; give the path of your data,"
+            " laid out as in docs/configuration.md"
+        )
     if isinstance(table.images, ImageList):
         for key in ("label", "vocabulary"):
             _refuse(data, key, "the data are images")

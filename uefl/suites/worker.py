@@ -7,12 +7,11 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from uefl_kernels import _api  # noqa: F401
 
@@ -49,7 +48,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
     keys: dict[str, Any] = {
         "device": device,
         "data_root": data_root,
-        "observer": PlainProgress(Console()),
+        "observer": PlainProgress(partial(print, flush=True)),
         "pages": False,
     }
     try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from ...errors import UserError
+from ...errors import UserError, nearest
 from .base import Deal, Scheme, Share, client_names, generator, partition
 
 if TYPE_CHECKING:
@@ -36,11 +35,9 @@ class LeaveOneOut(Scheme):
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal one or several clients per domain."""
         if self.domain not in table.groups:
-            close = difflib.get_close_matches(self.domain, table.groups, 1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise UserError(
-                f"key 'domain': {self.domain!r} is no domain of {table.name}{hint}; it has"
-                f" {', '.join(table.groups)}"
+                f"key 'domain': {self.domain!r} is no domain of"
+                f" {table.name}{nearest(self.domain, table.groups)}; it has {', '.join(table.groups)}"
             )
         sources = [group for group in table.groups if group != self.domain]
         if not sources:
