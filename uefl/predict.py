@@ -173,11 +173,7 @@ def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:
 
 
 def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
-    """Return the rows of tables, by file and number; columns that the model does not know are passed over.
-
-    Raises:
-        UserError: a file that is no table, or lacks a column of the model.
-    """
+    """Return the rows of tables, by file and number; columns that the model does not know are passed over."""
     parts, names = [], []
     for path in paths:
         if path.suffix.lower() not in own_table.SUFFIXES:

@@ -92,11 +92,7 @@ class Registry(Generic[Entry]):
             importlib.import_module(module.name)
 
     def _loaded(self, point: importlib.metadata.EntryPoint) -> Any:
-        """Load an entry point.
-
-        Raises:
-            UserError: its package cannot be imported.
-        """
+        """Load an entry point."""
         try:
             return point.load()
         except Exception as error:  # an import of a third party may raise anything

@@ -48,11 +48,7 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
 
 
 def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
-    """Refuse arrays that claim more than the stored bytes, or more than the memory, before any is made.
-
-    Raises:
-        ValueError, MemoryError.
-    """
+    """Refuse arrays that claim more than the stored bytes, or more than the memory, before any is made."""
     total = 0
     for info in file.infolist():
         name = info.filename.removesuffix(".npy")

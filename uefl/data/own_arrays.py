@@ -109,11 +109,7 @@ def from_arrays(
 def _together(
     found: Sequence[list[torch.Tensor] | Vectors], files: tuple[str, ...], kinds: Mapping[str, int]
 ) -> ImageList | Vectors:
-    """Return the inputs of all parts in one list.
-
-    Raises:
-        UserError: images in one part and other inputs in another, or inputs of different lengths.
-    """
+    """Return the inputs of all parts in one list."""
     tables = [part for part in found if isinstance(part, Vectors)]
     pixels = [image for part in found if isinstance(part, list) for image in part]
     if tables and pixels:
@@ -124,11 +120,7 @@ def _together(
 def _numbered(
     labels: Sequence[Labels], classes: tuple[str, ...] | None
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
-    """Return labels ``[N]`` int64 of all parts, and the names of the classes.
-
-    Raises:
-        UserError: names in one part and integers in another, or a label that is no class.
-    """
+    """Return labels ``[N]`` int64 of all parts, and the names of the classes."""
     named = [part for part in labels if isinstance(part, list)]
     integers = [part for part in labels if isinstance(part, torch.Tensor)]
     if named and integers:
@@ -159,11 +151,7 @@ def _numbered(
 
 
 def _labels(labels: Any, count: int, where: str) -> Labels:
-    """Return names of classes where all labels are texts, else integers ``[count]`` int64.
-
-    Raises:
-        UserError: another number of labels, or a label that is neither.
-    """
+    """Return names of classes where all labels are texts, else integers ``[count]`` int64."""
     if not isinstance(labels, torch.Tensor):
         array = native(labels, where) if is_array(labels) else labels
         texts = array.tolist() if isinstance(array, np.ndarray) and array.ndim else array
@@ -212,11 +200,7 @@ def _read(
 
 
 def _stacked(items: Sequence[Any], where: str) -> np.ndarray[Any, Any]:
-    """Return the vectors of a Dataset as ``[N, F]``.
-
-    Raises:
-        UserError: they differ in length.
-    """
+    """Return the vectors of a Dataset as ``[N, F]``."""
     arrays = [np.asarray(item) for item in items]
     for i, array in enumerate(arrays):
         if array.shape != arrays[0].shape:

@@ -136,12 +136,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
 
 
 def _check_parameters(net: nn.Module) -> None:
-    """Refuse a network unless all its parameters can be sent in one float32 tensor.
-
-    Raises:
-        UserError: it has none, some of another type, some without a shape, or some that are not finite; or
-            all are frozen.
-    """
+    """Refuse a network unless all its parameters can be sent in one float32 tensor."""
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):

@@ -111,11 +111,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
 
 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
-    """Return a column as texts.
-
-    Raises:
-        UserError: a value is missing.
-    """
+    """Return a column as texts."""
     missing = np.flatnonzero(frame[column].isna().to_numpy())
     if len(missing):
         raise UserError(f"{path}: column {column!r} has no value in row {missing[0] + 1}; fill it")
