@@ -79,8 +79,6 @@ class Updates:
 
     Args:
         old: the tensor before the round, which stays where nothing is added.
-        rule: ``median``, ``trimmed_mean`` or ``krum``.
-        attackers: clients that may send anything.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
         definitions 1 and 2.
@@ -143,11 +141,6 @@ class Rule:
 def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str, Mean]:
     """Replace every weighted mean by a robust rule; ``mean`` changes nothing.
 
-    Args:
-        averages: of an algorithm, by tensor name.
-        rule: ``mean``, ``median``, ``trimmed_mean`` or ``krum``.
-        attackers: clients that may send anything.
-
     Raises:
         TypeError: an average that is no plain weighted mean.
     """
@@ -168,10 +161,7 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
     """Refuse a robust rule that would not protect the arm.
 
     Args:
-        run: the section of the configuration.
-        arm: its name, for the message.
         plain_means: whether the algorithm takes nothing else from several clients.
-        clients: that are trained on.
 
     Raises:
         UserError: the algorithm takes other things too, or too few clients may be there.
@@ -225,8 +215,6 @@ def rejection(reply: Reply, message: Message, max_norm: float, largest: float = 
     """Return the reason to reject an update; None: it has the tensors that the message expects.
 
     Args:
-        reply: the client's reply to a message to train.
-        message: the message to the client.
         max_norm: bound on the L2 distance between sent and returned tensors of the same name; 0: none.
         largest: bound on the absolute value of an element.
     """

@@ -41,7 +41,6 @@ class Run:
     """A run folder.
 
     Args:
-        path: the folder.
         model: the network of the run, where it was given in Python.
 
     Attributes:
@@ -264,7 +263,6 @@ def load(path: str | Path, *, model: Network | None = None) -> Run:
     """Read a run folder, of a finished run or of one that is still going.
 
     Args:
-        path: the folder.
         model: the network of the run, where it was given in Python; needed only for :meth:`Run.model`.
 
     Raises:

@@ -90,10 +90,8 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
     """Write several dictionaries like :func:`save_tensors`, with one of them in memory at a time.
 
     Args:
-        path: of the file.
         parts: gone through twice, once for names and shapes, once for the values; it must give the same both
             times.
-        metadata: of the file.
     """
     found: dict[str, dict[str, Any]] = {}
     for part in parts:

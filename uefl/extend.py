@@ -26,9 +26,7 @@ def keep(out: Path, arm: int, name: str) -> None:
     """Keep the checkpoint of a run, which is the one before the last turn of an arm.
 
     Args:
-        out: the run folder.
         arm: the number of the arm, which may have no checkpoint of its own: where it takes a single turn.
-        name: of the arm.
     """
     found = checkpoint.load(out)
     if found is None or found[1]["arm"] != arm:
@@ -84,9 +82,6 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
     """Set a finished run back to the last turn of its first arm, with a configuration that has more rounds.
 
     Args:
-        out: the run folder.
-        cfg: its configuration.
-        rounds: how many more.
         digest: hash of the longer configuration, which the checkpoint names.
         preset: first line of config.toml.
 

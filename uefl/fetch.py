@@ -24,8 +24,6 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
 
     Args:
         names: keys of ``SETS``.
-        data_root: the folder; None: the environment variable UEFL_DATA.
-        say: is called with a line for each data set.
 
     Raises:
         UserError: no such data set, no data root, or a download that failed.

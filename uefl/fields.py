@@ -28,9 +28,7 @@ def parse(
     """Parse a table into a pydantic model, with lists as tuples.
 
     Args:
-        kind: the model.
         place: the section of the table, for messages.
-        table: plain values.
         sections_with: returns the places that know a key that ``kind`` lacks.
         inside: the keys of nested tables by their places, to suggest the nearest one.
 

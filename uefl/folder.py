@@ -26,7 +26,6 @@ def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder
     """Lock the folder of a run or a suite. The system releases the lock when the process ends.
 
     Args:
-        out: the folder.
         name: the file that is locked.
         advice: ends the error message.
 
@@ -106,7 +105,6 @@ class Metrics:
         """Append lines and wait until they are on the disk. An old file keeps counting rounds from 0.
 
         Args:
-            lines: as the server makes them.
             first: the number of the first round in ``lines``.
         """
         if not lines:

@@ -9,12 +9,7 @@ T = TypeVar("T")
 
 
 class Lazy(Mapping[str, T]):
-    """A mapping that keeps its names and caches only the last value.
-
-    Args:
-        names: the names, in order.
-        make: returns the value of a name.
-    """
+    """A mapping that keeps its names and caches only the last value."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], T]) -> None:
         self._names, self._make = dict.fromkeys(names), make

@@ -56,9 +56,7 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
     """Refuse a path that is no regular file.
 
     Args:
-        path: to be read.
         what: begins the message.
-        expected: the kind of file that is expected.
 
     Raises:
         UserError: there is no such file, it is a folder, a pipe, a socket or a device, or its name is not

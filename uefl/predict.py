@@ -42,11 +42,9 @@ class Predictor:
     """Predict the classes of image files. The constructor reads the headers of the files.
 
     Args:
-        model: the trained model.
         paths: files and folders. A folder stands for all images in it and in its subfolders. Of a model of
             columns or tokens: tables.
         client: the client with the parts of the model to use; None: see :meth:`SavedModel.predict`.
-        passes: number of dropout passes; None: the number of the run.
 
     Raises:
         UserError: there is no image, a path does not exist, a file cannot be read, or the client is unknown.
@@ -88,11 +86,7 @@ class Predictor:
         return found + self._choice
 
     def rows(self, advance: Callable[[int], None] = lambda count: None) -> Iterator[ImagePrediction]:
-        """Predict for one batch after the other.
-
-        Args:
-            advance: called with the number of images that are done.
-        """
+        """Predict for one batch after the other."""
         model, client = self._model, self.client
         self._choice: list[str] = []
         if client is None and model.clients:

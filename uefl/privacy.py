@@ -207,7 +207,6 @@ class NoisyMean:
     """old + (sum of cut changes + noise) / the expected number of clients, all in float64.
 
     Args:
-        old: the tensor before the round.
         expected: clients that the sum is divided by, however many there were.
     """
 
@@ -229,9 +228,7 @@ class PoissonParticipants:
     the key of a run.
 
     Args:
-        clients: all names, sorted.
         share: the probability, in (0, 1].
-        key: the secret.
         arm: draws for two arms do not depend on each other.
     """
 
@@ -249,7 +246,6 @@ def spent_by(updates: Mapping[float, int], delta: float) -> float:
 
     Args:
         updates: how many it has sent, by ``noise_multiplier``.
-        delta: what epsilon goes with.
     """
     divergences = [count * _of_update(noise) for noise, count in updates.items() if count]
     return _epsilon(np.sum(divergences, axis=0), delta) if divergences else 0.0
@@ -322,10 +318,6 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 def key_of(out: Path, begun: bool) -> bytes:
     """Return the secret key of a run folder. The operating system's secure source makes it when the run
     begins; only its owner may read the file.
-
-    Args:
-        out: the folder.
-        begun: whether there is a checkpoint.
 
     Raises:
         UserError: the run has begun and its key is gone.

@@ -112,12 +112,8 @@ def train(
     """Run every arm of the configuration into a new folder and return the summary.
 
     Args:
-        cfg: the configuration of the run.
         preset: the name of its source, recorded in the folder.
-        out: the folder.
         device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: folder of torchvision's data sets; None: the environment variable UEFL_DATA.
-        observer: its methods are called during the run.
         federation: replaces the data of the configuration.
         network: makes a new network if ``model.encoder`` is ``given``.
         deployment: where the clients are; None: in this process. Not together with ``federation`` or

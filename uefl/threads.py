@@ -21,7 +21,6 @@ def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
     on the load of the machine, so a command repeats its bits.
 
     Args:
-        net: the network, in any mode.
         example: one input, ``[1, ...]``.
         batch_size: inputs of a training step, which costs three forward passes.
 

@@ -58,10 +58,6 @@ class DataCache:
     """Read and keep the data of clients on one device.
 
     The data of the first 1000 clients stay in memory. With more clients, the others are read in every turn.
-
-    Args:
-        read: the data of a client, by its name.
-        device: where the images go.
     """
 
     def __init__(self, read: Callable[[str], LabeledData | SetData], device: torch.device) -> None:
@@ -79,12 +75,7 @@ class DataCache:
 
 
 class Clients:
-    """Run all clients of a run in this process, and keep their images from one arm to the next.
-
-    Args:
-        clients: training clients and clients that are only measured.
-        device: where the images go.
-    """
+    """Run all clients of a run in this process, and keep their images from one arm to the next."""
 
     def __init__(self, clients: tuple[ClientData, ...], device: torch.device) -> None:
         self.key = secrets.token_bytes(32)
@@ -131,9 +122,6 @@ class Client:
     """One client in one arm; callable with a message.
 
     Args:
-        name: of the client.
-        data: returns its data, on the device.
-        workspace: the resident network.
         key: the secret from which noise is drawn, if the client itself adds noise.
         secret: makes the draws that protect the client's data. None: derived from the seed of the run, so
             that an experiment can be repeated. Then this process has the images of all clients.

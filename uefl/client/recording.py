@@ -41,11 +41,7 @@ class Recorder(Protocol):
 
 class CudaRecorder:
     """Record CUDA graphs. Each graph takes the memory pool of the one before; no graph needs its memory
-    between two replays.
-
-    Args:
-        device: a GPU.
-    """
+    between two replays."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -108,7 +104,6 @@ def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator
 
     Args:
         step: takes a batch; counts itself in ``work.step``, and images in ``work.counted``.
-        work: of the turn.
         plan: the batches of every pass.
     """
     recorder = work.workspace.recorder

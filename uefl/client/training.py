@@ -41,8 +41,6 @@ def fit(
     augmentation then draw from the same generator.
 
     Args:
-        algorithm: provides batches, the loss and the hooks of a step.
-        work: the client's turn.
         loss: replaces ``algorithm.loss``.
         epochs: replaces the configured number of epochs or steps.
         moments: the state of the optimizer from :func:`moments_of`; None: a new optimizer.

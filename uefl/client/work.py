@@ -60,7 +60,6 @@ def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the columns that an algorithm adds to the records of a client.
 
     Args:
-        values: by name.
         place: what gave them, for the message.
 
     Raises:

@@ -33,9 +33,7 @@ class Workspace:
 
     Args:
         algorithm: bound to its context; builds the network.
-        data: the section of the configuration.
         federation: the clients, for the mean and the deviation of their pixels.
-        device: where all this lies.
     """
 
     def __init__(

@@ -40,7 +40,6 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
     again.
 
     Args:
-        data: source, partition, sizes.
         kind: the kind of data that the algorithms need, ``labeled`` or ``sets``.
         seed: of the run. Which images a client of ``rotations`` and ``imbalanced`` has does not depend on it.
         data_root: folder of the files of data sets; default: environment variable UEFL_DATA.

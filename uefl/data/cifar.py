@@ -21,7 +21,6 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet
     If the root has no such files, an .npz with the name of the data set is read and shuffled.
 
     Args:
-        name: ``cifar10`` or ``cifar100``.
         root: the ``root`` that torchvision's class was given.
         classes: names of the classes of an .npz, which has none.
 

@@ -40,10 +40,6 @@ def visible(folder: Path) -> list[Path]:
 def subfolders(folder: Path, layout: str) -> list[Path]:
     """Return the subfolders of a folder, sorted by name.
 
-    Args:
-        folder: the folder.
-        layout: the expected layout, for the message.
-
     Raises:
         UserError: the folder has no subfolder, or has an image outside of its subfolders.
     """

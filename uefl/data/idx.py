@@ -33,10 +33,7 @@ def read(
     The files are only read, never downloaded or unpacked.
 
     Args:
-        name: of the data set.
-        raw: the folder of the files.
         stems: of the training and the test part.
-        classes: their names.
         advice: how to get the files, for messages.
         first_label: the label of the first class in the files.
         shuffle: deal the images in a fixed random order, for files that are sorted by class.

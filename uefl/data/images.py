@@ -106,7 +106,6 @@ def in_memory(
 
     Args:
         values: a torch tensor ``[N, C, H, W]`` uint8.
-        place: where they lie, for messages.
         files: names in the manifest; empty: images are known by their position.
         kinds: images by the kind of change that was made in their values.
 
@@ -203,10 +202,6 @@ def on_files(paths: Sequence[Path]) -> ImageList:
 def from_files(place: str, files: Sequence[File]) -> ImageList:
     """List image files; only their headers are read now. They are RGB if one of them is in color. See
     :mod:`uefl.data.pixels`.
-
-    Args:
-        place: their folder or archive, for messages.
-        files: one or more.
 
     Raises:
         DamagedImages: files that are no images, or have values of no known range. A file with a good header

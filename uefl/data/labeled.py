@@ -40,9 +40,6 @@ def federate(
     The images of one client at a time are read here, for the mean and deviation and for the manifest.
 
     Args:
-        table: the source.
-        deal: which of its images each client gets.
-        data: sizes, holdout, image size.
         seed: of the splits taken here.
         partition: how the images were dealt, for the manifest.
         one_class: whether a client may have training images of a single class.

@@ -39,12 +39,8 @@ class ImageHashes:
         """Return the record of one split.
 
         Args:
-            images: of the source.
-            rows: of this split, in order.
             labels: of these images; None: they have none.
             where: client and split, for notes.
-            use: what models do with these images.
-            classes: number of classes; the record counts the images of each.
         """
         total = hashlib.sha256()
         for row, content in zip(rows.tolist(), images.content(rows), strict=True):

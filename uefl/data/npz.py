@@ -125,9 +125,6 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
     class.
 
     Args:
-        name: of the data set.
-        path: of the file, for messages.
-        arrays: the arrays that were read from it.
         classes: their names; empty: the numbers of the training labels.
 
     Raises:

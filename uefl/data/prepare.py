@@ -28,7 +28,6 @@ def prepare_for(
     """Return the preparation for the inputs of several sources.
 
     Args:
-        sources: one or more, of one kind.
         image_size: side of the square that images are resized to; 0: they are not.
         standard: whether columns are standardized, and so measured.
 
@@ -143,13 +142,7 @@ class Preparation:
 
 
 def statistics_of(shape: tuple[int, ...], inputs: Inputs, standard: bool = True) -> PixelCounts | Moments:
-    """Return new statistics of inputs, without any client.
-
-    Args:
-        shape: of one input.
-        inputs: their kind.
-        standard: whether columns are standardized.
-    """
+    """Return new statistics of inputs, without any client."""
     if inputs.kind == "images":
         return PixelCounts(shape[0])
     return Moments(shape[0] if inputs.kind == "columns" else 0, standard)

@@ -99,8 +99,6 @@ class PriorEstimator:
 
     Args:
         labeled: at least five images of every class.
-        classes: the names of the K classes.
-        seed: of the folds.
 
     Raises:
         UserError: a class has fewer than five images in the sample.
@@ -170,10 +168,8 @@ def check_priors(
     """Return priors that a client can be trained with, and notices about corrections.
 
     Args:
-        client: for the messages.
         priors: ``[M, K]`` class shares, one row per set.
         sizes: ``[M]`` images of each set.
-        classes: K.
         names: what else a set is called, for the messages; empty: nothing else.
 
     Raises:

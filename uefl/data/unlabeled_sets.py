@@ -122,10 +122,7 @@ def federate(
     estimate priors.
 
     Args:
-        made: clients, sets and the images of the server.
         partition: the scheme for the manifest.
-        data: how priors are known, image size.
-        seed: of the draws.
         whole: False: other clients are elsewhere, so checks over all clients are skipped.
 
     Raises:

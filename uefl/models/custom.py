@@ -53,8 +53,6 @@ class CustomNet(TokenNet):
         net: with a method ``tokens`` from images ``[B, C, H, W]``, normalized, to ``[B, T, D]`` (or more axes
             between B and D), and a module ``head`` from tensors of that shape to logits ``[B, classes]``; its
             own ``forward`` is not used.
-        shape: of one input, such as (C, H, W).
-        inputs: their kind.
 
     Raises:
         UserError: it lacks one of them, or returns tokens of another shape.
@@ -108,9 +106,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
     """Show the network two inputs of zeros.
 
     Args:
-        net: the network to check.
         normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
-        federation: for the shape of the images and the number of classes.
 
     Raises:
         UserError: it cannot take images of this shape, or does not return logits ``[B, classes]``.

@@ -29,7 +29,6 @@ class GaussianNet(nn.Module):
     Args:
         net: a network of an encoder and a :class:`Head`. The encoder is used; with ``hidden`` also the hidden
             layer of the head.
-        dim: d, number of features.
         hidden: put linear and GELU between the encoder and the Gaussian.
 
     Raises:

@@ -66,9 +66,7 @@ class Net(TokenNet):
     """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
 
     Args:
-        model: the section of the configuration.
         shape: (C, H, W).
-        classes: number of classes.
 
     Attributes:
         dim: D, channels of the encoder's feature map.
@@ -120,7 +118,6 @@ def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
     their own.
 
     Args:
-        net: any network.
         who: begins the message, e.g. "Gaussian features need".
 
     Raises:

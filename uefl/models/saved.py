@@ -179,9 +179,6 @@ class SavedModel:
         """Return the client with the codebook that fits images of one site best, by their mean quantization
         error.
 
-        Args:
-            images: as of :meth:`predict`.
-
         Returns:
             The name of the client; None where the parts of clients have no such measure, or there are none.
         """
@@ -379,12 +376,7 @@ def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
 
 class Exported(nn.Module):
     """The networks of a saved model with the parts of one client, as a module that can be moved, exported and
-    saved.
-
-    Args:
-        model: the saved model.
-        client: the client of the private parts.
-    """
+    saved."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -428,10 +420,6 @@ def save(
     """Write weights by parameter name and ``TENSOR.CLIENT``, with the rest in the file's metadata.
 
     Args:
-        path: of the file.
-        cfg: of the run.
-        arm: the arm of the model.
-        federation: for classes, image shape and normalization.
         networks: of each member, its weights and the tensors of each client, read one client at a time; names
             of an ensemble's begin with the number of the member.
     """

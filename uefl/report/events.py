@@ -17,11 +17,6 @@ _PER_CLIENT = ("accuracy", "entropy")
 class EventWriter:
     """Write ``<metric>/<arm>`` (mean over the clients) and ``<metric> <arm>/<client>`` for every round.
 
-    Args:
-        directory: the run folder.
-        columns: metrics of the algorithms and of the run; their means are written too.
-        weighted: as of :func:`uefl.report.words.mean`.
-
     Raises:
         ImportError: the extra ``tensorboard`` is not installed.
     """

@@ -30,8 +30,6 @@ def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData 
 
     Args:
         folder: the run folder; existing samples stay.
-        names: of the clients.
-        data: returns the data of a client.
     """
     if (folder / _FILE).exists():
         return
@@ -62,10 +60,6 @@ def write_uncertain(
     """Keep the test images of the first clients with the highest entropy, and their predictions.
 
     Args:
-        folder: the run folder.
-        arm: the name of the arm.
-        model: the trained model of the arm.
-        names: of the clients.
         data: returns the data of a client. Clients without labeled test images are ignored.
     """
     tensors = {}

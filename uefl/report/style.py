@@ -114,10 +114,7 @@ def draw(
     """Draw a line for every arm. Add stripes of all their colors where arms agree.
 
     Args:
-        ax: the panel.
-        run: has the arms.
         curves: ``[rounds]`` by arm.
-        marker: returns the marker of a curve.
     """
     for arm, curve in curves.items():
         ax.plot(np.arange(1, len(curve) + 1), curve, marker=marker(curve), **line(run, arm))

@@ -19,8 +19,6 @@ def mean(records: Iterable[Mapping[str, Any]], key: str, weighted: Collection[st
     """Return the mean of a metric over records of clients; None: no record has it.
 
     Args:
-        records: lines of metrics.jsonl of one round.
-        key: the metric.
         weighted: metrics whose mean is weighted by the test inputs of each client.
     """
     found = [record for record in records if record.get(key) is not None]

@@ -45,8 +45,6 @@ def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ())
     values.
 
     Args:
-        reply: of a client.
-        classes: how many there are.
         columns: metrics of the algorithm that a report takes the mean of.
     """
     if reply.error is not None:
@@ -107,8 +105,6 @@ def check_quorum(
     Args:
         share: of the clients that is enough.
         round: counts from 1, for the message.
-        replies: of clients that did.
-        clients: that were asked.
         what: they were to do, in the past tense.
         rejected: clients with a rejected reply, each with the reason.
 
@@ -144,11 +140,9 @@ def check_course(
     """Stop a run that has diverged, even while its numbers are finite.
 
     Args:
-        records: of the round.
         last: training metrics of each client.
 
         first: what this function returned for the round before.
-        round: number of trained rounds.
 
     Returns:
         The mean training loss of the first round that has one.

@@ -38,7 +38,6 @@ class ServerModel:
     Args:
         workspace: has the algorithm and creates the initial weights.
         seed: of the initial weights and of every draw.
-        files: store the private states.
         have_trained: clients with an accepted update; the server loop adds to it.
         home: whether each client stores its own private state. The server then knows only the state's name.
     """
@@ -153,8 +152,6 @@ class ServerModel:
         """Turn the averages into the new state.
 
         Args:
-            rule: of the averages.
-            arm: name of the arm.
             largest: the largest element of each update, by client.
             predict: whether to test the new model on an image; noise that hides clients may spoil its
                 prediction.

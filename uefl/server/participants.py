@@ -17,9 +17,7 @@ class Participants:
     """Draw a share of the clients for each round. The draw depends only on seed, purpose and round.
 
     Args:
-        clients: all names, sorted.
         share: in (0, 1]; rounded up to a whole client.
-        seed: of the run.
         purpose: draws for two purposes do not depend on each other.
         joins: by client, the first round, counted from 1, that a client that joins later takes part in.
     """

@@ -107,7 +107,6 @@ class PrivateStates(Mapping[str, Tensors]):
     """Map each client's name to its private state in one model. Each access reads the file.
 
     Args:
-        files: where they are kept.
         clients: names of the training clients, sorted.
         start: the private parts of the network that every client begins with, on the device of the network.
         fresh: makes the other tensors that a client begins with.

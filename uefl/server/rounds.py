@@ -43,14 +43,11 @@ class ServerLoop:
     """The server's side of one arm.
 
     Args:
-        name: of the arm in the records.
         workspace: has the algorithm and creates the initial weights.
         seeds: one for each member of an ensemble; a single one otherwise.
         engine: carries messages to all clients, also to clients that are only measured.
         folder: of the private states of the clients; it contains nothing else.
         teacher: has the server's images; None: there are none.
-        notice: called with a line for the user.
-        privacy: the mechanism that hides clients; None: no mechanism.
         home: whether clients store their own private states. The server then knows only the names.
     """
 

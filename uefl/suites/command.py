@@ -34,14 +34,8 @@ def run(
     """Run a suite into a folder, and report.
 
     Args:
-        name: of the suite.
-        scale: ``cpu`` or ``paper``.
         seeds: runs of each arm, with seeds from 0.
         jobs: runs at the same time; 0: one per core at the scale ``cpu``, else one.
-        out: the folder.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
-        console: where progress and table go.
 
     Raises:
         UserError: no such suite or device, or the folder holds other runs or another suite.

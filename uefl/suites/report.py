@@ -85,7 +85,6 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
     """Read the runs of a suite that are finished.
 
     Args:
-        suite, scale, jobs: the planned run.
         errors: the last line of runs that failed, by folder.
     """
     runs: dict[tuple[str, str], dict[int, RunFolder]] = {}

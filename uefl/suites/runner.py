@@ -52,9 +52,6 @@ def run(
 
     Args:
         jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.
-        side_by_side: this number at a time.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         ended: called with every run as it ends.
         report: called some ten times a second with the rounds that each running job has measured.
     """

@@ -259,11 +259,7 @@ def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> lis
     folder, made once.
 
     Args:
-        suite: the suite of these cases and arms.
-        scale: ``cpu`` or ``paper``.
         seeds: number of seeds, from ``run.seed`` of the case on, 0 by default.
-        out: the folder of the suite.
-        threads: CPU threads of each run.
 
     Raises:
         UserError: a case is not a valid configuration.

@@ -35,9 +35,6 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
 
     Args:
         text: the configuration as TOML.
-        folder: the run folder.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
         log: a file, which is added to.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the suite ends its runs itself

@@ -45,7 +45,6 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
     """Return every decision as a sentence and as a row, and how often each codeword is used.
 
     Args:
-        history: of the arm.
         shared: codewords that a client has from the start; every extension is as large.
         drawn: whether randomly drawn clients are extended instead of the ones above the threshold.
     """

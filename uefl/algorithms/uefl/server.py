@@ -367,8 +367,6 @@ class UEFL(CodebookAlgorithm):
         """Move rarely used codewords of block ``i`` next to often used ones, and reset their moving averages.
 
         Args:
-            state: of the server.
-            i: index of the block.
             usage: ``[..., v]``, number of assignments of each codeword.
         """
         before, averages = state.tensors[f"block.{i}"], state.tensors.get(f"moving.{i}")

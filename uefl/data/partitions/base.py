@@ -92,7 +92,6 @@ class Scheme(BaseModel):
         Args:
             table: the source; only labels and groups are looked at.
             data: how many clients and images are wanted.
-            seed: of the run.
 
         Raises:
             UserError: the source has too few images, or is of another kind.

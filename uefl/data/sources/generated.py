@@ -47,10 +47,6 @@ def generated(root: Path | None) -> DataSet:
 def federate(data: Data, seed: int) -> Federation:
     """Create clients ``client-0 ...`` with labeled images ``1 x 8 x 8`` of ten classes.
 
-    Args:
-        data: how many clients, and images of each; holdout.
-        seed: of the run.
-
     Raises:
         UserError: the number of clients is missing.
     """

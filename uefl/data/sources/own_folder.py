@@ -24,9 +24,6 @@ def read(root: Path) -> DataSet:
     classes noted that differ in case only. Images are RGB if any of them is in color, else gray, by the rules
     of :mod:`uefl.data.pixels`.
 
-    Args:
-        root: the folder; its subfolders give the clients their names.
-
     Raises:
         UserError: folders or images missing or misplaced, a file that is no image.
     """

@@ -23,9 +23,7 @@ class Network:
     features of their own need the usual one, :class:`uefl.models.heads.Head`.
 
     Args:
-        settings: the section ``[model]``.
         shape: of one input, as :class:`uefl.data.inputs.Inputs` lists it.
-        inputs: their kind.
     """
 
     inputs: ClassVar[Kind] = "images"
@@ -48,7 +46,6 @@ class Network:
         Args:
             dim: D, channels of the features.
             positions: H' x W', or 1 with the key ``pooled``.
-            classes: number of classes.
         """
         keys = self.settings
         return Head(positions * dim, keys.hidden, classes, keys.dropout, keys.logit_dropout)

@@ -36,12 +36,7 @@ def conv1d(vocabulary: int, width: int) -> nn.Sequential:
 
 
 class Embedding(nn.Module):
-    """Look up the vector of each token. Padding (token 0) has a vector of zeros.
-
-    Args:
-        vocabulary: number of tokens.
-        dim: elements of a vector.
-    """
+    """Look up the vector of each token. Padding (token 0) has a vector of zeros."""
 
     def __init__(self, vocabulary: int, dim: int) -> None:
         super().__init__()
