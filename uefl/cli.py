@@ -651,12 +651,12 @@ def doctor() -> None:
     """Say which kernels are compiled, and which backend each op takes here, and why."""
     from uefl_kernels import doctor as kernels
 
-    from .report.tables import Table
-
     try:
         found = kernels.collect()
     except ValueError as error:  # UEFL_BACKEND or UEFL_CPU has no valid name
         raise UserError(str(error)) from None
+    from .report.tables import Table
+
     choices = [[c["op"], c["device"], c["backend"], c["why"]] for c in found["ops"]]
     facts = list(map(list, kernels.facts(found)))
     _console().print(

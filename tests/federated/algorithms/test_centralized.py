@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.federated.algorithms.test_local import Uniform, alone
-from tests.federated.interrupted import run_of, saved_accuracy
 from tests.federated.tiny import arm, federation, finish, settings, values
 from uefl.errors import UserError
 
@@ -69,10 +68,3 @@ def test_members_of_an_ensemble_and_clients_that_never_train():
     records = finish(one)
     assert not torch.equal(one.members[0].state.tensors["values"], one.members[1].state.tensors["values"])
     assert {r["client"] for r in records if r.get("unseen")} == {"unseen-0"}
-
-
-def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
-    run = run_of(tmp_path, {"centralized": {}}, dropout=0.0)
-    assert run.model("centralized").clients == ()
-    saved, measured = saved_accuracy(run, "centralized")
-    assert saved == measured

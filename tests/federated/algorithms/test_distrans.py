@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.federated.interrupted import run_of, saved_accuracy
 from tests.federated.tiny import arm, finish, first_turn, message_to, settings, state, values
 from uefl.algorithms.base import ModelSpec
 from uefl.algorithms.distrans import DisTrans, TwinNet, mixtures
@@ -168,10 +167,3 @@ def test_dropout_spreads_its_predictions():
 def test_other_networks_are_refused():
     with pytest.raises(UserError, match=r"encoder = 'cnn', .*'resnet18', 'vgg16_bn'"):
         arm(load({"model": {"encoder": "resnet18_nopool"}, "arms": {"distrans": {}}}))
-
-
-def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
-    run = run_of(tmp_path, {"distrans": {}}, dropout=0.0)
-    assert run.model("distrans").clients == ("silo-0", "silo-1")
-    saved, measured = saved_accuracy(run, "distrans", "silo-1")
-    assert saved == measured

@@ -11,7 +11,6 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy
 
 from tests.federated.algorithms.test_local import alone
-from tests.federated.interrupted import run_of, saved_accuracy
 from tests.federated.tiny import arm, federation, finish, first_turn, settings, split, state, values
 from uefl.algorithms.fedcr import FedCR, ProductOfExperts, divergence, sums
 from uefl.algorithms.fedper import FedPer
@@ -267,11 +266,3 @@ def test_the_mean_of_the_logits_predicts():
 def test_an_infinite_divergence_is_refused():
     with pytest.raises(UserError, match=r"beta: .*0.*stochastic = true"):
         FedCR(stochastic=False)
-
-
-@pytest.mark.slow
-def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
-    run = run_of(tmp_path, {"fedcr": {"dim": 8}}, passes=300)
-    assert run.model("fedcr").clients == ("silo-0", "silo-1")
-    saved, measured = saved_accuracy(run, "fedcr", "silo-1")
-    assert saved == pytest.approx(measured, abs=0.1)  # of the means, and of samples

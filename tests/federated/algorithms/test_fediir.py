@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from tests.federated.algorithms.test_local import alone
-from tests.federated.interrupted import run_of, saved_accuracy
 from tests.federated.tiny import arm, federation, finish, settings, state, values
 from uefl.algorithms.fediir import FedIIR
 from uefl.client.work import Batch
@@ -157,10 +156,3 @@ def test_a_client_without_a_reply_is_rejected():
 def test_a_network_without_such_a_part_is_refused():
     with pytest.raises(UserError, match=r"key 'arms.arm.part': .*'head'"):
         FedIIR(part="head").check(federation(), "arm", nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
-
-
-def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
-    run = run_of(tmp_path, {"fediir": {}}, dropout=0.0)
-    assert run.model("fediir").clients == ()
-    saved, measured = saved_accuracy(run, "fediir")
-    assert saved == measured

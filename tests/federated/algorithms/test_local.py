@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.federated.interrupted import run_of, saved_accuracy
 from tests.federated.tiny import arm, federation, finish, settings, values
 from uefl.algorithms.fedavg import FedAvg
 from uefl.data.federation import Federation
@@ -56,10 +55,3 @@ def test_clients_that_never_train_are_refused():
     _, room, _ = arm(settings("local"), fed)
     with pytest.raises(UserError, match="arm 'arm': client 'unseen-0'"):
         room.algorithm.check(fed, "arm", room.net)
-
-
-def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
-    run = run_of(tmp_path, {"local": {}}, dropout=0.0)
-    assert run.model("local").clients == ("silo-0", "silo-1")
-    saved, measured = saved_accuracy(run, "local", "silo-1")
-    assert saved == measured
