@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,15 +86,16 @@ def save_tensors(
     replace(temporary, path)
 
 
-def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: dict[str, str]) -> None:
+def save_parts(
+    path: Path, parts: Callable[[], Iterable[dict[str, torch.Tensor]]], metadata: dict[str, str]
+) -> None:
     """Write several dictionaries like :func:`save_tensors`, with one of them in memory at a time.
 
     Args:
-        parts: gone through twice, once for names and shapes, once for the values; it must give the same both
-            times.
+        parts: called twice, for names and shapes and for the values; it must return the same both times.
     """
     found: dict[str, dict[str, Any]] = {}
-    for part in parts:
+    for part in parts():
         found |= _header_and_bytes(part)[0]
     end = 0
     layout: dict[str, Any] = {"__metadata__": metadata}
@@ -108,7 +109,7 @@ def save_parts(path: Path, parts: Iterable[dict[str, torch.Tensor]], metadata: d
     temporary = path.with_suffix(".tmp")
     with named(path), temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        for part in parts:
+        for part in parts():
             described, values = _header_and_bytes(part)
             for name, about in described.items():
                 file.seek(8 + len(header) + layout[name]["data_offsets"][0])
@@ -184,11 +185,7 @@ def _umask() -> int:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return (
-            hashlib.file_digest(file, "sha256").hexdigest()
-            if hasattr(hashlib, "file_digest")
-            else hashlib.sha256(file.read()).hexdigest()
-        )
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def replace(temporary: Path, path: Path) -> None:

@@ -98,6 +98,7 @@ class _Device(StrEnum):
     cuda = "cuda"
 
 
+_OnDevice = Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")]
 _DataRoot = Annotated[
     Path | None, typer.Option(help="Folder of torchvision's data sets; default: $UEFL_DATA.")
 ]
@@ -194,7 +195,7 @@ def train(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
+    device: _OnDevice = _Device.auto,
     data_root: _DataRoot = None,
     engine: Annotated[
         _Engine,
@@ -309,6 +310,10 @@ def _deployment(
     return CHOICES[engine.value](**options).deployment(*asked)
 
 
+_Trained = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Run folder, or its file model-ARM.safetensors.", show_default=False),
+]
 _Arm = Annotated[
     str | None,
     typer.Option(metavar="ARM", help="Arm of the model; needed if the run has several.", show_default=False),
@@ -325,12 +330,7 @@ _Client = Annotated[
 
 @app.command()
 def predict(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Run folder, or its file model-ARM.safetensors.", show_default=False
-        ),
-    ],
+    run: _Trained,
     images: Annotated[
         list[Path],
         typer.Argument(
@@ -351,7 +351,7 @@ def predict(
             metavar="FILE.csv", help="Write a CSV file; - writes to standard output.", show_default=False
         ),
     ] = None,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
+    device: _OnDevice = _Device.auto,
 ) -> None:
     """Predict classes of images, or of the rows of tables, with their uncertainty; images are read and
     resized as the model takes them."""
@@ -385,12 +385,7 @@ def predict(
 
 @app.command()
 def export(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Run folder, or its file model-ARM.safetensors.", show_default=False
-        ),
-    ],
+    run: _Trained,
     file: Annotated[
         Path,
         typer.Argument(
@@ -450,7 +445,7 @@ def silo(
     root_certificates: _RootCertificates = None,
     insecure: _Insecure = False,
     strict: _Strict = False,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
+    device: _OnDevice = _Device.auto,
     wait: _Wait = 600.0,
     noise_multiplier: Annotated[
         float | None,
@@ -538,10 +533,8 @@ def suite(
         int, typer.Option(min=0, help="Runs at the same time; 0: one per core for cpu, one for paper.")
     ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the suite; default: runs/NAME-SCALE.")] = None,
-    device: Annotated[_Device, typer.Option(help="auto: a CUDA device if there is one.")] = _Device.auto,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of torchvision's data sets; default: $UEFL_DATA.")
-    ] = None,
+    device: _OnDevice = _Device.auto,
+    data_root: _DataRoot = None,
 ) -> None:
     """Run every arm of a suite with several seeds, and report; without a name, list the suites of the papers.
     Called again, it goes on."""

@@ -148,7 +148,7 @@ def test_parts_make_the_file_that_they_make_together(tmp_path):
         {},
         {"e": torch.ones(3).half()},
     ]
-    checkpoint.save_parts(tmp_path / "parts", parts, {"about": "x"})
+    checkpoint.save_parts(tmp_path / "parts", lambda: parts, {"about": "x"})
     whole = {name: tensor for part in parts for name, tensor in part.items()}
     found = load_file(tmp_path / "parts")
     assert found.keys() == whole.keys()

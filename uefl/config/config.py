@@ -280,6 +280,3 @@ def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
             f"key '{section}.{key}': expected its default {default!r}, so set it to that or leave it out:"
             f" {why}; got {shown(value)}"
         )
-
-
-__all__ = ["Arm", "Config", "SECTIONS", "arms", "from_table", "from_toml"]

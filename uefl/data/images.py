@@ -175,13 +175,14 @@ class File(NamedTuple):
     open: Callable[[], BinaryIO]
 
 
+def _opener(path: Path) -> Callable[[], BinaryIO]:
+    return lambda: path.open("rb")
+
+
 def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
     """List image files in a folder; see :func:`from_files`."""
-
-    def opener(path: Path) -> Callable[[], BinaryIO]:
-        return lambda: path.open("rb")
-
-    return from_files(str(root), [File(str(path.relative_to(root)), opener(path)) for path in paths])
+    files = [File(str(path.relative_to(root)), _opener(path)) for path in paths]
+    return from_files(str(root), files)
 
 
 def on_files(paths: Sequence[Path]) -> ImageList:
@@ -190,13 +191,9 @@ def on_files(paths: Sequence[Path]) -> ImageList:
     Raises:
         UserError: a path that is no file; or as of :func:`from_files`.
     """
-
-    def opener(path: Path) -> Callable[[], BinaryIO]:
-        return lambda: path.open("rb")
-
     for path in paths:
         check_file(path, "the image", "expected an image file")
-    return from_files("", [File(str(path), opener(path)) for path in paths])
+    return from_files("", [File(str(path), _opener(path)) for path in paths])
 
 
 def from_files(place: str, files: Sequence[File]) -> ImageList:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, overload
 
@@ -439,21 +440,16 @@ def save(
         "std": federation.std,
         **({} if federation.inputs == IMAGES else {"inputs": asdict(federation.inputs)}),
     }
-    checkpoint.save_parts(path, _Parts(networks), {_FORMAT: json.dumps(about)})
+    checkpoint.save_parts(path, partial(_parts, networks), {_FORMAT: json.dumps(about)})
 
 
-class _Parts(Iterable[Tensors]):
-    """Return the weights of every network, then the tensors of each client, by their names in the file."""
-
-    def __init__(self, networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> None:
-        self._networks = networks
-
-    def __iter__(self) -> Iterator[Tensors]:
-        for i, (weights, clients) in enumerate(self._networks):
-            prefix = f"{i}." if len(self._networks) > 1 else ""
-            yield {f"{prefix}{name}": tensor for name, tensor in weights.items()}
-            for client, tensors in clients.items():
-                yield {f"{prefix}{name}.{client}": tensor for name, tensor in tensors.items()}
+def _parts(networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> Iterator[Tensors]:
+    """Yield the weights of every network, then the tensors of each client, by their names in the file."""
+    for i, (weights, clients) in enumerate(networks):
+        prefix = f"{i}." if len(networks) > 1 else ""
+        yield {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+        for client, tensors in clients.items():
+            yield {f"{prefix}{name}.{client}": tensor for name, tensor in tensors.items()}
 
 
 class _Description(Section):

@@ -18,22 +18,26 @@ _DIVERGED = 1e3  # times the first round's training loss: far beyond the swings 
 _OUTLIER = 100  # times the others' largest elements
 _LARGEST = 3.4028234663852886e38  # of float32: sums of numbers up to this stay finite
 _ROUNDING = 1e-3
-_MOST = dict.fromkeys(
-    ("accuracy", "ece", "holdout_accuracy", "global_accuracy", "personalized_accuracy", "train_accuracy"), 1.0
-) | {
-    "brier": 2.0,
-    "nll": math.inf,
-    "holdout_nll": math.inf,
-    "entropy": math.inf,
-    "personalized_entropy": math.inf,
-    "entropy_deterministic": math.inf,
-}
-_MOST |= {
-    "mutual_info": math.inf,
-    "holdout_entropy": math.inf,
-    "holdout_entropy_se": math.inf,
-    "steps": math.inf,
-}
+_SHARES = (
+    "accuracy",
+    "ece",
+    "holdout_accuracy",
+    "global_accuracy",
+    "personalized_accuracy",
+    "train_accuracy",
+)
+_UNBOUNDED = (
+    "nll",
+    "holdout_nll",
+    "entropy",
+    "personalized_entropy",
+    "entropy_deterministic",
+    "mutual_info",
+    "holdout_entropy",
+    "holdout_entropy_se",
+    "steps",
+)
+_MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys(_UNBOUNDED, math.inf)
 """upper bounds of the metrics of the framework; all are at least 0"""
 _LONGEST = 200  # characters of a reason
 _OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "reason"))
