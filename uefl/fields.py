@@ -58,6 +58,20 @@ def unknown(
     )
 
 
+def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> None:
+    """Refuse a key without effect, unless it has its default, which a run folder writes out.
+
+    Raises:
+        UserError: the key has another value; ``section`` stands before it in the message.
+    """
+    default, value = type(values).model_fields[key].default, getattr(values, key)
+    if value != default:
+        at = "" if default is None else f"expected its default {default!r}, so set it to that or "
+        raise UserError(
+            f"key '{section}{key}': {at}leave it out: {why}; got {shown(getattr(value, 'name', value))}"
+        )
+
+
 def shown(value: Any) -> str:
     """Return a value as one line of limited length."""
     text = repr(list(value) if isinstance(value, tuple) else value).replace("\n", " ")

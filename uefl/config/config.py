@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from ..errors import UserError, nearest
-from ..fields import S, parse, shown, unknown
+from ..fields import S, check_unused, parse, shown, unknown
 from .keys import fields, sections_with
 from .sections import Model, RunSection, Training
 
@@ -193,44 +193,34 @@ def _check(config: Config) -> None:
         own = {key for arm in config.arms.values() for key in find(arm.algorithm).columns}
         check(run.metrics, RESERVED | own)
     if run.aggregation in ("mean", "median"):
-        _unused("run", run, "attackers", "it is for aggregation = 'trimmed_mean' or 'krum'")
+        check_unused(run, "attackers", "it is for aggregation = 'trimmed_mean' or 'krum'", "run.")
     if run.privacy == "none":
         for key in ("clip_norm", "noise_multiplier", "delta", "max_epsilon"):
-            _unused("run", run, key, "it is for privacy = 'central' or 'local'")
+            check_unused(run, key, "it is for privacy = 'central' or 'local'", "run.")
     else:
         _check_private(config)
     if run.uncertainty == "ensemble":
-        _unused("run", run, "passes", "an ensemble has members, not passes")
+        check_unused(run, "passes", "an ensemble has members, not passes", "run.")
     else:
-        _unused("run", run, "members", "it is for uncertainty = 'ensemble'")
+        check_unused(run, "members", "it is for uncertainty = 'ensemble'", "run.")
         if not any(find(arm.algorithm).draws for arm in config.arms.values()):
-            _unused("run", run, "passes", "its arms measure one pass with dropout off")
+            check_unused(run, "passes", "its arms measure one pass with dropout off", "run.")
     _check_model(model)
     if training.batch_size < 2:
         raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     if training.optimizer != "sgd":
-        _unused("training", training, "momentum", "it is for optimizer = 'sgd'")
+        check_unused(training, "momentum", "it is for optimizer = 'sgd'", "training.")
     if kind == "sets":
         for key in ("uncertainty", "passes", "members"):
-            _unused("run", run, key, "arms on unlabeled sets measure one pass without dropout")
+            check_unused(run, key, "arms on unlabeled sets measure one pass without dropout", "run.")
         if len(training.rounds) > 1 or training.max_iterations > 1:
             raise UserError(
                 "key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration;"
                 f" got {list(training.rounds)}"
             )
     else:
-        _unused("run", run, "select", "it is for arms on unlabeled sets")
-    for name, field in type(config.data).model_fields.items():
-        of = (
-            (field.json_schema_extra or {}).get("kind") if isinstance(field.json_schema_extra, dict) else None
-        )
-        if of is not None and of != kind:
-            _unused(
-                "data",
-                config.data,
-                name,
-                f"it is for arms on {'unlabeled sets' if of == 'sets' else 'labeled data'}",
-            )
+        check_unused(run, "select", "it is for arms on unlabeled sets", "run.")
+    config.data.check_kind(kind, "data.")
 
 
 def _check_model(model: Model) -> None:
@@ -246,11 +236,11 @@ def _check_model(model: Model) -> None:
             f"key 'model.pretrained': {network} has no pretrained weights; set false, or another encoder"
         )
     for key in ignored:
-        _unused("model", model, key, f"{network} does not use it")
+        check_unused(model, key, f"{network} does not use it", "model.")
     if model.pretrained:
-        _unused("model", model, "norm_layer", "pretrained weights are for batch norm")
+        check_unused(model, "norm_layer", "pretrained weights are for batch norm", "model.")
     if given:
-        _unused("model", model, "norm_layer", f"{network} has its own")
+        check_unused(model, "norm_layer", f"{network} has its own", "model.")
 
 
 def _check_private(config: Config) -> None:
@@ -267,16 +257,9 @@ def _check_private(config: Config) -> None:
             " 'standard' is the mean and the deviation of all clients' images, which no noise hides"
         )
     if run.privacy == "central":
-        _unused("run", run, "joins", "with privacy = 'central' the draw of a round is over all clients")
-        _unused("run", run, "aggregation", "with privacy = 'central' noise is for a sum")
+        check_unused(run, "joins", "with privacy = 'central' the draw of a round is over all clients", "run.")
+        check_unused(run, "aggregation", "with privacy = 'central' noise is for a sum", "run.")
     else:
-        _unused("run", run, "max_update_norm", "with privacy = 'local' most of what comes back is noise")
-
-
-def _unused(section: str, values: BaseModel, key: str, why: str) -> None:
-    default, value = type(values).model_fields[key].default, getattr(values, key)
-    if value != default:
-        raise UserError(
-            f"key '{section}.{key}': expected its default {default!r}, so set it to that or leave it out:"
-            f" {why}; got {shown(value)}"
+        check_unused(
+            run, "max_update_norm", "with privacy = 'local' most of what comes back is noise", "run."
         )

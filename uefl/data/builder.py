@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError, nearest
+from ..fields import check_unused
 from ..isolation import isolate
 from ..paths import check_name, other_capitals, special
 from . import labeled, unlabeled_sets
@@ -17,10 +18,9 @@ from .partitions.base import checked as whole_deal
 from .partitions.natural import Natural
 from .partitions.rotations import Rotations
 from .partitions.unlabeled import Unlabeled
-from .settings import Data
+from .settings import OF_KIND, Data
 from .sources import SOURCES, generated, own_folder, own_npz, own_sets, own_table
 
-_OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
 _DEALT = (
     "partition",
     "clients",
@@ -55,14 +55,14 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
         if kind == "sets":
             raise UserError(
                 f"key 'source': {generated.NAME!r} makes labeled images; these arms need"
-                f" {_OF_KIND[kind]}, choose another source"
+                f" {OF_KIND[kind]}, choose another source"
             )
         for key in ("partition", "first_classes", "image_size"):
-            _refuse(data, key, f"{generated.NAME!r} makes the images of each client")
+            check_unused(data, key, f"{generated.NAME!r} makes the images of each client")
         return generated.federate(data, seed)
     if kind == "sets" and path is not None and path.is_dir():
         for key in _DEALT:
-            _refuse(data, key, "a folder of sets brings its own")
+            check_unused(data, key, "a folder of sets brings its own")
         return unlabeled_sets.federate(own_sets.read(path), {"scheme": "given"}, data, seed)
     table = read_source(data, root)
     scheme = data.partition or default_scheme(table, kind)
@@ -109,7 +109,7 @@ def read_source(data: Data, root: Path | None) -> DataSet:
         )
     if isinstance(table.images, ImageList):
         for key in ("label", "vocabulary"):
-            _refuse(data, key, "the data are images")
+            check_unused(data, key, "the data are images")
     return table.first_classes(data.first_classes) if data.first_classes else table
 
 
@@ -129,24 +129,10 @@ def _check_kind(data: Data, kind: Kind) -> None:
         )
     if data.partition is not None and data.partition.kind != kind:
         raise UserError(
-            f"partition {data.partition.name!r} makes {_OF_KIND[data.partition.kind]}; these arms need"
-            f" {_OF_KIND[kind]}"
+            f"partition {data.partition.name!r} makes {OF_KIND[data.partition.kind]}; these arms need"
+            f" {OF_KIND[kind]}"
         )
-    for key, field in Data.model_fields.items():
-        extra = field.json_schema_extra
-        of = extra.get("kind") if isinstance(extra, dict) else None
-        if of not in (None, kind):
-            _refuse(data, key, f"it is for {_OF_KIND['sets' if of == 'sets' else 'labeled']}")
-
-
-def _refuse(data: Data, key: str, why: str) -> None:
-    """Refuse a key that has no effect here, unless its value is the default: a run folder names every key
-    with its value."""
-    default, value = Data.model_fields[key].default, getattr(data, key)
-    if value != default:
-        told = value.name if isinstance(value, Scheme) else repr(value)
-        at = "" if default is None else f"expected its default {default!r}, so set it to that or "
-        raise UserError(f"key {key!r}: {at}leave it out: {why}; got {told}")
+    data.check_kind(kind)
 
 
 def _check_scheme(table: DataSet, scheme: Scheme) -> None:

@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SerializeAsAny, model_validator
 
+from ..fields import check_unused
 from .partitions.base import Scheme, from_table
 from .sources.base import SOURCES
 
+OF_KIND = {"labeled": "clients with labeled images", "sets": "clients with unlabeled sets"}
 _OF_SETS: dict[str, JsonValue] = {"kind": "sets"}
 _OF_LABELED: dict[str, JsonValue] = {"kind": "labeled"}
 
@@ -137,6 +139,15 @@ class Data(BaseModel):
         if self.legacy_holdout and self.holdout != Data.model_fields["holdout"].default:
             raise ValueError("holdout: leave it out with legacy_holdout = true, which takes the test split")
         return self
+
+    def check_kind(self, kind: str, section: str = "") -> None:
+        """Refuse keys for the other kind of data than ``labeled`` or ``sets``; see
+        :func:`uefl.fields.check_unused`."""
+        for key, field in Data.model_fields.items():
+            extra = field.json_schema_extra
+            of = extra.get("kind") if isinstance(extra, dict) else None
+            if of not in (None, kind):
+                check_unused(self, key, f"it is for {OF_KIND[str(of)]}", section)
 
     @property
     def path(self) -> Path | None:

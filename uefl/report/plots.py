@@ -33,6 +33,7 @@ from .style import (
     handles,
     legend,
     line,
+    panels,
     replaced,
 )
 
@@ -144,28 +145,22 @@ def _draw_arms(run: Curves, labels: dict[str, str] = _LABEL) -> Figure:
 def _draw_clients(run: RunFolder, key: str) -> Figure:
     """Draw a panel per client with all arms."""
     names = run.measured_clients
-    columns = 3 if len(names) <= 9 else 4
-    columns = min(columns, len(names))
-    rows = math.ceil(len(names) / columns)
     series = {arm: run.series(arm, key) for arm in run.arms}
-    figure = canvas(max(2.8 * columns, 4.2), 1.75 * rows + 0.7)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for i, ax in enumerate(panels.flat):
-        if i >= len(names):
-            ax.set_axis_off()
-            continue
+    columns = 3 if len(names) <= 9 else 4
+    figure, axes = panels(len(names), columns, 2.8, 1.75, above=0.7, sharex=True, sharey=True)
+    for i, ax in enumerate(axes.flat[: len(names)]):
         draw(ax, run, {arm: values[:, i] for arm, values in series.items()}, _marker)
         _finish(ax, run)
         _draw_levels(ax, run, key)
         for arm in run.arms:
             _mark(ax, run, arm, [r["round"] for r in marked(run, arm) if r["client"] == names[i]])
         ax.set_title(_title(run, names[i]))
-        if i + columns >= len(names):  # the lowest panel of its column
+        if i + axes.shape[1] >= len(names):  # the lowest panel of its column
             ax.tick_params(labelbottom=True)
-    _limit(panels[0, 0], key)
-    for ax in panels[-1]:
+    _limit(axes[0, 0], key)
+    for ax in axes[-1]:
         ax.set_xlabel("round")
-    for row in panels:
+    for row in axes:
         row[0].set_ylabel(_LABEL[key])
     _legend(figure, run, key)
     return figure
@@ -173,13 +168,8 @@ def _draw_clients(run: RunFolder, key: str) -> Figure:
 
 def _draw_many_clients(run: RunFolder, key: str) -> Figure:
     """Draw a panel per arm: mean and band of all clients, and a thin line per client with a mark."""
-    columns = min(3, len(run.arms))
-    rows = math.ceil(len(run.arms) / columns)
-    figure = canvas(max(3.4 * columns, 4.4), 2.7 * rows + 0.7)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for ax in panels.flat[len(run.arms) :]:
-        ax.set_axis_off()
-    for ax, arm in zip(panels.flat, run.arms, strict=False):
+    figure, axes = panels(len(run.arms), 3, 3.4, 2.7, above=0.7, least=4.4, sharex=True, sharey=True)
+    for ax, arm in zip(axes.flat, run.arms, strict=False):
         values = run.series(arm, key)
         shown = marked(run, arm)
         who = [i for i, name in enumerate(run.measured_clients) if name in {r["client"] for r in shown}]
@@ -192,8 +182,8 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
         ax.set_title(f"{arm}: {len(who)} of {len(run.measured_clients)} clients {what}" if who else arm)
         ax.set_xlabel("round")
         ax.tick_params(labelbottom=True)
-    _limit(panels[0, 0], key)
-    for row in panels:
+    _limit(axes[0, 0], key)
+    for row in axes:
         row[0].set_ylabel(_LABEL[key])
     _legend(figure, run, key)
     return figure

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from .run_folder import RunFolder
-from .style import Drawing, Matrix, Picture, canvas, color, drawn_classes, legend, replaced_classes
+from .style import Drawing, Matrix, Picture, canvas, color, drawn_classes, legend, panels, replaced_classes
 
 _COLUMNS = 3
 _WITH_NUMBERS = 12  # classes; with more, the cells are too small
@@ -55,25 +54,15 @@ def _bins(run: RunFolder, arm: str) -> Matrix | None:
     )
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    columns = min(_COLUMNS, count)
-    rows = math.ceil(count / columns)
-    figure = canvas(max(width * columns, 4.2), height * rows)
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for ax in panels.flat[count:]:
-        ax.set_axis_off()
-    return figure, list(panels.flat[:count])
-
-
 def _reliability(bins: dict[str, Matrix], run: RunFolder) -> Figure:
     columns = min(_COLUMNS, len(bins))
     rows = math.ceil(len(bins) / columns)
     figure = canvas(max(2.9 * columns, 4.2), 3.1 * rows)
-    panels = figure.subplots(2 * rows, columns, squeeze=False, sharex=True, height_ratios=[4, 1] * rows)
-    for ax in panels.flat:
+    axes = figure.subplots(2 * rows, columns, squeeze=False, sharex=True, height_ratios=[4, 1] * rows)
+    for ax in axes.flat:
         ax.set_axis_off()
     for i, (arm, table) in enumerate(bins.items()):
-        upper, lower = panels[2 * (i // columns), i % columns], panels[2 * (i // columns) + 1, i % columns]
+        upper, lower = axes[2 * (i // columns), i % columns], axes[2 * (i // columns) + 1, i % columns]
         images, right, confidence = table.T
         edges, width, seen = np.arange(len(table)) / len(table), 1 / len(table), images > 0
         share = 100 * right[seen] / images[seen]
@@ -121,11 +110,11 @@ def _classes(confusion: dict[str, Matrix], run: RunFolder) -> Figure:
 def _confusion(confusion: dict[str, Matrix], run: RunFolder) -> Figure:
     count = len(next(iter(confusion.values())))
     size = min(max(2.9, 0.29 * count + 0.6), 6.5)
-    figure, panels = _panels(len(confusion), size, size + 0.45)
+    figure, axes = panels(len(confusion), _COLUMNS, size, size + 0.45)
     names = [_short(name) for name in drawn_classes(run) or map(str, range(count))]
     turned = 90 if max(map(len, names)) > 2 else 0
     step = math.ceil(count / 30)
-    for ax, (arm, table) in zip(panels, confusion.items(), strict=True):
+    for ax, (arm, table) in zip(axes.flat, confusion.items(), strict=False):
         share = 100 * table / table.sum(1, keepdims=True).clip(1)
         ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100), interpolation="nearest")
         ax.grid(False)
@@ -144,7 +133,7 @@ def _confusion(confusion: dict[str, Matrix], run: RunFolder) -> Figure:
                         fontsize=6,
                         color="white" if value > 40 else "#222222",
                     )
-    for ax in panels[::_COLUMNS]:
+    for ax in axes[:, 0]:
         ax.set_ylabel("class")
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -86,6 +87,35 @@ class Curves(Protocol):
 def canvas(width: float, height: float) -> Figure:
     """Return an empty figure; width and height are in inches."""
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def panels(
+    count: int,
+    columns: int,
+    width: float,
+    height: float,
+    *,
+    above: float = 0.0,
+    least: float = 4.2,
+    **keys: Any,
+) -> tuple[Figure, Any]:
+    """Return a figure with ``count`` panels, and its axes ``[rows, columns]`` as an array of NumPy.
+
+    Args:
+        count: at least one.
+        columns: at most this number.
+        width, height: of a panel, in inches.
+        above: height over all panels, for a legend.
+        least: width of the figure.
+        keys: as of ``Figure.subplots``.
+    """
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    figure = canvas(max(width * columns, least), height * rows + above)
+    axes = figure.subplots(rows, columns, squeeze=False, **keys)
+    for ax in axes.flat[count:]:
+        ax.set_axis_off()
+    return figure, axes
 
 
 def color(run: Curves, arm: str) -> str:

@@ -17,7 +17,7 @@ from ..report.compare import half_width, interval
 from ..report.content import Block, Content, ReportSection
 from ..report.plots import drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, read_run
-from ..report.style import Drawing, Picture, canvas, legend, of_place
+from ..report.style import Drawing, Picture, canvas, legend, of_place, panels
 from ..report.tables import Table, number
 from ..report.words import spans
 from ..report.write import write_pages
@@ -408,15 +408,10 @@ def _draw_curves(result: Result, key: str) -> Figure:
         for place, runs in result.runs.items()
     }
     cases = [case for case in result.suite.cases if any(curves.get((case, arm)) for arm in arms)]
-    columns = min(_COLUMNS, len(cases))
-    rows = -(-len(cases) // columns) if cases else 0
-    figure = canvas(max(2.9 * columns, 4.4), 2.2 * rows + 0.7)
     if not cases:
-        return figure
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for ax in panels.flat[len(cases) :]:
-        ax.set_axis_off()
-    for ax, case in zip(panels.flat, cases, strict=False):
+        return canvas(4.4, 0.7)
+    figure, axes = panels(len(cases), _COLUMNS, 2.9, 2.2, above=0.7, least=4.4)
+    for ax, case in zip(axes.flat, cases, strict=False):
         for place, arm in enumerate(arms):
             found = curves.get((case, arm), [])
             if not found:
@@ -442,7 +437,7 @@ def _draw_curves(result: Result, key: str) -> Figure:
             )
         ax.set_title(case)
         ax.set_xlabel("round")
-    for row in panels:
+    for row in axes:
         row[0].set_ylabel("entropy (nats)" if key == "entropy" else key)
     _legend(figure, arms)
     return figure
