@@ -90,24 +90,12 @@ def canvas(width: float, height: float) -> Figure:
 
 
 def panels(
-    count: int,
-    columns: int,
-    width: float,
-    height: float,
-    *,
-    above: float = 0.0,
-    least: float = 4.2,
-    **keys: Any,
+    count: int, columns: int, width: float, height: float, above: float = 0.0, least: float = 4.2, **keys: Any
 ) -> tuple[Figure, Any]:
     """Return a figure with ``count`` panels, and its axes ``[rows, columns]`` as an array of NumPy.
 
-    Args:
-        count: at least one.
-        columns: at most this number.
-        width, height: of a panel, in inches.
-        above: height over all panels, for a legend.
-        least: width of the figure.
-        keys: as of ``Figure.subplots``.
+    ``width`` and ``height`` are of a panel, ``above`` is the height for a legend, and ``least`` the smallest
+    width of the figure, in inches.
     """
     columns = min(columns, count)
     rows = math.ceil(count / columns)
