@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from ..checkpoint import write_text
-from . import html, markdown
 from .compare import Comparison
-from .content import Content, comparison, content
+from .content import Block, Content, comparison, content
 from .plots import draw_comparison, save, write_plots
 from .run_folder import RunFolder, read_run
+from .tables import Table, escape_markdown
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1f2328; --page: #fff; --soft: #57606a; --line: #d8dee4;
+  --link: #0550ae; --code: #f3f4f6; --note: #fff8e5; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --page: #0d1117; --soft: #9198a1;
+  --line: #3d444d; --link: #79b8ff; --code: #21262d; --note: #2e2608; } }
+body { margin: 0 auto; max-width: 68rem; padding: 1.5rem; font: 16px/1.5 system-ui, sans-serif;
+  color: var(--text); background: var(--page); }
+h1 { font-size: 1.6rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-top: .75rem; border-top: 1px solid var(--line); }
+nav { font-size: .9rem; margin-bottom: 1rem; }
+nav a { display: inline-block; margin-right: 1rem; color: var(--link); }
+p, ul { overflow-wrap: anywhere; }
+ul { padding-left: 1.2rem; margin: .5rem 0; }
+p.warning { border-left: 4px solid #bf8700; background: var(--note); padding: .5rem .8rem; font-weight: 600; }
+.scroll { overflow-x: auto; margin: .75rem 0; }
+table { border-collapse: collapse; font-size: .85rem; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
+th, td { text-align: left; vertical-align: bottom; }
+td, th[scope=row] { white-space: nowrap; }
+table.numbers td, table.numbers th[scope=col]:not(:first-child) { text-align: right;
+  font-variant-numeric: tabular-nums; }
+th[scope=col] { border-bottom: 2px solid var(--soft); }
+th[scope=row] { font-weight: 600; }
+figure { margin: 1.25rem 0; }
+figure img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+figcaption { font-size: .85rem; color: var(--soft); }
+code { font-size: .9em; background: var(--code); padding: .1em .3em; border-radius: 3px; }
+@media (max-width: 40rem) { body { padding: 1rem .75rem; } }
+@media print { nav { display: none; } figure, table { break-inside: avoid; } }
+""".strip()
 
 
 def write_report(path: Path) -> RunFolder:
@@ -36,10 +70,84 @@ def write_comparison(compared: Comparison, out: Path) -> None:
 
 def write_pages(found: Content, out: Path) -> None:
     """Write ``report.md`` and ``report.html`` with the pictures in ``plots``."""
-    write_text(out / "report.md", markdown.write(found))
-    write_text(out / "report.html", html.write(found, out / "plots"))
+    write_text(out / "report.md", markdown(found))
+    write_text(out / "report.html", html(found, out / "plots"))
 
 
 def folder_of_comparison(paths: Sequence[Path]) -> Path:
     """Return the default folder of a comparison: ``comparison`` next to the first run."""
     return paths[0].resolve().parent / "comparison"
+
+
+def markdown(content: Content) -> str:
+    """Return a report in Markdown, with links to its pictures."""
+    parts = [
+        f"# {_markdown_text(content.title)}\n",
+        *(f"> **{_markdown_text(note)}**\n" for note in content.warnings),
+    ]
+    for section in content.sections:
+        parts += [f"## {section.title}\n"] if section.title else []
+        parts += [_markdown_block(block) for block in section.blocks]
+    return "\n".join(parts)
+
+
+def _markdown_block(block: Block) -> str:
+    if isinstance(block, str):
+        return f"{_markdown_text(block)}\n"
+    if isinstance(block, list):
+        return "".join(f"- {_markdown_text(line)}\n" for line in block)
+    if isinstance(block, Table):
+        return block.markdown()
+    return f"![{_markdown_text(block.alt)}](plots/{block.name})\n\n{_markdown_text(block.caption)}\n"
+
+
+def _markdown_text(text: str) -> str:
+    """Escape text for Markdown, except code."""
+    return "".join(
+        part if part.startswith("`") else escape_markdown(part) for part in re.split(r"(`[^`]+`)", text)
+    )
+
+
+def html(content: Content, plots: Path) -> str:
+    """Return a report as one HTML page, with the pictures of the folder ``plots`` inside."""
+    title = escape(content.title)
+    links = "".join(
+        f'<a href="#{_anchor(section.title)}">{section.title}</a>'
+        for section in content.sections
+        if section.title
+    )
+    parts = [
+        "<!doctype html>",
+        (
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,'
+            ' initial-scale=1">'
+        ),
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{title}</h1>",
+        *(f"<p class=warning>{_html_text(note)}</p>" for note in content.warnings),
+        f"<nav>{links}</nav>",
+    ]
+    for section in content.sections:
+        parts += [f'<h2 id="{_anchor(section.title)}">{section.title}</h2>'] if section.title else []
+        parts += [_html_block(block, plots) for block in section.blocks]
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _html_block(block: Block, plots: Path) -> str:
+    if isinstance(block, str):
+        return f"<p>{_html_text(block)}</p>"
+    if isinstance(block, list):
+        return "<ul>" + "".join(f"<li>{_html_text(line)}</li>" for line in block) + "</ul>"
+    if isinstance(block, Table):
+        return block.html()
+    data = base64.b64encode((plots / block.name).read_bytes()).decode()
+    image = f'<img src="data:image/png;base64,{data}" alt="{escape(block.alt)}">'
+    return f"<figure>{image}<figcaption>{_html_text(block.caption)}</figcaption></figure>"
+
+
+def _html_text(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import cifar
+import numpy as np
+import torch
+
+from ...errors import UserError
+from .. import npz
 from ..dataset import DataSet
-from .base import source
+from ..images import in_memory
+from .base import need_root, source, torchvision_advice
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -15,4 +20,45 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 def cifar10(root: Path | None) -> DataSet:
     """Read CIFAR-10 from ``ROOT/cifar-10-batches-py`` as torchvision stores it, in file order, or
     ``ROOT/cifar10*.npz``, shuffled."""
-    return cifar.read("cifar10", root, CLASSES)
+    return read("cifar10", root, CLASSES)
+
+
+def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet:
+    """Read a data set 3x32x32 in file order through torchvision, which checks the published hashes before it
+    unpickles the files.
+
+    If the root has no such files, an .npz with the name of the data set is read and shuffled.
+
+    Args:
+        root: the ``root`` that torchvision's class was given.
+        classes: names of the classes of an .npz, which has none.
+
+    Raises:
+        UserError: no data root, files missing or not the published ones.
+    """
+    from torchvision import datasets
+
+    dataset = getattr(datasets, name.upper())
+    files = ",".join(file for file, _ in (*dataset.train_list, *dataset.test_list))
+    advice = torchvision_advice(name.upper(), f"{dataset.base_folder}/{{{files}}}")
+    root = need_root(root, name.upper(), advice)
+    if not (root / dataset.base_folder).exists():
+        return npz.find_pool(name, root, f"{name}[!0]*npz", classes, advice)  # cifar100 is not cifar10
+    try:
+        parts = [dataset(str(root), train=train) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"no {name} in {root} ({error}): {advice}") from None
+    pixels = torch.from_numpy(np.concatenate([part.data for part in parts])).movedim(3, 1).contiguous()
+    labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
+    train, test = (len(part.targets) for part in parts)
+    images = in_memory(pixels, str(root / dataset.base_folder))
+    rows = np.arange(train + test)
+    return DataSet(
+        name,
+        images,
+        labels,
+        tuple(parts[0].classes),
+        rows[:train],
+        rows[train:],
+        parts={"train": train, "test": test},
+    )

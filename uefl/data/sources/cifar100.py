@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import cifar
 from ..dataset import DataSet
 from .base import source
+from .cifar10 import read
 
 
 @source("cifar100")
 def cifar100(root: Path | None) -> DataSet:
     """Read CIFAR-100 from ``ROOT/cifar-100-python`` as torchvision stores it, in file order, or
     ``ROOT/cifar100*.npz``, shuffled."""
-    return cifar.read("cifar100", root)
+    return read("cifar100", root)
