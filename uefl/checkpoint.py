@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def save_tensors(
     """
     temporary = path.with_suffix(".tmp")
     try:
-        save_file(_copies(tensors), temporary, metadata)
+        save_file(copies(tensors), temporary, metadata)
     except SafetensorError as error:
         raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from None
     temporary.chmod(0o666 & ~_umask())
@@ -119,7 +119,7 @@ def save_parts(
 
 def _header_and_bytes(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
     """Return dtype, shape and offsets of each tensor, and the bytes, as safetensors writes them."""
-    whole = memoryview(save_bytes(_copies(tensors)))
+    whole = memoryview(save_bytes(copies(tensors)))
     begin = 8 + int.from_bytes(whole[:8], "little")
     header: dict[str, dict[str, Any]] = json.loads(bytes(whole[8:begin]))
     return header, whole[begin:]
@@ -130,7 +130,7 @@ def _item_size(about: dict[str, Any]) -> int:
     return int((stop - start) // max(math.prod(about["shape"]), 1))
 
 
-def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copy tensors to the CPU; safetensors refuses tensors that share memory."""
     return {
         name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()

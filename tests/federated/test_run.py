@@ -172,15 +172,13 @@ def test_the_number_of_threads_is_set(tmp_path):
     assert (made_with["threads"], torch.get_num_threads()) == (1, 2)
 
 
-def test_too_few_feature_vectors_are_rejected_before_writing(tmp_path):
-    with pytest.raises(UserError, match=r"\b2000 .*codewords"):
-        start(tmp_path / "run", "codewords=2000")
-    assert not (tmp_path / "run").exists()
-
-
-def test_imagenet_normalization_of_gray_images(tmp_path):
-    with pytest.raises(UserError, match=r"\b3 channels, .*\b1\b"):
-        start(tmp_path / "run", "normalize=imagenet")
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("codewords=2000", r"\b2000 .*codewords"), ("normalize=imagenet", r"\b3 channels, .*\b1\b")],
+)
+def test_keys_that_do_not_fit_the_data_write_nothing(tmp_path, key, message):
+    with pytest.raises(UserError, match=message):
+        start(tmp_path / "run", key)
     assert not (tmp_path / "run").exists()
 
 

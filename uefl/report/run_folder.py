@@ -78,15 +78,8 @@ class RunFolder:
         The mapping is empty for data without rotations, and if some clients were not measured.
         """
         data, names = self.config.data, sorted(self.measured_clients)
-        angles, counts = (
-            getattr(data.partition, "angles", ()),
-            getattr(data.partition, "clients_per_angle", ()),
-        )
-        each = [
-            angle
-            for angle, count in zip(angles, counts or (1,) * len(angles), strict=True)
-            for _ in range(count)
-        ]
+        angles = getattr(data.partition, "angles", ())
+        each = np.repeat(angles, getattr(data.partition, "clients_per_angle", 1)).tolist()
         if not each or len(names) != (data.clients or len(each)):
             return {}
         return {name: each[i * len(each) // len(names)] for i, name in enumerate(names)}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import load, save
 
+from .. import checkpoint
 from ..errors import UserError
 from ..lazy import Lazy
 
@@ -40,13 +41,7 @@ class StateFiles:
 
     def write(self, tensors: Mapping[str, torch.Tensor], owner: str, before: str | None) -> str:
         """Write a file completely or not at all, unless it is ``before``; return its name."""
-        # safetensors refuses tensors that share memory
-        data = save(
-            {
-                name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
-                for name, t in tensors.items()
-            }
-        )
+        data = save(checkpoint.copies(tensors))
         name = _name(data, owner)
         if name == before:
             return name

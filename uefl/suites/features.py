@@ -15,7 +15,8 @@ from ..api import load
 from ..data import build
 from ..data.federation import LabeledData
 from ..models.net import Net
-from ..report.style import Matrix, canvas, legend
+from ..report import style
+from ..report.style import Matrix, legend
 
 _IMAGES = 40  # of each client
 _MOST = 9  # clients
@@ -62,12 +63,7 @@ def panels(
     every = np.concatenate([tokens.reshape(-1, books[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)
     axes = np.linalg.svd(every - center, full_matrices=False)[2][:2].T
-    columns = min(_COLUMNS, len(found))
-    rows = -(-len(found) // columns)
-    figure = canvas(2.9 * columns, 2.6 * rows + 0.5)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for ax in grid.flat[len(found) :]:
-        ax.set_axis_off()
+    figure, grid = style.panels(len(found), _COLUMNS, 2.9, 2.6, 0.5, 0.0, sharex=True, sharey=True)
     for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
         first, added = (
             (books[name][..., :shared, :] - center) @ axes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from ...errors import UserError
@@ -47,9 +48,5 @@ class Imbalanced(Scheme):
                 f"key 'clients': expected {clients}, the sum of clients_per_angle, or nothing; got"
                 f" {data.clients}"
             )
-        each = tuple(
-            angle
-            for angle, count in zip(self.angles, self.clients_per_angle, strict=True)
-            for _ in range(count)
-        )
+        each = tuple(np.repeat(self.angles, self.clients_per_angle).tolist())
         return Rotations(angles=each, legacy_center=self.legacy_center).deal(table, data, seed)
