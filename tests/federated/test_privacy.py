@@ -13,7 +13,7 @@ from scipy.stats import kstest, norm
 
 from tests.federated import tiny_sets
 from tests.federated.engine_wrappers import TamperingEngine
-from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
+from tests.federated.tiny import again, arm, federation, finish, settings, updates, values, workspace
 from uefl import config
 from uefl.aggregation import WeightedMean
 from uefl.algorithms.base import Algorithm, registry
@@ -52,17 +52,6 @@ def private(key=SECRET, fed=None, wrap=lambda e: e, algorithm="fedavg", **keys):
 
 def privacy(**keys):
     return Privacy(settings("fedavg", **(PRIVATE | keys)).run, SECRET)
-
-
-def updates(n, scale, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {
-            "a": scale * torch.randn(3, 4, generator=generator),
-            "b": scale * torch.randn(7, generator=generator),
-        }
-        for _ in range(n)
-    ]
 
 
 OLD = updates(1, 1.0, seed=9)[0]

@@ -9,7 +9,7 @@ import torch
 
 from tests.federated import tiny_sets
 from tests.federated.engine_wrappers import TamperingEngine
-from tests.federated.tiny import CODEBOOK, again, arm, federation, finish, settings, values
+from tests.federated.tiny import CODEBOOK, again, arm, federation, finish, settings, updates, values
 from uefl.aggregation import Updates, WeightedMean, check_rule, choose, robust
 from uefl.algorithms.base import registry
 from uefl.data.federation import ClientData
@@ -17,14 +17,6 @@ from uefl.errors import RunError, UserError
 
 RULES = {"median": {}, "trimmed_mean": {"attackers": 1}, "krum": {"attackers": 1}}
 FIVE = {"sizes": (48,) * 5, "noise": (0.1,) * 5}
-
-
-def updates(n, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {"a": torch.randn(3, 4, generator=generator), "b": torch.randn(7, generator=generator)}
-        for _ in range(n)
-    ]
 
 
 def result(sent, rule, attackers):

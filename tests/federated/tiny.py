@@ -157,6 +157,29 @@ def visible(arm: ServerLoop, client: str, member: int = 0) -> torch.Tensor:
     return arm.members[member].algorithm.client_tensors(arm.members[member].state, client)["codebook"]
 
 
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """Check that two dictionaries have the same tensors in the same order, bit for bit."""
+    assert list(a) == list(b)
+    for one, other in zip(a.values(), b.values(), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in (one, other)))
+
+
+def without(records: list[dict[str, Any]], *starts: str) -> list[dict[str, Any]]:
+    """Return records without the keys that begin so, such as the counts of bytes."""
+    return [{key: value for key, value in r.items() if not key.startswith(starts)} for r in records]
+
+
+def updates(n: int, scale: float = 1.0, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    """Draw the tensors of n clients."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"a": (3, 4), "b": (7,)}
+    return [
+        {name: scale * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        for _ in range(n)
+    ]
+
+
 def turn_of(arm: ServerLoop, participants: tuple[str, ...] = (), *, measure: bool = False) -> Turn:
     """Return the next turn of an arm, also to its first member; it trains where there are participants."""
     turn = arm._turn(arm.members[0], measure, bool(participants), participants)

@@ -9,20 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.federated.tiny import arm, finish, settings, values
+from tests.federated.tiny import arm, finish, settings, values, without
 from uefl.algorithms.fedper import FedPer
 from uefl.errors import UserError
-
-
-def strip(records):
-    return [
-        {
-            key: value
-            for key, value in record.items()
-            if key not in ("global_accuracy", "bytes_sent", "bytes_received")
-        }
-        for record in records
-    ]
 
 
 def test_nothing_personal_is_fedavg_bit_for_bit():
@@ -46,7 +35,9 @@ def test_all_personal_is_training_apart():
 
         alone.engine._clients[client] = worse
     mine = [r for r in finish(alone) if r["client"] == "silo-0"]
-    assert strip(mine) == strip([r for r in records if r["client"] == "silo-0"])
+    assert without(mine, "global_accuracy", "bytes") == without(
+        [r for r in records if r["client"] == "silo-0"], "global_accuracy", "bytes"
+    )
     assert len(values(together)) == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.federated.interrupted import killed_and_resumed, run_of, saved_accuracy
-from tests.federated.tiny import arm, federation, finish, settings, values
+from tests.federated.tiny import arm, federation, finish, settings, values, without
 from uefl.algorithms.tpt import TPT
 from uefl.client.client import Clients
 from uefl.collapse import neural_collapse
@@ -14,16 +14,13 @@ from uefl.errors import RunError, UserError
 
 NEVER = {"optimizer": "sgd", "lr": 1e-9}
 
-
-def model(records):
-    """Without the metrics of the terminal phase."""
-    own = ("nc", "train_error", "start_accuracy")
-    return [{key: value for key, value in record.items() if not key.startswith(own)} for record in records]
+PHASE = ("nc", "train_error", "start_accuracy")
+"""metrics of the terminal phase"""
 
 
 def test_before_its_phase_it_equals_fedavg_without_dropout():
     own, average = arm(settings("tpt", **NEVER))[0], arm(settings("fedavg", dropout=0.0, **NEVER))[0]
-    assert model(finish(own)) == model(finish(average))
+    assert without(finish(own), *PHASE) == without(finish(average), *PHASE)
     assert torch.equal(values(own), values(average))
 
 
@@ -33,7 +30,7 @@ def test_it_ends_as_many_times_later_as_extra_says(extra, rounds):
     own = arm(settings("tpt", extra=extra, threshold=1e-9, rounds=[2, 1, 1]))[0]
     average = arm(settings("fedavg", dropout=0.0, rounds=rounds))[0]
     records = finish(own)
-    assert model(records) == model(finish(average))
+    assert without(records, *PHASE) == without(finish(average), *PHASE)
     assert torch.equal(values(own), values(average))
     began = {r["client"]: r["accuracy"] for r in records if r["round"] == 1}
     assert {r["client"]: r["start_accuracy"] for r in records if r["round"] == sum(rounds) - 1} == began

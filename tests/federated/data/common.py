@@ -83,3 +83,9 @@ def split_of(table, rows) -> Split:
 def both(table):
     """The training and the test part, in the order of the deal."""
     return split_of(table, table.train), split_of(table, table.test)
+
+
+def splits(table, group):
+    """The training and the test split of a client."""
+    train, test = table.of_group(group)
+    return split_of(table, train), None if test is None else split_of(table, test)

@@ -8,13 +8,7 @@ from PIL import Image
 from uefl.data.sources.own_folder import read
 from uefl.errors import UserError
 
-from .common import labeled, split_of
-
-
-def splits(table, group):
-    """The training and the test split of a client."""
-    train, test = table.of_group(group)
-    return split_of(table, train), None if test is None else split_of(table, test)
+from .common import labeled, splits
 
 
 def test_classes_are_the_union_of_folder_names_over_clients(make_images, tmp_path):

@@ -11,13 +11,7 @@ import torch
 from uefl.data.sources.own_npz import read as npz_file
 from uefl.errors import UserError
 
-from .common import split_of
-
-
-def splits(table, group):
-    """The training and the test split of a client."""
-    train, test = table.of_group(group)
-    return split_of(table, train), None if test is None else split_of(table, test)
+from .common import split_of, splits
 
 
 def test_npz_of_own_clients(make_npz):

@@ -11,6 +11,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from tests.federated.tiny import same_bits
 from uefl.engines import frames
 from uefl.engines.base import Expected, Message, Reply, expected_like
 from uefl.engines.codec import (
@@ -42,16 +43,6 @@ def unpack(records):
     return decode(torch.frombuffer(bytearray(frame_of(records, MOST)), dtype=torch.uint8))
 
 
-def same(a, b):
-    assert list(a) == list(b)
-    for name in a:
-        assert a[name].dtype == b[name].dtype
-        assert a[name].shape == b[name].shape
-        assert torch.equal(
-            a[name].contiguous().view(-1).view(torch.uint8), b[name].contiguous().view(-1).view(torch.uint8)
-        )
-
-
 def test_a_message_comes_back():
     tensors = {str(dtype): (torch.randn(3, 5) * 3).to(dtype) for dtype in DTYPES}
     odd = {
@@ -73,7 +64,7 @@ def test_a_message_comes_back():
     assert header["client"] == "silo-0"
     found = message_of(Packet(header, parts))
     for part in ("tensors", "private", "reference"):
-        same(getattr(message, part), getattr(found, part))
+        same_bits(getattr(message, part), getattr(found, part))
     assert repr(found.options) == repr(options)
     assert [type(value) for value in found.options.values()] == [type(value) for value in options.values()]
     assert found.expects == message.expects
@@ -91,8 +82,8 @@ def test_a_reply_comes_back():
     )
     reply.states = [32 * "a", ""]
     found = reply_of(unpack(pack(packed_reply(reply))))
-    same(reply.tensors, found.tensors)
-    same(reply.private, found.private)
+    same_bits(reply.tensors, found.tensors)
+    same_bits(reply.private, found.private)
     assert (found.client, found.examples, found.error) == ("silo-1", 7, None)
     assert repr(found.metrics) == repr(reply.metrics)
     assert found.states == reply.states

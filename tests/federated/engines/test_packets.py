@@ -5,18 +5,10 @@ import math
 import pytest
 import torch
 
+from tests.federated.tiny import same_bits
 from uefl.engines.codec import DTYPES, Packet, Unreadable, decode, encode, from_raw
 
 HEADER = {"text": 'a "word"\n', "number": 0.1 + 0.2, "nothing": None, "list": [1, math.inf]}
-
-
-def same(a, b):
-    assert list(a) == list(b)
-    for name in a:
-        assert (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape)
-        assert torch.equal(
-            a[name].contiguous().view(-1).view(torch.uint8), b[name].contiguous().view(-1).view(torch.uint8)
-        )
 
 
 def test_a_packet_comes_back():
@@ -30,8 +22,8 @@ def test_a_packet_comes_back():
     found = decode(encode(Packet(HEADER, {"z": tensors, "a": odd, "none": {}})))
     assert found.header == HEADER
     assert list(found.parts) == ["z", "a", "none"]
-    same(found.parts["z"], tensors)
-    same(found.parts["a"], odd)
+    same_bits(found.parts["z"], tensors)
+    same_bits(found.parts["a"], odd)
 
 
 def test_what_arrives_shares_nothing_with_what_was_sent():
