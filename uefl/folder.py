@@ -69,26 +69,11 @@ def check_free(out: Path) -> None:
         raise UserError(f"{out} is not empty and is no run folder; choose another folder with --out")
 
 
-def number_rounds_from_one(lines: list[dict[str, Any]]) -> int:
-    """Count the rounds of lines of metrics.jsonl from 1, in place.
-
-    Early versions counted from 0. In such a file some line has round 0.
-
-    Returns:
-        The number added to each round: 0 or 1.
-    """
-    added = int(any(line.get("round") == 0 for line in lines))
-    for line in lines if added else ():
-        line["round"] += 1
-    return added
-
-
 class Metrics:
     """``metrics.jsonl`` of a run folder: a line per arm, round and client."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / "metrics.jsonl"
-        self._added = 0
 
     @property
     def bytes(self) -> int:
@@ -97,12 +82,10 @@ class Metrics:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines. Rounds count from 1."""
-        lines = [parse_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
-        self._added = number_rounds_from_one(lines)
-        return lines
+        return [parse_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
 
     def write(self, lines: Sequence[Mapping[str, Any]], first: int = 0) -> None:
-        """Append lines and wait until they are on the disk. An old file keeps counting rounds from 0.
+        """Append lines and wait until they are on the disk.
 
         Args:
             first: the number of the first round in ``lines``.
@@ -111,8 +94,7 @@ class Metrics:
             return
         with named(self._path), self._path.open("a", encoding="utf-8") as file:
             for line in lines:
-                round = line["round"] + 1 - first - self._added
-                file.write(json.dumps({**line, "round": round}, allow_nan=False) + "\n")
+                file.write(json.dumps({**line, "round": line["round"] + 1 - first}, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 

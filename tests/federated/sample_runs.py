@@ -76,7 +76,6 @@ def write(
     *,
     finished: bool = True,
     classes: Any = CLASSES,
-    first_round: int = 1,
     **keys: Any,
 ) -> Path:
     """Write a run folder of these records, which count rounds from 0; ``keys`` go into its configuration."""
@@ -86,7 +85,7 @@ def write(
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.toml").write_text(f"# demo\n{cfg.to_toml()}")
     (path / "manifest.json").write_text(json.dumps({"classes": list(classes)}))
-    written = [line | {"round": line["round"] + first_round} for line in lines]
+    written = [line | {"round": line["round"] + 1} for line in lines]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
     if finished:
         outcome = summarize(lines, columns=own_columns(cfg))

@@ -49,17 +49,6 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
     assert np.isnan(run.series("fedavg", "perplexity")).all()
 
 
-def test_rounds_count_from_one_also_in_old_folders(tmp_path):
-    lines = [*sample_runs.records(), *rejected((2,))]
-    new, old = (
-        read_run(sample_runs.write(tmp_path / str(first), lines, first_round=first)) for first in (1, 0)
-    )
-    assert new.records == old.records
-    assert new.rejected == old.rejected
-    assert {record["round"] for record in new.records} == {1, 2, 3, 4}
-    assert new.rejected[0]["round"] == 3
-
-
 def test_a_folder_of_another_version_says_so(tmp_path):
     config = sample_runs.write(tmp_path) / "config.toml"
     config.write_text('arms = ["fedavg"]\nwidth = 64\n')

@@ -20,7 +20,6 @@ from .. import config as configuration
 from ..algorithms.base import Algorithm, find
 from ..errors import UserError
 from ..findings import Findings, History
-from ..folder import number_rounds_from_one
 from ..json_text import parse_json
 from ..metrics.base import described
 from ..paths import check_name, other_capitals
@@ -380,7 +379,6 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
                 " again"
             )
         lines.append(record)
-    number_rounds_from_one(lines)
     records, rejected = parted(lines)
     if finished or varies:
         return records, rejected
