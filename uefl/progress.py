@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .report.words import count, label, means
 
-_LOGGER = logging.getLogger("uefl")
+_LOGGER = logging.getLogger(__package__)
 
 
 class PlainProgress:

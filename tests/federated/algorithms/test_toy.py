@@ -304,7 +304,7 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (Path(base.__file__).parents[2] / "docs" / "algorithms.md").read_text()
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
-    assert f'[project.entry-points."{base._GROUP}"]' in text
+    assert f'[project.entry-points."{base.ALGORITHMS._group}"]' in text
     arms = 'arms={"shrink": {"rate": 0.05}, "fedavg": {}}'
     small = 'data={"train_per_client": 40, "test_per_client": 10}, width=4, rounds=[1], threads=1'
     exec(code.replace(arms, f"{arms}, {small}"), found := {})
