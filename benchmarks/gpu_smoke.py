@@ -33,6 +33,7 @@ from uefl_kernels import (
     kmeans_step,
     log_transition_probs,
     mc_dropout_mlp,
+    rvq,
     set_proportion_loss,
     transition_double_softmax,
     transition_nll,
@@ -192,6 +193,14 @@ def _checks() -> dict[str, Check]:
         "vq gradient": Check(partial(gradients, vq_output, 2), (rows, codewords)),
         "kmeans k-means++": Check(lambda x: tuple(kmeans(x, 12)), (normal(900, 20),)),
         "kmeans k-means||": Check(lambda x: tuple(kmeans(x, 12, init="k-means||")), (normal(900, 20),)),
+        "kmeans empty clusters": Check(
+            lambda x, init, weights: tuple(kmeans(x, len(init), init=init, weights=weights, metric="cosine")),
+            (normal(900, 20), torch.cat([normal(300, 20), normal(3, 20).repeat(9, 1)]), normal(900).abs()),
+        ),
+        "rvq a few rows": Check(rvq, (normal(40, 64), normal(4, 130, 64)), tolerance=(1e-6, 0.0)),
+        "rvq a few rows float16": Check(
+            rvq, (normal(40, 96).half(), normal(4, 3, 70, 32)), tolerance=(1e-6, 0.0)
+        ),
         "mc_dropout_mlp head": Check(head, mlp(300, 512, 10)),
         "mc_dropout_mlp head bfloat16": Check(head, tuple(tensor.bfloat16() for tensor in mlp(300, 512, 10))),
         "mc_dropout_mlp consistent": Check(partial(head, consistent=True), mlp(300, 512, 10)),
