@@ -97,7 +97,10 @@ def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
 
 OPS = {
     "estimator": Op(
-        cases=tuple(Method(method, n, d, 10) for n, d in ((20000, 784), (5000, 3072)) for method in METHODS),
+        cases=(
+            *(Method(method, n, d, 10) for n, d in ((20000, 784), (5000, 3072)) for method in METHODS),
+            *(Method("fit", n, d, 8) for n, d in ((100, 100000), (60, 20000), (200000, 2))),
+        ),
         cuda_cases=(),
         smoke=Method("predict", 400, 8, 5),
         inputs=inputs,
