@@ -55,8 +55,8 @@ def parse(line: str) -> Instruction:
     if name.startswith("HGMMA"):
         columns, first = int(re.findall(r"x(\d+)x16", name)[0]), registers[0] or 0
         return Instruction("product", frozenset(range(first, first + columns // 2)), cycles=columns // 2)
-    if name.startswith("WARPGROUP.DEPBAR"):
-        return Instruction("wait")
+    if name.startswith("WARPGROUP.DEPBAR") and operands[-1] == "0x0":
+        return Instruction("wait")  # one for earlier products has nothing to wait for here
     pipe = next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "alu")
     target = 0  # position of the first operand that is not a predicate
     while target < len(operands) and re.match(r"U?P(T|\d)", operands[target]):
@@ -84,6 +84,7 @@ class _Warp:
 class _Quarter:
     def __init__(self, loop: Sequence[Instruction], warps: int, ordered: bool) -> None:
         self.loop, self.ordered = loop, ordered
+        self.products_at = [i for i, instruction in enumerate(loop) if instruction.pipe == "product"]
         self.warps = [_Warp() for _ in range(warps)]
         self.cycle, self.last, self.turn = 0, 0, 0
         # by unit, the cycle from which it is free; fma: the half that does not multiply integers
@@ -145,17 +146,16 @@ class _Quarter:
     def _multiply(self, number: int, instruction: Instruction) -> bool:
         """Start a product if the tensor core accepts it. Return whether it was started."""
         warp = self.warps[number]
-        continues = any(other.pipe == "product" for other in self.loop[max(0, warp.next - 8) : warp.next])
-        continued = any(other.pipe == "product" for other in self.loop[warp.next + 1 : warp.next + 9])
+        begins, ends = warp.next == self.products_at[0], warp.next == self.products_at[-1]
         self.products = [end for end in self.products if end > self.cycle]
-        if len(self.products) >= QUEUE or (self.ordered and self.turn != number and not continues):
+        if len(self.products) >= QUEUE or (self.ordered and self.turn != number and begins):
             return False
         end = max(self.free["tensor"], self.cycle) + instruction.cycles
         self.free["tensor"] = warp.products_end = end
         self.products.append(end)
         warp.ready |= dict.fromkeys(instruction.writes, end)
         warp.stalled = self.cycle + AFTER_PRODUCT
-        if not continued:
+        if ends:
             self.turn = (self.turn + 1) % len(self.warps)
         return True
 

@@ -124,10 +124,10 @@ COUNTS: dict[str, Counts] = {
     "second": {"issue": 10, "alu": 2, "imad": 1, "fma": 1.5},
     "candidate": {"issue": 8, "f64": 3, "convert": 1},
     "softmax": {"issue": 1090, "alu": 280, "imad": 60, "fma": 500},
-    # Cycles of benchmarks.gpu_issue: a round of three warps of search_wgmma, 128 codewords each, in turn; a
-    # block of 32 units of head. The mean of the model's results for latencies
-    # of 4 to 8 cycles.
-    "in order": {"cross": 1212, "four": 805, "head": 505},
+    # Cycles of benchmarks.gpu_issue: a round of three warps of search_wgmma, 128 codewords each, in turn; of
+    # long rows one warp and 64 elements (256 are products); a block of 32 units of head. The mean of the
+    # model's results for latencies of 4 to 8 cycles.
+    "in order": {"cross": 1212, "four": 805, "cross, long": 345, "four, long": 305, "head": 505},
 }
 PIPES = (
     ("imad", r"IMAD"),
@@ -228,22 +228,25 @@ def shown(kernel: str) -> str:
 
 def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
     some = n * open_share(k, itemsize, d)
-    way = "four" if k > 512 and (d <= 64 or code != "90a") else "cross"
+    chunks, padded_k, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
+    way = "four" if k > 512 * chunks else "cross"
     counts = [(n * k, of[f"{way}, sm_{code}"]), (n * d, of["element"]), (n, of["row"])]
     moved, flops = n * (d * itemsize + 8), 2.0 * n * d * k
     if code != "90a":
         counts.append((n * k * -(-d // 64), of[f"product, sm_{code}"]))
-    chunks, padded_k, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
     halves = padded_k * chunks * 64 * 2  # bytes of the packed codebook
     if code == "90a":
         # The passes of a block through the codebook: rows of three warpgroups, of two where rows are few or
         # do not fit.
-        of_block = n / (64 * (3 if n > 192 * 132 and d <= 256 else 2))
+        groups = 3 if n > 192 * 132 and d <= 256 else 2
+        of_block = n / (64 * groups)
         streamed = 0 if halves + 64 * 3 * chunks * 128 * (chunks > 1) <= 144 * 1024 else of_block * halves
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
         # codewords.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 2 * dense
-        cycles = of_block * (padded_k / 128) * of["in order"][way]
+        in_order = of["in order"]
+        of_round = in_order[way] if chunks == 1 else groups * chunks * in_order[f"{way}, long"]
+        cycles = of_block * (padded_k / 128) * of_round
         found = Kernel(WGMMA, moved, flops, total(*counts), streamed + dense, shared, cycles)
     else:
         # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same

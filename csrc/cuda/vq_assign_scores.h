@@ -341,19 +341,18 @@ struct Verdict {
 // The rows that a warp leaves open in its first pass. A warp has a list of its own, so that the order of the
 // rows is the same in every run.
 struct OpenRows {
-  int64_t* outputs;
-  float* limits;
+  const Packed& packed;
+  int64_t first;  // of the list, in the arrays of all lists
   int count = 0;
 
   // The list number `list` of those that have room for this number of rows each.
-  __device__ OpenRows(const Packed& packed, int64_t list, int64_t room)
-      : outputs(packed.listed + list * room), limits(packed.limits + list * room) {}
+  __device__ OpenRows(const Packed& of, int64_t list, int64_t room) : packed(of), first(list * room) {}
 
   // All lanes of the warp call it.
   __device__ void push(bool open, int64_t output, float limit) {
     const unsigned votes = __ballot_sync(kAllLanes, open);
-    const int place = count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1));
-    if (open) outputs[place] = output, limits[place] = limit;
+    const int64_t place = first + count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1));
+    if (open) packed.listed[place] = output, packed.limits[place] = limit;
     count += __popc(votes);
   }
 };

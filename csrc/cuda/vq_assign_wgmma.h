@@ -341,7 +341,8 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
           products_wait<1>();
           codewords.release(last);
           copy_codewords();
-          if (code_tile + 1 == code_tiles) barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
+          if (kCross && code_tile + 1 == code_tiles)
+            barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
           last = codewords.ring.place;
         }
       } else {
@@ -352,7 +353,7 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
       const Four<float> early = load_four(starts);  // while the products run
       products_wait<0>();
       registers_settled(dot);
-      if (kLong && code_tile + 1 == code_tiles)
+      if (kLong && kCross && code_tile + 1 == code_tiles)
         barrier_arrive_by_warp(memory.tile_free(tiles.place, chunks - 1));
       compare<kCross>(dot, early, starts, down, packed.shift, code_tile, top);
       codewords.release(last);

@@ -198,10 +198,9 @@ template <class T, bool kLong, bool kCross, int kDone>
 __device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
                        const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
                        int* open) {
-  static_assert(kCross || !kLong, "groups of codewords are scored again from one chunk");
   constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
   const int warp = threadIdx.x / kWarp % kGroupWarps;
-  const int items = stages.items.number(blockIdx.x);
+  const int items = stages.items.number(blockIdx.x), chunks = kLong ? stages.chunks : 1;
   Pending* pending = memory.at<Pending>(stages.pending_at) + warp * kMostPending;
   OpenRows list(packed, blockIdx.x * kGroupWarps + warp, stages.room);
   int waiting = 0;  // rows that are pending
@@ -226,10 +225,15 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     if constexpr (!kCross) {
       const int first_tile = static_cast<int>(item.book) * stages.items.code_tiles;
       Again again(known.best_code, lane);
-      again.add(memory.tile(tiles.place, 0) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
-        return stages.resident ? memory.codewords(first_tile + block)
-                               : packed.halves + int64_t{first_tile + block} * kBlockHalves;
-      });
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        again.lane = afresh(again.lane);  // else addresses stay in registers from chunk to chunk
+        again.add(memory.tile(tiles.place, chunk) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
+          const int number = (first_tile + block) * chunks + chunk;
+          return !kLong && stages.resident ? memory.codewords(number)
+                                           : packed.halves + int64_t{number} * kBlockHalves;
+        });
+        barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk));
+      }
       const int code = again.code();
       const float* start = packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
                            start_place(code % kBlockCodewords);
@@ -238,10 +242,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     }
     const float norm = slot->norm[row], rest = slot->rest[row];
     __syncwarp();  // all lanes have read the buffer that is released
-    if (lane == 0) {
-      barrier_arrive(memory.slot_free(tiles.place));
-      if (!kCross) barrier_arrive(memory.tile_free(tiles.place, 0));
-    }
+    if (lane == 0) barrier_arrive(memory.slot_free(tiles.place));
     const Verdict verdict(norm <= judge.longest ? norm : INFINITY, rest, judge.certificate, judge.base);
     const bool mine = lane % 2 == 0 && item.first + row < item.count;
     const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
@@ -268,7 +269,8 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
   if (wanted.target == nullptr) return;
   named_wait(kOpenBarrier, kThreads + kGroupThreads);  // the second pass has found the codewords of the lists
   for (int first = 0; first < list.count; first += kWarpRows) {
-    const int64_t output = lane < kWarpRows && first + lane < list.count ? list.outputs[first + lane] : -1;
+    const int64_t output =
+        lane < kWarpRows && first + lane < list.count ? packed.listed[list.first + first + lane] : -1;
     take.add({output, output < 0 ? 0 : static_cast<int>(indices[output])}, lane);
   }
   add_up_by_warp(take.error, wanted.error, warp, kGroupWarps);

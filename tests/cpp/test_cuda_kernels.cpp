@@ -77,6 +77,7 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
     ++(stages.resident ? wgmma_resident : wgmma_streamed), ++(stages.dense ? wgmma_dense : wgmma_apart);
     if (stages.chunks > 1) {
       run_wgmma<kGroups, true, true>(codebook, x, shape, stages, expected, exact);
+      run_wgmma<kGroups, true, false>(codebook, x, shape, stages, expected, exact);
     } else {
       run_wgmma<kGroups, false, true>(codebook, x, shape, stages, expected, exact);
       run_wgmma<kGroups, false, false>(codebook, x, shape, stages, expected, exact);

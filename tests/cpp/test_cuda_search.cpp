@@ -15,7 +15,7 @@
 
 namespace cuda = uefl::cuda;
 
-enum class Search { cross, groups, longer, mma, mma_groups, float32 };
+enum class Search { cross, groups, longer, longer_groups, mma, mma_groups, float32 };
 
 struct Path {
   Search search;
@@ -248,6 +248,8 @@ static void any_search(std::mt19937& random, Path& path) {
       return any_wgmma<T, false, false>(random, codebook, x, codewords, shape, expected, path);
     case Search::longer:
       return any_wgmma<T, true, true>(random, codebook, x, codewords, shape, expected, path);
+    case Search::longer_groups:
+      return any_wgmma<T, true, false>(random, codebook, x, codewords, shape, expected, path);
     default:
       other(codebook, x, shape, expected, path);
   }
@@ -278,7 +280,8 @@ static void many(Path path) {
 void run() {
   const Path paths[] = {{Search::cross, "wgmma, cross", 1, 64, true},
                         {Search::groups, "wgmma, groups of four", 1, 64, true},
-                        {Search::longer, "wgmma, long rows", 65, 520, true},
+                        {Search::longer, "wgmma, long rows, cross", 65, 520, true},
+                        {Search::longer_groups, "wgmma, long rows, groups of four", 65, 520, true},
                         {Search::mma, "mma, cross", 1, 520, false},
                         {Search::mma_groups, "mma, groups of four", 1, 520, false},
                         {Search::float32, "float32", 1, 100, false}};

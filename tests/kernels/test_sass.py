@@ -24,8 +24,8 @@ pytestmark = [
 
 ARCHITECTURE = "90a"
 SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, RVQ, HEAD = (
-    # at least: three types; short rows, compared in two ways, and long ones
-    ("vq_assign", "search_wgmma", 12),
+    # at least: three types; short rows, and long ones by two and three warpgroups, compared in two ways
+    ("vq_assign", "search_wgmma", 18),
     ("vq_assign", "search_mma", 8),  # these and float64, compared in two ways
     ("vq_forward", "gather", 10),
     ("vq_forward", "row_sums", 8),
@@ -143,7 +143,7 @@ def test_the_search_multiplies_and_copies_asynchronously(kernels):
         assert (
             count(operations, r"HGMMA\.64x128x16\.F32")
             == count(operations, "HGMMA")
-            == (8 if "Lb1ELb1E" in name else 4)
+            == (8 if re.search(r"Li\dELb1E", name) else 4)
         ), name
         assert count(operations, "UBLKCP") > 0, name
         assert count(operations, "SYNCS") > 0, name
@@ -192,15 +192,26 @@ def test_rows_cost_a_role_few_instructions(kernels, comparison, most):
             assert len(again) <= 125, f"{name}: {len(again)}"
 
 
-def test_long_rows_multiply_without_a_wait_per_product(kernels):
-    """The innermost loop takes 64 elements of each codeword, with the products of two chunks in flight."""
+@pytest.mark.parametrize(
+    ("comparison", "chunk", "most"),
+    [("Lb1ELb0E", 80, 240), ("Lb1ELb1E", 95, 350)],
+    ids=["groups of four", "cross"],
+)
+def test_long_rows_multiply_without_a_wait_per_product(kernels, comparison, chunk, most):
+    """The innermost loop takes 64 elements of each codeword, with the products of two chunks in flight. The
+    loop around it takes the first 64, and compares."""
     for name, lines in kernels(*SEARCH).items():
-        if "Lb1ELb1E" not in name:
+        if not name.endswith(comparison):
             continue
         operations = sass.tile_loop(lines)
         assert count(operations, "HGMMA") == 4, name
-        assert len(operations) <= 120, f"{name}: {len(operations)}"
+        assert len(operations) <= chunk, f"{name}: {len(operations)}"
         assert count(operations, "LDSM|LDS|STS") == 0, name
+        around = sass.operations(sass.without(sass.innermost_loop(lines, ("HGMMA", "FFMA")), "UBLKCP"))
+        assert count(around, "HGMMA") == 4, name
+        assert count(around, "FFMA$") == sass.SCORES, name
+        assert count(around, r"LDS\.128") == count(around, "LDS") == 8, name
+        assert len(around) <= most, f"{name}: {len(around)}"
 
 
 @pytest.mark.parametrize("architecture", ["80", "90a", "100"])

@@ -104,13 +104,14 @@ unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
 
 unsigned mma_blocks(const Shape& shape) { return blocks_of_tiles(mma_tiles(shape), 4); }
 
-// Up to this number of codewords all are compared: to score four of them again costs as much as it saves.
-constexpr int64_t kMostCompared = 512;
+// Whether all codewords are compared, and not the least of every four. To score four codewords of a row again
+// takes about as many instructions for 64 elements as it saves for 512 codewords.
+bool all_compared(const Shape& shape) { return shape.k <= 512 * (mma_width(shape.d) / kBlockElements); }
 
 template <class T>
 void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices,
                 cudaStream_t stream) {
-  const auto kernel = shape.k <= kMostCompared ? search_mma<T, true> : search_mma<T, false>;
+  const auto kernel = all_compared(shape) ? search_mma<T, true> : search_mma<T, false>;
   allow_shared("vq_assign", kernel, mma_bytes(shape.d));
   kernel<<<mma_blocks(shape), kThreads, mma_bytes(shape.d), stream>>>(x, shape, packed, exact, indices);
 }
@@ -123,12 +124,14 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
     kernel<<<stages.items.grid, threads, stages.size, stream>>>(x, shape, packed, stages, exact, indices,
                                                                 wanted);
   };
-  const bool three = stages.items.groups == 3;
+  const bool all = all_compared(shape);
+  if (stages.items.groups == 2)  // only for long rows
+    return launch(all ? search_wgmma<T, 2, true, true> : search_wgmma<T, 2, true, false>,
+                  Layout<2>::kThreads);
   if (stages.chunks > 1)
-    return launch(three ? search_wgmma<T, 3, true, true> : search_wgmma<T, 2, true, true>,
-                  three ? Layout<3>::kThreads : Layout<2>::kThreads);
-  launch(shape.k <= kMostCompared ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>,
-         Layout<3>::kThreads);
+    return launch(all ? search_wgmma<T, 3, true, true> : search_wgmma<T, 3, true, false>,
+                  Layout<3>::kThreads);
+  launch(all ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>, Layout<3>::kThreads);
 }
 
 // The plan of wgmma for these rows; codewords = 0 where it does not.
