@@ -240,7 +240,9 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
         # do not fit.
         groups = 3 if n > 192 * 132 and d <= 256 else 2
         of_block = n / (64 * groups)
-        streamed = 0 if halves + 64 * 3 * chunks * 128 * (chunks > 1) <= 144 * 1024 else of_block * halves
+        # pairs of blocks share their reads where long rows leave room for two warpgroups
+        reads = of_block / (2 if d > 256 else 1)
+        streamed = 0 if halves + 64 * 3 * chunks * 128 * (chunks > 1) <= 144 * 1024 else reads * halves
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
         # codewords.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 2 * dense

@@ -81,7 +81,7 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
   for (unsigned i = threadIdx.x; i < 128 * 128 / 4; i += blockDim.x)
     reinterpret_cast<uint32_t*>(memory)[i] = 0;
   if (threadIdx.x == 0) done = 0;
-  written();
+  written_for_products();
   __syncthreads();
   const int group = threadIdx.x / 128, others = (blockDim.x / 128 - 1) * 4;
   const auto note = [&](long long begin, long long count) {
@@ -270,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   for (int i = threadIdx.x; i < 64 * 128 / 4; i += 128) reinterpret_cast<uint32_t*>(memory)[i] = a[i];
   for (int i = threadIdx.x; i < 128 * 128 / 4; i += 128)
     reinterpret_cast<uint32_t*>(memory + 64 * 128)[i] = b[i];
-  written();
+  written_for_products();
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16 + lane / 4, t = lane % 4;
   uint32_t fragment[4];

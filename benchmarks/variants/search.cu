@@ -144,7 +144,7 @@ __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 
     for (int step = 0; step < 4; ++step) {
       const bool add = V::kFirst || chunk + step > 0;
       if constexpr (V::kDescribed) {
-        multiply_described(sums, left + step * kOperandStep, right + step * kOperandStep, add);
+        multiply_group(sums, left + step * kOperandStep, right + step * kOperandStep, add);
       } else {
         multiply_group(sums, fragment[step], right + step * kOperandStep, add);
       }
@@ -192,7 +192,7 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
     if (resident) return;
     __syncwarp();
     if (lane >= V::kCluster) return;
-    V::kCluster == 1 ? barrier_arrive(memory.empty(place)) : arrive_at(memory.empty(place), lane);
+    V::kCluster == 1 ? barrier_arrive(memory.empty(place)) : barrier_arrive_in(memory.empty(place), lane);
   };
   if (V::kOrder && group == 0) turn_pass(1);  // the first turn is its own
   const int rounds = rounds_of<V>(work);

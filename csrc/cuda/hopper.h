@@ -66,6 +66,34 @@ __device__ inline void copy_bulk(void* target, const void* source, unsigned byte
       : "memory");
 }
 
+// A cluster of blocks: the number of this block in it, a barrier of all their threads, an arrival at the
+// barrier at the same place of another block.
+__device__ inline unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+__device__ inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// To the same place of shared memory in every block of the mask; the barrier of each of them counts its
+// bytes.
+__device__ inline void copy_multicast(void* target, const void* source, unsigned bytes, Barrier* barrier,
+                                      uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared_address(target)),
+      "l"(source), "r"(bytes), "r"(shared_address(barrier)), "h"(mask)
+      : "memory");
+}
+
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most kPending of the groups committed are under way.

@@ -29,8 +29,9 @@ struct CodewordBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
 
-  // Copies the next block, of which there is one. Returns whether there are more.
-  __device__ bool copy_next(const Packed& packed, const Stages& stages, const Memory& memory) {
+  // Copies the next block, of which there is one. Returns whether there are more. Of a pair of blocks each
+  // copies one half to both, when both have used what was there before.
+  __device__ bool copy_next(const Packed& packed, const Stages& stages, const Memory& memory, bool paired) {
     barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
         int64_t{stages.resident ? 0 : stages.items.book(blockIdx.x, round)} * stages.items.code_tiles + tile;
@@ -38,7 +39,12 @@ struct CodewordBlocks {
     Barrier* full = memory.codewords_full(ring.place);
     const bool last_chunk = ++chunk == stages.chunks;  // the starts of the tile come with it
     barrier_arrive_expecting(full, last_chunk ? kBlockBytes + kStartBytes : kBlockBytes);
-    copy_bulk(memory.codewords(ring.place), block, kBlockBytes, full);
+    if (paired) {
+      const unsigned half = cluster_rank() * (kBlockHalves / 2);
+      copy_multicast(memory.codewords(ring.place) + half, block + half, kBlockBytes / 2, full, 3);
+    } else {
+      copy_bulk(memory.codewords(ring.place), block, kBlockBytes, full);
+    }
     if (last_chunk) copy_bulk(memory.starts(ring.place), packed.starts + number * kStarts, kStartBytes, full);
     ring.advance();
     if (!last_chunk) return true;
@@ -256,15 +262,21 @@ struct CodewordStages {
   Barrier *first_full, *first_empty;
   const float* first_starts;  // of the columns of this lane
   Operand first_operand;
+  bool paired;
 
-  __device__ CodewordStages(const Stages& stages, const Memory& memory)
+  __device__ CodewordStages(const Stages& stages, const Memory& memory, bool in_pair)
       : ring{stages.codewords},
         first_full(kept_shared(memory.codewords_full(0))),
         first_empty(kept_shared(memory.codewords_empty(0))),
         first_starts(kept_shared(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4))),
-        first_operand(operand(kept_shared(memory.codewords(0)))) {}
+        first_operand(operand(kept_shared(memory.codewords(0)))),
+        paired(in_pair) {}
   __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
-  __device__ void release(int place) const { barrier_arrive_by_warp(first_empty + place); }
+  __device__ void release(int place) const {
+    if (!paired) return barrier_arrive_by_warp(first_empty + place);
+    __syncwarp();
+    if (threadIdx.x % kWarp < 2) barrier_arrive_in(first_empty + place, threadIdx.x % kWarp);
+  }
   // The same in all lanes, as the compiler must know: it then adds in registers that a warp shares.
   __device__ Operand block() const {
     const Operand here = first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
@@ -276,13 +288,13 @@ struct CodewordStages {
 // kLong: rows of more than one chunk, which the products read from shared memory; others stay in registers.
 template <int kGroups, bool kLong, bool kCross>
 __device__ void multiply(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory,
-                         bool halves, CodewordBlocks& blocks) {
+                         bool halves, bool paired, CodewordBlocks& blocks) {
   const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1;
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, t = lane % 4;
   const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
   const int code_tiles = stages.items.code_tiles, chunks = kLong ? stages.chunks : 1;
   float down = 0;
-  CodewordStages codewords(stages, memory);
+  CodewordStages codewords(stages, memory, paired);
   Ring tiles{stages.tiles};
   tiles.advance(group);
   const Turns<kGroups> turns(group, !kLong || stages.in_turn);
@@ -291,7 +303,7 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
   int copies =
       !stages.resident && turns.last && threadIdx.x % kGroupThreads == 0 && blocks.round < blocks.rounds;
   const auto copy_codewords = [&] {
-    if (copies != 0) copies = blocks.copy_next(packed, stages, memory);
+    if (copies != 0) copies = blocks.copy_next(packed, stages, memory, paired);
   };
 
   for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
@@ -372,6 +384,14 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     barrier_wait(memory.codewords_full(block), 0);
 }
 
+// What a block has in shared memory for all items.
+struct State {
+  CodewordBlocks blocks;
+  int open[kGroupWarps];  // rows on the lists of the finishing warps
+  Judge judges[kGroupWarps];
+};
+static_assert(sizeof(State) <= kWgmmaStateBytes);
+
 template <class T, int kGroups, bool kLong, bool kCross>
 __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
@@ -382,32 +402,35 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   const Memory memory{stages};
   // Lane 0 has the number of the warp: the compiler must know that it is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
-  __shared__ CodewordBlocks blocks;
-  __shared__ int open[kGroupWarps];              // rows on the lists of the finishing warps
-  if (threadIdx.x == kGroups * kGroupThreads) {  // of the last warpgroup that multiplies
-    memory.make_barriers(kGroups * kGroupWarps);
-    barriers_are_there();
-    blocks = {{stages.codewords}, stages.items.rounds(blockIdx.x), 0, 0, 0};
+  State& state = *memory.at<State>(stages.state_at);
+  const bool paired = kLong && kGroups == 2 && stages.items.together == 2,
+             copies = threadIdx.x == kGroups * kGroupThreads;  // of the last warpgroup that multiplies
+  if (copies) memory.make_barriers(kGroups * kGroupWarps), barriers_are_there();
+  paired ? cluster_sync() : __syncthreads();
+  if (copies) {
+    state.blocks = {{stages.codewords}, stages.items.rounds(blockIdx.x), 0, 0, 0};
     bool more = true;  // a block with one round of one book may have fewer than there are stages
     for (int i = stages.resident ? 0 : 1; i < stages.codewords && more; ++i)
-      more = blocks.copy_next(packed, stages, memory);
+      more = state.blocks.copy_next(packed, stages, memory, paired);
   }
-  __syncthreads();
   if (role == 0) {
     fewer_registers<Roles::kPrepare>();
     prepare(x, shape, packed, stages, memory);
   } else if (role <= kGroups) {
     more_registers<Roles::kMultiply>();
-    multiply<kGroups, kLong, kCross>(shape, packed, stages, memory, is_half(T{}), blocks);
+    multiply<kGroups, kLong, kCross>(shape, packed, stages, memory, is_half(T{}), paired, state.blocks);
     // The memory is free once all have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
-    search_open(x, shape, packed, OpenLists(packed, open, kGroupWarps, stages.room), indices);
+    search_open(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, stages.room), indices);
     if (wanted.target != nullptr) named_arrive(kOpenBarrier, kThreads + kGroupThreads);
   } else {
     fewer_registers<Roles::kFinish>();
-    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, stages, memory, exact, indices, wanted, open);
+    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, stages, memory, exact, indices, wanted,
+                                           state.judges, state.open);
   }
+  __syncwarp();
+  if (paired) cluster_sync();  // no block ends while the other one may write to its memory
 #else
   asm("trap;");  // the host launches this on sm_90 only
 #endif

@@ -44,10 +44,13 @@ struct Memory {
   __device__ Barrier* slot_free(int place) const { return found(stages.tiles + place); }
   __device__ Barrier* raw_full(int place) const { return found(2 * stages.tiles + place); }
 
-  // Copies arrive once, a role with a lane of each of its warps.
+  // Copies arrive once, a role with a lane of each of its warps, and where blocks share their reads of the
+  // codebook, of those in all of them.
   __device__ void make_barriers(int multiply_warps) const {
-    for (int i = 0; i < stages.codewords; ++i)
-      barrier_init(codewords_full(i), 1), barrier_init(codewords_empty(i), multiply_warps);
+    for (int i = 0; i < stages.codewords; ++i) {
+      barrier_init(codewords_full(i), 1);
+      barrier_init(codewords_empty(i), multiply_warps * stages.items.together);
+    }
     for (int i = 0; i < 2 * stages.tiles * (stages.chunks + 1); ++i)
       barrier_init(tile_ready(0, i), kGroupWarps);
     for (int i = 0; i < kGroupWarps * stages.raw; ++i) barrier_init(raw_full(i), 1);
@@ -197,7 +200,7 @@ struct Judge {
 template <class T, bool kLong, bool kCross, int kDone>
 __device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
                        const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
-                       int* open) {
+                       Judge* judges, int* open) {
   constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
   const int warp = threadIdx.x / kWarp % kGroupWarps;
   const int items = stages.items.number(blockIdx.x), chunks = kLong ? stages.chunks : 1;
@@ -207,8 +210,6 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
   Take<T> take{
       x, shape, stages.origin, stages.steps, wanted, memory.at<Chosen>(stages.chosen_at) + warp * kWarpRows};
   Ring tiles{stages.tiles};
-  __shared__ Judge judges[kGroupWarps];  // in memory: registers are short
-  static_assert(sizeof judges + 64 <= kWgmmaStaticBytes);
   const Judge& judge = judges[warp];
   for (int number = 0; number < items; ++number, tiles.advance()) {
     const Item item = stages.items.at(blockIdx.x, number);

@@ -63,6 +63,7 @@ struct Item {
 struct Items {
   int64_t rows;                         // of a book
   unsigned dealt, books, groups, grid;  // rows of a book for this number of blocks
+  unsigned together = 1;                // blocks that share their reads of the codebook
   int code_tiles;                       // blocks of 128 codewords in a book
 
   Items() = default;
@@ -75,12 +76,19 @@ struct Items {
     dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.books);
     grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
   }
+  // Blocks in pairs, some of which may have no rows.
+  void pair(int64_t most_blocks) {
+    together = 2;
+    grid = static_cast<unsigned>(std::min<int64_t>((grid + 1) / 2, most_blocks / 2) * 2);
+  }
   // Divisions are of 32 bits: one of 64 is a call.
   UEFL_HOST_DEVICE int number(unsigned block) const {
     return static_cast<int>((dealt - block + grid - 1) / grid * (books == 1 ? 1 : groups));
   }
+  // A pair has the rounds of its first block, which has no fewer items than the other one.
   UEFL_HOST_DEVICE int rounds(unsigned block) const {
-    return static_cast<int>((static_cast<unsigned>(number(block)) + groups - 1) / groups);
+    return static_cast<int>((static_cast<unsigned>(number(block / together * together)) + groups - 1) /
+                            groups);
   }
   UEFL_HOST_DEVICE int book(unsigned block, int round) const {
     return books == 1 ? 0 : static_cast<int>((block + static_cast<unsigned>(round) * grid) % books);
@@ -184,13 +192,13 @@ struct Stages {
   bool dense = false;     // rows lie side by side, without gaps, and are one chunk each
   int chunks = 0, row_bytes = 0,
       size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
-  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, chosen_at = 0, barriers_at = 0;
+  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, state_at = 0, chosen_at = 0,
+      barriers_at = 0;
 
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
-constexpr int kWgmmaStaticBytes =
-    1024;  // the arrays that the kernel declares itself, aligned for the ones after them
+constexpr int64_t kWgmmaStateBytes = 256;  // of State, in vq_assign_wgmma.h
 
 // Place the stages in memory. In the end the second pass takes the place of all but the barriers. Returns
 // whether they fit.
@@ -208,10 +216,11 @@ inline bool place(Stages& stages, int64_t d, int64_t limit) {
   stages.starts_at = take(stages.codewords, kStartBytes);
   stages.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
   size = std::max(size, mma_bytes(d));  // what follows is in use beside the second pass
+  stages.state_at = take(1, kWgmmaStateBytes);
   stages.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
   stages.barriers_at = take(stages.barriers(), sizeof(Barrier));
   stages.size = static_cast<int>(size);
-  return size + kWgmmaStaticBytes <= limit;
+  return size <= limit;
 }
 
 // For rows of x that are copied 16 bytes at a time, with this number of bytes of shared memory; codewords = 0
@@ -221,7 +230,6 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits
   Stages stages;
   stages.items = Items(shape, groups, most_blocks);
-  stages.room = int64_t{stages.items.number(0)} * kWarpRows;
   stages.origin = {Divisor(shape.segments), Divisor(shape.inner)};
   stages.steps = Steps(static_cast<int>(shape.d / kTakePiece));
   stages.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
@@ -256,6 +264,12 @@ inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int6
   // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last
   // warpgroup has had its own.
   stages.in_turn = stages.resident || stages.codewords > stages.chunks;
+  // With two warpgroups, reads of the codebook from the second-level cache would take longer than the
+  // products: pairs of blocks share them.
+  if (groups == 2 && stages.chunks > 1 && !stages.resident && shape.books == 1 &&
+      std::min<int64_t>(stages.items.dealt, most_blocks) > 1)
+    stages.items.pair(most_blocks);
+  stages.room = int64_t{stages.items.number(0)} * kWarpRows;
   place(stages, shape.d, limit);
   return stages;
 }

@@ -57,9 +57,9 @@ static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, 
   codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
-                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, stages, exact,
-                    indices.data(), cuda::Quantized{});
+  emulation::launch_clusters(stages.items.together, stages.items.grid, cuda::Layout<kGroups>::kThreads,
+                             cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, stages,
+                             exact, indices.data(), cuda::Quantized{});
   check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, shape, indices, expected, exact);
 }
 

@@ -186,9 +186,10 @@ static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector
     std::vector<int64_t> indices(shape.outputs, -2);
     Made<T> made(shape, stages.items.grid);
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    emulation::launch(stages.items.grid, cuda::Layout<kGroups>::kThreads,
-                      cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, stages,
-                      true, indices.data(), run == 0 ? cuda::Quantized{} : made.wanted(codewords));
+    emulation::launch_clusters(stages.items.together, stages.items.grid, cuda::Layout<kGroups>::kThreads,
+                               cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape,
+                               codebook.packed, stages, true, indices.data(),
+                               run == 0 ? cuda::Quantized{} : made.wanted(codewords));
     if (run == 0) path.open += static_cast<int64_t>(codebook.open().size());
     for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
     if (run == 1) check(path.name, x, shape, codewords, expected, made), error = made.error;

@@ -1,5 +1,5 @@
-// The variants of the search that benchmarks time, on the CPU: rings, turns, and the state of the lanes.
-// Clusters have no emulation.
+// The variants of the search that benchmarks time, on the CPU: rings, turns, clusters, and the state of the
+// lanes.
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
@@ -13,12 +13,6 @@ namespace {
 using namespace uefl::cuda;
 
 inline long long now() { return 0; }
-inline unsigned cluster_rank() { return 0; }
-inline void cluster_sync() { emulation::refuse("a cluster"); }
-inline void arrive_at(Barrier*, unsigned) { emulation::refuse("a cluster"); }
-inline void copy_multicast(void*, const void*, unsigned, Barrier*, uint16_t) {
-  emulation::refuse("a cluster");
-}
 
 // Named barriers of 256 threads; the arriving threads do not wait.
 struct Turn {
@@ -32,25 +26,14 @@ struct Turn {
   }
 };
 inline std::map<std::pair<unsigned, int>, Turn> turns;  // of each block
+inline Turn& turn_of(int name) {
+  return turns[{emulation::kMostOfCluster * emulation::blocks_run + emulation::block->rank, name}];
+}
 inline void turn_wait(int name) {
-  Turn& turn = turns[{emulation::blocks_run, name}];
+  Turn& turn = turn_of(name);
   if (!turn.arrive()) emulation::wait_in(turn.waiting);
 }
-inline void turn_pass(int name) { turns[{emulation::blocks_run, name}].arrive(); }
-
-inline void multiply_described(float (&c)[64], uint64_t a, uint64_t b, bool add) {
-  emulation::products[threadIdx.x].open.push_back([&c, a, b, add, thread = threadIdx.x] {
-    for (int i = 0; i < 64; ++i) {
-      const int row = static_cast<int>(thread / 32 % 4 * 16 + thread % 32 / 4) + i % 4 / 2 * 8;
-      const int column = i / 4 * 8 + static_cast<int>(thread % 4) * 2 + i % 2;
-      if (!add) c[i] = 0;
-      for (int half = 0; half < 2; ++half) {
-        const auto left = emulation::chunk_of(a, row, half), right = emulation::chunk_of(b, column, half);
-        for (int k = 0; k < 8; ++k) c[i] += from_half(left[k]) * from_half(right[k]);
-      }
-    }
-  });
-}
+inline void turn_pass(int name) { turn_of(name).arrive(); }
 
 }  // namespace
 }  // namespace uefl::variants
@@ -111,7 +94,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
                             V::How::kShift};
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
   variants::turns.clear();
-  emulation::launch(2, V::kThreads, kernel, work);
+  emulation::launch_clusters(V::kCluster, 2, V::kThreads, kernel, work);
 
   constexpr int kGroup = 32 / V::How::kShift;
   int64_t wrong = 0;
@@ -164,4 +147,6 @@ void run() {
   CHECK_VARIANT(g4_2_4_turns, 5, 256, 3, Groups<4>, 2, 4, true);
   CHECK_VARIANT(g4_2_8_turns, 3, 256, 4, Groups<4>, 2, 8, true);
   CHECK_VARIANT(g4_2_8, 3, 256, 3, Groups<4>, 2, 8, false);
+  CHECK_VARIANT(g4_2_8_turns_pair, 7, 256, 3, Groups<4>, 2, 8, true, false, false, 2);
+  CHECK_VARIANT(g4_2_8_turns_described_pair, 3, 256, 4, Groups<4>, 2, 8, true, false, true, 2);
 }

@@ -121,8 +121,15 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
                   int64_t* indices, const Quantized& wanted, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
     allow_shared("vq_assign", kernel, stages.size);
-    kernel<<<stages.items.grid, threads, stages.size, stream>>>(x, shape, packed, stages, exact, indices,
-                                                                wanted);
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = stages.items.together;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = stages.items.grid, config.blockDim = static_cast<unsigned>(threads);
+    config.dynamicSmemBytes = static_cast<size_t>(stages.size), config.stream = stream;
+    config.attrs = &cluster, config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, x, shape, packed, stages, exact, indices, wanted);
   };
   const bool all = all_compared(shape);
   if (stages.items.groups == 2)  // only for long rows

@@ -1,12 +1,12 @@
 // Enough of CUDA to run a kernel header on the CPU: every CUDA thread has a stack of its own, one thread of
-// the CPU runs them in turn, and blocks run one after the other.
+// the CPU runs them in turn, and blocks, or clusters of blocks, run one after the other.
 //
 // A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until
 // now and then another is drawn, so that a missing barrier shows as wrong numbers, the same ones in every
 // run. If no thread may go on, the kernel hangs, and the test fails. __shared__ variables are static, which
-// is right while one block runs at a time; a warp operation exchanges values through a table and a barrier of
-// its 32 threads, which all must reach it, as the hardware demands of a full mask. It shows indexing,
-// barriers and arithmetic right or wrong, and says nothing about speed.
+// is right while one block runs at a time, so kernels of clusters have none; a warp operation exchanges
+// values through a table and a barrier of its 32 threads, which all must reach it, as the hardware demands of
+// a full mask. It shows indexing, barriers and arithmetic right or wrong, and says nothing about speed.
 #pragma once
 
 #include <math.h>
@@ -83,6 +83,17 @@ struct Warp {
                                        // lanes may still read
 };
 
+// A block. A barrier of all threads of its cluster, or of a block that is none's only its own.
+struct Block {
+  unsigned number, rank;  // in the grid, in the cluster
+  Barrier barrier;
+  std::vector<Warp> warps;
+  Barrier* cluster = nullptr;
+
+  Block(unsigned of_grid, unsigned of_cluster, unsigned threads)
+      : number(of_grid), rank(of_cluster), barrier(threads), warps(threads / 32) {}
+};
+
 // A thread, or what launches them, while it waits. A context takes it to its own stack; from then on a jump
 // does, which makes no call of the system.
 struct Place {
@@ -107,6 +118,7 @@ struct Thread {
   std::unique_ptr<char[]> stack{new char[kStack]};
   unsigned index;
   Warp* warp;
+  Block* block;
 };
 inline std::deque<Thread> threads;  // kept from launch to launch
 inline Thread* running;
@@ -114,8 +126,10 @@ inline Waiting ready;
 inline std::minstd_rand draw;
 inline bool at_once() { return draw() % 2 == 0; }  // of what may happen at any time until it is waited for
 inline Place launcher;
-inline Barrier* block_barrier;
-inline unsigned blocks_run = 0, launches = 0;
+inline Block* block;  // of the running thread
+inline constexpr unsigned kMostOfCluster = 2;
+inline Block* members[kMostOfCluster];         // of the cluster that runs
+inline unsigned blocks_run = 0, launches = 0;  // blocks_run: or clusters
 inline std::function<void()> body;
 inline bool cooperative = false;
 inline Waiting at_grid_barrier;  // threads of the block that runs
@@ -123,13 +137,14 @@ inline Waiting at_grid_barrier;  // threads of the block that runs
 // When all threads of a block wait for the other blocks, the launcher goes on to those.
 inline Place& next() {
   if (ready.empty() && !at_grid_barrier.empty() &&
-      at_grid_barrier.size() == static_cast<size_t>(block_barrier->expected))
+      at_grid_barrier.size() == static_cast<size_t>(block->barrier.expected))
     return launcher;
   if (ready.empty()) refuse("every thread waits: the kernel hangs");
   if (draw() % 64 == 0) std::swap(ready[draw() % ready.size()], ready.back());
   running = ready.back();
   ready.pop_back();
-  threadIdx = {running->index};
+  block = running->block;
+  threadIdx = {running->index}, blockIdx = {block->number};
   return running->place;
 }
 // Until wake() of this list.
@@ -177,8 +192,9 @@ auto exchange(T value, const Use& use) {
 inline void run_body() {
   body();
   running->warp->barrier.arrive_and_drop();
-  block_barrier->arrive_and_drop();
-  (ready.empty() && block_barrier->expected == 0 ? launcher : next()).go_on();
+  block->barrier.arrive_and_drop();
+  block->cluster->arrive_and_drop();
+  (ready.empty() && block->cluster->expected == 0 ? launcher : next()).go_on();
 }
 
 inline void begin(Thread& thread) {
@@ -190,56 +206,68 @@ inline void begin(Thread& thread) {
   ready.push_back(&thread);
 }
 
-// kernel<<<blocks, count>>>(arguments...); count is a multiple of 32.
+// Starts the threads of a block, the first of which has this number.
+inline void begin(Block& own, unsigned first) {
+  for (unsigned index = 0; index < own.warps.size() * 32; ++index) {
+    Thread& thread = threads[first + index];
+    thread.index = index, thread.warp = &own.warps[index / 32], thread.block = &own;
+    begin(thread);
+  }
+}
+
+// The same with blocks in clusters.
 template <class Kernel, class... Arguments>
-void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
-  while (threads.size() < count) threads.emplace_back();
+void launch_clusters(unsigned size, unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
+  if (size > kMostOfCluster || blocks % size != 0) refuse("blocks that are no whole clusters");
+  while (threads.size() < size * count) threads.emplace_back();
   body = [&] { kernel(arguments...); };
   blockDim = {count}, gridDim = {blocks}, ++launches;
-  for (unsigned block = 0; block < blocks; ++block) {
-    Barrier barrier(count);
-    std::vector<Warp> warps(count / 32);
-    block_barrier = &barrier, blockIdx = {block}, ++blocks_run;
-    for (unsigned index = 0; index < count; ++index) {
-      threads[index].index = index, threads[index].warp = &warps[index / 32];
-      begin(threads[index]);
+  for (unsigned first = 0; first < blocks; first += size) {
+    Barrier barrier(size * count);
+    std::deque<Block> cluster;
+    ++blocks_run;
+    for (unsigned rank = 0; rank < size; ++rank) {
+      Block& own = cluster.emplace_back(first + rank, rank, count);
+      own.cluster = &barrier, members[rank] = &own;
+      begin(own, rank * count);
     }
     launcher.leave_for(next());
   }
+}
+
+// kernel<<<blocks, count>>>(arguments...); count is a multiple of 32.
+template <class Kernel, class... Arguments>
+void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
+  launch_clusters(1, blocks, count, kernel, arguments...);
 }
 
 // The same where all blocks are there at once: one runs up to a barrier of the grid, then the next one does.
 // The contents of __shared__ variables are lost at that barrier, since all blocks share them here.
 template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
-  struct Block {
-    explicit Block(unsigned count) : barrier(count), warps(count / 32), waiting() {}
-    Barrier barrier;
-    std::vector<Warp> warps;
-    Waiting waiting;
+  struct Member {
+    Block block;
+    Barrier cluster;
+    Waiting waiting = {};
   };
   while (threads.size() < blocks * count) threads.emplace_back();
   body = [&] { kernel(arguments...); };
   blockDim = {count}, gridDim = {blocks}, cooperative = true, ++launches;
-  std::deque<Block> all;
-  for (unsigned block = 0; block < blocks; ++block, ++blocks_run) {
-    Block& own = all.emplace_back(count);
-    for (unsigned index = 0; index < count; ++index) {
-      Thread& thread = threads[block * count + index];
-      thread.index = index, thread.warp = &own.warps[index / 32];
-      begin(thread);
-    }
+  std::deque<Member> all;
+  for (unsigned number = 0; number < blocks; ++number, ++blocks_run) {
+    Member& own = all.emplace_back(Member{Block(number, 0, count), Barrier(count)});
+    own.block.cluster = &own.cluster;
+    begin(own.block, number * count);
     own.waiting.swap(ready);
   }
   for (bool left = true; left;) {
     left = false;
-    for (unsigned block = 0; block < blocks; ++block) {
-      if (all[block].waiting.empty()) continue;
-      block_barrier = &all[block].barrier, blockIdx = {block};
-      ready.swap(all[block].waiting);
+    for (Member& own : all) {
+      if (own.waiting.empty()) continue;
+      ready.swap(own.waiting);
       launcher.leave_for(next());
-      all[block].waiting.swap(at_grid_barrier);
-      left = left || !all[block].waiting.empty();
+      own.waiting.swap(at_grid_barrier);
+      left = left || !own.waiting.empty();
     }
   }
   cooperative = false;
@@ -248,7 +276,7 @@ void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Argument
 }  // namespace emulation
 
 inline void __syncwarp() { emulation::running->warp->barrier.arrive_and_wait(); }
-inline void __syncthreads() { emulation::block_barrier->arrive_and_wait(); }
+inline void __syncthreads() { emulation::block->barrier.arrive_and_wait(); }
 
 namespace uefl::cuda {
 namespace {

@@ -32,6 +32,12 @@ struct CountingBarrier {
   }
 };
 inline std::map<const void*, CountingBarrier> counting_barriers;
+// The same place in the shared memory of a block of the cluster.
+template <class T>
+T* in_block(T* place, unsigned rank) {
+  if (rank != block->rank && members[rank]->barrier.expected == 0) refuse("memory of a block that has ended");
+  return place + (shared[rank] - shared[block->rank]) / static_cast<ptrdiff_t>(sizeof(T));
+}
 inline CountingBarrier& at(const void* barrier) {
   CountingBarrier& found = counting_barriers[barrier];
   if (found.block != blocks_run) refuse("a barrier that the block has not made");
@@ -50,9 +56,9 @@ inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
   unsigned at = start + r / 8 * rows_apart + r % 8 * kRowBytes[mode] + i * 16;
   at ^= (at >> 7 & (kRowBytes[mode] / 16 - 1))
         << 4;  // the three address bits from 7 on; narrower modes use fewer
-  if (at + 16 > sizeof shared) refuse("an operand beyond shared memory");
+  if (at + 16 > sizeof shared[0]) refuse("an operand beyond shared memory");
   std::array<uint16_t, 8> halves;
-  std::memcpy(halves.data(), shared + at, 16);
+  std::memcpy(halves.data(), shared[block->rank] + at, 16);
   return halves;
 }
 
@@ -67,7 +73,8 @@ struct Products {
     }
   }
 };
-inline std::map<unsigned, Products> products;  // of each thread
+inline std::map<unsigned, Products> products[kMostOfCluster];  // of each thread
+inline Products& own_products() { return products[block->rank][threadIdx.x]; }
 
 }  // namespace emulation
 
@@ -75,7 +82,8 @@ namespace uefl::cuda {
 namespace {
 
 inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulation::shared);
+  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) -
+                               emulation::shared[emulation::block->rank]);
 }
 
 template <class T>
@@ -100,6 +108,9 @@ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
   found.complete_phase();
 }
 inline void barrier_arrive(Barrier* barrier) { barrier_arrive_expecting(barrier, 0); }
+inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
+  barrier_arrive(emulation::in_block(barrier, rank));
+}
 inline void barrier_wait(Barrier* barrier, unsigned parity) {
   emulation::CountingBarrier& found = emulation::at(barrier);
   while (found.parity == parity) {
@@ -110,10 +121,10 @@ inline void barrier_wait(Barrier* barrier, unsigned parity) {
 
 inline void written_for_products() {}
 
-inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
-  if (reinterpret_cast<uintptr_t>(source) % 16 || shared_address(target) % 16 || bytes % 16 || bytes == 0) {
-    emulation::refuse("a bulk copy that is not of whole 16 bytes");
-  }
+inline unsigned cluster_rank() { return emulation::block->rank; }
+inline void cluster_sync() { emulation::block->cluster->arrive_and_wait(); }
+
+inline void copy_to(void* target, const void* source, unsigned bytes, Barrier* barrier) {
   emulation::CountingBarrier& found = emulation::at(barrier);
   if (emulation::at_once()) std::memcpy(target, source, bytes);
   found.copies.push_back([=, &found] {
@@ -122,16 +133,30 @@ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier*
   });
   emulation::wake(found.waiting);
 }
+inline void copy_multicast(void* target, const void* source, unsigned bytes, Barrier* barrier,
+                           uint16_t mask) {
+  if (reinterpret_cast<uintptr_t>(source) % 16 || shared_address(target) % 16 || bytes % 16 || bytes == 0) {
+    emulation::refuse("a bulk copy that is not of whole 16 bytes");
+  }
+  for (unsigned rank = 0; rank < emulation::kMostOfCluster; ++rank) {
+    if ((mask >> rank & 1) == 0) continue;
+    copy_to(emulation::in_block(static_cast<unsigned char*>(target), rank), source, bytes,
+            emulation::in_block(barrier, rank));
+  }
+}
+inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
+  copy_multicast(target, source, bytes, barrier, static_cast<uint16_t>(1 << emulation::block->rank));
+}
 
 inline void products_begin() {}
 inline void products_commit() {
-  emulation::Products& own = emulation::products[threadIdx.x];
+  emulation::Products& own = emulation::own_products();
   own.committed.push_back(std::exchange(own.open, {}));
   if (emulation::at_once()) own.finish(0);
 }
 template <int kPending>
 void products_wait() {
-  emulation::products[threadIdx.x].finish(kPending);
+  emulation::own_products().finish(kPending);
   __syncwarp();
 }
 
@@ -160,7 +185,7 @@ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, b
   const TwoRows left =
       emulation::exchange(Operands{{a[0], a[1], a[2], a[3]}, {}}, [](auto at) { return two_rows(at); });
   const std::array<uint32_t, 4> given{a[0], a[1], a[2], a[3]};
-  emulation::products[threadIdx.x].open.push_back([&c, &a, given, left, b, add] {
+  emulation::own_products().open.push_back([&c, &a, given, left, b, add] {
     if (!std::equal(given.begin(), given.end(), a))
       emulation::refuse("a left operand that changes before its products are done");
     add_products(c, b, add, left);
@@ -168,7 +193,7 @@ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, b
 }
 
 inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
-  emulation::products[threadIdx.x].open.push_back([&c, a, b, add] {
+  emulation::own_products().open.push_back([&c, a, b, add] {
     TwoRows left;
     for (int row = 0; row < 2; ++row) {
       const int of_group = static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) + 8 * row;

@@ -7,14 +7,16 @@
 #include "emulation.h"
 
 namespace emulation {
-alignas(1024) inline unsigned char shared[256 * 1024];  // dynamic shared memory; addresses in it are offsets
+// Dynamic shared memory of each block of a cluster; addresses in it are offsets.
+alignas(1024) inline unsigned char shared[kMostOfCluster][256 * 1024];
 
 struct Copies {
   using Group = std::vector<std::pair<void*, const void*>>;
   Group open;
   std::deque<Group> committed;
 };
-inline std::array<Copies, 1024> copies;  // of each thread
+inline std::array<Copies, 1024> copies[kMostOfCluster];  // of each thread
+inline Copies& own_copies() { return copies[block->rank][threadIdx.x]; }
 
 // A named barrier: a number of threads of this block; some of them do not wait.
 struct NamedBarrier {
@@ -22,9 +24,9 @@ struct NamedBarrier {
   int arrived = 0;
   Waiting waiting = {};
 };
-inline std::array<NamedBarrier, 16> named_barriers;
+inline std::array<NamedBarrier, 16> named_barriers[kMostOfCluster];
 inline void named(int name, int threads, bool wait) {
-  NamedBarrier& found = named_barriers.at(name);
+  NamedBarrier& found = named_barriers[block->rank].at(name);
   if (name == 0 || threads % 32 != 0) refuse("a named barrier that __syncthreads has, or one of half a warp");
   if (found.block != blocks_run && found.arrived > 0)
     refuse("threads of another block have arrived at a named barrier");
@@ -67,19 +69,19 @@ inline int afresh(int value) { return value; }
 inline void named_wait(int name, int threads) { emulation::named(name, threads, true); }
 inline void named_arrive(int name, int threads) { emulation::named(name, threads, false); }
 
-inline unsigned char* dynamic_memory() { return emulation::shared + 1024; }
+inline unsigned char* dynamic_memory() { return emulation::shared[emulation::block->rank] + 1024; }
 
 inline void copy_async(void* target, const void* source) {
   if (emulation::at_once()) std::memcpy(target, source, 16);
-  emulation::copies[threadIdx.x].open.emplace_back(target, source);
+  emulation::own_copies().open.emplace_back(target, source);
 }
 inline void commit_copies() {
-  emulation::Copies& own = emulation::copies[threadIdx.x];
+  emulation::Copies& own = emulation::own_copies();
   own.committed.push_back(std::exchange(own.open, {}));
 }
 template <int kPending>
 void wait_copies() {
-  auto& committed = emulation::copies[threadIdx.x].committed;
+  auto& committed = emulation::own_copies().committed;
   for (; committed.size() > kPending; committed.pop_front()) {
     for (const auto& [target, source] : committed.front()) std::memcpy(target, source, 16);
   }
