@@ -79,7 +79,7 @@ __device__ inline void cluster_sync() {
 __device__ inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");
 }

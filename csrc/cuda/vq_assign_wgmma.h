@@ -257,25 +257,26 @@ __device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand co
 
 // The stages of the codebook as a warpgroup reads them. What is computed once stays in registers: in a loop
 // the compiler would find the addresses anew for every block.
+template <bool kMayPair>
 struct CodewordStages {
   Ring ring;
   Barrier *first_full, *first_empty;
   const float* first_starts;  // of the columns of this lane
   Operand first_operand;
-  bool paired;
+  unsigned together;  // blocks that read the codebook
 
-  __device__ CodewordStages(const Stages& stages, const Memory& memory, bool in_pair)
+  __device__ CodewordStages(const Stages& stages, const Memory& memory)
       : ring{stages.codewords},
         first_full(kept_shared(memory.codewords_full(0))),
         first_empty(kept_shared(memory.codewords_empty(0))),
         first_starts(kept_shared(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4))),
         first_operand(operand(kept_shared(memory.codewords(0)))),
-        paired(in_pair) {}
+        together(stages.items.together) {}
   __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
   __device__ void release(int place) const {
-    if (!paired) return barrier_arrive_by_warp(first_empty + place);
+    if (!kMayPair) return barrier_arrive_by_warp(first_empty + place);
     __syncwarp();
-    if (threadIdx.x % kWarp < 2) barrier_arrive_in(first_empty + place, threadIdx.x % kWarp);
+    if (threadIdx.x % kWarp < together) barrier_arrive_in(first_empty + place, threadIdx.x % kWarp);
   }
   // The same in all lanes, as the compiler must know: it then adds in registers that a warp shares.
   __device__ Operand block() const {
@@ -294,7 +295,7 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
   const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
   const int code_tiles = stages.items.code_tiles, chunks = kLong ? stages.chunks : 1;
   float down = 0;
-  CodewordStages codewords(stages, memory, paired);
+  CodewordStages<kLong && kGroups == 2> codewords(stages, memory);
   Ring tiles{stages.tiles};
   tiles.advance(group);
   const Turns<kGroups> turns(group, !kLong || stages.in_turn);

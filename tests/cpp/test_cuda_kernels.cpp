@@ -441,6 +441,27 @@ static void few_blocks_in_a_long_ring() {
   run_wgmma<2, true, true>(codebook, x.data(), shape, stages, expected, true);
 }
 
+// Two blocks of a cluster read the codebook together, although one has fewer rows, or none.
+static void pairs_read_together() {
+  std::mt19937 random(15);
+  const int64_t d = 136, k = 300;
+  const auto codewords = normal<float>(k * d, random);
+  for (const int64_t rows : {70, 300, 600}) {
+    const auto x = normal<float>(rows * d, random);
+    const cuda::Shape shape{rows, 1, 1, d, k, 3 * cuda::kBlockCodewords, rows, 0, d, 1, true};
+    std::vector<int64_t> expected(rows);
+    for (int64_t i = 0; i < rows; ++i) expected[i] = nearest(&x[i * d], 1, codewords.data(), k, d);
+    Codebook codebook(codewords, shape, x.data());
+    for (const int64_t kilobytes : {160, 200}) {
+      const cuda::Stages stages = cuda::divide(shape, 2, sizeof(float), kilobytes * 1024, 5);
+      CHECK(stages.items.together == 2 && stages.items.grid % 2 == 0 && stages.items.grid < 5,
+            "%u blocks, %d stages", stages.items.grid, stages.codewords);
+      run_wgmma<2, true, true>(codebook, x.data(), shape, stages, expected, true);
+      run_wgmma<2, true, false>(codebook, x.data(), shape, stages, expected, true);
+    }
+  }
+}
+
 // Data of no malice: the first pass must settle most of it.
 static void tensor_cores_settle_most_rows() {
   std::mt19937 random(7);
@@ -459,6 +480,7 @@ void run() {
   tensor_cores_settle_most_rows();
   rings_turn();
   few_blocks_in_a_long_ring();
+  pairs_read_together();
   shapes();
   offsets_and_scales();
   fast();

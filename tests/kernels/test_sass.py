@@ -146,6 +146,8 @@ def test_the_search_multiplies_and_copies_asynchronously(kernels):
             == (8 if re.search(r"Li\dELb1E", name) else 4)
         ), name
         assert count(operations, "UBLKCP") > 0, name
+        # two warpgroups of long rows: pairs of blocks share their reads of the codebook
+        assert (count(operations, r"UBLKCP\S*MULTICAST") > 0) == ("Li2ELb1E" in name), name
         assert count(operations, "SYNCS") > 0, name
         assert count(operations, r"USETMAXREG") == 3, name
 
@@ -206,7 +208,7 @@ def test_long_rows_multiply_without_a_wait_per_product(kernels, comparison, chun
         operations = sass.tile_loop(lines)
         assert count(operations, "HGMMA") == 4, name
         assert len(operations) <= chunk, f"{name}: {len(operations)}"
-        assert count(operations, "LDSM|LDS|STS") == 0, name
+        assert count(operations, "LDSM|LDS|STS|MEMBAR") == 0, name
         around = sass.operations(sass.without(sass.innermost_loop(lines, ("HGMMA", "FFMA")), "UBLKCP"))
         assert count(around, "HGMMA") == 4, name
         assert count(around, "FFMA$") == sass.SCORES, name
