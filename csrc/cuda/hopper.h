@@ -66,6 +66,11 @@ __device__ inline void copy_bulk(void* target, const void* source, unsigned byte
       : "memory");
 }
 
+// Variables that a kernel of clusters declares as shared are arrays with one element here; the emulation has
+// one for each block of a cluster.
+constexpr int kSharedCopies = 1;
+__device__ constexpr int shared_copy() { return 0; }
+
 // A cluster of blocks: the number of this block in it, a barrier of all their threads, an arrival at the
 // barrier at the same place of another block.
 __device__ inline unsigned cluster_rank() {

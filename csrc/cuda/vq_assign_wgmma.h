@@ -391,7 +391,7 @@ struct State {
   int open[kGroupWarps];  // rows on the lists of the finishing warps
   Judge judges[kGroupWarps];
 };
-static_assert(sizeof(State) <= kWgmmaStateBytes);
+static_assert(sizeof(State) <= kWgmmaStaticBytes);
 
 template <class T, int kGroups, bool kLong, bool kCross>
 __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
@@ -403,7 +403,8 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   const Memory memory{stages};
   // Lane 0 has the number of the warp: the compiler must know that it is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
-  State& state = *memory.at<State>(stages.state_at);
+  __shared__ State states[kSharedCopies];
+  State& state = states[shared_copy()];
   const bool paired = kLong && kGroups == 2 && stages.items.together == 2,
              copies = threadIdx.x == kGroups * kGroupThreads;  // of the last warpgroup that multiplies
   if (copies) memory.make_barriers(kGroups * kGroupWarps), barriers_are_there();

@@ -192,13 +192,12 @@ struct Stages {
   bool dense = false;     // rows lie side by side, without gaps, and are one chunk each
   int chunks = 0, row_bytes = 0,
       size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
-  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, state_at = 0, chosen_at = 0,
-      barriers_at = 0;
+  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, chosen_at = 0, barriers_at = 0;
 
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
-constexpr int64_t kWgmmaStateBytes = 256;  // of State, in vq_assign_wgmma.h
+constexpr int kWgmmaStaticBytes = 1024;  // State, in vq_assign_wgmma.h, aligned for what follows it
 
 // Place the stages in memory. In the end the second pass takes the place of all but the barriers. Returns
 // whether they fit.
@@ -216,11 +215,10 @@ inline bool place(Stages& stages, int64_t d, int64_t limit) {
   stages.starts_at = take(stages.codewords, kStartBytes);
   stages.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
   size = std::max(size, mma_bytes(d));  // what follows is in use beside the second pass
-  stages.state_at = take(1, kWgmmaStateBytes);
   stages.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
   stages.barriers_at = take(stages.barriers(), sizeof(Barrier));
   stages.size = static_cast<int>(size);
-  return size <= limit;
+  return size + kWgmmaStaticBytes <= limit;
 }
 
 // For rows of x that are copied 16 bytes at a time, with this number of bytes of shared memory; codewords = 0

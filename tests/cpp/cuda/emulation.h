@@ -4,9 +4,10 @@
 // A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until
 // now and then another is drawn, so that a missing barrier shows as wrong numbers, the same ones in every
 // run. If no thread may go on, the kernel hangs, and the test fails. __shared__ variables are static, which
-// is right while one block runs at a time, so kernels of clusters have none; a warp operation exchanges
-// values through a table and a barrier of its 32 threads, which all must reach it, as the hardware demands of
-// a full mask. It shows indexing, barriers and arithmetic right or wrong, and says nothing about speed.
+// is right while one block runs at a time, so kernels of clusters have arrays of them; a warp operation
+// exchanges values through a table and a barrier of its 32 threads, which all must reach it, as the hardware
+// demands of a full mask. It shows indexing, barriers and arithmetic right or wrong, and says nothing about
+// speed.
 #pragma once
 
 #include <math.h>

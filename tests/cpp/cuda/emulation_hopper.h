@@ -121,6 +121,8 @@ inline void barrier_wait(Barrier* barrier, unsigned parity) {
 
 inline void written_for_products() {}
 
+constexpr int kSharedCopies = emulation::kMostOfCluster;
+inline unsigned shared_copy() { return emulation::block->rank; }
 inline unsigned cluster_rank() { return emulation::block->rank; }
 inline void cluster_sync() { emulation::block->cluster->arrive_and_wait(); }
 
