@@ -25,7 +25,7 @@ struct Total {
   long long* parties;  // that are done; zeroed
 };
 
-// What vq makes of each row and its codeword: codewords in the type of x [outputs, d], counts, the error.
+// The results of vq for each row: codewords in the type of x [outputs, d], counts, the error.
 struct Quantized {
   void* target = nullptr;            // null: only indices are wanted
   const float* codewords = nullptr;  // [codewords, d]

@@ -29,8 +29,8 @@ struct CodewordBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
 
-  // Copies the next block, of which there is one. Returns whether there are more. Of a pair of blocks each
-  // copies one half to both, when both have used what was there before.
+  // Copies the next block; there must be one. Returns whether there are more. Each block of a pair copies one
+  // half to both, as soon as both have used the old content of the stage.
   __device__ bool copy_next(const Packed& packed, const Stages& stages, const Memory& memory, bool paired) {
     barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
@@ -255,7 +255,7 @@ __device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand co
   products_commit();
 }
 
-// The stages of the codebook as a warpgroup reads them. What is computed once stays in registers: in a loop
+// The stages of the codebook as a warpgroup reads them. Values computed once stay in registers: in a loop
 // the compiler would find the addresses anew for every block.
 template <bool kMayPair>
 struct CodewordStages {
@@ -385,7 +385,7 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     barrier_wait(memory.codewords_full(block), 0);
 }
 
-// What a block has in shared memory for all items.
+// The state of a block for all items.
 struct State {
   CodewordBlocks blocks;
   int open[kGroupWarps];  // rows on the lists of the finishing warps

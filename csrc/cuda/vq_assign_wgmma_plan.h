@@ -76,7 +76,7 @@ struct Items {
     dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.books);
     grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
   }
-  // Blocks in pairs, some of which may have no rows.
+  // Makes pairs of blocks. A block may have no rows.
   void pair(int64_t most_blocks) {
     together = 2;
     grid = static_cast<unsigned>(std::min<int64_t>((grid + 1) / 2, most_blocks / 2) * 2);
@@ -197,7 +197,7 @@ struct Stages {
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
-constexpr int kWgmmaStaticBytes = 1024;  // State, in vq_assign_wgmma.h, aligned for what follows it
+constexpr int kWgmmaStaticBytes = 1024;  // State, in vq_assign_wgmma.h, and alignment
 
 // Place the stages in memory. In the end the second pass takes the place of all but the barriers. Returns
 // whether they fit.
