@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import tests.fresh  # noqa: F401  one process to fork from for the whole run
-from uefl_kernels.nn import ResidualVQ, VectorQuantize
+from uefl_kernels.nn import LFQ, ResidualLFQ, ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
@@ -180,6 +180,34 @@ def give_nan(rank):
     return vq.state_dict()
 
 
+def train_lfq(rank):
+    """Train on batches of which some are empty or all masked; return the entropies that all processes
+    share."""
+    lfq, found = LFQ(codebook_size=256), []
+    for step in range(len(SIZES)):
+        x = rows(rank, step).unsqueeze(0).requires_grad_()
+        for mask in (None, torch.full(x.shape[:2], rank == 0)):
+            _, losses = lfq(x, mask=mask, return_loss_breakdown=True)
+            sum(losses).backward()
+            found.append(losses.batch_entropy.detach())
+    return {"entropies": torch.stack(found)}
+
+
+def train_numbers(rank):
+    """Train with other numbers of quantizers in each process."""
+    torch.manual_seed(0)
+    rvq = ResidualVQ(dim=8, num_quantizers=4, codebook_size=20)
+    lfq = ResidualLFQ(dim=8, num_quantizers=4, codebook_size=16)
+    for step in range(len(SIZES)):
+        x = rows(rank, step).unsqueeze(0)
+        for n_q in (1 + (rank + step) % 4, torch.tensor([1 + (2 * rank + step) % 4])):
+            indices, losses = rvq(x, n_q=n_q)[1:]
+            assert ((indices >= 0).sum(-1) == int(n_q)).all()
+            assert (losses[int(n_q) :] == 0).all()
+            (lfq(x, n_q=n_q)[2].sum() + losses.sum()).backward()
+    return rvq.state_dict()
+
+
 def jobs(world):
     found = {(name, masked): (train, name, masked) for name in CASES for masked in (False, True)}
     found |= {("updates", name): (train_updated, name) for name in UPDATES}
@@ -189,6 +217,7 @@ def jobs(world):
     )
     found["accumulated under ddp"] = (accumulate_under_ddp,)
     found |= {"rows": (give_rows,), "residual": (train_residual,), "nan": (give_nan,)}
+    found |= {"lfq": (train_lfq,), "numbers": (train_numbers,)}
     return found | ({"compiled": (train_compiled,)} if world == 3 else {})
 
 
@@ -320,3 +349,21 @@ def test_same_model_under_ddp(states, job):
 
 def test_compiled_with_its_message_inside_one_graph(states):
     assert state_of(states, "compiled")["same"].all()
+
+
+def test_lfq_shares_the_probabilities_of_processes_with_rows(states):
+    found = state_of(states, "lfq")["entropies"]
+    for step, sizes in enumerate(SIZES):
+        shares = []
+        for rank, size in enumerate(sizes[: len(states)]):
+            codes = LFQ(codebook_size=256).codebook
+            probs = (200 * rows(rank, step) @ codes.t()).softmax(-1)
+            shares += [probs.mean(0)] * (size > 0)
+        for place, kept in ((2 * step, shares), (2 * step + 1, shares[: int(sizes[0] > 0)])):
+            mean = torch.stack(kept).mean(0) if kept else torch.zeros(256)
+            want = -(mean * mean.clamp(min=1e-5).log()).sum()
+            torch.testing.assert_close(found[place], want, rtol=1e-4, atol=1e-5)
+
+
+def test_processes_may_use_other_numbers_of_quantizers(states):
+    state_of(states, "numbers")

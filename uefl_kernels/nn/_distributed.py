@@ -62,6 +62,15 @@ def same_on_all(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def largest(value: int, device: torch.device) -> int:
+    """Return the largest value of any process; with several processes the host waits."""
+    if rank_and_size()[1] == 1:
+        return value
+    found = torch.tensor(value, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
 def average_gradients(parameters: list[torch.nn.Parameter], shared: bool = True) -> None:
     """Replace the gradients by their means over all processes."""
     world = rank_and_size(shared)[1]

@@ -314,7 +314,11 @@ class LFQ(ConstantBuffers, Coder):
     def _losses(
         self, x: torch.Tensor, quantized: torch.Tensor, inv_temperature: float, mask: torch.Tensor | None
     ) -> LFQLosses:
-        """Return the entropies of the assignment probabilities, and the commitment; zeros without vectors."""
+        """Return the entropies of the assignment probabilities, and the commitment; zeros without vectors.
+
+        The processes share the mean of their probabilities. A process without vectors takes part in the
+        message, and its probabilities do not count.
+        """
         zero = x.new_zeros(())
         if not self.training:
             return LFQLosses(zero, zero, zero)
@@ -323,21 +327,27 @@ class LFQ(ConstantBuffers, Coder):
             codes = quantized.flatten(1, -3) if x.dim() > 3 else quantized
             x, quantized = flat[mask], codes[mask]
         rows = x.reshape(-1, self.num_codebooks, self.codebook_dim)
-        if len(rows) == 0:
-            return LFQLosses(rows.sum(), rows.sum(), rows.sum())
-        commitment = F.mse_loss(x, quantized.detach()) if self.commitment_loss_weight > 0 else zero
+        commitment = zero
+        if self.commitment_loss_weight > 0:
+            commitment = _mean((x - quantized.detach()).square())
         if self.frac_per_sample_entropy < 1:
             wanted = max(1, int(len(rows) * self.frac_per_sample_entropy))
             rows = rows[torch.randn(len(rows), device=rows.device).argsort() < wanted]
         codebook = self.maybe_l2norm(self.codebook.to(rows.dtype))
         probs = (2 * (rows @ codebook.t()) * inv_temperature).softmax(-1)
-        mean = probs.mean(0)
-        world = _distributed.rank_and_size()[1]
-        if world > 1:
+        mean = probs.mean(0) if len(probs) > 0 else probs.sum(0)
+        if _distributed.rank_and_size()[1] > 1:
             from torch.distributed.nn.functional import all_reduce  # absent from builds without it
 
-            mean = all_reduce(mean) / world  # type: ignore[no-untyped-call]
-        return LFQLosses(_entropy(probs).mean(), _entropy(mean).mean(), commitment)
+            counted = mean.new_full((1,), float(len(probs) > 0))
+            message = all_reduce(torch.cat([mean.flatten(), counted]))  # type: ignore[no-untyped-call]
+            mean = message[:-1].view_as(mean) / message[-1].clamp(min=1)
+        return LFQLosses(_mean(_entropy(probs)), _entropy(mean).mean(), commitment)
+
+
+def _mean(values: torch.Tensor) -> torch.Tensor:
+    """Return the mean, or 0 of nothing."""
+    return values.mean() if values.numel() > 0 else values.sum()
 
 
 def _entropy(probs: torch.Tensor) -> torch.Tensor:
@@ -419,6 +429,8 @@ class ResidualLFQ(ResidualScalarQuantizer):
         """
         x = channels_last("ResidualLFQ", x, self._dim, False)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
+        if n_q is not None:
+            kept, n_q = self._agreed(kept, n_q, x)
         lead, x = x.shape[:-1], self.project_in(x)
         # three dimensions: more are an image to LFQ
         residual = x.reshape(len(x), x.shape[1:-1].numel(), x.shape[-1])

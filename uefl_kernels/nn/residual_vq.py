@@ -120,6 +120,14 @@ class ResidualQuantizer(Coder):
         """Return the number of quantizers that run: ``n_q``, or a number that is drawn."""
         return self._kept(x.device, seed) if n_q is None else self._check_n_q(n_q, len(x))
 
+    def _agreed(self, kept: int, n_q: int | torch.Tensor, x: torch.Tensor) -> tuple[int, int | torch.Tensor]:
+        """Return how many quantizers run in any process, as each of them sends messages in training, and the
+        ``n_q`` of this process."""
+        most = _distributed.largest(kept, x.device) if self.training else kept
+        if most > kept and not isinstance(n_q, torch.Tensor):
+            n_q = torch.full((len(x),), kept, device=x.device)
+        return most, n_q
+
     @staticmethod
     def _of_examples(
         layer: Any,
@@ -430,7 +438,7 @@ class ResidualVQ(ResidualQuantizer):
                 peer.
             n_q: use the first quantizers only: a number for all examples, or integers ``[B]``, one for each;
                 instead of ``quantize_dropout``. An example has no part in the losses and updates of the
-                others.
+                others. Processes may give different numbers, which costs a message and a wait in training.
 
         Returns:
             ``(quantized, indices, losses)``, and the codes when asked. quantized has the shape of x, indices
@@ -458,6 +466,8 @@ class ResidualVQ(ResidualQuantizer):
             if n_q is None
             else self._check_n_q(n_q, len(x), searching)
         )
+        if n_q is not None and not searching:
+            kept, n_q = self._agreed(kept, n_q, x)
         if isinstance(n_q, torch.Tensor):
             options["n_q"] = n_q.to(x.device)
         if searching and beam_size is not None:
