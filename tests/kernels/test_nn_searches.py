@@ -230,3 +230,17 @@ def test_a_region_that_runs_again_draws_the_same(options, reentrant):
 def test_losses_of_an_empty_batch_are_zero():
     vq = layer(codebook_diversity_loss_weight=1.0, commitment_use_cross_entropy_loss=True)
     assert vq(normal(0, 5, 8))[2] == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("implicit", [False, True])
+def test_vmap_in_evaluation(implicit, masked):
+    torch.manual_seed(0)
+    rvq = ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, implicit_neural_codebook=implicit).eval()
+    x = normal(4, 2, 10, 8)
+    options = {"mask": torch.arange(10).expand(2, 10) < 6} if masked else {}
+    found = torch.func.vmap(lambda x: rvq(x, **options)[:2])(x)
+    for place, given in enumerate(x):
+        quantized, indices, _ = rvq(given, **options)
+        assert torch.equal(found[1][place], indices)
+        torch.testing.assert_close(found[0][place], quantized)

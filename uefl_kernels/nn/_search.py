@@ -103,6 +103,17 @@ def _scores(x: torch.Tensor, c: torch.Tensor, cosine: bool) -> torch.Tensor:
     return products - (c.square().sum(-1) / (2 * largest)).float()
 
 
+def count(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Count the indices ``[..., S]`` of each codeword of ``[K, d]`` or ``[S, K, d]``."""
+    flat = flat_indices(codebook, indices)
+    size = codebook.shape[:-1].numel()
+    # not in place, for vmap
+    counts = torch.zeros(size, dtype=torch.int64, device=flat.device).scatter_add(
+        0, flat, torch.ones_like(flat)
+    )
+    return counts.view(codebook.shape[:-1])
+
+
 def count_and_sum(
     x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,16 +122,14 @@ def count_and_sum(
     x, codebook = x.detach(), codebook.detach()
     flat, d = flat_indices(codebook, indices), codebook.shape[-1]
     size = codebook.shape[:-1].numel()
-    counts = torch.zeros(size, dtype=torch.int64, device=x.device).scatter_add_(
-        0, flat, torch.ones_like(flat)
-    )
+    counts = count(codebook, indices)
     peaks = x.reshape(-1, d).double().abs().amax(1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest = peaks.new_zeros(size).scatter_reduce(0, flat, peaks, "amax")
     finite, shift = composed.fixed_point(largest, composed.expected_shift(codebook, len(flat)), len(flat))
     fixed = counts.new_zeros(size, d)
     add(x, codebook, indices, torch.where(finite, composed.power_of_two(shift), 0.0), fixed)
     sums = torch.where(finite[:, None], fixed.double() * composed.power_of_two(-shift)[:, None], torch.nan)
-    return counts.view(codebook.shape[:-1]), sums.view(codebook.shape)
+    return counts, sums.view(codebook.shape)
 
 
 def _in_blocks(

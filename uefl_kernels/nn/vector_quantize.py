@@ -646,10 +646,12 @@ class VectorQuantize(Coder):
             counted = op_codebook.new_zeros(op_codebook.shape[:-1], dtype=torch.int64)
             return Assignment(op_codebook, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
         found = found.squeeze(-1)
-        counted, sums = _search.count_and_sum(rows, op_codebook, found)
-        return Assignment(
-            op_codebook, found, counted, sums if summed else None, None, merged.flatten(-3), near
-        )
+        sums = None
+        if summed:
+            counted, sums = _search.count_and_sum(rows, op_codebook, found)
+        else:
+            counted = _search.count(op_codebook, found)
+        return Assignment(op_codebook, found, counted, sums, None, merged.flatten(-3), near)
 
     def _searched(self, rows: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows ``[h, n, d]`` and the codewords as they are compared: of one dtype, and of length
@@ -989,9 +991,8 @@ def _counts_without_padding(chosen: Assignment, mask: torch.Tensor | None) -> to
         return chosen.counts
     padding = (~mask).unsqueeze(-1).expand_as(chosen.indices).reshape(-1).long()
     where = flat_indices(chosen.counts.unsqueeze(-1), chosen.indices)
-    masked = torch.zeros(chosen.counts.numel(), dtype=torch.int64, device=padding.device).scatter_add_(
-        0, where, padding
-    )
+    masked = torch.zeros(chosen.counts.numel(), dtype=torch.int64, device=padding.device)
+    masked = masked.scatter_add(0, where, padding)  # not in place, for vmap
     return chosen.counts - masked.view(chosen.counts.shape)
 
 
