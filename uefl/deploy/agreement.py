@@ -84,10 +84,11 @@ def check_asked(cfg: Config) -> None:
 def refusal(report: Report) -> str | None:
     """Return why a node that reports cannot be a silo of a run, or None."""
     header, parts = report
-    if header.get("error") is not None:
-        return faults.describe(str(header["error"]))
+    error = header.get("error")
+    if error is not None:
+        return faults.describe(error if isinstance(error, str) else "")
     try:
-        check_names("silo", [str(header["client"])])
+        check_names("silo", [header["client"]])
         if len(header["classes"]) > _CLASSES:
             return f"it has {len(header['classes'])} classes, more than {_CLASSES}"
         check_names("class", header["classes"])

@@ -186,7 +186,7 @@ def gather(
 
     def admit(report: Report) -> str | None:
         why = refusal(report)
-        name = str(report[0]["client"])
+        name = report[0]["client"]
         if why is not None:
             return printable(f"silo {name!r}: {why}")
         if name in reports:

@@ -41,7 +41,7 @@ def check_same(cfg, whole, there, nodes):
     """An arm over these programs has the metrics of a federation in one process."""
     for field in ("classes", "shape", "mean", "std", "kind"):
         assert getattr(there, field) == getattr(whole, field), field
-    for group in ("silos", "unseen"):
+    for group in ("clients", "unseen"):
         assert [(s.name, s.sizes) for s in getattr(there, group)] == [
             (s.name, s.sizes) for s in getattr(whole, group)
         ]

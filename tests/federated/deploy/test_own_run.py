@@ -1,13 +1,16 @@
 """A user's own ``flwr run`` with the apps of uefl: the metrics of ``uefl train``, bit for bit."""
 
 import importlib.util
+import json
 import subprocess
 
 import pytest
 
 pytest.importorskip("flwr")
 
+import uefl
 from tests.federated.deploy.chaos.cluster import SILOS, open_sandbox, until, without_bytes
+from tests.federated.deploy.machines import images
 from uefl.deploy import own_run
 from uefl.engines.flower.address import Address
 from uefl.engines.flower.commands import folder_of_commands, free_port, named
@@ -29,6 +32,26 @@ clientapp = "uefl.deploy.app:client"
 config = "{folder}/tiny.toml"
 out = "{folder}/run"
 {config}
+"""
+
+
+OWN_IMAGES = """
+[run]
+passes = 3
+precision = "fp32"
+threads = 1
+private_mean = false
+[data]
+source = "nowhere"
+legacy_holdout = true
+[model]
+width = 4
+hidden = 16
+[training]
+rounds = [1, 1]
+local_epochs = 1
+batch_size = 8
+[arms.fedper]
 """
 
 
@@ -89,6 +112,28 @@ def test_nodes_of_flower_stand_for_the_clients(own):
     own.start("flower-supernode", *where, log="supernode.log")
     until("the node", lambda: "SuperNode ID" in (own.sandbox.folder / "supernode.log").read_text())
     assert without_bytes(own.run()) == without_bytes(own.sandbox.undisturbed())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nodes_of_flower_with_images_of_their_own(own):
+    """Their --node-config names the folder and the silo; the metrics are those of one process."""
+    folder = own.sandbox.folder
+    for seed, name in enumerate(("ulm", "bonn")):
+        for place in ("silos", "data"):  # a silo writes next to its images
+            images(folder / place / name, {"cat": 0, "dog": 1}, seed=seed)
+    (folder / "tiny.toml").write_text(OWN_IMAGES)
+    own.superlink()
+    for name in ("ulm", "bonn"):
+        told = f'data="{folder / "silos" / name}" name="{name}"'
+        where = ("--insecure", "--superlink", own.address.place, "--port", free_port())
+        own.start("flower-supernode", *where, "--node-config", told, log=f"{name}.log")
+    metrics = own.run(config="silos = 2")
+    assert {json.loads(line)["client"] for line in metrics.splitlines()} == {"ulm", "bonn"}
+    assert (folder / "silos" / "ulm.silo" / "states").is_dir()
+    (folder / "alone.toml").write_text(OWN_IMAGES.replace("nowhere", str(folder / "data")))
+    alone = uefl.train(folder / "alone.toml", out=folder / "alone", device="cpu")
+    assert without_bytes(metrics) == without_bytes((alone.path / "metrics.jsonl").read_text())
 
 
 @pytest.mark.slow

@@ -100,9 +100,8 @@ class Members:
         if isinstance(report, str):
             self.refused[node[0]] = "it does not answer as a silo of uefl does"
             return None
-        try:
-            name = str(report.header["client"])
-        except (KeyError, TypeError):
+        name = report.header.get("client")
+        if not isinstance(name, str):
             self._refuse(node[0], "its report cannot be read")
             return None
         key = self._key_of[node[0]]
