@@ -56,7 +56,7 @@ def parse(line: str) -> Instruction:
         columns, first = int(re.findall(r"x(\d+)x16", name)[0]), registers[0] or 0
         return Instruction("product", frozenset(range(first, first + columns // 2)), cycles=columns // 2)
     if name.startswith("WARPGROUP.DEPBAR") and operands[-1] == "0x0":
-        return Instruction("wait")  # one for earlier products has nothing to wait for here
+        return Instruction("wait")  # a wait for earlier products has no effect in the model
     pipe = next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "alu")
     target = 0  # position of the first operand that is not a predicate
     while target < len(operands) and re.match(r"U?P(T|\d)", operands[target]):

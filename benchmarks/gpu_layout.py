@@ -27,12 +27,12 @@ class Variant:
 
     @property
     def group(self) -> int:
-        """The number of codewords that share a number."""
+        """Return the number of codewords that share a number."""
         return {"packed": 1, "cross": 1, "g4": 4, "g8": 8}[self._parts[0]]
 
     @property
     def shift(self) -> int:
-        """The factor of the scores, which makes room for the numbers."""
+        """Return the factor of the scores, which makes room for the numbers."""
         return 32 // self.group
 
     @property
@@ -42,7 +42,7 @@ class Variant:
 
     @property
     def chunks(self) -> int:
-        """Blocks of 64 elements in a row."""
+        """Return the blocks of 64 elements in a row."""
         return int(self._parts[2])
 
     @property
@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def starts(self) -> int:
-        """Floats of a lane and tile."""
+        """Return the floats of a lane and tile."""
         return 68 if "first" in self.options else 36
 
     @property

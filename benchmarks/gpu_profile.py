@@ -39,7 +39,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name that ``--only`` searches."""
+        """Return the name that ``--only`` searches."""
         return f"{self.op} {self.shape}"
 
 

@@ -35,13 +35,13 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The name of the row in the table."""
+        """Return the name of the row in the table."""
         rows = {1_000_000: "1M", 1_048_576: "1Mi", 65_536: "65k"}[self.n]
         return f"{'vq ' * self.forward}{rows} x {self.d} x {self.k} {'f32' if self.itemsize == 4 else 'f16'}"
 
     @property
     def shape(self) -> str:
-        """The shape as the results name it."""
+        """Return the shape as the results name it."""
         return f"{self.n}x{self.d}x{self.k}" + ("" if self.itemsize == 4 else "xfloat16")
 
 
@@ -57,7 +57,7 @@ class RowTime(NamedTuple):
 
     @property
     def wall(self) -> float:
-        """The least time that the bytes or the products of the task allow."""
+        """Return the least time that the bytes or the products of the task allow."""
         return max(self.bytes, self.tensor)
 
 

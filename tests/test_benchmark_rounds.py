@@ -29,7 +29,7 @@ def options(*keys):
 
 
 @pytest.mark.slow
-def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
+def test_a_round_of_uefl_is_timed_with_the_published_loop(capsys, tmp_path):
     """Check that the page of measurements shows saved rows."""
     uefl_round.main(
         ["--turns", "1", "--bf16", "--processes", "2", "--save", str(tmp_path / "rounds"), *options(*TINY)]
@@ -50,7 +50,7 @@ def test_a_round_of_uefl_is_timed_beside_the_published_loop(capsys, tmp_path):
     assert "3 clients, 240 images, width 4" in printed
 
 
-def test_many_small_clients_are_timed_beside_a_plain_loop(capsys, tmp_path):
+def test_many_small_clients_are_timed_with_a_plain_loop(capsys, tmp_path):
     sizes = ("--clients", "4", "--images", "4", "--cohort", "2", "--batch", "2")
     simulation.main(["--turns", "1", *sizes, "--save", str(tmp_path / "rounds")])
     assert "│ plain loop " in capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_the_plain_loop_trains_the_model_of_fedavg():
     torch.testing.assert_close(ours.arm.members[0].state.tensors["values"], model, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gpu_that_is_not_there_is_said_in_one_line(monkeypatch, capsys):
+def test_a_missing_gpu_gives_one_line(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
         uefl_round.main(["demo", "--device", "cuda"])
@@ -96,7 +96,7 @@ def test_rounds_are_compared_turn_by_turn():
 
 
 @pytest.mark.slow
-def test_a_round_of_fedul_is_timed_beside_the_published_loop(capsys):
+def test_a_round_of_fedul_is_timed_with_the_published_loop(capsys):
     small = options(
         "source=digits", "clients=2", "train_per_client=64", "test_per_client=20", "batch_size=64", "sets=4"
     )

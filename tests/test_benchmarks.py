@@ -57,11 +57,11 @@ def test_benchmark(name, benchmark):
     benchmark.pedantic(call, rounds=3)
 
 
-def test_case_is_named_by_what_is_not_default():
+def test_the_name_of_a_case_has_its_changed_options():
     assert {"1000000x16x256", "4096x128x128x4"} <= {case.name for case in REGISTRY["vq_assign"].cases}
 
 
-def test_smoke_run_saves_what_it_shows(tmp_path, monkeypatch, capsys):
+def test_a_smoke_run_saves_its_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     assert run.main(["--smoke", "--op", "vq_assign,vq", "--peers", "cdist+argmin,eager", "--save"]) == 0
     (saved,) = tmp_path.glob("*.csv")
@@ -103,7 +103,7 @@ def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path):
 
 
 @pytest.mark.slow
-def test_variants_are_those_of_the_kernels(capsys):
+def test_variants_match_the_kernels(capsys):
     names = ", ".join(measure.VARIANTS)
     with pytest.raises(RuntimeError, match=f"UEFL_CPU=sse9 .*{names}"), measure.elsewhere("sse9"):
         pass
@@ -113,7 +113,7 @@ def test_variants_are_those_of_the_kernels(capsys):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of the resident memory is reset through /proc")
-def test_memory_that_a_call_touches_and_frees_is_seen():
+def test_memory_that_a_call_frees_is_measured():
     size = 64 << 20
 
     def call():
@@ -126,7 +126,7 @@ def test_memory_that_a_call_touches_and_frees_is_seen():
         assert size - (4 << 20) < peak < size + (16 << 20)
 
 
-def test_every_library_is_told_the_number_of_threads(capsys):
+def test_every_library_gets_the_number_of_threads(capsys):
     before = torch.get_num_threads()
     try:
         assert run.main(["--smoke", "--op", "vq_assign", "--threads", "1", "--peers", "scikit-learn"]) == 0
@@ -200,7 +200,7 @@ def test_unknown_peer_is_an_error(capsys):
         (["--seconds", "-1"], "--seconds -1"),
     ],
 )
-def test_options_that_make_no_run(arguments, message, capsys):
+def test_invalid_options_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit):
         run.main(["--op", "vq_assign", *arguments])
     assert message in capsys.readouterr().err
@@ -248,7 +248,7 @@ def test_a_custom_shape_runs_in_another_variant(tmp_path, monkeypatch, capsys):
         ("limits", "float32x64", "copy, read, float32, "),
     ],
 )
-def test_shape_that_cannot_be(op, shape, message, capsys):
+def test_invalid_shapes_are_refused(op, shape, message, capsys):
     with pytest.raises(SystemExit):
         run.main(["--op", op, "--shape", shape])
     error = capsys.readouterr().err
@@ -394,7 +394,7 @@ def test_pictures_and_table_of_saved_results(tmp_path, monkeypatch, capsys):
     assert "other.csv; python -m benchmarks.run --save" in capsys.readouterr().err
 
 
-def test_the_page_of_measurements_is_that_of_the_results():
+def test_the_page_of_measurements_matches_the_results():
     page = Path(__file__).parents[1] / "docs" / "measured.md"
     assert page.read_text() == results.page(results.FOLDER) + "\n", (
         "python -m benchmarks.results > docs/measured.md"
@@ -415,7 +415,7 @@ def test_the_page_has_every_target_for_every_gpu():
     assert all(int(expected) <= int(apart) for _, _, expected, _, apart, *_ in rows)
 
 
-def test_a_machine_can_be_held_to_our_variants():
+def test_every_instruction_set_can_be_fixed():
     assert set(HELD) < set(measure.VARIANTS)
     for variant, variables in HELD.items():
         assert variables["UEFL_CPU"] == variant
@@ -423,7 +423,7 @@ def test_a_machine_can_be_held_to_our_variants():
 
 
 @pytest.mark.slow
-def test_everyone_is_held_to_the_same_instructions(tmp_path):
+def test_all_providers_use_the_fixed_instruction_set(tmp_path):
     host = pytest.importorskip("uefl_kernels._host")
     if not host.cpu_features()["avx2"]:
         pytest.skip("no AVX2 here")
@@ -527,7 +527,7 @@ def test_instructions_of_a_listing_are_read():
 
 
 @pytest.mark.slow
-def test_a_loop_that_waits_for_nothing_that_comes_is_told():
+def test_a_wait_that_never_ends_is_an_error():
     with pytest.raises(RuntimeError, match="2 rounds"):
         gpu_issue.cycles(PRODUCTS * 60_000, 1, rounds=2)
 
@@ -545,7 +545,7 @@ DECIDED = {
 }
 
 
-def test_the_expected_times_are_those_that_were_decided_by():
+def test_the_expected_times_match_the_table_of_the_redesign():
     (machine,) = (machine for machine in gpu_model.MACHINES if machine.name == "H100")
     rows = {row.name: row for row in gpu_search.ROWS}
     assert len(rows) == len(gpu_search.ROWS)
@@ -558,7 +558,7 @@ def test_the_expected_times_are_those_that_were_decided_by():
         )
 
 
-def test_expected_and_measured_stand_beside_each_other():
+def test_the_summary_has_expected_and_measured_times():
     header, _, *lines = gpu_search.summary().splitlines()
     assert header.count("expected, not measured") == 2
     assert len(lines) == len(gpu_search.ROWS)

@@ -104,7 +104,7 @@ def test_ops_of_the_script_are_all_there_are():
     assert {name for name in named if name.isidentifier()} == set(REGISTRY)
 
 
-def test_counters_are_taken_of_all_that_the_model_reckons_with():
+def test_every_quantity_of_the_model_has_a_counter():
     (pattern,) = re.findall(r'-k "regex:(.*?)"', SCRIPT.read_text())
     (profiled,) = re.findall(r"^counted='(.*?)'", SCRIPT.read_text(), re.M)
     looked_at = [target for target in gpu_profile.TARGETS if re.search(profiled, target.name)]
@@ -127,7 +127,7 @@ def test_small_case(name):
 
 
 @pytest.mark.slow
-def test_small_case_tells_what_failed(tmp_path, capsys):
+def test_a_small_case_names_its_failure(tmp_path, capsys):
     arguments = [
         "--device",
         "cpu",
@@ -150,7 +150,7 @@ def test_small_case_tells_what_failed(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["mma-vq_assign-one-row.log"]
 
 
-def test_small_case_that_hangs_ends_with_what_it_started(tmp_path, monkeypatch, capsys):
+def test_a_hanging_case_ends_with_its_processes(tmp_path, monkeypatch, capsys):
     sleeper = tmp_path / "python"
     sleeper.write_text('#!/bin/sh\n[ "$1" = -c ] && exit\necho begun\nsleep 60 & wait\n')
     sleeper.chmod(0o755)
@@ -165,7 +165,7 @@ def test_small_case_that_hangs_ends_with_what_it_started(tmp_path, monkeypatch, 
     assert (tmp_path / "out" / "cpu-vq_assign-one-row.log").read_text() == "begun\n"
 
 
-def test_wrong_answer_is_told():
+def test_a_wrong_result_is_reported():
     answers = iter((torch.zeros(3), torch.ones(3)))
     with pytest.raises(AssertionError, match="answer 0: "):
         gpu_smoke.Check(lambda x: next(answers), (torch.zeros(1),)).run("cpu")

@@ -42,7 +42,7 @@ def cubins(tmp_path):
     return tmp_path
 
 
-def test_names_say_what_the_kernels_are():
+def test_names_describe_the_kernels():
     for line in (FOLDER / "table.h").read_text().splitlines():
         if not line.startswith("VARIANT"):
             continue
@@ -112,7 +112,7 @@ def test_no_time_is_left(cubins, capsys):
     assert re.search(r"^0 timed, \d\d+ left out", capsys.readouterr().out, re.M)
 
 
-def test_what_a_gpu_would_refuse_is_refused(cubins):
+def test_launches_that_a_gpu_refuses_are_refused(cubins):
     driver, path = DryRunDriver(), cubins / "search.cubin"
     with pytest.raises(ValueError, match="kernel g5_3_1"):
         driver.launch(path, "g5_3_1", 132, 512, 0, [])
@@ -199,7 +199,7 @@ def test_calls_end_within_their_minutes():
 @pytest.mark.skipif(
     sass.NVCC is None or sass.disassembler() is None, reason="nvcc or nvdisasm is not installed"
 )
-def test_the_listings_hold_what_is_measured(tmp_path):
+def test_the_listings_have_all_measured_kernels(tmp_path):
     gpu_variants.compile_all(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 8e6, "it travels"
     found = {}

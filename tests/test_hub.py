@@ -35,7 +35,7 @@ def hub():
     return tool
 
 
-def test_variants_hold_what_is_of_every_python(hub, tmp_path):
+def test_variants_have_the_files_of_every_python(hub, tmp_path):
     wheel = tmp_path / "uefl-0.1.0-cp311-cp311-manylinux_2_34_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in (

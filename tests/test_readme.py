@@ -15,7 +15,7 @@ COMMANDS = re.findall(r"\buefl train [^\n`;#]+", README)
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_runs_when_it_is_pasted_alone(number):
+def test_each_snippet_runs_by_itself(number):
     exec(SNIPPETS[number], {})
 
 

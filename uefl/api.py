@@ -66,7 +66,7 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """A row per arm, round and client, with NaN or None for a value that was not measured.
+        """Return a row per arm, round and client, with NaN or None for a value that was not measured.
 
         Rounds count from 1, as in :attr:`summary`, the report and metrics.jsonl.
         """
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def rejected(self) -> pandas.DataFrame:
-        """A row per rejected reply: ``arm``, ``iteration``, ``round``, ``client``, ``reason``."""
+        """Return a row per rejected reply: ``arm``, ``iteration``, ``round``, ``client``, ``reason``."""
         import pandas
 
         table = pandas.DataFrame(

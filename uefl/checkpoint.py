@@ -45,7 +45,7 @@ def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any
 
 
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Read the checkpoint of a run, None when there is none yet.
+    """Read the checkpoint of a run; return None if there is none yet.
 
     Raises:
         UserError: another schema version, a file that is missing, truncated or altered.
@@ -99,7 +99,7 @@ def save_parts(
         found |= _header_and_bytes(part)[0]
     end = 0
     layout: dict[str, Any] = {"__metadata__": metadata}
-    # so each begins at a multiple of its own item
+    # largest items first, so that each tensor begins at a multiple of its item size
     for name in sorted(found, key=lambda name: (-_item_size(found[name]), name)):
         start, stop = found[name]["data_offsets"]
         layout[name] = found[name] | {"data_offsets": [end, end + stop - start]}

@@ -77,7 +77,7 @@ class Metrics:
 
     @property
     def bytes(self) -> int:
-        """The size of the file."""
+        """Return the size of the file."""
         return self._path.stat().st_size
 
     def lines(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""JSON that others have written: files of a run folder, of a model, or of a silo."""
+"""Parse JSON that others may have written: in a run folder, a model, or a silo."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Privacy:
 
     @property
     def _release(self) -> npt.NDArray[np.float64]:
-        """The Renyi divergence of one release at each order.
+        """Return the Renyi divergence of one release at each order.
 
         With ``central`` one client more or less moves a sum by up to the clipping norm, if it is drawn. With
         ``local`` a different update moves the sum by up to twice that, and the server knows the participants.

@@ -57,7 +57,7 @@ from .threads import threads_for
 
 
 class Observer(Protocol):
-    """An object that a run tells of its progress."""
+    """An object that receives the progress of a run."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """Handle the start of a run; ``rounds`` is the number for each arm."""

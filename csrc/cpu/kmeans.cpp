@@ -15,7 +15,7 @@
 namespace uefl::cpu {
 namespace {
 
-// When it pays to keep bounds on distances: measured constants (docs/design/kmeans-cpu.md).
+// Measured constants that decide whether bounds on distances save time (docs/design/kmeans-cpu.md).
 constexpr int64_t kSampleRows = 32;   // rows of the sample that decides about bounds
 constexpr int64_t kLeastRows = 4096;  // with fewer rows the sample costs too much
 constexpr int64_t kLeastRounds = 16;  // with fewer iterations left, filling the bounds does not pay
@@ -44,8 +44,8 @@ class DenseLloyd : public Lloyd {
   // Bounds of all rows, if they pay, and bounds of the sample that decides.
   std::optional<KMeansBounds> bounds_, sample_;
   std::vector<int64_t> sample_labels_;
-  int64_t one_in_ = 8;  // bounds pay while at most one distance in one_in_ has to be computed: a search
-                        // is faster than more single distances
+  int64_t one_in_ = 8;  // bounds save time if at most one distance in one_in_ has to be computed; with
+                        // more single distances, a search is faster
 };
 
 bool DenseLloyd::assign() {

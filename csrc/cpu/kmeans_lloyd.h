@@ -28,8 +28,8 @@ class Lloyd {
   virtual bool assign() = 0;
   // The squared distance of each row to its center, after assign().
   virtual std::vector<double> distances() const = 0;
-  // The same, to the bit of square_norms, for the rows that empty clusters take. Only the `count` farthest of
-  // the rows with a mass are needed; others may have zero.
+  // The same distances, with the bits of square_norms, for the rows that empty clusters take. Only the
+  // `count` farthest of the rows with a mass are needed; other rows may have zero.
   virtual std::vector<double> far_distances(int64_t count) const = 0;
   // Moves one row in the totals.
   virtual void move(KMeansTotals& totals, int64_t row, int64_t from, int64_t to) const = 0;

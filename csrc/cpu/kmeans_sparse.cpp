@@ -18,7 +18,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int64_t nearest_integer(double value) { return __builtin_llrint(value); }
 
-// What does not change during a fit.
+// The values that do not change during a fit.
 struct SparseProblem {
   SparseProblem(const SparseRows& x, const double* given_weights, bool with_variance,
                 const Parallel& parallel);
@@ -62,7 +62,7 @@ SparseProblem::SparseProblem(const SparseRows& x, const double* given_weights, b
   if (with_variance) find_variance();
 }
 
-// On the grid of the seeding, as the variance of dense rows.
+// Computes the variance on the grid of the seeding, as for dense rows.
 void SparseProblem::find_variance() {
   const double scale = grid_scale(scales, x.n, grid_bits(x.n, x.d));
   std::vector<int64_t> zero(x.d), sums(x.d), squares(x.d);
@@ -97,7 +97,7 @@ class SparseLloyd : public Lloyd {
 
   const SparseProblem& problem_;
   const SparseRows& x_;
-  std::vector<double> zero_;         // the term of a zero of weight 1 in its column, not rounded
+  std::vector<double> zero_;         // the amount that a zero of weight 1 adds to its column, not rounded
   std::vector<int64_t> zero_units_;  // the same, rounded
   std::vector<double> squares_;      // distances to the centers
 };

@@ -7,7 +7,7 @@
 namespace uefl::cuda {
 namespace {
 
-// All blocks read after it the values that any block wrote before it.
+// After the barrier, all blocks read the values that any block wrote before it.
 __device__ inline void grid_barrier() { cooperative_groups::this_grid().sync(); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The instructions of sm_90a that a search is made of: barriers in shared memory that count bytes, bulk
+// The instructions of sm_90a for a search: barriers in shared memory that count bytes, bulk
 // copies that report to them, and asynchronous products of a warpgroup (four warps) with the right operand in
 // shared memory. tests/cpp/cuda/emulation_hopper.h has the same functions for the CPU, written from the PTX
 // manual.
@@ -20,7 +20,7 @@ __device__ inline void barrier_init(Barrier* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
 }
-// After the last of them: also to bulk copies.
+// Makes the barriers visible, also to bulk copies. Call it after the last barrier_init.
 __device__ inline void barriers_are_there() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -32,7 +32,7 @@ __device__ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes
                "r"(bytes)
                : "memory");
 }
-// Until the phase of this parity is over; the phase before the first counts as one of parity 1 that is.
+// Waits until the phase of this parity is over. The phase before the first one has parity 1 and is over.
 __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   unsigned over = 0;
   while (over == 0) {
@@ -53,7 +53,7 @@ __device__ inline T* kept_shared(T* pointer) {
   return static_cast<T*>(__cvta_shared_to_generic(address));
 }
 
-// Between what this thread wrote to shared memory and products that read it.
+// Call it between this thread's writes to shared memory and the products that read them.
 __device__ inline void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // From global to shared memory, both addresses and the size multiples of 16 bytes; the barrier counts the
@@ -88,8 +88,8 @@ __device__ inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
       "r"(rank)
       : "memory");
 }
-// To the same place of shared memory in every block of the mask; the barrier of each of them counts its
-// bytes.
+// Copies to the same place of shared memory in every block of the mask. The barrier of each of these blocks
+// counts its bytes.
 __device__ inline void copy_multicast(void* target, const void* source, unsigned bytes, Barrier* barrier,
                                       uint16_t mask) {
   asm volatile(
@@ -101,7 +101,7 @@ __device__ inline void copy_multicast(void* target, const void* source, unsigned
 
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most kPending of the groups committed are under way.
+// Waits until at most kPending of the committed groups are in flight.
 template <int kPending>
 __device__ inline void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -143,8 +143,8 @@ __device__ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bo
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// Between a wait and what reads or writes these registers, which the compiler would not keep in this order by
-// itself.
+// Call it between a wait and the instructions that read or write these registers. Otherwise the compiler
+// could change their order.
 __device__ inline void registers_settled(float (&c)[64]) {
   UEFL_UNROLL
   for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
@@ -167,7 +167,7 @@ __device__ inline void fewer_registers() {
 namespace uefl::cuda {
 namespace {
 
-// All lanes of a warp have read what the barrier guards.
+// Arrives for a warp, after all lanes have read the data behind the barrier.
 __device__ inline void barrier_arrive_by_warp(Barrier* barrier) {
   __syncwarp();
   if (threadIdx.x % kWarp == 0) barrier_arrive(barrier);
@@ -176,7 +176,7 @@ __device__ inline void barrier_arrive_by_warp(Barrier* barrier) {
 // Operands of a product lie in blocks of 8 rows x 128 bytes, one after the other, in which the 16 bytes
 // number i of row r are at place i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes.
 struct Operand {
-  uint32_t low;  // the half that says where it is; the other one is the same for all
+  uint32_t low;  // the half with the address; the other half is the same for all operands
 
   __device__ operator uint64_t() const {
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kRowsApart = uint64_t{1024 >> 4} << 32;
@@ -188,7 +188,7 @@ __device__ inline Operand operand(const void* first) {
   constexpr uint32_t kIgnored = 1 << 16;
   return {kIgnored | (shared_address(first) & 0x3ffff) >> 4};
 }
-constexpr uint32_t kOperandStep = 32 >> 4;  // to the next 16 elements of the 64 in a row
+constexpr uint32_t kOperandStep = 32 >> 4;  // step to the next 16 of the 64 elements in a row
 
 }  // namespace
 }  // namespace uefl::cuda

@@ -1,9 +1,9 @@
-// The end of an iteration of Lloyd's algorithm on CUDA, after the search, in one launch: the sums follow the
-// rows that changed their cluster, empty clusters take rows, centers move, and the fit learns whether it has
-// ended. The bits are those of advance() in ops/kmeans/composed.py.
+// The end of an iteration of Lloyd's algorithm on CUDA, after the search, in one launch. It updates the sums
+// for rows that changed their cluster, gives rows to empty clusters, moves the centers, and tests for the end
+// of the fit. The bits are the same as in advance() of ops/kmeans/composed.py.
 //
-// Sums are integers. So the sums of the last iteration, less the rows that have left a cluster and plus those
-// that have entered it, are the sums of all rows of a cluster.
+// Sums are integers. So a cluster's sum is its sum in the last iteration, minus the rows that have left the
+// cluster, plus the rows that have entered it.
 //
 // Bytes: two labels a row, and x of the rows that changed.
 #pragma once
@@ -19,11 +19,11 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kAdvanceBlocks = 4;  // to a multiprocessor, at most
+constexpr int kAdvanceBlocks = 4;  // most blocks on a multiprocessor
 
 template <class Center>
 struct Lloyd {
-  const int64_t *previous, *labels;  // [n]; previous: null where the sums already are those of the labels
+  const int64_t *previous, *labels;  // [n]; previous: null if the sums already belong to the labels
   const double *middle, *scale, *weights, *mass_scale;  // [d], [d], [n] or null for 1, [1]
   const double* limit;                                  // [1] of the squared shift that ends the fit
   bool spherical;
@@ -34,22 +34,22 @@ struct Lloyd {
   long long *iterations, *ended;  // [1]
 
   __device__ double weight(int64_t row) const { return weights ? weights[row] : 1; }
-  // What a row adds to the mass of its cluster, and an element of it to the sum.
+  // The amount that a row adds to the mass of its cluster, and that one element of it adds to the sum.
   __device__ long long mass(int64_t row) const { return __double2ll_rn(weight(row) * *mass_scale); }
   __device__ long long term(double value, double weight, int64_t j) const {
     return __double2ll_rn((value - middle[j]) * weight * scale[j]);
   }
 };
 
-__device__ inline long long minus(long long value) {  // also of the smallest number
+__device__ inline long long minus(long long value) {  // defined for the smallest number, too
   return static_cast<long long>(0 - static_cast<unsigned long long>(value));
 }
-// A sum that wraps, as those in memory do.
+// A sum that wraps around, like the sums in memory.
 __device__ inline long long plus(long long a, long long b) {
   return static_cast<long long>(static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b));
 }
 
-// A warp looks at 32 rows at a time, and its lanes share the elements of each that has changed.
+// A warp reads the labels of 32 rows at a time. Its lanes share the elements of each row that has changed.
 template <class T, class Center>
 __device__ void follow_changes(const T* x, const Shape& shape, const Lloyd<Center>& fit) {
   const int lane = threadIdx.x % kWarp;
@@ -83,7 +83,7 @@ __device__ inline int64_t empty_before(int64_t end, const long long* masses) {
   for (int64_t cluster = 0; cluster < end; ++cluster) count += masses[cluster] == 0;
   return count;
 }
-// The same of all k clusters, for all threads of a block.
+// Counts the clusters without mass among all k. All threads of a block call it.
 __device__ inline int count_empty(int64_t k, const long long* masses) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
@@ -95,11 +95,11 @@ __device__ inline int count_empty(int64_t k, const long long* masses) {
   return count;
 }
 
-// The key of a row: its squared distance to its center as the bits of a float64, the last of them replaced
-// by the number of the row, so that no two are the same and the first of equals is the largest; plus 1. Zero
-// for a row without distance or mass.
+// The key of a row: the bits of its squared distance to its center in float64, plus 1. The number of the row
+// replaces the last bits. So no two keys are equal, and of equal distances the first row has the largest key.
+// The key is zero for a row without distance or mass.
 struct Keys {
-  long long spread = 0;  // bits of a number of a row
+  long long spread = 0;  // the bits that hold the number of a row
 
   __device__ explicit Keys(int64_t rows) {
     while (spread + 1 < rows) spread = 2 * spread + 1;
@@ -111,7 +111,7 @@ struct Keys {
 };
 
 // Writes the keys of up to `wanted` rows that are farthest from their centers, the farthest first; returns
-// how many there are. One row a round: the blocks agree on the largest key below the last one.
+// how many there are. Each step finds one row: the blocks agree on the largest key below the last one.
 template <class T, class Center>
 __device__ int find_farthest(const T* x, const Shape& shape, const Lloyd<Center>& fit, int wanted) {
   const Keys keys(shape.outputs);
@@ -198,7 +198,7 @@ __device__ void settle(int64_t k, const Lloyd<Center>& fit) {
       fit.shifts[i] = __dadd_rn(fit.shifts[i], fit.shifts[i + half]);
     __syncthreads();
   }
-  if (threadIdx.x == 0) ++*fit.iterations, *fit.ended = !(*fit.shifts > *fit.limit);  // NaN ends it, too
+  if (threadIdx.x == 0) ++*fit.iterations, *fit.ended = !(*fit.shifts > *fit.limit);  // NaN ends the fit, too
 }
 
 // A cooperative launch of at most kAdvanceBlocks blocks to a multiprocessor. Once the fit has ended, it
@@ -206,7 +206,7 @@ __device__ void settle(int64_t k, const Lloyd<Center>& fit) {
 template <class T, class Center>
 __global__ void __launch_bounds__(kThreads, kAdvanceBlocks)
     advance(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Lloyd<Center> fit) {
-  if (*fit.ended != 0) return;  // no block writes it before all blocks have met below
+  if (*fit.ended != 0) return;  // no block writes it before the barriers below
   if (fit.previous != nullptr) follow_changes(x, shape, fit);
   for (int64_t i = threadIdx.x; blockIdx.x == 0 && i < shape.k; i += blockDim.x) fit.farthest[i] = 0;
   grid_barrier();

@@ -100,7 +100,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
   each([](int, int) {});
   __syncthreads();
 
-  // From how many to where the first goes: codewords before warps.
+  // Turns the counts into the places of the first rows, by codeword and then by warp.
   int all = 0;
   for (int base = 0; base < codewords; base += blockDim.x) {
     const int code = base + threadIdx.x;
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
   const Sort sort{memory, memory + wanted.rows, memory + 2 * wanted.rows};
   if (wanted.sorted) sort_rows(shape, wanted.indices, first, rows, sort);
 
-  // A column that is not there stands for the last one, and what becomes of it goes nowhere.
+  // A lane beyond the last column reads the last column, and its results are not written.
   int column[kOwn];
   bool inside[kOwn];
   const T* own[kOwn];  // column of the row that begins at 0
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     middle[i] = kGather ? 0 : wanted.middle[column[i]];
   }
 
-  // Of the rows of one codeword, as long as they come one after another.
+  // The state for consecutive rows of one codeword.
   int current = -1;
   long long count = 0, sum[kOwn] = {};
   Wide codeword[kOwn] = {};

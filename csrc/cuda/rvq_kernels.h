@@ -1,5 +1,5 @@
 // All stages of rvq for a few rows on CUDA, in one launch: a block keeps a row, its residual and the sum of
-// its codewords in shared memory from the first stage to the last. The bits are those of stage by stage.
+// its codewords in shared memory from the first stage to the last. One launch per stage gives the same bits.
 //
 // There is no codebook to pack. A block reads the codewords as they are and compares |x - c|^2 in float32.
 // All terms are positive, so a score has a relative error below (d + 8) 2^-23, and underflow adds less than
@@ -19,9 +19,9 @@ namespace uefl::cuda {
 namespace {
 
 constexpr int kMostStages = 64;
-constexpr int kRvqLanes = 8;                                         // that share a codeword
-constexpr int kRvqBlocks = 2;                                        // to a multiprocessor, at most
-constexpr int64_t kMostRvqElements = 1 << 17, kMostRvqWidth = 4096;  // of a codebook, and of a codeword
+constexpr int kRvqLanes = 8;                                         // lanes that share a codeword
+constexpr int kRvqBlocks = 2;                                        // most blocks on a multiprocessor
+constexpr int64_t kMostRvqElements = 1 << 17, kMostRvqWidth = 4096;  // most elements of each
 
 struct RvqStage {
   const float* codewords;  // [books, k, d]
@@ -50,7 +50,8 @@ __device__ inline float rounded(float value) {
   return widen(out);
 }
 
-// The nearest codeword by float32, negative where the definition must decide; for all threads of the block.
+// Returns the nearest codeword by float32, or a negative number if the definition must decide. All threads of
+// the block call it.
 __device__ inline int nearest_in_float32(const float* row, const float* codewords, int k, int d) {
   __shared__ float bests[kThreads / kWarp], seconds[kThreads / kWarp];
   __shared__ int numbers[kThreads / kWarp];
@@ -89,7 +90,7 @@ __device__ inline int nearest_in_float32(const float* row, const float* codeword
   return certain ? found.index : -1;
 }
 
-// The same by the definition.
+// Returns the nearest codeword by the definition. All threads of the block call it.
 __device__ inline int nearest_by_definition(const float* row, const float* codewords, int k, int d) {
   __shared__ double bests[kThreads / kWarp];
   __shared__ int64_t numbers[kThreads / kWarp];

@@ -1,10 +1,10 @@
 // vq_assign in float32, without tensor cores: for codewords too long for the shared memory of the other
 // searches, and to compare with (UEFL_CUDA_SEARCH=float32).
 //
-//   search_float32  tiles of rows against all codewords, best and second best kept in registers, never a
-//   score in memory; a row whose gap
-//                   is not above twice the error bound gets -1, or for "fast" one whose scores may overflow
-//   rescore         each -1 by the definition
+//   search_float32  scores tiles of rows against all codewords. The best and the second-best score stay in
+//                   registers, and no score goes to memory. A row gets -1 if the gap of its scores is not
+//                   above twice the error bound; with "fast", only if its scores may overflow
+//   rescore         decides each -1 by the definition
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -38,7 +38,7 @@ struct FloatTopTwo {
 };
 
 // Elements [start, start + kElements) of the tile's rows, less the center, transposed. Neighboring threads
-// take what lies side by side.
+// read adjacent elements.
 template <class T>
 __device__ void load_rows(const T* x, const Shape& shape, const int64_t* begin, const float* center,
                           int64_t start, float (*tile)[kRows + 4]) {
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (thread < kRows) squares[thread] = square;
     __syncthreads();
-    FloatTopTwo found;  // of the row that this thread answers for, one for eight of sixteen threads
+    FloatTopTwo found;  // of this thread's row: eight of sixteen threads have one
     UEFL_UNROLL
     for (int r = 0; r < kThreadRows; ++r) {
       UEFL_UNROLL

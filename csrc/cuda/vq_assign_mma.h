@@ -2,7 +2,7 @@
 // its second pass. The tests also run it on the CPU, instruction by instruction.
 //
 // A block keeps 64 rows in shared memory as float16 and goes through the codebook in blocks of 128 codewords
-// x 64 elements, which stream through two buffers. Of the eight warps, each has 32 rows and 32 codewords of
+// x 64 elements, which stream through two buffers. Each of the eight warps has 32 rows and 32 codewords of
 // every product.
 //
 //   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a
@@ -19,8 +19,8 @@ namespace uefl::cuda {
 namespace {
 
 constexpr int kMmaRows = 64, kMmaColumns = 8, kParts = kThreads / kMmaRows, kMostCandidates = 8;
-constexpr int kMmaLists = kMmaRows / kWarpRows;  // of a block: the warps that judge rows
-constexpr int kMmaBarrier = 5;                   // named, of the kThreads threads that search with mma.sync
+constexpr int kMmaLists = kMmaRows / kWarpRows;  // lists of a block, one for each warp that tests rows
+constexpr int kMmaBarrier = 5;                   // named barrier of the threads that search with mma.sync
 
 // The state of a block for its rows.
 struct MmaRows {
@@ -31,7 +31,7 @@ struct MmaRows {
   // the second
   int64_t outputs[kMmaRows];
   float limits[kMmaRows];
-  int rows, read;  // how many there are, and how far the lists of the block are read
+  int rows, read;  // number of rows, and of entries read from the lists of the block
   int found[kMmaRows], candidates[kMmaRows][kMostCandidates];
 };
 
@@ -71,7 +71,7 @@ __device__ inline const uint16_t* corner(const uint16_t* block, int row, int j, 
   return block + swizzled(row + lane % 8 + (of == 0 ? first : second), j + (of == 0 ? second : first));
 }
 
-// The scores of a thread for one row against its limit, which few of them are within.
+// Compares the scores of a thread for one row with the limit of the row; few scores are within it.
 __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64_t first_code, int row,
                                        float limit, MmaRows& known) {
   float lowest = scores[0];
@@ -94,7 +94,7 @@ template <class T, class OutputOf>
 __device__ void load_rows(const T* x, const Shape& shape, const Packed& packed, int64_t book,
                           const OutputOf& output_of, const MmaMemory& memory) {
   MmaRows& known = memory.known;
-  // Neighboring threads take what lies side by side.
+  // Neighboring threads read adjacent elements.
   const int thread = mma_thread(), row = shape.stride == 1 ? thread / kParts : thread % kMmaRows;
   const int part = shape.stride == 1 ? thread % kParts : thread / kMmaRows;
   const float* center = packed.center + book * shape.d;
@@ -124,7 +124,7 @@ __device__ void load_rows(const T* x, const Shape& shape, const Packed& packed, 
   if (part == 0) known.rest[row] = row_rest(sum_of(known.rests), norm);
 }
 
-// One base for the 64 rows.
+// The same base for all 64 rows.
 __device__ inline Base base_of_rows(const Certificate& certificate, const MmaRows& known) {
   float longest = 0;
   for (int i = threadIdx.x % kWarp; i < kMmaRows; i += kWarp)
@@ -196,8 +196,8 @@ __device__ void score_rows(const Shape& shape, const Packed& packed, int64_t boo
   }
 }
 
-// The rows of a block by the definition: four threads take the candidates of a row, then a warp each row that
-// has too many, or none.
+// Decides the rows of a block by the definition. Four threads take the candidates of a row. Then a warp takes
+// each row with too many candidates, or with none.
 template <class T>
 __device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book,
                        const MmaRows& known, int64_t* indices) {
@@ -298,7 +298,7 @@ __device__ void search_open(const T* x, const Shape& shape, const Packed& packed
   }
 }
 
-// Of the rows of a list of search_mma, room for those of all tiles that a block takes.
+// The room of a list of search_mma: the rows of all tiles that a block takes.
 UEFL_HOST_DEVICE inline int64_t mma_tiles(const Shape& shape) {
   return (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books;
 }
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   MmaRows& known = memory.known;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int64_t all = shape.outputs / shape.books, room = mma_room(shape, gridDim.x);
-  OpenRows list(packed, blockIdx.x * kMmaLists + warp % kMmaLists, room);  // of the warps that judge
+  OpenRows list(packed, blockIdx.x * kMmaLists + warp % kMmaLists, room);  // of the warps that test rows
 
   const auto tiles = static_cast<unsigned>(mma_tiles(shape)), books = static_cast<unsigned>(shape.books);
   for (unsigned work = blockIdx.x; work < tiles; work += gridDim.x) {

@@ -1,20 +1,19 @@
 // vq_assign on sm_90a: one block on each multiprocessor for the whole search. The tests also run it on the
-// CPU, barriers, copies and shared-memory layouts and all. The warps of a block have roles,
-// with rings of barriers between them:
+// CPU, with its barriers, copies and layouts of shared memory. The warps of a block have roles, with rings of
+// barriers between them:
 //
-//   prepare   four warps copy rows of x, 16 each, and make float16 tiles of them, as the products read them,
-//   with the length of each row
-//             and what float16 lost. Only they know the type of x and its strides. (this file)
+//   prepare   four warps copy 16 rows of x each and convert them to float16 tiles in the layout of the
+//             products. They also measure the length of each row and its rounding error. Only they know the
+//             type and the strides of x. (this file)
 //   multiply  two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
-//   score of each lane. Each
-//             sends its products when it is its turn, and compares while the others multiply. The codebook is
-//             copied once where it fits; where it does not, a thread of the last warpgroup copies a block
-//             whenever one is done with. (this file)
+//             score of each lane. A warpgroup issues its products in its turn, and compares while the others
+//             multiply. A codebook that fits is copied once. Otherwise a thread of the last warpgroup copies
+//             a block of codewords whenever a stage is free. (this file)
 //   finish    four warps merge the results of the lanes of a row, certify them, and write.
-//   (vq_assign_wgmma_finish.h)
+//             (vq_assign_wgmma_finish.h)
 //
-// Bulk copies of one dimension do it all: the codebook is packed as the products read it, and rows are
-// converted anyway. So there is no tensor map to encode, hand over and keep right under graph capture.
+// All copies are bulk copies of one dimension, because the codebook is packed in the layout of the products
+// and rows are converted anyway. So no tensor map has to be encoded, passed on and kept valid in a graph.
 #pragma once
 
 #include "cuda/vq_assign_wgmma_finish.h"
@@ -22,9 +21,9 @@
 namespace uefl::cuda {
 namespace {
 
-// The blocks of the codebook in the order of multiplication. One thread copies them: all at once
-// where each has a stage, else all but one, and then one for each that the last warpgroup, which this thread
-// is of, begins to multiply.
+// The blocks of the codebook in the order of multiplication. One thread of the last warpgroup copies them. If
+// each block has a stage, it copies all blocks at once. Otherwise it first fills all stages except one, and
+// then copies one block each time that its warpgroup begins to multiply one.
 struct CodewordBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
@@ -54,7 +53,7 @@ struct CodewordBlocks {
   }
 };
 
-// Eight elements of a row, zero from number left on; in rows of 16-bit elements all are there or none.
+// Loads eight elements of a row, with zeros from number `left` on. Rows of 16-bit elements have all or none.
 template <class T>
 __device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
   constexpr int kAtOnce = sizeof(uint4) / sizeof(T);
@@ -68,12 +67,12 @@ __device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
   }
 }
 
-// Lane r and r + 16 take row r of a warp, every second 16 bytes of the tile each. Eight rows at once read and
-// write different banks where a row is 128 bytes: they take their pieces in the order of the products of the
-// row's number in GF(8): these still differ from each other after the swizzle.
+// Lanes r and r + 16 take row r of a warp: each takes every second 16 bytes of the tile. With rows of 128
+// bytes, eight rows at once must use different banks. So each row takes its pieces in another order, given by
+// products with the row's number in GF(8). The pieces of the rows still differ after the swizzle.
 __device__ inline int piece_order(int row) { return (row << 1 & 7) ^ (row & 4 ? 3 : 0); }
 
-// One chunk of 16 rows into a tile; adds up the squares of the elements and of what float16 lost, scaled.
+// Converts one chunk of 16 rows to a tile. Adds up the squares of the scaled elements and of their errors.
 template <class T>
 __device__ void convert(const unsigned char* raw, unsigned char* tile, int left, const float* center,
                         float up, float& square, float& rest) {
@@ -106,13 +105,13 @@ __device__ void convert(const unsigned char* raw, unsigned char* tile, int left,
   }
 }
 
-// A warp's copies of its rows, 16 of them and a chunk at a time.
+// Copies the rows of a warp, a chunk of 16 rows at a time.
 template <class T>
 struct RawRows {
   const T* x;
   Ring ring;
   int item = 0, chunk = 0;
-  const T* row = nullptr;  // of this lane, where rows do not lie side by side
+  const T* row = nullptr;  // row of this lane, if rows are not adjacent
 
   __device__ void copy_next(const Shape& shape, const Stages& stages, const Memory& memory, int items) {
     if (item == items) return;
@@ -227,7 +226,7 @@ struct Turns {
         last(group + 1 == kGroups),
         own(kFirst + group),
         next(__shfl_sync(kAllLanes, last ? kFirst : own + 1, 0)) {}
-  // The last warpgroup gives the first turn, and the first warpgroup takes the turn that is left over.
+  // The last warpgroup passes the first turn, and the first warpgroup waits for the turn after the last one.
   __device__ void begin() const {
     if (last) pass();
   }
@@ -256,7 +255,7 @@ __device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand co
 }
 
 // The stages of the codebook as a warpgroup reads them. Values computed once stay in registers: in a loop
-// the compiler would find the addresses anew for every block.
+// the compiler would compute the addresses again for every block.
 template <bool kMayPair>
 struct CodewordStages {
   Ring ring;
@@ -278,7 +277,7 @@ struct CodewordStages {
     __syncwarp();
     if (threadIdx.x % kWarp < together) barrier_arrive_in(first_empty + place, threadIdx.x % kWarp);
   }
-  // The same in all lanes, as the compiler must know: it then adds in registers that a warp shares.
+  // The shuffle tells the compiler that all lanes have this value. It then uses registers that a warp shares.
   __device__ Operand block() const {
     const Operand here = first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
     return {__shfl_sync(kAllLanes, here.low, 0)};
@@ -311,7 +310,7 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     const int book = stages.items.book(blockIdx.x, round);
     if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
     if (stages.resident) codewords.ring.place = book * code_tiles * chunks, codewords.ring.parity = 0;
-    if (round * kGroups + group >= items) {  // no rows in the last round: the others need its turns
+    if (round * kGroups + group >= items) {  // no rows in the last round: the others wait for its turns
       for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
         turns.wait();
         for (int chunk = 0; chunk < chunks; ++chunk, codewords.ring.advance()) {
@@ -380,7 +379,7 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
     barrier_arrive_by_warp(memory.found(tiles.place));
   }
   turns.end();
-  // Not to leave before all copies have come, those for the books of other blocks too.
+  // Waits until all copies have arrived, also copies of books that this block has not used.
   for (int block = 0; stages.resident && block < stages.codewords; ++block)
     barrier_wait(memory.codewords_full(block), 0);
 }

@@ -1,10 +1,10 @@
-// The last role of search_wgmma finds the nearest codeword of each row, judges whether that is certain, and
-// decides the rows that are open.
+// The last role of search_wgmma finds the nearest codeword of each row, tests whether it is certain, and
+// decides the open rows.
 //
-// multiply() knows of each of the four lanes of a row the codeword of the least score (kCross), or the four
-// codewords that have it among them. The four are scored again. A row that is open between the least
-// codewords of two lanes, and nothing else, is settled here, by the definition; others go on a list. At the
-// end, some warps of the block take the rows of its lists through the second pass of vq_assign_mma.h.
+// For each of the four lanes of a row, multiply() gives the codeword with the least score (kCross), or a
+// group of four codewords that contains it. Such a group is scored again. If a row is open only between the
+// least codewords of two lanes, the definition decides it here. Other open rows go on a list. At the end,
+// some warps of the block run the second pass of vq_assign_mma.h for the rows of the lists.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -44,8 +44,8 @@ struct Memory {
   __device__ Barrier* slot_free(int place) const { return found(stages.tiles + place); }
   __device__ Barrier* raw_full(int place) const { return found(2 * stages.tiles + place); }
 
-  // Copies arrive once, a role with a lane of each of its warps, and where blocks share their reads of the
-  // codebook, of those in all of them.
+  // A copy arrives once. A role arrives with one lane of each of its warps. If blocks share their reads of
+  // the codebook, the warps of all these blocks arrive.
   __device__ void make_barriers(int multiply_warps) const {
     for (int i = 0; i < stages.codewords; ++i) {
       barrier_init(codewords_full(i), 1);
@@ -90,14 +90,14 @@ __device__ inline Candidates candidates_of(const Found (&found)[4], int lane) {
   return all;
 }
 
-// A row of a lane and its codeword in its book; no row: negative.
+// A row of a lane and its codeword in its book. output is negative if the lane has no row.
 struct Choice {
   int64_t output;
   int index;
 };
 
-// Rows that are open between few codewords, by the definition: a lane takes one of them, up to kWarp / kOf
-// rows at once, the last ones.
+// Decides rows that are open between a few codewords, by the definition. A lane takes one codeword. A warp
+// takes the last rows of the list, at most kWarp / kOf.
 template <class T, int kOf>
 __device__ Choice settle(const T* x, const Shape& shape, const Packed& packed, const Origin& origin,
                          const Pending* pending, int& count, int lane) {
@@ -120,8 +120,8 @@ __device__ Choice settle(const T* x, const Shape& shape, const Packed& packed, c
   return {member == 0 ? output : -1, static_cast<int>(found.index)};
 }
 
-// What vq makes of rows that are in the cache yet: a warp copies their codewords, 16 bytes of x at a time,
-// and adds up the errors of each lane.
+// Quantizes rows for vq while they are still in the cache. A warp copies their codewords, 16 bytes of x at a
+// time, and adds up the errors of each lane.
 template <class T>
 struct Take {
   const T* x;
@@ -132,7 +132,7 @@ struct Take {
   Chosen* chosen;  // of the warp
   double error = 0;
 
-  // The rows of the lanes, at most 16.
+  // Adds the rows of the lanes, at most 16.
   __device__ void add(const Choice& mine, int lane) {
     const unsigned votes = __ballot_sync(kAllLanes, mine.output >= 0);
     const int rows = __popc(votes);
@@ -151,7 +151,7 @@ struct Take {
   }
 
   __device__ void copy(int rows, int lane) {
-    constexpr int kPiece = kTakePiece, kPieces = 2;  // of a lane under way
+    constexpr int kPiece = kTakePiece, kPieces = 2;  // that a lane has in flight
     int row, piece;
     steps.first(lane, row, piece);
     while (row < rows) {

@@ -47,19 +47,19 @@ struct Ring {
 
 // The 64 rows of one book that a warpgroup multiplies.
 struct Item {
-  int64_t book, first, count;  // of the rows of the book: the first, and how many there are in all
+  int64_t book, first, count;  // first: the first row of the item; count: all rows of the book
 
   __device__ int64_t output(const Shape& shape, int row) const { return (first + row) * shape.books + book; }
-  // Of the 16 that begin with this row.
+  // The number of rows among the 16 that begin with this one.
   UEFL_HOST_DEVICE int rows(int from) const {
     const int64_t left = count - first - from;
     return static_cast<int>(left < 0 ? 0 : left < kWarpRows ? left : kWarpRows);
   }
 };
 
-// The items of the blocks: warpgroup g takes number g, g + groups and so on of its block. With one book they
-// are dealt out one by one. Else the items of a round, one for each warpgroup, have the same book, since they
-// share the codewords that stream by.
+// The items of the blocks: warpgroup g takes number g, g + groups and so on of its block. With one book,
+// blocks get items one by one. With several books, the items of a round (one for each warpgroup) have the
+// same book, because the warpgroups share the codewords.
 struct Items {
   int64_t rows;                         // of a book
   unsigned dealt, books, groups, grid;  // rows of a book for this number of blocks
@@ -81,7 +81,7 @@ struct Items {
     together = 2;
     grid = static_cast<unsigned>(std::min<int64_t>((grid + 1) / 2, most_blocks / 2) * 2);
   }
-  // Divisions are of 32 bits: one of 64 is a call.
+  // Divisions have 32 bits, because a division of 64 bits is a function call.
   UEFL_HOST_DEVICE int number(unsigned block) const {
     return static_cast<int>((dealt - block + grid - 1) / grid * (books == 1 ? 1 : groups));
   }
@@ -151,7 +151,7 @@ struct Steps {
 };
 
 // The result of a lane of a multiplying warp for a row: its least score and the next one, as the packed
-// integers of vq_assign_scores.h, and the tile of 128 codewords that the least is of.
+// integers of vq_assign_scores.h, and the tile of 128 codewords with the least score.
 struct alignas(16) Found {
   TwoLeast scores;
   int tile, unused;
@@ -164,14 +164,14 @@ struct Slot {
   float norm[kGroupRows], rest[kGroupRows];
 };
 
-// Rows that are open between few codewords: both groups of them, or both codewords, as numbers in the book.
+// A row that is open between two codewords, or two groups of four: their numbers in the book.
 struct Pending {
   int64_t output;
   int first, next;
 };
 
-// A row with its codeword, for what vq makes of them: where it begins, in elements, and the codeword of all
-// books.
+// A row that vq quantizes: its first element in x, its output, and the number of its codeword, counted over
+// all books.
 struct Chosen {
   int64_t begin, output;
   int code;
@@ -199,8 +199,8 @@ struct Stages {
 
 constexpr int kWgmmaStaticBytes = 1024;  // State, in vq_assign_wgmma.h, and alignment
 
-// Place the stages in memory. In the end the second pass takes the place of all but the barriers. Returns
-// whether they fit.
+// Place the stages in memory. At the end, the second pass reuses all memory except the barriers. Returns
+// whether the stages fit.
 inline bool place(Stages& stages, int64_t d, int64_t limit) {
   int64_t size = 0;
   const auto take = [&](int64_t count, int64_t bytes) {
@@ -214,15 +214,15 @@ inline bool place(Stages& stages, int64_t d, int64_t limit) {
   stages.raw_at = take(stages.raw * kGroupWarps, kWarpRows * stages.row_bytes);
   stages.starts_at = take(stages.codewords, kStartBytes);
   stages.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
-  size = std::max(size, mma_bytes(d));  // what follows is in use beside the second pass
+  size = std::max(size, mma_bytes(d));  // the second pass also needs the parts below
   stages.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
   stages.barriers_at = take(stages.barriers(), sizeof(Barrier));
   stages.size = static_cast<int>(size);
   return size + kWgmmaStaticBytes <= limit;
 }
 
-// For rows of x that are copied 16 bytes at a time, with this number of bytes of shared memory; codewords = 0
-// where that does not do.
+// Plans the stages for rows of x that are copied 16 bytes at a time, within `limit` bytes of shared memory.
+// The result has codewords = 0 if the memory is too small.
 inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
                      int64_t most_blocks) {
   if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits

@@ -1,9 +1,9 @@
 // The results that vq makes of indices: the codewords, the error and the counts, in one pass at the speed of
 // a copy.
 //
-// A warp takes a tile of at most 32 rows, one after another in memory, and cuts it into pieces of 16 bytes of
-// x that its lanes take in turn, some under way each: every access of a warp is of whole sectors, whatever d
-// is. A piece is one element if larger ones do not fit the alignment and strides.
+// A warp takes a tile of at most 32 rows that are adjacent in memory, and cuts it into pieces of 16 bytes of
+// x. Its lanes take the pieces in turn, and each lane has several in flight. So every access of a warp has
+// whole sectors, for any d. A piece is one element if the alignment and the strides allow no larger one.
 //
 // Bytes: x and quantized once each, 8 an index; codewords come from the caches.
 #pragma once
@@ -28,8 +28,8 @@ constexpr int kTilePieces =
 template <class T>
 constexpr int kPieceOf = sizeof(T) < sizeof(double) ? 16 / sizeof(T) : 1;
 
-// In one access, where the compiler would cut an assignment up; and first to leave the caches, which keep the
-// codewords.
+// Stores a piece in one access; the compiler would split an assignment. The piece leaves the caches first, so
+// that the codewords stay.
 template <class T, int kCount>
 __device__ void store(const Piece<T, kCount>& piece, T* target) {
   if constexpr (kCount > 1 && sizeof piece <= sizeof(float4)) {
@@ -43,7 +43,7 @@ __device__ void store(const Piece<T, kCount>& piece, T* target) {
   }
 }
 
-// A piece of a row, and the same of its codeword, which it is quantized to. Returns the error.
+// Quantizes a piece of a row to the same piece of its codeword. Returns the error.
 template <class T, class Codeword, int kCount>
 __device__ double quantize(const Piece<T, kCount>& value, const Piece<Codeword, kCount>& close, T* target) {
   using Wide =

@@ -306,7 +306,7 @@ def test_mistakes_are_one_line(override, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_key_outside_of_a_section_is_told_where_it_belongs():
+def test_the_error_of_a_misplaced_key_names_its_section():
     for key, place in (
         ("lr", r"\[training\]"),
         ("gamma", r"\barms .*algorithm = "),

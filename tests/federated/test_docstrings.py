@@ -36,7 +36,7 @@ def raised(node: ast.AST) -> Iterator[str]:
             yield from raised(inner)
 
 
-def test_a_public_function_says_what_it_raises():
+def test_a_public_function_documents_its_errors():
     silent, seen = [], 0
     for path in sorted(ROOT.rglob("*.py")):
         folders = path.relative_to(ROOT).parts

@@ -93,7 +93,7 @@ def test_the_doctor_agrees_with_the_dispatcher():
     assert doctor.collect()["compiled"]["loaded"] == (library.load_error() is None)
 
 
-def test_an_absent_host_module_is_said(monkeypatch):
+def test_an_absent_host_module_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "uefl_kernels._host", None)
     cpu = doctor.collect()["cpu"]
     assert cpu["variant"] is None

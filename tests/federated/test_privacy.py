@@ -201,7 +201,7 @@ def test_who_takes_part_is_a_coin_for_each_client():
     assert PoissonParticipants(names, 1.0, SECRET, "arm").of(3) == names
 
 
-def test_a_round_with_nobody_in_it_has_noise_all_the_same():
+def test_a_round_without_clients_has_noise_too():
     one = private(participation=1e-6, noise_multiplier=5.0)
     assert one.participants.of(0) == ()
     old = values(one).clone()
@@ -424,7 +424,7 @@ def test_on_unlabeled_sets():
     assert records[-1]["epsilon"] > 0
 
 
-def test_no_silo_is_told_the_mean_of_the_others_pixels():
+def test_no_silo_gets_the_mean_of_the_pixels_of_others():
     fed = federation()
     assert Setting.of(settings("fedavg"), fed, 1).mean == (0.3,)
     hidden = Setting.of(settings("fedavg", **PRIVATE), fed, 1)

@@ -125,7 +125,7 @@ def test_a_run_that_repeats_another_is_found(tmp_path):
     assert repeated(runs) == {tmp_path / "b": tmp_path / "a"}
 
 
-def test_a_folder_of_runs_is_no_run_but_holds_some(tmp_path):
+def test_a_folder_of_runs_is_not_a_run(tmp_path):
     sample_runs.write(tmp_path / "a")
     with pytest.raises(UserError, match=rf"config\.toml; .* report {tmp_path}/\*"):
         read_run(tmp_path)

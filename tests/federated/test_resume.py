@@ -60,7 +60,7 @@ def test_two_processes_do_not_share_a_folder(finished):
         go_on(out)
 
 
-def test_resuming_what_is_no_run(tmp_path):
+def test_resuming_a_folder_without_a_run(tmp_path):
     with pytest.raises(UserError, match=r"config.toml\); .*PRESET --out "):
         go_on(tmp_path / "free")
     (tmp_path / "other").touch()

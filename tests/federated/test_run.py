@@ -86,7 +86,7 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(finished, tmp_path):
     assert outcome(tmp_path / "other")[1] != outcome(finished[0])[1]
 
 
-def test_a_folder_in_use_is_left_alone(finished, tmp_path):
+def test_a_folder_in_use_is_not_changed(finished, tmp_path):
     out = finished[0]
     with pytest.raises(UserError, match=r"\bfinished .*--out.*report"):
         start(out)

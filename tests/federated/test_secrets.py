@@ -114,7 +114,7 @@ def test_silos_with_secrets_match_the_local_engine(tmp_path):
             assert torch.equal(remote.state()[0][key], tensor), (name, key)
 
 
-def test_a_secret_is_made_once_and_is_its_owner_s_alone(tmp_path):
+def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
     made = SiloFolder(tmp_path / "ulm.silo").secret
     assert len(made) == 32
     assert SiloFolder(tmp_path / "ulm.silo").secret == made != SiloFolder(tmp_path / "bonn.silo").secret

@@ -271,7 +271,7 @@ def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
     assert "entropy-few-uefl.png" not in page
 
 
-def test_a_measure_that_no_run_has_is_said_with_the_nearest_one(tmp_path: Path) -> None:
+def test_the_error_of_an_unknown_measure_has_the_nearest_one(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     unknown = replace(
         result, suite=result.suite.model_copy(update={"measures": ("accuracy", "nlll", "acuracy", "usage")})
@@ -313,7 +313,7 @@ def test_arms_with_different_rounds_are_named(tmp_path: Path) -> None:
     assert said in report.content(result, []).sections[0].blocks
 
 
-def test_a_mean_of_fewer_seeds_than_the_row_has_is_said(tmp_path: Path) -> None:
+def test_a_mean_of_fewer_seeds_than_the_row_has_is_noted(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     assert report.partial(result) == []
     run = result.runs["few", "uefl"][1]

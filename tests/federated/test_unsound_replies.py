@@ -181,7 +181,7 @@ def test_an_invalid_state_ends_the_run_and_names_its_method():
     assert set(before) == set(one.state()[0])
 
 
-def test_nobody_is_named_where_all_diverge():
+def test_no_client_is_named_if_all_diverge():
     one = arm(
         settings("fedavg"),
         wrap=lambda e: Changed(e, constant("values", 1e9), ("silo-0", "silo-1", "silo-2")),

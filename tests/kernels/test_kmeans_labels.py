@@ -87,7 +87,7 @@ def test_large_numbers_are_finite():
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
 @pytest.mark.parametrize("options", [{}, {"metric": "cosine"}], ids=str)
-def test_every_method_refuses_what_is_not_finite(options, make):
+def test_every_method_refuses_non_finite_values(options, make):
     x = normal(200, 5).numpy()
     model = KMeans(4, random_state=0, **options).fit(x)
     for value in (np.nan, np.inf):

@@ -40,7 +40,7 @@ def test_scikit_learns_checks(estimator, check):
 
 @pytest.mark.parametrize("weights", [None, np.arange(300.0)], ids=["plain", "weights"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_levels_are_kmeans_of_what_is_left(dtype, weights):
+def test_levels_are_kmeans_of_the_residuals(dtype, weights):
     x = DATA.astype(dtype)
     model = ResidualKMeans(3, 5, random_state=7).fit(x, sample_weight=weights)
     rest = x.astype(np.float64 if dtype == np.float64 else np.float32)

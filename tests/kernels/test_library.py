@@ -76,7 +76,7 @@ def test_check_finds_a_variant_that_does_not_exist(forced):
     assert python(code, UEFL_CPU="sse9", UEFL_BACKEND="reference").stdout == ""
 
 
-def test_check_raises_what_the_op_would():
+def test_check_raises_the_errors_of_the_op():
     for name in ("vq", "vq_assign"):
         check(name, "cpu")
         with backend("cuda"), pytest.raises(RuntimeError, match=f"^backend 'cuda' .*{name} .*cpu.*cuda"):

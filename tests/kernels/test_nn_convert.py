@@ -208,7 +208,7 @@ def test_five_steps_of_a_vqmodel(name, legacy):
     assert torch.equal(convert.to_vqmodel(layer, "")["embedding.weight"], layer.codebook)
 
 
-def test_a_mimi_with_one_projection_alone_is_refused():
+def test_a_mimi_with_only_one_projection_is_refused():
     state = mimi_state(4)
     del state[next(name for name in state if "output_proj" in name)]
     with pytest.raises(ValueError, match="input_proj"):
@@ -243,7 +243,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("write", [convert.to_encodec, convert.to_dac])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_that_a_codec_cannot_hold(name, write):
+def test_a_layer_that_a_codec_cannot_store(name, write):
     with pytest.raises(ValueError, match=f"^{write.__name__}: "):
         write(LAYERS[name]())
 

@@ -1,4 +1,4 @@
-"""Codewords that no op finds: the k nearest, at temperature zero, of shared and frozen codebooks."""
+"""Searches without an op: the k nearest codewords, temperature zero, shared and frozen codebooks."""
 
 from __future__ import annotations
 

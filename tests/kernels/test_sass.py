@@ -226,10 +226,10 @@ def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
         assert count(loop, r"LDSM\.16\.M88\.4") == count(loop, "LDSM") == 16, name
         assert count(loop, r"LDGSTS.*\.128") == count(loop, "LDGSTS") > 0, name
         assert count(loop, "STL|LDL") == 0, name
-        # In either pass a row of float32 is read twice, 16 bytes at a time, as is the center; and two
-        # codewords that are scored again.
+        # Each pass reads four elements of the center twice, and of the row. A load has 16 bytes, so float64
+        # takes two, and 16-bit types take shorter loads. Codewords that are scored again take four loads.
         groups = name.endswith("Lb0E")
-        loads = (8 if name.startswith("f") else 4) + (4 if groups else 0)
+        loads = 4 + {"f": 4, "d": 8}.get(name[0], 0) + (4 if groups else 0)
         assert count(sass.operations(lines), r"LDG\.E\.128$") == loads, name
         after = loop[max(i for i, operation in enumerate(loop) if operation.startswith("HMMA")) + 1 :]
         assert count(after, "FFMA$") == 32, name

@@ -131,11 +131,11 @@ class Algorithm:
         return algorithm
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse what cannot be trained, before anything is written; ``net`` is the network of
+        """Refuse settings that cannot be trained, before anything is written; ``net`` is the network of
         :meth:`build_model`.
 
         Raises:
-            UserError: what ``arm`` lacks, and what to do.
+            UserError: ``arm`` lacks something; the message has advice.
         """
         smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if self.trains_clients and smallest.sizes.train == 1:

@@ -84,7 +84,7 @@ class Context:
 
     @property
     def spec(self) -> ModelSpec:
-        """The specification of the network."""
+        """Return the specification of the network."""
         return ModelSpec(self.model, self.shape, len(self.classes), self.network, self.inputs)
 
 

@@ -80,7 +80,7 @@ class FedBR(Algorithm):
 
     @property
     def asks_all(self) -> bool:
-        """The mean images of all clients are made before the first round."""
+        """Return the mean images of all clients are made before the first round."""
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:

@@ -1,13 +1,13 @@
-"""FedGate: a client has a second last layer of its own, and its holdout images decide how much it counts.
+"""FedGate: each client has its own last layer, with a weight that the client's holdout images decide.
 
-FedPer replaces the shared last layer of a client by a layer of its own. This helps where the images or the
-class shares of clients differ. It harms where they do not differ, because one client trains that layer alone.
+FedPer replaces the shared last layer of a client by the client's own layer. This helps if the images or the
+class shares of clients differ. It harms if they do not differ, because only one client trains the own layer.
 FedGate keeps both layers, and trains both on the same features. A prediction mixes the probabilities of both.
 At the start of a round, each client measures both layers on its holdout images, and takes the weight between
 0 and 1 under which these images are most likely.
 
-The messages are those of FedAvg; the own layer and its weight stay with the client. A client that never
-trained is measured with the means of the own layers and of their weights.
+The messages are the same as with FedAvg. The own layer and its weight stay with the client. A client that
+never trained is measured with the means of the own layers and of their weights.
 
 Source: our own. Guo et al., "PFL-MoE: Personalized Federated Learning Based on Mixture of Experts" (2021),
 mix a shared and a personal model, too; their weight comes from a trained network.
@@ -47,7 +47,7 @@ class GatedLayer(nn.Module):
         self.weight = nn.Buffer(torch.zeros(()))
         """share of the own layer, from 0 to 1"""
         self.apart = False
-        """whether the result has the logits of both, ``[2, ..., classes]``"""
+        """True: ``forward`` returns the logits of both layers, ``[2, ..., classes]``"""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return the log of the mixed probabilities, or both logits."""
@@ -59,7 +59,7 @@ class GatedLayer(nn.Module):
 
 
 class GatedNet(nn.Module):
-    """A network with a :class:`GatedLayer` in the place of its last linear layer."""
+    """A network with a :class:`GatedLayer` instead of its last linear layer."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -70,13 +70,13 @@ class GatedNet(nn.Module):
         self.net = net
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return what the gated layer makes of images ``[B, C, H, W]``."""
+        """Return the output of the gated layer for images ``[B, C, H, W]``."""
         output: torch.Tensor = self.net(images)
         return output
 
     @property
     def gate(self) -> GatedLayer:
-        """The gated layer."""
+        """Return the gated layer."""
         return next(module for module in self.net.modules() if isinstance(module, GatedLayer))
 
     @contextmanager
@@ -92,7 +92,7 @@ class GatedNet(nn.Module):
 
 @register("fedgate")
 class FedGate(Algorithm):
-    """FedAvg with an own last layer beside the shared one, as far as it helps the client's holdout images."""
+    """FedAvg with a shared and an own last layer, weighted by the client's holdout images."""
 
     columns: ClassVar[dict[str, str]] = {"own_share": "weight of the client's own last layer, from 0 to 1"}
 
@@ -116,7 +116,7 @@ class FedGate(Algorithm):
 
     @torch.no_grad()
     def before_round(self, work: Work) -> None:
-        """Choose the weight of the own layer: the most likely of eleven values on the holdout images."""
+        """Choose the weight of the own layer: the most likely of eleven on the holdout images."""
         net, data = _net(work), work.data
         assert isinstance(data, LabeledData)
         training, chances = net.training, []

@@ -151,7 +151,7 @@ class Work:
 
     @property
     def net(self) -> nn.Module:
-        """The resident network, with the parameters of this client."""
+        """Return the resident network, with the parameters of this client."""
         return self.workspace.net
 
     @property
@@ -161,7 +161,7 @@ class Work:
 
     @property
     def training(self) -> Training:
-        """The section of the configuration."""
+        """Return the section of the configuration."""
         return self.workspace.context.training
 
     @property
@@ -182,20 +182,20 @@ class Work:
 
     @property
     def train(self) -> Split:
-        """The training images. For unlabeled sets, the labels are the numbers of the sets."""
+        """Return the training images. For unlabeled sets, the labels are the numbers of the sets."""
         return (
             self.data.train if isinstance(self.data, LabeledData) else Split(self.data.images, self.data.sets)
         )
 
     @property
     def sets(self) -> SetData:
-        """The data of a client with unlabeled sets."""
+        """Return the data of a client with unlabeled sets."""
         assert isinstance(self.data, SetData)
         return self.data
 
     @property
     def test(self) -> Split | None:
-        """The images that are measured on."""
+        """Return the images that are measured on."""
         return self.data.test
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:

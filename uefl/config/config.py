@@ -51,7 +51,7 @@ class Config:
 
     @property
     def kind(self) -> str:
-        """The kind of data of the arms: ``labeled`` or ``sets``."""
+        """Return the kind of data of the arms: ``labeled`` or ``sets``."""
         from ..algorithms.base import find
 
         return find(next(iter(self.arms.values())).algorithm).kind

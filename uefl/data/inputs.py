@@ -29,7 +29,7 @@ class Inputs:
 
     @property
     def noun(self) -> str:
-        """The word for several of them in messages."""
+        """Return the word for several of them in messages."""
         return {"images": "images", "columns": "rows", "tokens": "sequences"}[self.kind]
 
 

@@ -151,8 +151,8 @@ class Data(BaseModel):
 
     @property
     def path(self) -> Path | None:
-        """The path of the user's own data; None for a data set that goes by its name, whatever lies in the
-        working folder."""
+        """Return the path of the user's own data, or None for a data set that has a name, even if the working
+        folder has a file of this name."""
         return None if self.source in SOURCES else Path(self.source).expanduser()
 
     def table(self) -> dict[str, Any]:

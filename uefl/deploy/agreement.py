@@ -1,5 +1,5 @@
-"""From the reports of silos to a federation: the server knows the images of the silos by their numbers
-only."""
+"""Build a federation from the reports of silos. The server knows only counts and hashes of the silos'
+images."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _VALUES = 2**28
 
 
 def check_asked(cfg: Config) -> None:
-    """Refuse what silos with data of their own cannot do, before anybody is waited for.
+    """Refuse settings that silos with their own data cannot have, before the server waits for silos.
 
     Raises:
-        UserError: a partition that deals images, or what takes the images or draws of all clients in one
-            process.
+        UserError: a partition that deals images, or a setting that needs the images or random numbers of all
+            clients in one process.
     """
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
@@ -108,7 +108,7 @@ def refusal(report: Report) -> str | None:
             and _fits_kind(header, sizes)
             and _is_content(header["content"], len(header["classes"]), sizes)
         ):
-            return "its report does not fit itself"
+            return "its report contradicts itself"
         if inputs.kind != "images":
             return _vectors_refusal(inputs, shape[0], parts, sizes)
         if shape[0] not in (1, 3) or math.prod(shape) > _VALUES:
@@ -117,7 +117,7 @@ def refusal(report: Report) -> str | None:
                 f" {_VALUES} values"
             )
         if not _are_counts(parts["pixels"]["counts"], shape, sizes):
-            return "its histogram is not of so many images of this shape"
+            return "its histogram does not match the number and the shape of its images"
     except UserError as error:
         return str(error)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -147,11 +147,11 @@ def _vectors_refusal(
     if moments is None:  # of tokens, or of columns that are not standardized
         return None
     if moments.dtype != torch.float64 or list(moments.shape) != [3, length]:
-        return "its moments are not of so many columns"
+        return "its moments do not match its number of columns"
     rows, means, squares = moments
     sound = bool((rows == rows[0]).all()) and int(rows[0]) in (sizes.train, sizes.train + sizes.holdout)
     if not sound or not bool((means.abs() <= _LARGEST).all() and (squares >= 0).all()):
-        return "its moments are not of so many rows"
+        return "its moments do not match its number of rows"
     return None if bool((squares <= _LARGEST**2).all()) else "its moments are not finite"
 
 
@@ -206,11 +206,11 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
     """Find the most silos that can be trained together.
 
     Args:
-        reports: by name, in their order of arrival; each is one that :func:`refusal` lets in.
+        reports: by name, in their order of arrival; each has passed :func:`refusal`.
         cfg: of the run.
 
     Returns:
-        Their names, and of each other silo by name why it does not go with them.
+        Their names, and for the name of each other silo the reason against it.
     """
     why = {}
     for name, (header, parts) in reports.items():

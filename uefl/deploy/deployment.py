@@ -1,5 +1,5 @@
-"""The server's side of a run with clients in other processes: on this machine, started here, or at a
-SuperLink that is there already."""
+"""The server's side of a run with clients in other processes: processes that are started here, or silos at a
+running SuperLink."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Deployment:
     """A run over Flower: its federation, and an engine for each of its arms.
 
     Args:
-        join: waits for the clients, of which a run that goes on knows something; returns the federation, the
-            link, the members, and the stored facts about them.
-        threads: CPU threads of every client; 0: each decides.
+        join: waits for the clients, given the stored facts of a resumed run; returns the federation, the
+            link, the members, and the facts to store.
+        threads: CPU threads of every client; 0: each client decides.
         told: the part of the configuration that a client gets.
         home: whether clients keep their private states themselves.
     """
@@ -59,7 +59,7 @@ class Deployment:
         """Wait for all clients and return their federation.
 
         Raises:
-            UserError: clients that do not come, or do not go together.
+            UserError: clients do not connect, or cannot be trained together.
         """
         federation, self._link, self._members, self.silos = self._join(cfg, data_root, known)
         self._cfg, self._federation = self._told(cfg), federation
@@ -86,7 +86,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
     def stop() -> None:
         logs = processes.stop()
         if logs is not None:
-            notice(f"what the clients say of their failures is in {logs}")
+            notice(f"the logs of the failed clients are in {logs}")
 
     with ExitStack() as stack:
         stack.callback(stop)
@@ -179,7 +179,7 @@ def gather(
         known: the stored facts about the silos of a resumed run.
 
     Raises:
-        UserError: silos that do not come, or do not go together.
+        UserError: silos do not connect, or cannot be trained together.
     """
     reports: dict[str, Report] = {}
     begun: list[bool] = []
@@ -226,7 +226,7 @@ def gather(
             there = f"{', '.join(sorted(together))} of" if together else "none of"
             reasons = dict.fromkeys([*members.refused.values(), *unfit.values()])
             left = f"; refused: {', '.join(reasons)}" if reasons else ""
-            advice = "mend that" if reasons else "start the others"
+            advice = "remove the cause" if reasons else "start the others"
             raise UserError(
                 f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; {advice}, or lower"
                 " --silos"
@@ -255,8 +255,8 @@ def _note_change(
     for key, words in (("precision", "in"), ("torch", "with torch")):
         if before.get(key, now[key]) != now[key]:
             notice(
-                f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: not bit for bit as"
-                " without"
+                f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: the results"
+                " differ in the last bits from a run without this change"
             )
 
 

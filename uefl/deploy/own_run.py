@@ -34,7 +34,7 @@ _PLACE = "the SuperLink of this run"
 
 
 class AnyNode:
-    """A roster of nodes that each stand for any client, as in a simulation.
+    """A roster of nodes that can each answer for any client, as in a simulation.
 
     Args:
         link: the run.
@@ -50,7 +50,7 @@ class AnyNode:
         }
 
     def refresh(self) -> list[str]:
-        """Return the names that have moved: none."""
+        """Return the names of clients on another node: none."""
         return []
 
 
@@ -98,7 +98,7 @@ def _simulated(link: Link) -> Deployment:
 
 
 def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
-    """Train all arms of a configuration, or go on with the run in its folder.
+    """Train all arms of a configuration, or continue the run in its folder.
 
     Args:
         end: the end of a connection to a :class:`uefl.engines.flower.messenger.Messenger`.
@@ -106,7 +106,7 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
             ``silos``, the number of nodes with data of their own; and keys of the configuration.
 
     Raises:
-        UserError, RunError: as of :func:`uefl.train`.
+        UserError, RunError: as :func:`uefl.train`.
     """
     overrides = dict(run_config)
     source, silos = str(overrides.pop("config", "demo")), int(overrides.pop("silos", 0))

@@ -1,5 +1,5 @@
-"""The least privacy that a silo requires of any run: noise on each of its updates, and a count
-of those it has sent."""
+"""The least privacy that a silo requires of any run: noise on each of its updates, and a count of the sent
+updates."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class PrivacyFloor:
 
     Args:
         noise_multiplier: the least, of ``run.privacy = "local"``.
-        delta: what epsilon is told for.
+        delta: the delta of the stated epsilon.
         max_epsilon: no update is sent that spends more; 0: no bound.
-        path: of the file; with another folder, or without it, the count starts again.
+        path: of the file; if the file is moved or removed, the count starts again.
 
     Raises:
         UserError: the accountant is missing, a number is out of its range, or the file is damaged.
@@ -112,7 +112,7 @@ class PrivacyFloor:
             raise NoiseTooLow(f"{wanted}; the run has {run.noise_multiplier:g}")
 
     def check_arm(self, cfg: Config, arm: str, workspace: Workspace) -> None:
-        """Refuse an arm that takes more than noise is added to.
+        """Refuse an arm that needs tensors without noise.
 
         Raises:
             NoiseTooLow.
@@ -120,7 +120,7 @@ class PrivacyFloor:
         try:
             privacy.check(cfg, arm, workspace)
         except UserError as error:
-            raise NoiseTooLow(f"the server asks for what no noise hides: {error}") from None
+            raise NoiseTooLow(f"the server asks for tensors without noise: {error}") from None
 
     def check_message(self, run: RunSection, message: Message) -> None:
         """Refuse a message that asks for a reply without noise, for several replies at once, or for one too
@@ -132,7 +132,7 @@ class PrivacyFloor:
         self.check_run(run)
         for option in ("ask", "members"):
             if option in message.options:
-                raise NoiseTooLow(f"the server asks for what no noise hides: a message with {option!r}")
+                raise NoiseTooLow(f"the server asks for a reply without noise: a message with {option!r}")
         after = self._epsilon(run.noise_multiplier)
         # to measure sends no update
         if self.max_epsilon and after > self.max_epsilon and message.options.get("train", True):
@@ -145,7 +145,7 @@ class PrivacyFloor:
         """Count an update that is about to leave.
 
         Raises:
-            OSError: it cannot be counted, so it must not leave.
+            OSError: the update cannot be counted, so it must not leave.
         """
         noise = run.noise_multiplier
         self._updates[noise] = self._updates.get(noise, 0) + 1

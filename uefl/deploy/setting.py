@@ -1,5 +1,5 @@
-"""Facts that every client of a run needs, sent with every message: so a silo that has just been
-started again needs nothing else."""
+"""Facts that every client of a run needs. Every message has them, so a silo that has just been started again
+needs nothing else."""
 
 from __future__ import annotations
 

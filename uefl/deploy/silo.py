@@ -58,7 +58,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 )
 
 
-_LINES, _LINE = 200, 2000  # of an error in the log, and characters of a line: the server chooses some
+_LINES, _LINE = 200, 2000  # most lines of an error in the log, and most characters of a line
 
 
 class SiloProgram:
@@ -71,8 +71,7 @@ class SiloProgram:
         device: where the work is done.
         floor: the least privacy that the silo accepts; None: the server's choice.
         algorithms: the accepted algorithms; None: all that are installed.
-        kept: its own state; None: it plays a client of an experiment, and other processes have the same
-            images.
+        kept: its own state; None: it simulates a client, and other processes have the same images.
         states: without ``kept``, the folder for private states; None: they go with the process.
     """
 
@@ -127,7 +126,7 @@ class SiloProgram:
                 handler = partial(self._with_own_state, header, handler)
             return packed_reply(self._guarded(handler, message))
         except Exception as error:
-            known = isinstance(error, UserError)  # its message is all there is to say
+            known = isinstance(error, UserError)  # its message is enough without a traceback
             lines = [f"{faults.LINE}{error}"] if known else traceback.format_exc().splitlines()
             self._log.error("%s", "\n".join(printable(line, _LINE) for line in lines[-_LINES:]))
             return _fault(
@@ -214,7 +213,7 @@ class SiloProgram:
         return reply
 
     def _folder(self) -> Path:
-        """Return the folder of private states; without one they go with the process."""
+        """Return the folder of private states; a temporary one is removed at the end of the process."""
         if self._states is not None:
             return self._states
         if self._temporary is None:

@@ -27,7 +27,7 @@ class SiloFolder:
     """The folder of a silo. Only its owner may read it.
 
     Args:
-        folder: is made where it is absent.
+        folder: created if it is absent.
 
     Raises:
         UserError: the folder cannot be made or read.
@@ -53,7 +53,7 @@ class States:
     round.
 
     Args:
-        folder: of these files; is made with the first.
+        folder: of these files; created with the first file.
         arm, client: the arm and the client of the states.
     """
 
@@ -116,7 +116,7 @@ class States:
     def _rounds(self) -> dict[str, int]:
         try:
             return dict(parse_json((self._folder / "about.json").read_text())["rounds"])
-        except (OSError, ValueError, KeyError, TypeError):  # then old states stay
+        except (OSError, ValueError, KeyError, TypeError):  # without the numbers of rounds, old states stay
             return {}
 
 

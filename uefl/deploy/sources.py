@@ -1,5 +1,5 @@
-"""The training data of a process with clients: a folder of its own, or, where one machine stands for a
-federation, shares of a data set."""
+"""The training data of a process with clients: its own folder, or shares of a data set if one machine
+simulates a federation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ClientSource(Protocol):
     """The data of one client, or of all."""
 
     name: str | None
-    """of the client; None: it has the data of every one"""
+    """name of the client; None: the source has the data of all clients"""
 
     def federation(self, cfg: Config) -> Federation:
         """Return a federation that contains this client, with the classes and the shape of its own images."""
@@ -49,14 +49,14 @@ class ClientSource(Protocol):
 def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
     """Return the source of a path: a table, unlabeled sets in ``clients``, or else labeled images.
 
-    The server cannot name a file: it is this folder or none.
+    The server cannot name another file.
 
     Args:
         path: the folder, or the file of a table.
-        name: of the silo; None: that of the folder or file, or of the client in it.
+        name: of the silo; None: the name of the folder or file, or of the client in it.
 
     Raises:
-        UserError: it cannot be read, or holds several clients.
+        UserError: the path cannot be read, or has several clients.
     """
     if path.suffix.lower() in own_table.SUFFIXES and not path.is_dir():
         check_names("silo", [name or path.stem])
@@ -72,7 +72,7 @@ def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
 class OwnFolder:
     """Images in ``FOLDER/CLASS/image.png`` or ``FOLDER/train|test/CLASS/image.png``.
 
-    Of the configuration only sizes and splits matter.
+    Only the sizes and splits of the configuration have an effect.
 
     The silo that the partition leaves out is measured only, on all of its images.
 

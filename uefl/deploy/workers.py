@@ -38,7 +38,7 @@ def on_workers(
         count: of the workers.
         device: theirs, ``cpu`` or ``cuda``.
         notice: called with a line for the user.
-        go_on: the command that goes on with the run.
+        go_on: the command that continues the run.
         module: the program of a worker.
 
     Raises:
@@ -53,7 +53,7 @@ def on_workers(
         finally:  # before the stack is left: its threads wait for the workers' last lines
             logs = processes.stop()
             if logs is not None:
-                notice(f"what the workers say of their failures is in {logs}")
+                notice(f"the logs of the failed workers are in {logs}")
 
 
 def _ended_process(processes: Processes) -> str | None:
@@ -75,7 +75,7 @@ class Workers:
         device: theirs, ``cpu`` or ``cuda``.
         notice: called with a line for the user.
         processes: starts them.
-        stack: is left once they have ended.
+        stack: closed after the workers have ended.
         module: their program.
     """
 
@@ -89,7 +89,7 @@ class Workers:
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
-        """Build the federation here, and see that the workers build the same.
+        """Build the federation here, and check that the workers build the same one.
 
         Raises:
             UserError: the clients cannot be built.
@@ -100,7 +100,7 @@ class Workers:
         return federation
 
     def take(self, cfg: Config, federation: Federation, data_root: Path | None = None) -> None:
-        """Have the workers stand for the clients of a federation; they are started the first time."""
+        """Give the workers the clients of a federation. The first call starts the workers."""
         if self._workers is None:
             self._workers = self._start(data_root)
         for _ in [self._workers.ask(rank, Packet(greeting(cfg), {})) for rank in self._workers.ranks]:
@@ -134,6 +134,6 @@ class Workers:
             self._processes.start(f"worker-{rank}", self._module, *place, *root, inherited=[theirs.fileno()])
             theirs.close()
             ends.append(end)
-        crew = WorkerPool(ends)
-        self._stack.callback(crew.close)
-        return crew
+        workers = WorkerPool(ends)
+        self._stack.callback(workers.close)
+        return workers

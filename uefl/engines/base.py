@@ -16,7 +16,7 @@ _MEMBERS = 1000  # of an ensemble, as in the configuration
 
 
 class Expected(NamedTuple):
-    """A tensor that is to come back."""
+    """A tensor that a reply must have."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -27,7 +27,7 @@ class Expected(NamedTuple):
 
 @dataclass
 class Message:
-    """All that one client is to do in a round."""
+    """The work of one client in a round."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     """the broadcast of the server"""
@@ -68,7 +68,7 @@ class Reply:
     metrics: dict[str, float | list[int] | list[float]] = field(default_factory=dict)
     """of the model as it was sent"""
     error: str | None = None
-    """why the client did not do its work; then everything else is empty"""
+    """the reason why the client has no result; everything else is then empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     training: dict[str, float] = field(default_factory=dict)
     """results of the training of this round: ``train_loss``, ``steps``, and what the algorithm put into
@@ -79,7 +79,7 @@ class Reply:
 
     @cached_property
     def magnitudes(self) -> dict[str, float]:
-        """The :func:`magnitudes` of the tensors."""
+        """Return the :func:`magnitudes` of the tensors."""
         return magnitudes(self.tensors)
 
     @property

@@ -82,7 +82,7 @@ class SavedModel:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The clients that have a part of their own: layers, or tensors of the algorithm."""
+        """Return the clients that have a part of their own: layers, or tensors of the algorithm."""
         return tuple(self.members[0].clients)
 
     def to(self, device: torch.device | str) -> SavedModel:

@@ -32,7 +32,7 @@ class SameData:
 
     @cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
-        """The largest number of ``rounds`` of each arm."""
+        """Return the largest number of ``rounds`` of each arm."""
         names = dict.fromkeys(name for run in self.runs for name in run.arms)
         return {
             name: {"rounds": max(run.arms[name]["rounds"] for run in self.runs if name in run.arms)}
@@ -41,7 +41,7 @@ class SameData:
 
     @property
     def config(self) -> Config:
-        """The configuration of the first run."""
+        """Return the configuration of the first run."""
         return self.runs[0].config
 
     def measured(self, key: str) -> bool:

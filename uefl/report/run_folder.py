@@ -62,17 +62,17 @@ class RunFolder:
 
     @property
     def measured_clients(self) -> list[str]:
-        """The names of the training clients that were measured, in the order of the run."""
+        """Return the names of the training clients that were measured, in the order of the run."""
         return list(dict.fromkeys(r["client"] for r in self.records if not r.get("unseen")))
 
     @property
     def clients(self) -> list[str]:
-        """The names of all training clients, from the manifest or else from the records."""
+        """Return the names of all training clients, from the manifest or else from the records."""
         return list(self.manifest.get("silos", ())) or self.measured_clients
 
     @cached_property
     def angles(self) -> dict[str, float]:
-        """The rotation of the images of each client, in degrees.
+        """Return the rotation of the images of each client, in degrees.
 
         The mapping is empty for data without rotations, and if some clients were not measured.
         """
@@ -90,7 +90,7 @@ class RunFolder:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes; empty if the folder has no manifest."""
+        """Return the names of the classes; empty if the folder has no manifest."""
         return tuple(labels(self.manifest.get("classes", ())).values())
 
     def counts(self, arm: str, key: str) -> npt.NDArray[np.float64] | None:
@@ -108,17 +108,17 @@ class RunFolder:
 
     @cached_property
     def algorithms(self) -> dict[str, Algorithm]:
-        """The algorithm of each arm, with its parameters."""
+        """Return the algorithm of each arm, with its parameters."""
         return {name: find(arm.algorithm)(arm.parameters) for name, arm in self.config.arms.items()}
 
     @property
     def columns(self) -> dict[str, str]:
-        """The metrics that the algorithms add to a report, with a description of each."""
+        """Return the metrics that the algorithms add to a report, with a description of each."""
         return {key: about for columns in own_columns(self.config).values() for key, about in columns.items()}
 
     @cached_property
     def findings(self) -> dict[str, Findings]:
-        """The section that the algorithm of an arm adds to a report, for arms with one."""
+        """Return the section that the algorithm of an arm adds to a report, for arms with one."""
         histories = {
             arm: History(self.of(arm), self.labels, len(self.classes), self.finished) for arm in self.arms
         }

@@ -71,11 +71,11 @@ class Curves(Protocol):
 
     @property
     def arms(self) -> Mapping[str, Mapping[str, Any]]:
-        """The outcome of each arm, with its number of ``rounds``."""
+        """Return the outcome of each arm, with its number of ``rounds``."""
 
     @property
     def config(self) -> Config:
-        """The configuration."""
+        """Return the configuration."""
 
     def measured(self, key: str) -> bool:
         """Return whether any arm has a metric."""

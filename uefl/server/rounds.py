@@ -98,7 +98,7 @@ class ServerLoop:
 
     @property
     def have_trained(self) -> list[str]:
-        """The clients with an accepted update, sorted."""
+        """Return the clients with an accepted update, sorted."""
         return sorted(self._have_trained)
 
     @have_trained.setter

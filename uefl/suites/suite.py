@@ -191,7 +191,7 @@ class Job:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds that the job trains."""
+        """Return the number of rounds that the job trains."""
         return sum(self.config.training.iterations())
 
 

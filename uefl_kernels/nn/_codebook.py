@@ -176,14 +176,14 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @property
     def metric(self) -> str:
-        """The metric of the search."""
+        """Return the metric of the search."""
         return "cosine" if self._use_cosine_sim or self._cosine_search else "l2"
 
     # --- the codewords -------------------------------------------------------------------------------------
 
     @property
     def searched(self) -> torch.Tensor:
-        """The codebook ``[h, K, d]`` as it is searched."""
+        """Return the codebook ``[h, K, d]`` as it is searched."""
         return self.transformed(self.embed)
 
     def transformed(self, codebook: torch.Tensor, affine: Affine | None = None) -> torch.Tensor:
@@ -195,7 +195,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @property
     def affine(self) -> Affine | None:
-        """The map to the mean and the variance of the batches, which later batches leave as it is."""
+        """Return the map to the mean and the variance of the batches, which later batches leave as it is."""
         if self.batch_mean is None:
             return None
         return Affine(self.codebook_mean.clone(), self._ratio(), self.batch_mean)
@@ -405,7 +405,7 @@ class Codebook(ConstantBuffers, Float32Module):
             position = torch.searchsorted(mask.flatten().cumsum(0), position + 1).clamp(max=mask.numel() - 1)
         found = x[_coordinates(position, x.shape[:-1])].unflatten(-1, (heads, d))
         found = torch.take_along_dim(found, head[..., None, None], dim=-2).squeeze(-2).to(dtype)
-        taken = taken & found.isfinite().all(-1)  # one broken row must not break a codeword for good
+        taken = taken & found.isfinite().all(-1)  # a row that is not finite must not make a codeword NaN
         found = found.masked_fill(~taken.unsqueeze(-1), 0)
         place = torch.arange(k, device=x.device)
         # in turn: no codeword depends on one process
@@ -547,7 +547,7 @@ class Codebook(ConstantBuffers, Float32Module):
         books, k, d = self.embed.shape
         shared = self.use_ddp and self.sync_kmeans
         x = x[mask].float() if mask is not None else x.float()
-        if x.device.type == "cpu":  # elsewhere the host would wait for the answer
+        if x.device.type == "cpu":  # on other devices the host would wait for the result
             broken = x.isfinite().logical_not().any().float().view(1, 1, 1)
             broken = _distributed.all_reduce([broken], shared)[0]
             torch._assert_async((broken == 0) | self.initted, _BROKEN)  # unlike an if it can be compiled

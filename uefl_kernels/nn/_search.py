@@ -1,7 +1,7 @@
-"""Search for codewords other than one nearest: several, drawn, or of a codebook of each row's own.
+"""Find codewords other than the nearest one: the k nearest, a drawn one, or one of the row's own codebook.
 
-Rows are ``[h, n, d]`` and the codebook ``[h, K, d]`` here, for h heads. One nearest codeword is always found
-by an op.
+Rows are ``[h, n, d]`` and the codebook ``[h, K, d]`` here, for h heads. An op finds the
+nearest codeword.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def draw_in_blocks(
 def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) -> torch.Tensor:
     """Return indices ``[h, n, k]`` of the k nearest codewords, nearest first.
 
-    The first is exact. The others are the float64 order of the k + 4 best by float32 scores, in which the
-    codewords have mean zero and no product overflows.
+    The first one is exact. For the others, float32 scores choose k + 4 codewords, which float64 distances
+    then order. For the scores, the codewords are centered and scaled, so that no product overflows.
     """
     metric = "cosine" if cosine else "l2"
     first = torch.stack([vq_assign(x, c, metric=metric) for x, c in zip(rows, codebook, strict=True)])
@@ -84,7 +84,7 @@ def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) ->
         return found.gather(-1, score.argsort(dim=-1, stable=True))
 
     found = _in_blocks(rows, codebook, rest)
-    # puts the first one behind all others
+    # sort the exact nearest codeword behind all others
     others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
 

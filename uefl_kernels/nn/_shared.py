@@ -58,8 +58,8 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
 
 
 def within(layer: str, indices: Any, size: int) -> torch.Tensor:
-    """Return indices as int64, each of one of ``size`` codewords. On the CPU another one raises IndexError;
-    without a codebook to look it up, nothing else would."""
+    """Return indices as int64, each of one of ``size`` codewords. On the CPU another index raises IndexError,
+    because no lookup in a codebook would raise it."""
     found = as_indices(layer, indices)
     plain = type(found) is torch.Tensor  # no fake tensor
     readable = plain and found.device.type == "cpu" and found.numel() > 0
@@ -76,7 +76,7 @@ def channels_last(layer: str, x: torch.Tensor, dim: int, second: bool, name: str
     true.
 
     Raises:
-        TypeError: no dense tensor of floats.
+        TypeError: x is not a dense tensor of floats.
         ValueError: fewer than two dimensions, or another number of channels.
     """
     check_dense(layer, name, x)
@@ -295,7 +295,7 @@ class Float32Module(nn.Module):
     """A module that stays float32 when the model around it is cast to half precision.
 
     Averages do not move in the 8 bits of bfloat16, and the ops take float32 codewords with half-precision
-    input. Casts to float64 and moves between devices work as ever.
+    input. Casts to float64 and moves between devices work as in every module.
     """
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float32Module:

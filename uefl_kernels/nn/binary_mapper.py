@@ -90,7 +90,7 @@ class BinaryMapper(ConstantBuffers):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the index of a vector."""
+        """Return the bits of the index of a vector."""
         return float(self.bits)
 
     @torch.no_grad()

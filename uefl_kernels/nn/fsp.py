@@ -222,7 +222,7 @@ class FSP(ConstantBuffers, Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the index of a vector, log2(K)."""
+        """Return the bits of the index of a vector, log2(K)."""
         return float(sum(map(math.log2, self._level_list)))
 
     # --- bins ----------------------------------------------------------------------------------------------

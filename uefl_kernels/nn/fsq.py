@@ -40,7 +40,7 @@ class FSQ(ConstantBuffers, Coder):
             ``project_out`` are linear.
         num_codebooks: parts of a vector, each with an index.
         keep_num_codebooks_dim: keep the last dimension of the indices for one codebook too.
-        scale: taken for the peer's sake; it has no effect there either.
+        scale: accepted, but without effect, as in the peer.
         allowed_dtypes: dtypes that ``force_quantization_f32`` leaves as they are.
         channel_first: ``[B, dim, ...]`` input; input of four or more dimensions has that form anyway.
         projection_has_bias: whether the projections have a bias.
@@ -163,7 +163,7 @@ class FSQ(ConstantBuffers, Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector, num_codebooks * log2(K)."""
+        """Return the bits of the indices of a vector, num_codebooks * log2(K)."""
         return float(self.num_codebooks * sum(map(math.log2, self._level_list)))
 
     # --- rounding ------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class FSQ(ConstantBuffers, Coder):
     # --- indices -------------------------------------------------------------------------------------------
 
     def _counted(self) -> torch.Tensor:
-        """Return the factor of each level in an index, or raise ValueError for more than an int64 counts."""
+        """Return the factor of each level in an index; raise ValueError for more than int64 can count."""
         return place_values("FSQ", self._level_list) if self._basis is None else self._basis
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
@@ -304,7 +304,7 @@ class ResidualScalarQuantizer(ResidualQuantizer):
 
     @property
     def codebooks(self) -> torch.Tensor:
-        """Codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
+        """Return the codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
         raise NotImplementedError
 
     def _scale(self, place: int) -> torch.Tensor | float:
@@ -327,7 +327,7 @@ class ResidualScalarQuantizer(ResidualQuantizer):
 
 
 class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
-    """Quantize x by an :class:`FSQ`, then the rest by a finer one, and so on.
+    """Quantize x by an :class:`FSQ`, then the residual by a finer one, and so on.
 
     Args:
         levels: as :class:`FSQ`.
@@ -394,7 +394,7 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
 
     @property
     def codebooks(self) -> torch.Tensor:
-        """Codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
+        """Return the codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
         return torch.stack([layer.implicit_codebook for layer in self._quantizers])
 
     def _scale(self, place: int) -> torch.Tensor:
@@ -481,7 +481,7 @@ class GroupedScalar(Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector, over all groups."""
+        """Return the bits of the indices of a vector, over all groups."""
         return float(sum(rvq.bits_per_vector for rvq in self._residuals))
 
     @property

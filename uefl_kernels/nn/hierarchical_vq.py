@@ -165,7 +165,7 @@ class HierarchicalVQ(Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a map, divided by the positions of its finest scale."""
+        """Return the bits of the indices of a map, divided by the positions of its finest scale."""
         bits = [
             math.prod(shape) * math.log2(size)
             for shape, size in zip(self._shapes, self.codebook_sizes, strict=True)

@@ -144,7 +144,7 @@ class LatentQuantize(ConstantBuffers, Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector."""
+        """Return the bits of the indices of a vector."""
         return float(self.num_codebooks * sum(map(math.log2, self._level_list)))
 
     def _nearest(self, z: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ class LFQ(ConstantBuffers, Coder):
         entropy_loss_weight: weight of the entropy loss.
         commitment_loss_weight: weight of the mean squared distance of the input to its codeword.
         diversity_gamma: weight of the batch's entropy within the entropy loss.
-        straight_through_activation: a module on the way of the gradient.
+        straight_through_activation: a module that the gradient passes.
         num_codebooks: parts of a vector, each with an index.
         keep_num_codebooks_dim: keep the last dimension of the indices for one codebook too.
         codebook_scale: codewords have elements plus and minus this.
@@ -212,7 +212,7 @@ class LFQ(ConstantBuffers, Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector."""
+        """Return the bits of the indices of a vector."""
         return float(self._bits * self._num_codebooks)
 
     def maybe_l2norm(self, x: torch.Tensor) -> torch.Tensor:
@@ -356,7 +356,7 @@ def _entropy(probs: torch.Tensor) -> torch.Tensor:
 
 
 class ResidualLFQ(ResidualScalarQuantizer):
-    """Quantize x by an :class:`LFQ`, then the rest by one of half the scale, and so on.
+    """Quantize x by an :class:`LFQ`, then the residual by one of half the scale, and so on.
 
     Args:
         dim: length of the vectors ``[..., dim]``.
@@ -407,7 +407,7 @@ class ResidualLFQ(ResidualScalarQuantizer):
 
     @property
     def codebooks(self) -> torch.Tensor:
-        """Codewords of every quantizer, ``[Q, K, d]``."""
+        """Return the codewords of every quantizer, ``[Q, K, d]``."""
         return torch.stack([layer.codebook for layer in self._quantizers])
 
     def forward(

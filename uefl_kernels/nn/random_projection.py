@@ -67,7 +67,7 @@ class RandomProjectionQuantizer(Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector."""
+        """Return the bits of the indices of a vector."""
         return self.vq.bits_per_vector
 
     def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:

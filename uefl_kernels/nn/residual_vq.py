@@ -57,7 +57,7 @@ class ResidualQuantizer(Coder):
 
     @property
     def quantize_dropout_cutoff_index(self) -> int:
-        """The first quantizer behind which others may be left out."""
+        """Return the first quantizer behind which others may be left out."""
         return self._cutoff
 
     @quantize_dropout_cutoff_index.setter
@@ -71,7 +71,7 @@ class ResidualQuantizer(Coder):
 
     @property
     def quantize_dropout_multiple_of(self) -> int:
-        """The number of quantizers that are kept is a multiple of it."""
+        """Return the number of quantizers that are kept is a multiple of it."""
         return self._multiple
 
     @quantize_dropout_multiple_of.setter
@@ -80,7 +80,7 @@ class ResidualQuantizer(Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector, the sum of log2(K)."""
+        """Return the bits of the indices of a vector, the sum of log2(K)."""
         sizes: list[Any] = [layer.codebook_size for layer in self.layers]
         return sum(map(math.log2, sizes))
 
@@ -163,8 +163,7 @@ class ResidualQuantizer(Coder):
 
 
 class ResidualVQ(ResidualQuantizer):
-    """Quantize x, then the rest, then the rest of that: a vector becomes one codeword per quantizer, and
-    their sum.
+    """Quantize x, then each residual: a vector becomes the sum of one codeword per quantizer.
 
     Args:
         dim: length of the vectors.
@@ -189,7 +188,7 @@ class ResidualVQ(ResidualQuantizer):
         mlp_kwargs: ``dim_hidden`` and ``depth`` of those MLPs.
         beam_size: follow this number of best sums of codewords instead of one; the k nearest of a quantizer
             need N x K in blocks of rows.
-        eval_beam_size: outside training; as ``beam_size`` by default.
+        eval_beam_size: the same outside training; ``beam_size`` by default.
         beam_score_quantizer_weights: of each quantizer's loss in the choice.
         quant_grad_frac: the share of a quantizer's gradient that reaches the ones before it through the rest.
         return_zeros_for_masked_padding: False returns the input at masked positions.
@@ -763,7 +762,7 @@ class GroupedResidualVQ(Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector, over all groups."""
+        """Return the bits of the indices of a vector, over all groups."""
         return sum(rvq.bits_per_vector for rvq in self._residuals)
 
     @property
@@ -779,7 +778,7 @@ class GroupedResidualVQ(Coder):
 
     @property
     def split_dim(self) -> int:
-        """The dimension of the channels."""
+        """Return the dimension of the channels."""
         return 1 if self.accept_image_fmap or not self.channel_last else -1
 
     def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:

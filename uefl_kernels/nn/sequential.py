@@ -39,7 +39,7 @@ class Sequential(nn.Module):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector of the quantizer."""
+        """Return the bits of the indices of a vector of the quantizer."""
         bits: Any = self._parts()[1].bits_per_vector
         return float(bits)
 

@@ -102,7 +102,7 @@ class SimVQ(Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the index of a vector, log2(K)."""
+        """Return the bits of the index of a vector, log2(K)."""
         return math.log2(self.codebook_size)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -408,7 +408,7 @@ class VectorQuantize(Coder):
 
     @property
     def bits_per_vector(self) -> float:
-        """Bits of the indices of a vector, heads * log2(K)."""
+        """Return the bits of the indices of a vector, heads * log2(K)."""
         return float(self.heads * math.log2(self.codebook_size))
 
     @property

@@ -1,5 +1,5 @@
-// kmeans_step and kmeans_lloyd on CUDA. A step is the search, then a pass over x that adds each row to its
-// cluster, and one for the inertia on request.
+// kmeans_step and kmeans_lloyd on CUDA. A step is the search, a pass over x that adds each row to its
+// cluster, and a pass for the inertia if it is requested.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -76,7 +76,7 @@ void with_rows(const Rows& rows, const Body& body) {
   });
 }
 
-// Labels [N]; the same launches clear what is added to.
+// Returns labels [N]. The same launches clear the given memory, for later sums.
 Tensor search(const Rows& rows, const Tensor& centers, const Spans& cleared) {
   return torch::stable::reshape(assign(rows.op, rows.x, centers, "l2", true, cleared).first,
                                 {rows.shape.outputs});
@@ -135,9 +135,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   return {labels, sums, masses, inertia};
 }
 
-constexpr int64_t kLookEvery = 16;  // iterations between two looks of the host at the end of a fit
+constexpr int64_t kLookEvery = 16;  // iterations after which the host asks whether the fit has ended
 
-// Waits for the device; captured work cannot answer.
+// Waits for the device, so it cannot run while a graph is captured.
 bool has_ended(const char* op, const long long* ended, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   long long found = 0;
@@ -162,7 +162,7 @@ void launch_advance(const char* op, const T* x, Shape shape, Lloyd<Center> fit, 
   STD_TORCH_CHECK(error == cudaSuccess, op, ": the kernel did not launch: ", cudaGetErrorString(error));
 }
 
-// An iteration is the search and one launch more. The first one sums all rows, in a launch of its own.
+// An iteration is the search and one more launch. The first iteration sums all rows in a separate launch.
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_lloyd(const Tensor& x, const Tensor& centers_given,
                                                         std::optional<Tensor> weights, const Tensor& middle,
                                                         const Tensor& scale, const Tensor& mass_scale,

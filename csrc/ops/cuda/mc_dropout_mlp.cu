@@ -51,7 +51,7 @@ void with_type(ScalarType type, const Body& body) {
       return body(float{});
     case ScalarType::Half:
       return body(__half{});
-    default:  // the checks have seen the others off
+    default:  // the checks have refused all others
       return body(__nv_bfloat16{});
   }
 }

@@ -1,5 +1,5 @@
-// How an op on CUDA meets the dispatcher: in uefl_cuda, and in uefl for the GPUs that this library has
-// machine code for. On other GPUs an op of uefl is the one of uefl_portable, which Python defines.
+// Registers an op on CUDA: in uefl_cuda, and in uefl for the GPUs that this library has machine code for. On
+// other GPUs, an op of uefl calls the op of uefl_portable, which Python defines.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@ namespace {
 
 __global__ void built() {}
 
-// Whether the driver finds code for a GPU; it is asked once about each of them.
+// Returns whether the driver finds code for a GPU. The driver is asked once for each GPU.
 inline bool built_for(int32_t index) {
   static const std::vector<bool> found = [] {
     int count = 0;
@@ -61,7 +61,7 @@ void where_built(StableIValue* stack, uint64_t arguments, uint64_t results) {
 }  // namespace
 }  // namespace uefl::cuda
 
-// boxed: what TORCH_BOX makes of a function.
+// boxed: the result of TORCH_BOX for a function.
 #define UEFL_CUDA_OP(name, ...)                                                \
   STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) { m.impl(name, __VA_ARGS__); } \
   STABLE_TORCH_LIBRARY_IMPL(uefl, CUDA, m) { m.impl(name, (&uefl::cuda::where_built<name, __VA_ARGS__>)); }

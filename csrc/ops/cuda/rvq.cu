@@ -1,4 +1,4 @@
-// rvq on CUDA: one launch for a few rows and small codebooks; else stage by stage, as Python composes it.
+// rvq on CUDA: one launch for a few rows and small codebooks; else one stage at a time, as in Python.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

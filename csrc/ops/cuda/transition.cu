@@ -1,4 +1,4 @@
-// Launches of transition_kernels.h, and what torch sees of them.
+// Launches of transition_kernels.h, and the registration with torch.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -1,4 +1,4 @@
-// Which search takes a call, the launches, and what torch sees of them.
+// The choice of the search for a call, the launches, and the registration with torch.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -97,15 +97,15 @@ Search fastest_allowed() {
   return Search::wgmma;
 }
 
-// Blocks for this number of tiles: at most some for each multiprocessor, which walk them.
+// The number of blocks for this number of tiles: a few for each multiprocessor, which loop over the tiles.
 unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
   return static_cast<unsigned>(std::min<int64_t>(tiles, each * current_device().multiprocessors));
 }
 
 unsigned mma_blocks(const Shape& shape) { return blocks_of_tiles(mma_tiles(shape), 4); }
 
-// Whether all codewords are compared, and not the least of every four. To score four codewords of a row again
-// takes about as many instructions for 64 elements as it saves for 512 codewords.
+// Returns whether all codewords are compared, and not the least of every four. Scoring four codewords of a
+// row again takes as many instructions for each 64 elements as it saves for each 512 codewords.
 bool all_compared(const Shape& shape) { return shape.k <= 512 * (mma_width(shape.d) / kBlockElements); }
 
 template <class T>
@@ -141,7 +141,7 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const St
   launch(all ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>, Layout<3>::kThreads);
 }
 
-// The plan of wgmma for these rows; codewords = 0 where it does not.
+// The plan of wgmma for these rows; codewords = 0 if wgmma cannot search them.
 Stages stages_of(const Shape& shape, const Tensor& rows) {
   const auto element_bytes = static_cast<int64_t>(rows.element_size());
   if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes))

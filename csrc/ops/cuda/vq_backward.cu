@@ -1,4 +1,4 @@
-// Launches of vq_backward_kernels.h, and what torch sees of them.
+// Launches of vq_backward_kernels.h, and the registration with torch.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -104,7 +104,7 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
     case ScalarType::Half:
       with(__half{});
       break;
-    default:  // check_search has seen the others off
+    default:  // check_search has refused all others
       with(__nv_bfloat16{});
   }
   if (out.const_data_ptr() != grad_x.const_data_ptr())

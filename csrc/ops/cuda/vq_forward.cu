@@ -1,5 +1,5 @@
-// vq and vq_forward on CUDA: a search that quantizes the rows too, where it can; else one more pass over x
-// does it (vq_gather.h; row_sums.h where sums are wanted).
+// vq and vq_forward on CUDA. The search also quantizes the rows if it can. Otherwise one more pass over x
+// quantizes them (vq_gather.h, or row_sums.h for sums).
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -153,7 +153,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
           torch::stable::new_empty(x, {0}, ScalarType::Double)};
 }
 
-// With sums, which torch makes of whole numbers, it is composed in Python.
+// vq with sums is composed in Python, where torch converts the sums from whole numbers.
 void vq_or_sums(StableIValue* stack, uint64_t arguments, uint64_t results) {
   constexpr int kWithSums = 4;
   torch::stable::detail::to<bool>(stack[kWithSums]) ? call_portable<"vq">(stack)

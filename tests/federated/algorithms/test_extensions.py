@@ -68,7 +68,7 @@ def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
     assert re.search(said + r"\bround\b.*\byet\b", (tmp_path / "stopped/report.md").read_text())
 
 
-def test_a_decision_by_the_loss_is_said_as_one_and_has_no_bound(tmp_path):
+def test_a_decision_by_the_loss_is_named_and_has_no_bound(tmp_path):
     write_report(sample_runs.write(tmp_path, decided(1.5, (0.5, 0.7, 0.6), "loss"), criterion="loss"))
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"loss, 0\.700 nats .*silo-1, .*1\.500\.", text)
@@ -96,7 +96,7 @@ def test_a_decision_is_recorded_however_it_is_made(keys):
     assert last.extended == ()
 
 
-def test_a_codebook_that_is_never_extended_is_said(tmp_path):
+def test_a_codebook_that_is_never_extended_is_noted(tmp_path):
     write_report(sample_runs.write(tmp_path, sample_runs.records(("fedavg", "one-codebook"))))
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"\bone-codebook: .*codebook .*never", text)

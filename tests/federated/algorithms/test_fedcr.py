@@ -163,7 +163,7 @@ def test_a_schedule_leaves_the_heads_the_rate_of_the_last_round():
     )
 
 
-def test_a_client_that_trains_its_head_alone_is_measured_with_it():
+def test_a_client_that_trains_only_its_head_is_measured_with_it():
     """Of three clients one takes part in the only round; the others' heads are their own all the same."""
     keys = {"rounds": [1], "participation": 0.3, "samples": 2}
     tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))

@@ -50,7 +50,7 @@ def test_the_phase_begins_with_the_training_accuracy():
     assert all(max(each) > 0 for each in wrong[: start - 1])
 
 
-def test_a_phase_that_is_not_reached_is_said():
+def test_a_phase_that_is_not_reached_is_noted():
     one, _, notices = arm(settings("tpt", **NEVER))
     records = finish(one)
     assert any(re.search(r"phase .*accuracy 0\.", line) for line in notices)

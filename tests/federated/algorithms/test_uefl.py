@@ -128,7 +128,7 @@ def test_the_run_ends_when_no_client_is_uncertain():
 
 
 @pytest.mark.parametrize("name", ["uefl", "uefl-published"])
-def test_a_threshold_that_no_client_can_exceed_is_said(name):
+def test_a_threshold_that_no_client_can_exceed_is_noted(name):
     for gamma, said in ((1e6, True), (0.0, False)):
         algorithm, _, notices = arm(settings(name, gamma=gamma, rounds=[1], max_iterations=1))
         finish(algorithm)
@@ -210,7 +210,7 @@ def test_group_sharing_gives_one_block_to_the_extended_clients():
     assert len(visible(algorithm, group[0])) == 8
 
 
-def test_a_private_block_is_nobody_else_s():
+def test_a_private_block_belongs_to_one_client():
     algorithm, _, _ = arm(settings(gamma=0.0))
     finish(algorithm)
     books = [visible(algorithm, name)[4:] for name in ("silo-0", "silo-1", "silo-2")]

@@ -375,7 +375,7 @@ def test_extension_by_loss_compares_held_out_cross_entropy():
     assert "loss" in notices[-1]
 
 
-def test_a_holdout_too_small_for_its_threshold_is_said_once():
+def test_a_holdout_too_small_for_its_threshold_is_noted_once():
     said = "standard error"
     for gamma, times in ((1e-6, 1), (1e3, 0)):
         algorithm, _, notices = arm(settings(gamma=gamma, rounds=[1, 1, 1]))

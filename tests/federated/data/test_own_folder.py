@@ -42,7 +42,7 @@ def test_train_and_test_folders_are_the_splits(make_images, tmp_path):
     assert splits(own, "b")[1] is None
 
 
-def test_a_stray_file_beside_the_classes_of_a_split_is_noted(make_images, tmp_path):
+def test_a_stray_file_next_to_the_classes_of_a_split_is_noted(make_images, tmp_path):
     for folder in ("silos/a/train/cat", "silos/a/train/dog", "silos/a/test/dog"):
         make_images(folder, count=3)
     assert read(tmp_path / "silos").notes == ()

@@ -301,7 +301,7 @@ def test_priors_that_are_refused(table, sizes, message):
         p.check_priors("north", table, np.array(sizes), 3)
 
 
-def test_rows_that_are_slightly_off_are_normalized_and_said():
+def test_rows_that_are_slightly_off_are_normalized_and_noted():
     table, notes = p.check_priors("north", changed(1, 0, 0.10005), SIZES, 3)
     np.testing.assert_allclose(table.sum(1), 1, rtol=1e-15)
     (note,) = notes
@@ -349,7 +349,7 @@ def test_strict_turns_doubts_into_errors():
     assert build(sets=10, strict=True).notes == ()
 
 
-def test_full_rank_is_needed_of_one_client_alone():
+def test_only_one_client_needs_full_rank():
     def lacking(k):
         return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
 
@@ -392,7 +392,7 @@ def test_labels_of_one_class_are_refused(tmp_path):
         build(source=tmp_path / "same.npz", train_per_client=10, test_per_client=10, sets=2)
 
 
-def test_an_empty_set_says_what_to_do():
+def test_the_error_of_an_empty_set_has_advice():
     with pytest.raises(InvalidPriors, match=r"set \d+: .*empty; .*train_per_client \(0 images"):
         build(train_per_client=20, sets=40)
 

@@ -85,7 +85,7 @@ def test_no_name_of_a_file_of_the_server_goes_to_a_silo(folder, monkeypatch):
     assert len(got) == 2
 
 
-def test_a_refused_silo_is_told_why_and_so_is_the_user(folder, monkeypatch, caplog):
+def test_a_refused_silo_and_the_user_get_the_reason(folder, monkeypatch, caplog):
     images(folder / "c", {"cat": 0})
     programs = [program(folder, name) for name in "abc"]
     with (
@@ -314,7 +314,7 @@ def test_a_file_of_silos_that_is_damaged_is_a_line(tmp_path, text):
         read_silos(tmp_path)
 
 
-def test_a_failure_that_nobody_expected_keeps_its_traceback(folder, caplog):
+def test_an_unexpected_failure_keeps_its_traceback(folder, caplog):
     one = program(folder, "a")
     one._source.federation = None
     assert one(Packet(greeting(settings(folder)), {})).header["error"] == "program"

@@ -63,7 +63,7 @@ def test_what_is_missing_is_a_line(arguments, line, tmp_path, monkeypatch):
     assert line in error
 
 
-def test_nobody_listens(tmp_path):
+def test_no_process_listens(tmp_path):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
     place = f"127.0.0.1:{free_port()}"
     assert said("silo", "--superlink", place, "--data", tmp_path / "a", "--wait", 0) == (

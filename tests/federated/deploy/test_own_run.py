@@ -106,7 +106,7 @@ def test_silos_answer_a_run_of_another_superlink(own):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nodes_of_flower_stand_for_the_clients(own):
-    """One that belongs to no silo answers for all of them."""
+    """A node without a silo replies for all clients."""
     own.superlink()
     where = ("--insecure", "--superlink", own.address.place, "--port", free_port())
     own.start("flower-supernode", *where, log="supernode.log")
@@ -117,7 +117,7 @@ def test_nodes_of_flower_stand_for_the_clients(own):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nodes_of_flower_with_images_of_their_own(own):
-    """Their --node-config names the folder and the silo; the metrics are those of one process."""
+    """--node-config names the folder and the silo; one process gives the same metrics."""
     folder = own.sandbox.folder
     for seed, name in enumerate(("ulm", "bonn")):
         for place in ("silos", "data"):  # a silo writes next to its images

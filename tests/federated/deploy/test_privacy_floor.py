@@ -135,7 +135,7 @@ def test_it_stops_at_its_own_bound(path, caplog):
     assert json.loads(path.read_text())["updates"] == {"2.0": 2}
 
 
-def test_a_bound_below_one_update_is_said_at_the_start(path):
+def test_a_bound_below_one_update_is_noted_at_the_start(path):
     assert re.match(r"0 updates .*\b10\.7: .*noise", floor(path, noise=1.0, bound=5.0).describe())
     assert "10.7" not in floor(path, noise=1.0, bound=20.0).describe()
 
@@ -150,7 +150,7 @@ def test_an_update_that_cannot_be_counted_does_not_leave(path, monkeypatch):
     assert answer.parts == {"update": {}, "private": {}}
 
 
-def test_a_measurement_alone_is_no_update(path):
+def test_a_measurement_is_no_update(path):
     assert error(program(path)(asked(settings(), train=False, evaluate=True))) is None
     assert not path.exists()
 

@@ -1,4 +1,4 @@
-"""The program that answers for a client: no message of the server opens a file that it names."""
+"""The program of a client: no message of the server makes it open a file that the message names."""
 
 import logging
 import shutil
@@ -17,7 +17,7 @@ from uefl.engines.base import Message, expected_like
 from uefl.engines.codec import packed_message, reply_of
 
 
-def test_pretrained_weights_are_the_server_s_to_read(tmp_path):
+def test_only_the_server_reads_pretrained_weights(tmp_path):
     weights, fed = tmp_path / "weights.pth", tiny.federation()
     asked = {"encoder": "resnet18", "hidden": 16}
     plain = tiny.settings("fedavg", base=tiny.KEYS | {"model": asked})
@@ -45,7 +45,7 @@ def test_pretrained_weights_are_the_server_s_to_read(tmp_path):
     ("line", "stays"),
     [("Traceback (most recent call last)", True), ("cannot answer: ", True), ("hello", False)],
 )
-def test_the_logs_stay_where_one_tells_of_an_error(line, stays):
+def test_logs_with_an_error_are_kept(line, stays):
     processes = Processes("uefl-test-")
     processes.start("one", "this")  # ends by itself
     processes.all["one"].wait()
@@ -56,8 +56,8 @@ def test_the_logs_stay_where_one_tells_of_an_error(line, stays):
 
 
 def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
-    """Two runs share a silo: the network of the second cannot be made, and the first goes on with the split
-    of its own seed."""
+    """Two runs share a silo. If the network of the second run fails, the first run keeps the split of its
+    seed."""
     fed, read = tiny.federation(), []
 
     class RecordingSource(SourceInMemory):

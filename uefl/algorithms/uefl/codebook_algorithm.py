@@ -57,12 +57,12 @@ class CodebookAlgorithm(Algorithm):
 
     @property
     def quantizer(self) -> Quantizer:
-        """The quantizer of the parameters."""
+        """Return the quantizer of the parameters."""
         return Quantizer(self.parameters.commitment)
 
     @property
     def block(self) -> int:
-        """The number of initial codewords, over all segments."""
+        """Return the number of initial codewords, over all segments."""
         return int(
             self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1)
         )

@@ -27,17 +27,17 @@ class Decision(NamedTuple):
 
     @property
     def above(self) -> list[str]:
-        """The clients above the threshold."""
+        """Return the clients above the threshold."""
         return [client for client, value in self.measured.items() if value > self.threshold]
 
     @property
     def least(self) -> str:
-        """The client with the least entropy or loss."""
+        """Return the client with the least entropy or loss."""
         return min(self.measured, key=lambda name: self.measured[name])
 
     @property
     def most(self) -> str:
-        """The client with the highest entropy or loss."""
+        """Return the client with the highest entropy or loss."""
         return max(self.measured, key=lambda name: self.measured[name])
 
 

@@ -34,7 +34,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def quantizer(self) -> Quantizer:
-        """The quantizer of the parameters."""
+        """Return the quantizer of the parameters."""
         p = self.parameters
         stage = p.codewords if p.extension == "residual" else 0
         return Quantizer(
@@ -69,7 +69,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def sharing(self) -> list[list[str]]:
-        """The clients that share each initial codebook."""
+        """Return the clients that share each initial codebook."""
         personal, clients = self.parameters.personal, self.context.clients
         if isinstance(personal, bool):
             return [[name] for name in clients] if personal else [list(clients)]
@@ -272,7 +272,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def averaged(self) -> str:
-        """The averaged tensor of a block: codewords or moving averages."""
+        """Return the averaged tensor of a block: codewords or moving averages."""
         return "moving" if self.parameters.ema_decay else "block"
 
     @property

@@ -15,7 +15,7 @@ from .members import Roster
 
 _PAUSE = 0.5  # seconds between two looks at the nodes
 _RETURN = 60.0  # seconds for a client to return after Flower has noticed that it is gone
-_MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that it is we who give it up
+_MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that uefl decides first
 
 
 class FlowerEngine:

@@ -28,7 +28,7 @@ from .address import Address, Unreachable
 
 _PATIENCE = 60.0  # seconds for the program of a run to be started
 _ABSENCE = 120.0  # seconds that a SuperLink may be away in a run
-_END = 10.0  # seconds for the program of a run to tell the SuperLink of its end
+_END = 10.0  # seconds for the program of a run to report its end to the SuperLink
 _APP = """[project]
 name = "uefl"
 version = "1.0.0"
@@ -75,12 +75,12 @@ class Link(Protocol):
         """Wait for replies to messages with these numbers, no longer than this.
 
         Returns:
-            By number, each that has come, or the reason why none will.
+            By number, each reply that has come, or the reason why no reply will come.
         """
         ...
 
     def forget(self, numbers: Collection[str]) -> None:
-        """Drop the replies to messages with these numbers when they come."""
+        """Ignore replies to the messages with these numbers."""
         ...
 
 

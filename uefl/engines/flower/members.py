@@ -15,7 +15,7 @@ from .link import Link
 
 _EVERY = 1.0  # seconds between two looks at the nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
-_WORD = 60.0  # seconds after which a word to a refused node expires
+_WORD = 60.0  # seconds after which a message to a refused node expires
 
 Report = Packet
 """of a client when it is greeted"""
@@ -135,7 +135,7 @@ class Members:
         self._refuse(node, why)
 
     def _refuse(self, node: int, why: str) -> None:
-        """Refuse a node, and tell it why; its reply is not awaited."""
+        """Refuse a node and send it the reason, without waiting for its reply."""
         self.refused[node] = why
         number = self._send(node, self._greeting | {"ask": "refused", "why": why}, _WORD)
         self._link.forget([number] if number else [])

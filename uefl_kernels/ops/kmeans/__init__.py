@@ -1,5 +1,5 @@
-"""``kmeans`` and ``kmeans_batched``: a whole fit, or a batch of them, in one op; ``kmeans_lloyd``: its
-iterations."""
+"""``kmeans`` and ``kmeans_batched``: a whole fit, or a batch of fits, in one op; ``kmeans_lloyd``: the
+iterations of a fit."""
 
 from __future__ import annotations
 
@@ -85,45 +85,42 @@ def kmeans(
     """Cluster the rows of x: seeding, Lloyd's algorithm with exact labels, and inertia.
 
     The same input and seed give the same bits on every backend and for any number of threads: labels are the
-    argmin of the float64 distance, sums over rows are sums of integers, and seeding compares distances on a
-    grid of whole numbers (2^14 steps from the middle of the data to its edge; what differs by less counts as
-    the same row there, and only there).
+    argmin of the float64 distance, and sums over rows are sums of integers. Seeding compares distances on a
+    grid of whole numbers, with 2^14 steps from the middle of the data to its edge. In the seeding, and only
+    there, rows on the same point of the grid are equal.
 
     Args:
         x: ``[N, d]``, float32, bfloat16, float16 or float64; any strides. It must be finite, and at most
-            2^480 in float64, so that no
-            sum of squares overflows: checked on the CPU; on a GPU, where a check would stall the device, the
-                inertia becomes NaN (or
-            infinite). Differences below 1e-160, which only float64 has, count as none: their squares do.
-        k: how many clusters, 1 <= k <= N.
-        weights: ``[N]``, not negative, not all zero, at most 2^1000; the same as repeating rows. Checked on
-            the CPU. They are rounded to 2^-(62 - log2 N) of the largest, so smaller ones count as zero.
-            Default: ones.
+            2^480 in float64, so that no sum of squares overflows. The CPU checks this. A check would stall a
+            GPU, so there the inertia becomes NaN or infinite instead. Differences below 1e-160, which only
+            float64 has, count as zero, because their squares are zero.
+        k: the number of clusters, 1 <= k <= N.
+        weights: ``[N]``, not negative, not all zero, at most 2^1000; a row of weight 2 counts as two rows.
+            Checked on the CPU. They are rounded to 2^-(62 - log2 N) of the largest, so smaller ones count as
+            zero. Default: ones.
         init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times.
             ``"k-means||"``: five rounds that draw 2 k rows each, then k-means++ among these; fewer passes.
             ``"random"``: different rows. Or the centers, ``[k, d]``.
-        n_init: the number of starts; the lowest inertia wins; ``"auto"``: 10 for ``"random"``, or else
-            1.
+        n_init: the number of starts; the lowest inertia wins. ``"auto"``: 10 for ``"random"``, else 1.
         max_iter: the largest number of iterations.
         tol: stop when the squared movement of the centers, summed, is at most this times the mean variance of
             the columns; and in any case when no label changes.
         seed: of Philox4x32-10 (counters: ``Grid`` in ``grid.py``).
         metric: ``"l2"``; or ``"cosine"``: rows and centers are scaled to length 1 (spherical k-means), also
-            for the inertia. A row of zeros stays.
+            for the inertia. A row of zeros stays zero.
 
-    Centers are means up to their own rounding and, where that is more, 2^-(62 - log2 N) (at least 2^-52) of
-    the reach of a column: half the distance between its extremes. So one value of 1e20 costs the centers of
-    all other rows their digits, as it does wherever data are centered first.
+    The error of a center is its own rounding, or 2^-(62 - log2 N) (at least 2^-52) of the reach of a column
+    if that is larger. The reach is half the distance between the extremes of the column. So a single value of
+    1e20 removes the digits of the other centers, as in every method that first centers the data.
 
-    A cluster that loses all its rows takes the row that is farthest from its center (compared to some 2^-(52
-    - log2 N) of the distance, then the lowest row); one for which no row is left at a distance keeps its
-    center.
+    A cluster that loses all its rows takes the row that is farthest from its center. Distances are compared
+    up to about 2^-(52 - log2 N) of their size; of equal distances, the lowest row is taken. If every row left
+    equals its center, the cluster keeps its center.
 
     Returns:
         :class:`KMeansResult` ``(centers, labels, inertia, iterations)``. No gradient. On a GPU the host asks
-        every 16 iterations whether the fit has converged; iterations after the end change nothing. While a
-        CUDA graph
-        is captured it does not look: all ``max_iter`` iterations are in the graph.
+        every 16 iterations whether the fit has converged; iterations after the end change nothing. The host
+        cannot ask while a CUDA graph is captured, so all ``max_iter`` iterations are in the graph.
 
     Raises:
         TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.
@@ -166,11 +163,11 @@ def kmeans_batched(
         seed: one number for all, or one for each.
 
     Returns:
-        what :func:`kmeans` returns for each problem, to the bit.
+        the result of :func:`kmeans` for each problem, to the bit.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`kmeans`; of one problem among several, its number is
-            named.
+        TypeError, ValueError, RuntimeError: as :func:`kmeans`; with several problems, the message has the
+            number of the problem.
 
     Source: as :func:`kmeans`.
 

@@ -1,7 +1,8 @@
 """``kmeans`` of rows in blocks or in several processes, with the same bits as ``kmeans`` of all rows.
 
-A fit needs sums of whole numbers, extremes, and draws by such sums; none depends on the cut of the rows. Only
-the inertia adds real numbers, by halves of all rows, so it gathers all squared distances.
+A fit needs sums of whole numbers, extremes, and draws by such sums. These do not depend on how the rows are
+cut into blocks. Only the inertia adds real numbers. It adds all squared distances by halves, so each process
+gathers them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Blocks:
 
     Args:
         read: gives the blocks, tensors [n_i, d] of one dtype and device, from the first one.
-        take: the rows of given numbers, where that needs no pass.
+        take: returns the rows of given numbers; None: :meth:`take` makes a pass over the blocks.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Blocks:
     ) -> None:
         self._read, self._take = read, take
         self.n: int | None = None  # known after the first pass
-        self.like: torch.Tensor | None = None  # none of the rows, of their width, dtype and device
+        self.like: torch.Tensor | None = None  # no rows, with the width, dtype and device of the blocks
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield each block with the number of its first row."""
@@ -227,7 +228,7 @@ class BlockData(composed.Problem):
         own = numbers - self.first
         inside = (own >= 0) & (own < len(self))
         rows = self._unit(self.blocks.take(own[inside]))
-        # Whichever process has a row adds its bits to the zeros of the others.
+        # The process that has a row adds its bits; the other processes add zeros.
         bits = torch.zeros(len(numbers), rows.shape[1], dtype=torch.int64)
         bits[inside] = rows.double().view(torch.int64)
         return self.processes.sum(bits).view(torch.float64).to(rows.dtype)

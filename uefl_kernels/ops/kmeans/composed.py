@@ -1,5 +1,5 @@
-"""``kmeans`` around a ``kmeans_lloyd``, and that around a ``kmeans_step``: seeding, Lloyd iterations and
-inertia.
+"""Compose ``kmeans`` from ``kmeans_lloyd``, and ``kmeans_lloyd`` from ``kmeans_step``: seeding, Lloyd
+iterations and inertia.
 
 All backends give the same bits.
 
@@ -28,7 +28,7 @@ Advance = Callable[["Problem", "FitState", torch.Tensor, steps.Step, bool], None
 Lloyd = Callable[["Problem", torch.Tensor, torch.Tensor, bool, int], "Fit"]
 
 _GRID_BITS = 14
-_LOOK_EVERY = 16  # iterations between two looks at whether a fit on a GPU has converged
+_LOOK_EVERY = 16  # iterations after which the host asks a GPU whether the fit has converged
 
 
 class Arguments(NamedTuple):
@@ -102,7 +102,7 @@ def lloyd_around(kmeans_step: Step, given: LloydArguments) -> Result:
 
 
 def lloyd_of(step: Step, advance: Advance, given: LloydArguments) -> Result:
-    """Compute ``kmeans_lloyd`` of a step and of what ends an iteration."""
+    """Compute ``kmeans_lloyd`` with a function for the step and one for the end of an iteration."""
     units = given.middle, given.scale, given.mass_scale, torch.ones_like(given.mass_scale)
     data = Problem(given.x, given.weights, Grid, units)
     return lloyd(step, advance, data, given.centers, given.limit, given.spherical, given.max_iter)
@@ -175,7 +175,7 @@ def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> 
 class Problem:
     """One problem: rows [n, d], weights of at most 1 or None, units of the sums, and the grid for seeding.
 
-    Without units, those of the rows and weights. ``blocks.py`` and ``kmeans_sparse`` have subclasses.
+    The default units follow from the rows and weights. ``blocks.py`` and ``kmeans_sparse`` have subclasses.
     """
 
     looks_for_empty = False
@@ -194,7 +194,7 @@ class Problem:
 
     @functools.cached_property
     def grid(self) -> Grid:
-        """The rows as whole numbers."""
+        """Return the rows as whole numbers."""
         n, d = self.rows.shape
         values = torch.empty(n, d, dtype=torch.int16, device=self.rows.device)
         for block in steps.blocks(self.rows):
@@ -212,8 +212,8 @@ class Problem:
 
     @functools.cached_property
     def grid_scale(self) -> torch.Tensor:
-        """Return the steps of the grid in 1.0. The reach of a column is below 2^exponent; its scale is
-        2^(mass_bits - exponent)."""
+        """Return the number of grid steps in a distance of 1. The reach of a column is below 2^exponent, and
+        its scale is 2^(mass_bits - exponent)."""
         return self.scale.amin() * 2.0 ** (self.bits - steps.mass_bits(self.n))
 
     def quantized(self, rows: torch.Tensor) -> torch.Tensor:
@@ -274,8 +274,8 @@ class Problem:
         """Return whole numbers in the order of the distances of rows to their centers, -1 for zero; ``first``
         is the number of the first row.
 
-        A distance in float64 orders like its bits; the last of them give way to the number of the row, lowest
-        first.
+        Distances in float64 have the order of their bits. The number of the row replaces the last bits: of
+        equal distances, the lowest row comes first.
         """
         distances = steps.distances(rows, centers, labels)
         spread = (1 << steps.ceil_log2(self.n)) - 1
@@ -314,7 +314,7 @@ class FitState(NamedTuple):
 
 
 def by_steps(step: Step, advance: Advance) -> Lloyd:
-    """Return Lloyd's algorithm of a step and of what ends an iteration."""
+    """Return Lloyd's algorithm with a function for the step and one for the end of an iteration."""
     return functools.partial(lloyd, step, advance)
 
 
@@ -329,8 +329,8 @@ def lloyd(
 ) -> Fit:
     """Run Lloyd's algorithm until the squared movement of the centers is at most ``limit``.
 
-    Sums are integers, so centers stand still when no label changes. Iterations after the end change nothing,
-    so the host need not know the end at once.
+    Sums are integers, so centers do not move when no label changes. Iterations after the end change nothing,
+    so the host may learn of the end later.
     """
     state = FitState(
         centers.clone(), torch.zeros_like(limit, dtype=torch.bool), torch.zeros_like(limit, dtype=torch.int64)
@@ -344,8 +344,8 @@ def lloyd(
 
 
 def _looks(ended: torch.Tensor, i: int) -> bool:
-    """Return True if the host asks after iteration i for the end: a GPU waits for that, and captured work
-    cannot answer."""
+    """Return True if the host asks after iteration i whether the fit has ended. It seldom asks a GPU, because
+    it would wait for the GPU, and never while a graph is captured."""
     if ended.device.type == "cpu":
         return True
     return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
@@ -375,10 +375,10 @@ def update(
     leaves its own cluster. A cluster that still has no mass keeps its center.
     """
     empty = masses == 0
-    # to look may save a pass, but a GPU would have to be waited for
+    # the test may save a pass over the rows, but the host would wait for a GPU
     if not data.looks_for_empty or bool(empty.any()):
         far = data.farthest(centers, labels)
-        rank = empty.long().cumsum(0) - 1  # of an empty cluster among the empty ones
+        rank = empty.long().cumsum(0) - 1  # number of an empty cluster among the empty ones
         taken = rank.clamp(0, len(far.keys) - 1)
         takes = empty & (rank < len(far.keys)) & (far.keys[taken] >= 0)
         weights = None if far.weights is None else far.weights[taken]
@@ -412,7 +412,7 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _best(fits: list[Fit]) -> Fit:
-    """Return the fit of the lowest inertia, the first of equals."""
+    """Return the fit with the lowest inertia, and the first one of equal fits."""
     best, *others = fits
     for fit in others:
         better = fit.inertia < best.inertia

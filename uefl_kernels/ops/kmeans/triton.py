@@ -1,10 +1,10 @@
 """The end of an iteration of ``kmeans`` in Triton: means, rows for empty clusters, moves, convergence.
 
-Seeding is in ``triton_seeding.py``. Four small kernels on the results of
-``kmeans_step``; the first two have nothing to do, and end at once, unless a cluster is empty, and none has
-anything to do after the end. The host is not waited for. All arithmetic is in float64 in the order of
+Seeding is in ``triton_seeding.py``. Four small kernels work on the results of ``kmeans_step``. The first two
+return at once unless a cluster is empty. After the end of the fit, all four return at once. No kernel waits
+for the host. All arithmetic is in float64 in the order of
 ``composed.update``, launched without contraction to FMA, so the centers have the same bits as on the CPU.
-Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
+The tests interpret and compile the kernels. Small cases were correct on an H100. They were not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -20,9 +20,9 @@ from . import composed
 from .triton_seeding import TritonGrid as TritonGrid
 
 _LANES = tl.constexpr(8)  # partial sums of a squared distance
-_ROWS, _KEYS, _CLUSTERS = 64, 4096, 1024  # of a tile; not tuned on a GPU yet
-_PROGRAMS = 256  # that look for far rows: some for every multiprocessor
-_TREE = 4096  # values that one program adds up
+_ROWS, _KEYS, _CLUSTERS = 64, 4096, 1024  # sizes of a tile; not tuned on a GPU yet
+_PROGRAMS = 256  # programs that look for far rows: several for each multiprocessor
+_TREE = 4096  # most values that one program adds up
 
 
 @triton.jit
@@ -291,7 +291,7 @@ def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
     place = tl.arange(0, SIZE)
     shift = _sum_by_halves(tl.load(moves + place, mask=place < k, other=0.0), SIZE)
     tl.store(iterations, tl.load(iterations) + 1)
-    tl.store(ended, (shift > tl.load(limit)) ^ True)  # NaN ends it, too
+    tl.store(ended, (shift > tl.load(limit)) ^ True)  # NaN ends the fit, too
 
 
 def advance(

@@ -1,4 +1,4 @@
-"""k-means of sparse rows: what ``KMeans`` does with a SciPy matrix. Internal; the estimator checks its
+"""Cluster the rows of a SciPy matrix for ``KMeans``. The functions are internal: the estimator checks their
 arguments."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def kmeans_sparse(
     """Return the best of some starts. ``rows`` and given centers have length 1 if ``spherical``.
 
     Raises:
-        RuntimeError: the rows hold NaN or infinity, or values beyond 2^480.
+        RuntimeError: the rows contain NaN or infinity, or values beyond 2^480.
     """
     k, seed = asked.k, asked.seed
     if asked.given is None:
@@ -102,20 +102,21 @@ def kmeans_sparse_by_steps(
     spherical: bool,
     advance: Callable[[kmeans.Step], kmeans.Advance],
 ) -> kmeans.Fit:
-    """Return the same with a function that ends each iteration, made from the step."""
+    """Compute ``kmeans_sparse`` step by step; ``advance`` makes the function that ends an iteration."""
     step = resolve("kmeans_step", rows.values)
     parts = kmeans.Backend(kmeans.by_steps(step, advance(step)), Grid)
     return kmeans.fit(parts, composed.SparseData(rows, weights), asked, spherical)
 
 
 def kmeans_sparse_labels(rows: SparseRows, centers: torch.Tensor) -> composed.Labels:
-    """Return the nearest center of each row, exactly, and the squared distance to it, up to rounding. The
-    same errors."""
+    """Return the exact nearest center of each row, and the squared distance to it up to rounding. Raise as
+    :func:`kmeans_sparse`."""
     found: composed.Labels = composed.kernels().kmeans_sparse_labels(*rows.format, centers.double())
     return found
 
 
 def kmeans_sparse_distances(rows: SparseRows, centers: torch.Tensor) -> torch.Tensor:
-    """Return the distance of each row to each center, [N, k] in the dtype of the rows. The same errors."""
+    """Return the distance of each row to each center, [N, k] in the dtype of the rows. Raise as
+    :func:`kmeans_sparse`."""
     found: torch.Tensor = composed.kernels().kmeans_sparse_distances(*rows.format, centers.double())
     return found

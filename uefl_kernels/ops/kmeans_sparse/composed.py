@@ -1,14 +1,14 @@
 """k-means of sparse rows in plain PyTorch and SciPy, with the centers and labels of the same dense rows.
 
-Without weights these have the same bits.
+Without weights, centers and labels have the same bits as for dense rows.
 
 * **Labels**: scores |c|^2 / 2 - x.c in float64, with a bound on their rounding.
   A row that the bound does not decide is searched as a dense row.
-* **Sums**: an element of zero adds the same whole number to its column in every row, so non-zeros add the
-  difference. With weights that number depends on the row: it is then rounded once for a whole cluster, so
-  that centers agree with those of dense rows up to rounding.
-* **Seeding**: on the grid, rows less a row of zeros are sparse again, and their distances are the same whole
-  numbers.
+* **Sums**: a zero adds the same whole number to its column in every row, so a non-zero adds only its
+  difference from this number. With weights the number depends on the row. It is then rounded once for a whole
+  cluster, and centers agree with the centers of dense rows up to rounding.
+* **Seeding**: a row of zeros on the grid is subtracted from all rows. The differences are sparse, and they
+  have the same distances.
 
 Inertia is the sum of |x|^2 - 2 x.c + |c|^2: it agrees with dense rows up to rounding.
 """
@@ -113,37 +113,37 @@ class SparseRows:
 
     @functools.cached_property
     def wide(self) -> torch.Tensor:
-        """The values in float64."""
+        """Return the values in float64."""
         return self.values.double()
 
     @functools.cached_property
     def squares(self) -> torch.Tensor:
-        """The squared length of each row."""
+        """Return the squared length of each row."""
         return torch.from_numpy(self.matrix_of(self.wide.square()) @ np.ones(self.d))
 
     @functools.cached_property
     def matrix(self) -> Any:
-        """The rows in SciPy."""
+        """Return the rows in SciPy."""
         return self.matrix_of(self.values)
 
     @functools.cached_property
     def wide_matrix(self) -> Any:
-        """The rows in SciPy, in float64."""
+        """Return the rows in SciPy, in float64."""
         return self.matrix_of(self.wide)
 
     @functools.cached_property
     def rows(self) -> torch.Tensor:
-        """The row of each non-zero."""
+        """Return the row of each non-zero."""
         return torch.arange(self.n).repeat_interleave(self.offsets.diff())
 
     @functools.cached_property
     def columns(self) -> torch.Tensor:
-        """The column of each non-zero."""
+        """Return the column of each non-zero."""
         return self.column_numbers.long()
 
     def matrix_of(self, values: torch.Tensor) -> Any:
         """Return a CSR matrix of SciPy with these values at the places of the rows; SciPy's constructor would
-        look at all places again."""
+        check all places again."""
         from scipy.sparse import csr_array
 
         made = csr_array((self.n, self.d), dtype=values.numpy().dtype)
@@ -233,12 +233,12 @@ class SparseData(composed.Problem):
         )
         self.weights = None if weights is None else weights / self.weight_unit
         self.masses = steps.row_masses(torch.empty(self.n, 0), self.weights, self.mass_scale)
-        # of the last step, without the part of a row of zeros
+        # of the last step; the sums lack the part of the zeros
         self._labels = self._sums = torch.empty(0, dtype=torch.int64)
 
     @functools.cached_property
     def terms(self) -> torch.Tensor:
-        """What each non-zero adds to its column more than a zero."""
+        """Return how much more each non-zero adds to its column than a zero."""
         column = self.sparse.columns
         own = None if self.weights is None else self.weights[self.sparse.rows]
         middle, scale = self.middle[column, None], self.scale[column, None]
@@ -248,12 +248,12 @@ class SparseData(composed.Problem):
 
     @functools.cached_property
     def grid(self) -> grid.Grid:
-        """The rows as whole numbers."""
+        """Return the rows as whole numbers."""
         return SparseGrid(self)
 
     @functools.cached_property
     def on_grid(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A row of zeros on the grid, [d], and what each non-zero differs from it; float64."""
+        """Return a row of zeros on the grid, [d], and the difference of each non-zero from it; float64."""
         zero = (-self.middle * self.grid_scale).round()
         column = self.sparse.columns
         return zero, ((self.sparse.wide - self.middle[column]) * self.grid_scale).round() - zero[column]

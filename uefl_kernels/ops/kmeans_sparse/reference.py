@@ -1,4 +1,4 @@
-"""The definitions of ``kmeans_sparse`` and its relatives: the same on dense rows."""
+"""Define the ops on sparse rows by the ops on the same dense rows."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class Sandbox(LoggedProcesses):
         (folder / "tiny.toml").write_text(CONFIG.format(run=own, clients=len(SILOS), arms=UEFL))
 
     def train(self, out: str = "run", *options: object) -> subprocess.Popen[bytes]:
-        """Begin a run, or go on with it where there is one; ``options`` take the place of those of Flower."""
+        """Begin a run, or continue the run that exists; ``options`` replace the options for Flower."""
         return self._train("uefl", out, *options)
 
     def faulty_train(self, fault: str) -> subprocess.Popen[bytes]:
