@@ -27,7 +27,7 @@ from uefl.config import Config
 from uefl.data import Federation, SetData, build
 
 from . import round_times
-from .held import hold
+from .held import restrict
 
 _MEAN, _STD = (0.1307,) * 3, (0.3081,) * 3
 
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = round_times.parser(__doc__, "fedul-mnist")
     parser.add_argument("--workers", type=int, default=3)
     args = parser.parse_args(arguments)
-    hold(args.held, "benchmarks.fedul_round", arguments)
+    restrict(args.held, "benchmarks.fedul_round", arguments)
     torch.set_num_threads(args.threads)
     cfg = config.load(args.preset, [*args.set, "validation=0"])  # both loops measure on the test images only
     federation = build(cfg.data, kind="sets", seed=cfg.run.seed)

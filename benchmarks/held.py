@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser, folder: Path, what: str) -> Non
     )
 
 
-def hold(instructions: str | None, module: str, arguments: list[str] | None) -> None:
+def restrict(instructions: str | None, module: str, arguments: list[str] | None) -> None:
     """Restart ``python -m module`` with the environment of an instruction set, unless it is already set.
 
     The restart is necessary because libraries read these variables when they are loaded.

@@ -21,7 +21,7 @@ import torch
 
 from . import results
 from .cases import BenchmarkCase, case_of, form, ours
-from .held import add_options, hold
+from .held import add_options, restrict
 from .measure import VARIANTS, CaseRunner, elsewhere, measure, threads_differ, use_threads
 from .ops import REGISTRY
 
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         show(options.op, options.device)
         return 0
-    hold(options.held, "benchmarks.run", arguments)
+    restrict(options.held, "benchmarks.run", arguments)
     # torch.compile without a GPU: a warning amid the table
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     use_threads(options.threads)

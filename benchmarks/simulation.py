@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     for key, default in {"clients": 200, "images": 20, "cohort": 50, "batch": 10}.items():
         options.add_argument(f"--{key}", type=int, default=default)
     args: argparse.Namespace = options.parse_args(arguments)
-    held.hold(args.held, "benchmarks.simulation", arguments)
+    held.restrict(args.held, "benchmarks.simulation", arguments)
     torch.set_num_threads(args.threads)
     splits = list(images_of(args.clients, args.images))
     clients = normalized(splits)

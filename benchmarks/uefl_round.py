@@ -40,7 +40,7 @@ from uefl.models.normalization import normalization
 from uefl.seeds import make_repeatable
 
 from . import round_times
-from .held import hold
+from .held import restrict
 
 _TEST_BATCH = 100
 
@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU; leave it out to measure on the CPU")
-    hold(args.held, "benchmarks.uefl_round", arguments)
+    restrict(args.held, "benchmarks.uefl_round", arguments)
     # as a run does, and the processes that have its clients
     make_repeatable(args.threads, torch.device(args.device))
     cfg, device = config.load(args.preset, args.set), args.device

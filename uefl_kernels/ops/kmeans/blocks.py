@@ -140,7 +140,7 @@ class BlockData(composed.Problem):
     ) -> None:
         self.blocks, self.spherical, self.processes = blocks, spherical, processes
         self._low = self._high = torch.empty(0)
-        processes.together(lambda: self._look(weights))
+        processes.together(lambda: self._scan(weights))
         assert blocks.like is not None
         assert blocks.n is not None
         processes.agree(
@@ -160,7 +160,7 @@ class BlockData(composed.Problem):
         )
         self.weights = None if weights is None else weights / self.weight_unit
 
-    def _look(self, weights: torch.Tensor | None) -> None:
+    def _scan(self, weights: torch.Tensor | None) -> None:
         """Make the first pass: count the rows, check that they can be clustered, and find their extremes."""
         low = high = torch.empty(0)
         for _, block in self.blocks:
