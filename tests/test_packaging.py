@@ -126,14 +126,11 @@ def test_workflows_call_existing_targets_and_scripts():
 
 
 LONG_FUNCTIONS = {
-    "uefl/api.py::train",
     "uefl/cli.py::train",
     "uefl/client/training.py::fit",
-    "uefl/data/labeled.py::federate",
     "uefl/data/unlabeled_sets.py::federate",
     "uefl/deploy/agreement.py::agree",
     "uefl/deploy/command.py::silo",
-    "uefl/deploy/deployment.py::gather",
     "uefl/server/rounds.py::__init__",
     "uefl/server/rounds.py::exchange",
     "uefl/suites/command.py::run",

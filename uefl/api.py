@@ -104,6 +104,38 @@ class Run:
         return saved.load(file, self._network)
 
 
+def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -> Config:
+    """Return the checked configuration; ``given``: a network comes from Python."""
+    if isinstance(source, Config):
+        if overrides or arms is not None:
+            raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
+        return source
+    if not isinstance(source, (str, Path, Mapping)):
+        raise UserError(
+            "expected the name of a preset, the path of a .toml file or a mapping of sections, got"
+            f" {type(source).__name__}"
+        )
+    return config.load(
+        source if isinstance(source, Mapping) else str(source),
+        given=given,
+        arms=None if arms is None else _tables(arms),
+        **overrides,
+    )
+
+
+def _with_network(cfg: Config, model: Any, *, replaced: bool) -> Config:
+    """Return the configuration for a network from Python; ``replaced``: it takes the place of the section
+    ``[model]``."""
+    if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
+        raise UserError(
+            "model: the members of an ensemble need different weights; give a function that makes the module"
+        )
+    if cfg.model.encoder != "given" and not replaced:
+        named = f"the section [model] names the encoder {cfg.model.encoder!r}"
+        raise UserError(f"model: a network is given and {named}; leave out one of them")
+    return replace(cfg, model=Model.model_validate({"encoder": "given"}))
+
+
 @isolate
 def train(
     source: str | Mapping[str, Any] | Config = "demo",
@@ -161,35 +193,10 @@ def train(
     if isinstance(model, Mapping):
         overrides["model"] = model
     network = None if model is None or isinstance(model, Mapping) else custom.factory(model)
-    if isinstance(source, Config):
-        if overrides or arms is not None:
-            raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
-        cfg = source
-    elif isinstance(source, (str, Path, Mapping)):
-        cfg = config.load(
-            source if isinstance(source, Mapping) else str(source),
-            given=network is not None,
-            arms=None if arms is None else _tables(arms),
-            **overrides,
-        )
-    else:
-        raise UserError(
-            "expected the name of a preset, the path of a .toml file or a mapping of sections, got"
-            f" {type(source).__name__}"
-        )
-    preset = str(source) if isinstance(source, (str, Path)) else "python"
+    cfg = _config(source, arms, overrides, given=network is not None)
     if network is not None:
-        if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
-            raise UserError(
-                "model: the members of an ensemble need different weights; give a function that"
-                " makes the module"
-            )
-        if cfg.model.encoder != "given" and not (
-            isinstance(source, Config) and cfg.model == Model.model_validate({})
-        ):
-            named = f"the section [model] names the encoder {cfg.model.encoder!r}"
-            raise UserError(f"model: a network is given and {named}; leave out one of them")
-        cfg = replace(cfg, model=Model.model_validate({"encoder": "given"}))
+        checked = isinstance(source, Config) and cfg.model == Model.model_validate({})
+        cfg = _with_network(cfg, model, replaced=checked)
     federation = _federation(cfg, clients, federation)
     if federation is not None:
         unused = {"source": "arrays", "clients": None, "partition": None, "first_classes": 0}
@@ -203,6 +210,7 @@ def train(
             "observer": observer,
             "deployment": deployment,
         }
+        preset = str(source) if isinstance(source, (str, Path)) else "python"
         runs.train(cfg, preset=preset, out=Path(out), federation=federation, network=network, **keys)
     return Run(out, model=network)
 

@@ -51,8 +51,9 @@ def federate(
     notes.check_names("client", (share.name for share in (*deal.clients, *deal.unseen)))
     splits = _split(table, deal.clients, data, seed, one_class=one_class)
     prepare = prepare_for([table.images], data.image_size, data.normalize == "standard")
-    unseen_images = sum(len(share.test) for share in deal.unseen if share.test is not None)
-    prepare.check_memory(sum(len(split.share.train) + len(split.test) for split in splits) + unseen_images)
+    unseen = [_unseen(share) for share in deal.unseen]
+    measured = sum(len(split.test) for split in (*splits, *unseen))
+    prepare.check_memory(sum(len(split.share.train) for split in splits) + measured)
 
     content, pixels, damaged = record.ImageHashes(), prepare.statistics(), DamagedImages()
     clients, entries = [], {}
@@ -64,15 +65,6 @@ def federate(
             clients.append(ClientData(split.share.name, Sizes.of(found), load))
             entries[split.share.name] = _entry(table, split, content)
     damaged.check()
-    unseen, unseen_entries = [], {}
-    for share in deal.unseen:
-        assert share.test is not None
-        split = _ClientSplit(share, share.test, share.train, share.train[:0])
-        unseen.append(
-            ClientData(share.name, Sizes(0, 0, len(share.test)), partial(_load, table, prepare, split))
-        )
-        unseen_entries[share.name] = _entry(table, split, content)
-
     manifest = {
         "schema": record.SCHEMA,
         "kind": "labeled",
@@ -83,7 +75,7 @@ def federate(
         "legacy_holdout": data.legacy_holdout,
         "classes": list(table.classes),
         "silos": entries,
-        "unseen": unseen_entries,
+        "unseen": {split.share.name: _entry(table, split, content) for split in unseen},
         "server": {},
     }
     record.check_disjoint(manifest)
@@ -105,7 +97,7 @@ def federate(
         prepare.shape,
         mean,
         std,
-        tuple(unseen),
+        tuple(_measured(table, prepare, split) for split in unseen),
         None,
         found_notes,
         manifest,
@@ -117,6 +109,17 @@ def federate(
 def trained_on(data: LabeledData) -> list[torch.Tensor]:
     """Return the images that the mean and the deviation of a client are of: training images and holdout."""
     return [data.train.images] if data.holdout is data.test else [data.train.images, data.holdout.images]
+
+
+def _unseen(share: Share) -> _ClientSplit:
+    """Return the split of a client that is only measured."""
+    assert share.test is not None
+    return _ClientSplit(share, share.test, share.train, share.train[:0])
+
+
+def _measured(table: DataSet, prepare: Preparation | NoPreparation, split: _ClientSplit) -> ClientData:
+    """Return a client that is only measured."""
+    return ClientData(split.share.name, Sizes(0, 0, len(split.test)), partial(_load, table, prepare, split))
 
 
 def _split(

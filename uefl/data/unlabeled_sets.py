@@ -133,15 +133,6 @@ def federate(
     if classes == 1:
         raise UserError(f"{made.name} has one class, {made.classes[0]!r}; a classifier needs two or more")
     notes.check_names("client", (client.name for client in made.clients))
-    tests: list[LabeledRows | None] = [None] * len(made.clients)
-    if made.test is not None:
-        if len(made.test.rows) < len(tests):
-            raise UserError(
-                f"{made.name} has {len(made.test.rows)} test images for {len(tests)} clients; each needs one"
-                " or more"
-            )
-        order = np.random.default_rng(derive(seed, "test")).permutation(len(made.test.rows))
-        tests = [made.test.part(part) for part in np.array_split(order, len(tests))]
     server = {"labeled": made.labeled, "validation": made.validation}
     sources = _sources(made)
     prepare = prepare_for(sources, data.image_size, data.normalize == "standard")
@@ -150,7 +141,7 @@ def federate(
 
     priors_of = _Priors(made, data, seed, held["labeled"])
     content, pixels, clients, entries = record.ImageHashes(), prepare.statistics(), [], {}
-    for client, test in zip(made.clients, tests, strict=True):
+    for client, test in zip(made.clients, _tests(made, seed), strict=True):
         images = prepare(client.images, client.rows)
         pixels.add(images)
         table, weights = priors_of(client, images)
@@ -274,6 +265,19 @@ class PriorCoverage(NamedTuple):
     def of(cls, table: Matrix, sizes: Rows) -> PriorCoverage:
         """Return the coverage of priors ``[M, K]`` and of the set sizes ``[M]``."""
         return cls((table.sum(0) > 0).tolist(), bool(priors.full_rank(table, sizes)))
+
+
+def _tests(made: UnlabeledData, seed: int) -> list[LabeledRows | None]:
+    """Deal the test images to the clients at random, in equal parts."""
+    count = len(made.clients)
+    if made.test is None:
+        return [None] * count
+    if len(made.test.rows) < count:
+        raise UserError(
+            f"{made.name} has {len(made.test.rows)} test images for {count} clients; each needs one or more"
+        )
+    order = np.random.default_rng(derive(seed, "test")).permutation(len(made.test.rows))
+    return [made.test.part(part) for part in np.array_split(order, count)]
 
 
 def doubts_of_all(coverages: Sequence[PriorCoverage], classes: tuple[str, ...]) -> list[str]:

@@ -164,6 +164,14 @@ def joined(
         yield Deployment(join, lambda: 0, without_files, home=True)
 
 
+def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:
+    """Return the error of a run for which too few silos came."""
+    there = f"{', '.join(sorted(together))} of" if together else "none of"
+    left = f"; refused: {', '.join(dict.fromkeys(refused))}" if refused else ""
+    advice = "remove the cause" if refused else "start the others"
+    return UserError(f"{there} {wanted}{left}; {advice}, or lower --silos")
+
+
 def gather(
     cfg: Config, link: Link, address: Address, silos: int, patience: float, notice: Notice, known: Silos
 ) -> Joined:
@@ -223,14 +231,8 @@ def gather(
                 notice(f"refused: {why}")
         told = dict(members.refused)
         if len(together) < silos and time.monotonic() > end:
-            there = f"{', '.join(sorted(together))} of" if together else "none of"
-            reasons = dict.fromkeys([*members.refused.values(), *unfit.values()])
-            left = f"; refused: {', '.join(reasons)}" if reasons else ""
-            advice = "remove the cause" if reasons else "start the others"
-            raise UserError(
-                f"{there} {silos} silos came to {address.place} in {patience:g} s{left}; {advice}, or lower"
-                " --silos"
-            )
+            reasons = [*members.refused.values(), *unfit.values()]
+            raise _too_few(together, f"{silos} silos came to {address.place} in {patience:g} s", reasons)
         time.sleep(0.05)
     begun.append(True)
     for name in reports.keys() - set(together[:silos]):
