@@ -130,7 +130,6 @@ LONG_FUNCTIONS = {
     "uefl/client/training.py::fit",
     "uefl/data/unlabeled_sets.py::federate",
     "uefl/deploy/agreement.py::agree",
-    "uefl/deploy/command.py::silo",
     "uefl/server/rounds.py::__init__",
     "uefl/server/rounds.py::exchange",
     "uefl/suites/command.py::run",

@@ -12,6 +12,7 @@ from ..errors import UserError
 from .choices import check_installed, check_private, checked_address
 
 if TYPE_CHECKING:
+    from ..engines.flower.address import Address
     from .privacy_floor import PrivacyFloor
 
 
@@ -75,18 +76,9 @@ def silo(
     if parent is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         end_with(parent)
-    address = checked_address(superlink, root_certificates, insecure)
-    if key is None and not address.is_loopback and not address.insecure:
-        raise UserError(
-            "--superlink: give this silo's private key with --key, or use --insecure "
-            "without key and TLS; see docs/deploy.md"
-        )
-    if key is not None and address.insecure:
-        raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
+    address = _with_access(checked_address(superlink, root_certificates, insecure), key, strict)
     if (data is None) == (simulate is None):
         raise UserError("--data: name the folder of this silo's images")
-    if key is not None:
-        _check_key(key, strict)
     where = chosen_device(device)
     answered = None if algorithms is None else _answered(algorithms)
     source: ClientSource
@@ -109,6 +101,20 @@ def silo(
             serve(address, program, key, patience=wait)
     except Unreachable as error:
         raise UserError(str(error)) from None
+
+
+def _with_access(address: Address, key: Path | None, strict: bool) -> Address:
+    """Return the address; refuse a remote SuperLink without a key, a key without TLS, and an unfit key."""
+    if key is None and not address.is_loopback and not address.insecure:
+        raise UserError(
+            "--superlink: give this silo's private key with --key, or use --insecure "
+            "without key and TLS; see docs/deploy.md"
+        )
+    if key is not None and address.insecure:
+        raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
+    if key is not None:
+        _check_key(key, strict)
+    return address
 
 
 def _check_key(path: Path, strict: bool) -> None:
