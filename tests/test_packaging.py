@@ -127,14 +127,7 @@ def test_workflows_call_existing_targets_and_scripts():
 
 LONG_FUNCTIONS = {
     "uefl/cli.py::train",
-    "uefl/client/training.py::fit",
-    "uefl/data/unlabeled_sets.py::federate",
-    "uefl/deploy/agreement.py::agree",
-    "uefl/server/rounds.py::__init__",
-    "uefl/server/rounds.py::exchange",
-    "uefl/suites/command.py::run",
     "uefl_kernels/nn/residual_vq.py::__init__",
-    "uefl_kernels/nn/vector_quantize.py::_refuse_conflicts",
     "uefl_kernels/nn/vector_quantize.py::__init__",
     "uefl_kernels/nn/vector_quantize.py::forward",
     "uefl_kernels/ops/kmeans/__init__.py::_call",

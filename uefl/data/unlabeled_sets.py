@@ -156,22 +156,7 @@ def federate(
     doubts = priors_of.check(together=whole)
     if held["labeled"] is not None:
         pixels.add(held["labeled"].images)
-    manifest = {
-        "schema": record.SCHEMA,
-        "kind": "sets",
-        "source": made.source,
-        "partition": partition,
-        "seed": seed,
-        "image_size": data.image_size,
-        "classes": list(made.classes),
-        "silos": entries,
-        "unseen": {},
-        "server": {
-            part: content.entry(rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], classes)
-            for part, rows in server.items()
-            if rows is not None
-        },
-    }
+    manifest = _manifest(made, partition, data, seed, entries, content)
     record.check_disjoint(manifest)
     found = (
         *made.notes,
@@ -265,6 +250,36 @@ class PriorCoverage(NamedTuple):
     def of(cls, table: Matrix, sizes: Rows) -> PriorCoverage:
         """Return the coverage of priors ``[M, K]`` and of the set sizes ``[M]``."""
         return cls((table.sum(0) > 0).tolist(), bool(priors.full_rank(table, sizes)))
+
+
+def _manifest(
+    made: UnlabeledData,
+    partition: dict[str, Any],
+    data: Data,
+    seed: int,
+    entries: dict[str, Any],
+    content: record.ImageHashes,
+) -> dict[str, Any]:
+    """Return the manifest, with the entries of the clients."""
+    server = {"labeled": made.labeled, "validation": made.validation}
+    return {
+        "schema": record.SCHEMA,
+        "kind": "sets",
+        "source": made.source,
+        "partition": partition,
+        "seed": seed,
+        "image_size": data.image_size,
+        "classes": list(made.classes),
+        "silos": entries,
+        "unseen": {},
+        "server": {
+            part: content.entry(
+                rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], len(made.classes)
+            )
+            for part, rows in server.items()
+            if rows is not None
+        },
+    }
 
 
 def _tests(made: UnlabeledData, seed: int) -> list[LabeledRows | None]:

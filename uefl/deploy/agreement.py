@@ -261,20 +261,8 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
             f"key 'domain': expected one of several silos that are there, {', '.join(headers)}; got {apart!r}"
         )
     classes = _classes(headers, cfg)
-    doubts = (
-        check_doubts(
-            doubts_of_all([PriorCoverage(**header["reach"]) for header in headers.values()], classes),
-            strict=cfg.data.strict,
-        )
-        if _sets(cfg)
-        else []
-    )
     server = own_sets.read_server(cfg.data.path, classes) if _sets(cfg) and cfg.data.path is not None else {}
-    if _sets(cfg) and not server:
-        doubts.append(
-            f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"
-            " images"
-        )
+    notes = _notes(headers, cfg, classes, server)
     shape, inputs = _shape(headers, server, cfg.data.image_size), _inputs(next(iter(headers.values())))
     held = {}
     for part, rows in server.items():  # of arms on unlabeled sets, which are images
@@ -306,17 +294,6 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
         },
     }
     silos = [ClientData(name, Sizes(**_sizes(header)), _elsewhere(name)) for name, header in headers.items()]
-    versions = {header["torch"] for header in headers.values()} | {torch.__version__}
-    exact = [name for name, header in headers.items() if header["precision"] == "fp32"]
-    if 0 < len(exact) < len(headers):
-        doubts.append(
-            f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16:"
-            " with run.precision = 'fp32' all do the same"
-        )
-    mixed = (
-        f"the silos and the server have torch {', '.join(sorted(versions))}; results may differ in the last"
-        " bits"
-    )
     return Federation(
         cfg.kind,  # type: ignore[arg-type]
         tuple(silo for silo in silos if silo.name != apart),
@@ -325,12 +302,45 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
         *statistics.mean_and_std(),
         unseen=tuple(silo for silo in silos if silo.name == apart),
         server=ServerData(held.get("labeled"), held.get("validation")) if _sets(cfg) else None,
-        notes=(*doubts, *((mixed,) if len(versions) > 1 else ())),
+        notes=notes,
         manifest=manifest,
         digest=record.digest(manifest),
         here=False,
         inputs=inputs,
     )
+
+
+def _notes(
+    headers: Mapping[str, Mapping[str, Any]], cfg: Config, classes: tuple[str, ...], server: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return notes on priors, the server's images, precisions and versions; with ``data.strict``, doubtful
+    priors are refused."""
+    doubts = (
+        check_doubts(
+            doubts_of_all([PriorCoverage(**header["reach"]) for header in headers.values()], classes),
+            strict=cfg.data.strict,
+        )
+        if _sets(cfg)
+        else []
+    )
+    if _sets(cfg) and not server:
+        doubts.append(
+            f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"
+            " images"
+        )
+    versions = {header["torch"] for header in headers.values()} | {torch.__version__}
+    exact = [name for name, header in headers.items() if header["precision"] == "fp32"]
+    if 0 < len(exact) < len(headers):
+        doubts.append(
+            f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16:"
+            " with run.precision = 'fp32' all do the same"
+        )
+    if len(versions) > 1:
+        doubts.append(
+            f"the silos and the server have torch {', '.join(sorted(versions))}; results may differ in the"
+            " last bits"
+        )
+    return tuple(doubts)
 
 
 def _sets(cfg: Config) -> bool:

@@ -49,8 +49,6 @@ def run(
     wanted = jobs_of(suite, scale, seeds, out, threads=1 if scale == "cpu" else max(1, cores // at_a_time))
     runs = list({job.folder: job for job in reversed(wanted)}.values())[::-1]
     runner.check_own(out, suite.name, runs)
-    errors: dict[Path, str] = {}
-    said: set[tuple[str, str]] = set()
     with runner.locked(out):
         runner.check_configurations(runs)
         before = [job for job in runs if (job.folder / "summary.json").is_file()]
@@ -59,35 +57,7 @@ def run(
             f" {at_a_time} at a time, in {out}",
             **_AS_IT_IS,
         )
-        with _progress(console) as progress:
-            task = progress.add_task(
-                "", total=sum(job.rounds for job in runs), completed=sum(job.rounds for job in before)
-            )
-            done = {job: job.rounds for job in before}
-
-            def ended(end: runner.JobResult) -> None:
-                done[end.job] = end.job.rounds
-                place = f"{end.job.case} {end.job.arm} seed {end.job.seed}"
-                what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"
-                if end.error is not None:
-                    if (end.job.case, end.error) in said:
-                        what = "not finished, for the same reason"
-                    said.add((end.job.case, end.error))
-                    errors[end.job.folder] = end.error
-                console.print(f"{len(done)}/{len(runs)}  {place}: {what}", **_AS_IT_IS)
-
-            def show_progress(running: dict[Job, int]) -> None:
-                names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
-                progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
-
-            runner.run(
-                runs,
-                side_by_side=at_a_time,
-                device=device,
-                data_root=data_root,
-                ended=ended,
-                report=show_progress,
-            )
+        errors = _finish(runs, before, console, side_by_side=at_a_time, device=device, data_root=data_root)
         if cost.MEASURES & set(suite.measures):
             for job in runs:
                 cost.measure(job.folder, gpu)
@@ -106,6 +76,50 @@ def run(
         raise RunError(
             f"{len(result.missing)} of {len(wanted)} runs are not there; {out / 'report.md'} says why"
         )
+
+
+def _finish(
+    runs: list[Job],
+    before: list[Job],
+    console: Console,
+    *,
+    side_by_side: int,
+    device: str,
+    data_root: Path | None,
+) -> dict[Path, str]:
+    """Run the jobs that are not among those finished ``before``. Return the errors by run folder."""
+    errors: dict[Path, str] = {}
+    said: set[tuple[str, str]] = set()
+    with _progress(console) as progress:
+        task = progress.add_task(
+            "", total=sum(job.rounds for job in runs), completed=sum(job.rounds for job in before)
+        )
+        done = {job: job.rounds for job in before}
+
+        def ended(end: runner.JobResult) -> None:
+            done[end.job] = end.job.rounds
+            place = f"{end.job.case} {end.job.arm} seed {end.job.seed}"
+            what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"
+            if end.error is not None:
+                if (end.job.case, end.error) in said:
+                    what = "not finished, for the same reason"
+                said.add((end.job.case, end.error))
+                errors[end.job.folder] = end.error
+            console.print(f"{len(done)}/{len(runs)}  {place}: {what}", **_AS_IT_IS)
+
+        def show_progress(running: dict[Job, int]) -> None:
+            names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
+            progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
+
+        runner.run(
+            runs,
+            side_by_side=side_by_side,
+            device=device,
+            data_root=data_root,
+            ended=ended,
+            report=show_progress,
+        )
+    return errors
 
 
 def _progress(console: Console) -> Progress:
