@@ -128,7 +128,8 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
     """Batch norm sees one value per channel, here after the encoder."""
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
     room = workspace(settings(name), fed)
-    room.net.encoder = torch.nn.Sequential(room.net.encoder, torch.nn.BatchNorm2d(16))
+    net = getattr(room.net, "net", room.net)  # FedGate has a network around it
+    net.encoder = torch.nn.Sequential(net.encoder, torch.nn.BatchNorm2d(16))
     with pytest.raises(UserError, match=r"client 'silo-1' .*training"):
         room.algorithm.check(fed, "arm", room.net)
 

@@ -124,12 +124,15 @@ class ServerModel:
         sent, found = message.tensors["values"], reply.tensors["values"]
         if sent.shape != found.shape:
             return None
-        largest, most = reply.magnitudes["values"], _GROWTH * max(magnitudes({"": sent})[""], 1.0)
-        if largest > most and self.algorithm.context.run.privacy != "local":  # noise has any size
-            return (
-                f"values has an element of {largest:.3g}, more than {most:.3g}; if the model has diverged,"
-                " lower lr"
-            )
+        largest = reply.magnitudes["values"]
+        # noise has any size; the sent model is read only if its largest element matters
+        if largest > _GROWTH and self.algorithm.context.run.privacy != "local":
+            most = _GROWTH * max(magnitudes({"": sent})[""], 1.0)
+            if largest > most:
+                return (
+                    f"values has an element of {largest:.3g}, more than {most:.3g}; if the model has"
+                    " diverged, lower lr"
+                )
         return self._workspace.fault(reply.tensors, self.private.start, predict=False)
 
     def begin_averages(self, rule: Rule | Privacy) -> None:
