@@ -92,16 +92,21 @@ def test_the_instructions_are_those_of_the_architecture(build, kernel, architect
 
 
 def test_nothing_spills(build):
-    """Two exceptions: the state of the MC dropout head between pairs of passes, and one float64 number per
-    block of sums."""
-    _, log, _ = build
+    """Three exceptions: the state of the MC dropout head between pairs of passes, one float64 number per
+    block of sums, and addresses of a float64 iteration of k-means on sm_120."""
+    architecture, log, _ = build
     spilled = {
         name: int(stored)
         for name, stored in re.findall(r"Function properties for (\S+)\n.* (\d+) bytes spill stores", log)
     }
     assert spilled
     for name, stored in spilled.items():
-        most = 160 if "4headILi2E" in name else 8 if "8row_sumsIfLb1EdE" in name else 0
+        allowed = {
+            "4headILi2E": 160,
+            "8row_sumsIfLb1EdE": 8,
+            "7advanceIddE": 48 if architecture == "120" else 0,
+        }
+        most = next((most for kernel, most in allowed.items() if kernel in name), 0)
         assert stored <= most, f"{name}: {stored} bytes"
 
 
