@@ -34,18 +34,13 @@ def inputs(case: Method, device: str) -> Inputs:
     return case.method, x, x[: case.k].clone()
 
 
-def _call(kind: type, inputs: Inputs) -> Call:
-    """Prepare a method.
+def method_call(kind: Any, method: str, rows: Any, centers: np.ndarray) -> Call:
+    """Prepare a method of an estimator, such as ``KMeans``, on rows.
 
     ``fit`` and ``fit_predict`` are whole fits; the other methods use a model of two iterations.
     """
-    method, x, centers = inputs
-    needs("cpu", x)
-    rows = x.numpy()
     fitting = method.startswith("fit")
-    model: Any = kind(
-        len(centers), init=centers.numpy(), n_init=1, max_iter=ITERATIONS if fitting else 2, tol=0
-    )
+    model: Any = kind(len(centers), init=centers, n_init=1, max_iter=ITERATIONS if fitting else 2, tol=0)
     if not fitting:
         model.fit(rows)
     call = getattr(model, method)
@@ -55,6 +50,12 @@ def _call(kind: type, inputs: Inputs) -> Call:
         return (found if method != "fit" else model.labels_), model.cluster_centers_
 
     return answer
+
+
+def _call(kind: Any, inputs: Inputs) -> Call:
+    method, x, centers = inputs
+    needs("cpu", x)
+    return method_call(kind, method, x.numpy(), centers.numpy())
 
 
 def ours(inputs: Inputs) -> Call:

@@ -12,6 +12,7 @@ import torch
 from uefl_kernels import KMeans
 
 from ..cases import BenchmarkCase, Call, Gate, Op, ProviderUnavailable
+from .estimator import method_call
 from .kmeans import ITERATIONS, against_float64
 
 METHODS = ("fit", "predict", "transform", "score")
@@ -41,34 +42,15 @@ def inputs(case: SparseMethod, device: str) -> Inputs:
     return case.method, rows, rows[: case.k].toarray()
 
 
-def _call(kind: type, inputs: Inputs) -> Call:
-    """Prepare a method.
-
-    ``fit`` is a whole fit; the other methods use a model of two iterations.
-    """
-    method, rows, centers = inputs
-    iterations = ITERATIONS if method == "fit" else 2
-    model: Any = kind(len(centers), init=centers, n_init=1, max_iter=iterations, tol=0)
-    if method != "fit":
-        model.fit(rows)
-    call = getattr(model, method)
-
-    def answer() -> tuple[Any, Any]:
-        found = call(rows)
-        return (found if method != "fit" else model.labels_), model.cluster_centers_
-
-    return answer
-
-
 def ours(inputs: Inputs) -> Call:
-    return _call(KMeans, inputs)
+    return method_call(KMeans, *inputs)
 
 
 def scikit_learn(inputs: Inputs) -> Call:
     """Return Lloyd's algorithm from the same centers, on the same matrix."""
     from sklearn.cluster import KMeans as Peer
 
-    return _call(Peer, inputs)
+    return method_call(Peer, *inputs)
 
 
 def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:

@@ -242,8 +242,8 @@ static void empty_clusters() {
   equals_the_cpu("no direction", opposite.on_sphere());
 }
 
-// What the CPU refuses: fewer rows than clusters, and rows that are not finite. Sums of such rows are numbers
-// without a meaning, and still follow.
+// Runs the cases that the CPU refuses: fewer rows than clusters, and rows that are not finite. The sums have
+// no meaning there, but they must still be equal.
 static void rows_that_are_refused() {
   run_both("fewer rows than clusters", Problem<float>(3, 2, 6, 22).far(5), 20, 2);
   for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {

@@ -135,7 +135,7 @@ class TPT(Algorithm):
                 second[record["client"]]["own"].tolist(),
                 strict=True,
             )
-            count = max(int(mine["counts"].sum()), 1)  # a client may claim that it has none
+            count = max(int(mine["counts"].sum()), 1)  # a client may send counts of zero
             found = common | {"train_error": 1 - int(mine["hits"]) / count}
             found |= own if len(ClassSums(mine["sums"], mine["counts"]).present) > 1 else {}
             record.update(found | record)

@@ -44,7 +44,7 @@ class LabeledData:
     holdout: Split
     """measured for the decisions of the server"""
     test: Split
-    """measured for the report alone"""
+    """measured only for the report"""
 
 
 @dataclass(frozen=True)

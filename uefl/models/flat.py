@@ -66,7 +66,7 @@ class FlatModule:
     def gather_gradients(self) -> None:
         """Make the gradient of each trained parameter complete after a backward pass.
 
-        A loss may use ``values`` itself, whose gradient is added. A parameter that the loss does not use gets
+        A loss may use ``values`` itself; its gradient is added. A parameter that the loss does not use gets
         zeros, so that the optimizer treats it like the others.
         """
         whole = self.values.grad
