@@ -138,7 +138,7 @@ def test_every_library_gets_the_number_of_threads(capsys):
     assert "0 threads" in capsys.readouterr().err
 
 
-def test_slow_racers_get_fewer_turns():
+def test_slow_providers_run_fewer_times():
     class Clock:
         def time(self, provider, number):
             return float(provider) * number, 0.0
@@ -164,7 +164,7 @@ def test_peer_that_is_not_installed_is_named(monkeypatch, capsys):
     assert re.search(r"^skipped: faiss-cpu \(.*faiss.*\)$", capsys.readouterr().out, re.M)
 
 
-def test_provider_that_is_left_out_takes_no_part(capsys):
+def test_left_out_provider_does_not_run(capsys):
     assert (
         run.main(
             [
@@ -280,7 +280,7 @@ def test_shape_at_which_ours_fails_leaves_the_others_saved(tmp_path, monkeypatch
     assert {(row["op"], row["commit"]) for row in results.load(saved)} == {("vq", "0123abc")}
 
 
-def test_columns_stay_in_line_below_a_long_shape(capsys):
+def test_columns_are_aligned_below_a_long_shape(capsys):
     row = dict.fromkeys(("spread", "error", "peak_mb")) | dict.fromkeys(
         ("median_ms", "gb_s", "gflop_s", "cores"), 1.0
     )

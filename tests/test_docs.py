@@ -46,7 +46,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", API, ids=lambda page: page.stem)
-def test_examples_of_the_reference_give_what_they_show(page):
+def test_examples_of_the_reference_give_their_output(page):
     examples = blocks(page, "pycon")
     assert examples
     torch.manual_seed(0)
@@ -64,7 +64,7 @@ def test_examples_of_the_reference_give_what_they_show(page):
     [(page, number) for page in GUIDES for number in range(len(blocks(page, "python")))],
     ids=lambda x: getattr(x, "stem", None),
 )
-def test_python_of_the_guides_runs_alone(page, number, tmp_path, monkeypatch):
+def test_each_python_block_of_a_guide_runs_by_itself(page, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(blocks(page, "python")[number], {})
 

@@ -81,7 +81,7 @@ def test_step_that_ignores_the_interrupt_is_killed(check):
     assert (out / "tests-mma.log").read_text() == "mma.\n"
 
 
-def test_nothing_begins_when_the_time_is_over(check):
+def test_no_stage_starts_after_the_time_limit(check):
     _, summary, _ = check("bench", LIMIT="15")
     assert len(summary) > 5
     assert {status for status, _ in summary} == {"skipped"}
@@ -94,7 +94,7 @@ def test_unknown_stage_is_refused(check):
     assert summary == []
 
 
-def test_ops_of_the_script_are_all_there_are():
+def test_script_covers_all_ops():
     named = [
         word
         for line in SCRIPT.read_text().splitlines()

@@ -102,7 +102,7 @@ def test_every_kernel_is_measured(cubins):
     assert {name for name, *_ in driver.launched} == set(kernels()) - {"stream_none"}
 
 
-def test_no_time_is_left(cubins, capsys):
+def test_launches_stop_at_the_time_limit(cubins, capsys):
     assert (
         gpu_variants.main(
             ["search", "--cubins", str(cubins), "--out", str(cubins), "--dry", "--seconds", "-1"]

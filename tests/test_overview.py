@@ -15,7 +15,7 @@ def test_every_bar_comes_from_a_saved_row(row, machine):
     assert peer in {found["provider"] for found in saved}
 
 
-def test_the_fastest_peer_is_no_bound_and_not_ours():
+def test_fastest_peer_is_another_package():
     def row(provider, ms, error="0", threads="2"):
         return {
             "op": "o",

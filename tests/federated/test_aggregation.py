@@ -17,12 +17,12 @@ def test_weighted_mean():
     assert mean.result().tolist() == [4.0, 3.5]
 
 
-def test_weighted_mean_of_nothing_is_what_was_there():
+def test_empty_weighted_mean_keeps_the_value():
     assert WeightedMean(torch.tensor([3.0])).result().tolist() == [3.0]
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "3", None])
-def test_a_weight_of_no_meaning_is_refused(weight):
+def test_invalid_weight_is_refused(weight):
     with pytest.raises(ValueError, match=r"weight .*\b0\b"):
         WeightedMean(torch.zeros(1)).add(torch.ones(1), weight)
 
@@ -41,7 +41,7 @@ def test_codewords_are_averaged_by_use_and_unused_ones_stay():
     assert mean.result().tolist() == [[2.0], [7.0], [4.0]]
 
 
-def test_the_codewords_of_a_group_of_one_come_back_bit_for_bit():
+def test_group_of_one_keeps_its_codewords_bit_for_bit():
     codewords, usage = torch.randn(64, 8), torch.randint(0, 10_000, (64,))
     usage[5] = 0
     mean = CodewordMean(codewords.clone())
@@ -101,7 +101,7 @@ def test_valid_updates_pass_and_codebooks_grow_as_requested():
     assert "torch.float32 [5, 3]" in rejection(reply(), GROWING, 0.0)
 
 
-def test_private_tensors_come_back_as_they_were_sent():
+def test_private_tensors_must_be_complete_and_finite():
     message = Message(TENSORS, expects=SENT.expects, private={"head": torch.zeros(3)})
     sound = reply()
     for private, refused in (
@@ -118,7 +118,7 @@ def test_counts_are_not_negative():
     assert "usage" in negative_usage(reply(usage=torch.tensor([1, -1])))
 
 
-def test_what_is_missing_or_in_error():
+def test_missing_and_failed_clients():
     assert "values" in rejection(Reply("a", 1, {"codebook": torch.ones(2, 3)}), SENT, 0.0)
     without_use = {k: v for k, v in reply().tensors.items() if k != "usage"}
     assert "usage" in rejection(Reply("a", 1, without_use), SENT, 0.0)

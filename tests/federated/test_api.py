@@ -262,7 +262,7 @@ def test_clients_and_a_federation_are_not_given_together(tmp_path):
         own(tmp_path / "run", federation=from_arrays(clients()))
 
 
-def test_models_are_asked_for_by_the_arms_that_are_there(finished):
+def test_models_are_looked_up_by_existing_arms(finished):
     with pytest.raises(uefl.UserError, match=r"arm 'absent' .*mine, fedavg"):
         finished.model("absent")
     with pytest.raises(uefl.UserError, match=r"model-fedavg.*model-mine"):
@@ -271,7 +271,7 @@ def test_models_are_asked_for_by_the_arms_that_are_there(finished):
         uefl.load(finished.path).model("mine")
 
 
-def test_the_counts_of_the_last_round_are_those_of_its_metrics(finished):
+def test_counts_of_the_last_round_equal_its_metrics(finished):
     """Confusion and reliability are of the predictions that accuracy and ECE are of."""
     for line in (r for r in finished._read.records if r["round"] == 2):
         confusion = np.reshape(line["confusion"], (3, 3))
@@ -351,7 +351,7 @@ def test_a_network_and_a_section_that_names_another_are_refused(tmp_path, source
 
 
 @pytest.mark.parametrize("source", ["demo", {"base": "demo"}], ids=str)
-def test_a_network_takes_the_place_of_that_of_a_preset(source):
+def test_given_network_replaces_the_network_of_a_preset(source):
     assert config.load(source).model.width != 128
     assert (
         config.load(source, given=True).model
@@ -361,14 +361,14 @@ def test_a_network_takes_the_place_of_that_of_a_preset(source):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
-def test_the_report_of_own_parts_is_written_anew(finished):
+def test_report_of_own_parts_can_be_written_again(finished):
     before = (finished.path / "report.html").read_text()
     (finished.path / "report.html").unlink()
     report.write_report(finished.path)
     assert (finished.path / "report.html").read_text() == before
 
 
-def test_no_client_has_the_name_of_a_server_that_trains(tmp_path):
+def test_name_of_the_training_server_is_reserved(tmp_path):
     from tests.federated.tiny import federation, split
     from uefl.data.federation import ServerData
 

@@ -17,7 +17,7 @@ def test_round_trip(tmp_path):
     assert all(torch.equal(tensors[k], v) for k, v in TENSORS.items())
 
 
-def test_none_where_there_is_none(tmp_path):
+def test_folder_without_checkpoint_gives_none(tmp_path):
     assert checkpoint.load(tmp_path) is None
 
 
@@ -90,7 +90,7 @@ def damage(kind, directory):
         ("no state", "incomplete"),
     ],
 )
-def test_damage_is_an_error_that_says_what_to_do(tmp_path, kind, message):
+def test_damaged_checkpoint_error_has_advice(tmp_path, kind, message):
     checkpoint.save(tmp_path, TENSORS, {"round": 3})
     damage(kind, tmp_path)
     with pytest.raises(UserError, match=message):

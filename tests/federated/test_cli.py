@@ -108,7 +108,7 @@ def test_out_wins_over_the_default_folder(fake_run):
     assert fake_run.calls[0][1] == Path("there")
 
 
-def test_resume_goes_on_in_the_folder(fake_run):
+def test_resume_continues_in_the_folder(fake_run):
     result = runner.invoke(app, ["train", "--resume", "there", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert fake_run.calls == [
@@ -119,7 +119,7 @@ def test_resume_goes_on_in_the_folder(fake_run):
 @pytest.mark.parametrize(
     "extra", [["demo"], ["--set", "gamma=1"], ["--seed", "0"], ["--out", "o"]], ids=lambda extra: extra[0]
 )
-def test_resume_takes_no_other_configuration(fake_run, extra):
+def test_resume_refuses_another_configuration(fake_run, extra):
     result = runner.invoke(app, ["train", "--resume", "there", *extra])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: --resume ")
@@ -170,7 +170,7 @@ def test_errors_of_a_run_have_their_exit_code_and_no_traceback(fake_run, error, 
     assert (result.exit_code, result.stderr) == (code, f"error: {error}\n")
 
 
-def test_a_full_disk_is_named_and_says_how_to_go_on(fake_run, tmp_path):
+def test_full_disk_error_names_the_resume_command(fake_run, tmp_path):
     fake_run.fails = OSError(28, "full")
     result = runner.invoke(app, ["train", "demo"])
     assert (result.exit_code, result.stderr) == (2, "error: full\n")
@@ -181,7 +181,7 @@ def test_a_full_disk_is_named_and_says_how_to_go_on(fake_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_list_that_nobody_reads_to_its_end_ends_without_a_word():
+def test_closed_pipe_of_a_list_prints_no_error():
     command = f"{sys.executable} -m uefl presets | head -1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert (result.stderr, result.stdout.count("\n")) == ("", 1)
@@ -203,7 +203,7 @@ def test_a_current_folder_that_was_removed(tmp_path):
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "before-it-began"])
-def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
+def test_ctrl_c_names_the_resume_command(fake_run, tmp_path, begun):
     fake_run.fails = KeyboardInterrupt()
     if begun:
         sample_runs.write(tmp_path / "runs/demo", finished=False)
@@ -212,7 +212,7 @@ def test_ctrl_c_says_how_to_go_on(fake_run, tmp_path, begun):
     assert ("uefl train --resume runs/demo" in result.stderr) == begun
 
 
-def test_sigterm_and_a_closed_pipe_say_how_to_go_on(fake_run, tmp_path):
+def test_sigterm_and_closed_pipe_name_the_resume_command(fake_run, tmp_path):
     sample_runs.write(tmp_path / "runs/demo", finished=False)
     for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 130, "output")):
         fake_run.fails = error
@@ -249,7 +249,7 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
     assert "extended [silo]" in console.export_text()
 
 
-def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
+def test_report_of_one_run_shows_clients_and_rewrites(tmp_path):
     sample_runs.write(tmp_path / "a")
     result = runner.invoke(app, ["report", str(tmp_path / "a")])
     assert result.exit_code == 0, result.output
@@ -263,7 +263,7 @@ def test_report_of_one_run_shows_its_clients_and_writes_anew(tmp_path):
     )
 
 
-def test_report_of_several_runs_says_what_cannot_be_compared(tmp_path):
+def test_report_of_several_runs_notes_differences(tmp_path):
     sample_runs.write(tmp_path / "a")
     sample_runs.write(tmp_path / "b", gamma=0.9)
     sample_runs.write(tmp_path / "c", finished=False)

@@ -80,7 +80,7 @@ def test_lengths_angles_and_the_last_layer():
     assert square.nc2a == pytest.approx(1 / 3)
 
 
-def test_classes_without_images_take_no_part():
+def test_classes_without_images_are_ignored():
     vertices = frame(3)
     features, labels = around(vertices)
     wide = torch.zeros(6, 16, dtype=torch.float64)

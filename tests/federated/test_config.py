@@ -105,12 +105,12 @@ def test_a_base_is_merged_key_by_key(tmp_path):
     assert mine.arms == demo.arms
 
 
-def test_names_with_commas_are_told_how_a_list_is_written():
+def test_names_with_commas_error_shows_the_list_syntax():
     with pytest.raises(UserError, match=r"""'arms=\["uefl","fedavg"\]'"""):
         config.load("demo", ["arms=uefl,fedavg"])
 
 
-def test_another_scheme_by_set_takes_nothing_from_the_one_before():
+def test_another_scheme_by_set_inherits_nothing():
     assert "angles" in config.load("demo").table()["data"]["partition"]
     changed = config.load("demo", ["data.partition.scheme=classes", "data.partition.per_client=3"])
     assert changed.table()["data"]["partition"] == {"scheme": "classes", "per_client": 3}
@@ -124,7 +124,7 @@ def test_a_partition_of_another_scheme_inherits_nothing(tmp_path):
     assert mine.data.partition.per_client == 3
 
 
-def test_arms_in_a_file_replace_and_inherit_those_of_the_base(tmp_path):
+def test_arms_in_a_file_replace_and_inherit_base_arms(tmp_path):
     mine = config.load(
         written(tmp_path, 'base = "demo"\n[arms.uefl]\ngamma = 0.9\n[arms.apart]\nalgorithm = "fedavg"\n')
     )
@@ -133,14 +133,14 @@ def test_arms_in_a_file_replace_and_inherit_those_of_the_base(tmp_path):
     assert mine.arms["apart"].algorithm == "fedavg"
 
 
-def test_arms_are_picked_by_name(tmp_path):
+def test_arms_are_selected_by_name(tmp_path):
     mine = config.load(written(tmp_path, 'base = "demo"\narms = ["uefl", "fedprox"]\n'))
     assert (mine.arms["uefl"].parameters.segments, mine.arms["fedprox"].parameters.mu) == (4, 0.01)
     assert list(config.load("demo", ["arms=uefl"]).arms) == ["uefl"]
     assert list(config.load("demo", ['arms=["fedbn", "fedavg"]']).arms) == ["fedbn", "fedavg"]
 
 
-def test_one_algorithm_may_stand_twice():
+def test_one_algorithm_may_have_two_arms():
     cfg = config.load("demo", ['arms=["fedavg", "uefl"]', "arms.one.algorithm=uefl", "arms.one.segments=1"])
     assert {name: arm.algorithm for name, arm in cfg.arms.items()} == {
         "fedavg": "fedavg",
@@ -151,7 +151,7 @@ def test_one_algorithm_may_stand_twice():
 
 
 @pytest.mark.parametrize("base", ['"mnist"', "3", '["demo"]'])
-def test_a_base_that_is_no_preset(tmp_path, base):
+def test_a_base_must_be_a_preset(tmp_path, base):
     with pytest.raises(UserError, match=r"key 'base': .*presets`"):
         config.load(written(tmp_path, f"base = {base}"))
 
@@ -214,7 +214,7 @@ def test_overrides(override, place, value):
     assert type(found) is type(value)
 
 
-def test_a_bare_parameter_goes_to_every_arm_that_has_it():
+def test_bare_parameter_applies_to_every_arm_that_has_it():
     cfg = config.load("comparators", ["commitment=0.7"])
     assert {name for name, arm in cfg.arms.items() if getattr(arm.parameters, "commitment", None) == 0.7} == {
         "one-codebook",
@@ -233,7 +233,7 @@ def test_an_ambiguous_key_is_refused_with_the_list(monkeypatch):
     assert config.load("demo", ["training.lr=0.1"]).arms["uefl"].parameters.lr == 1.0
 
 
-def test_a_bare_key_may_stand_before_what_it_belongs_to():
+def test_bare_key_may_come_before_its_section():
     orders = itertools.permutations(["alpha=0.4", "scheme=dirichlet", "convention=over_clients"])
     for items in orders:
         partition = config.load("demo", ["arms=fedavg", *items]).data.partition
@@ -372,7 +372,7 @@ def test_every_number_of_an_algorithm_has_a_range(name):
         ({"arms": {"fedul": {"test_prior": [0.5, 0.1]}}}, r"key 'arms.fedul': test_prior: .*\b1, .*\b0.6"),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(sections, message):
+def test_incompatible_keys_are_errors(sections, message):
     with pytest.raises(UserError, match=rf"^{message}"):
         config.from_table(table(**sections))
 
@@ -386,6 +386,6 @@ def test_iterations():
         assert config.from_table(table(training=keys)).training.iterations() == expected
 
 
-def test_every_key_stands_in_toml():
+def test_every_key_is_written_in_toml():
     cfg = config.load("demo")
     assert set(tomllib.loads(cfg.to_toml())["run"]) == set(RunSection.model_fields)

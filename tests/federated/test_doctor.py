@@ -53,7 +53,7 @@ def choices(device):
     return {c["op"]: (c["backend"], c["why"]) for c in doctor.collect()["ops"] if c["device"] == device}
 
 
-def test_versions_and_environment_are_told(monkeypatch, host):
+def test_versions_and_environment_are_printed(monkeypatch, host):
     monkeypatch.setenv("UEFL_DATA", "/data")
     found = doctor.collect()
     assert torch.__version__.startswith(found["versions"]["torch"])
@@ -100,7 +100,7 @@ def test_an_absent_host_module_is_reported(monkeypatch):
     assert cpu["reason"]
 
 
-def test_a_variant_or_backend_that_is_none_ends_the_command():
+def test_invalid_variant_or_backend_ends_the_command():
     for name in ("UEFL_CPU", "UEFL_BACKEND"):
         if name == "UEFL_CPU" and not library.COMPILED:
             continue
@@ -163,7 +163,7 @@ def test_a_missing_extra_names_its_install_command():
     assert "pip install '.[federated]'" in result.stderr
 
 
-def test_the_command_without_the_extra_has_the_doctor_alone():
+def test_command_without_the_extra_has_only_the_doctor():
     code = f"{_WITHOUT_PANDAS}sys.argv[0] = 'uefl'; from uefl_kernels.__main__ import main; main()"
     result = fresh.python(code, "presets")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)

@@ -22,7 +22,7 @@ def test_replies_come_sorted_by_name_and_lazily():
     assert [r.client for r in replies] == ["silo-1"]
 
 
-def test_a_client_that_fails_costs_its_own_reply_only():
+def test_failed_client_loses_only_its_own_reply():
     def broken(message):
         raise RuntimeError("first\nsecond")
 
@@ -40,6 +40,6 @@ def test_clients_behind_the_deadline_are_not_started(monkeypatch):
     check_errors(replies, None, "deadline")
 
 
-def test_a_name_that_is_no_client_is_an_error_of_the_caller():
+def test_unknown_client_name_is_an_error():
     with pytest.raises(KeyError):
         list(LocalEngine({}).round({"ghost": Message()}))

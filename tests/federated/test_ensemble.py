@@ -34,7 +34,7 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_members_train_as_runs_of_their_own_bit_for_bit(kind):
+def test_members_train_as_separate_runs_bit_for_bit(kind):
     name, keys = KINDS[kind]
     algorithm, _, _ = arm(settings(name, **KEYS, **keys))
     finish(algorithm)
@@ -52,7 +52,7 @@ def test_members_train_as_runs_of_their_own_bit_for_bit(kind):
     assert len(starts) == 3
 
 
-def test_what_is_measured_is_the_mean_of_the_members():
+def test_metrics_are_of_the_mean_prediction_of_the_members():
     algorithm, room, _ = arm(settings(**KEYS))
     algorithm.turn()
     members = [
@@ -106,14 +106,14 @@ def test_all_members_extend_the_ensembles_uncertain_clients():
     assert algorithm.finished
 
 
-def test_an_ensemble_that_is_sure_ends_early():
+def test_certain_ensemble_ends_early():
     algorithm, _, _ = arm(settings(**KEYS, gamma=1e6, stop_when_certain=True))
     assert len(finish(algorithm)) == 2 * 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"ext_share": "group", "codebook_after": 1}], ids=["private", "group"])
-def test_an_ensemble_goes_on_as_if_it_had_not_stopped(keys):
+def test_extended_ensemble_equals_a_longer_run(keys):
     cfg = settings(**KEYS, rounds=[1, 1], **keys)
     assert again(cfg) == finish(arm(cfg)[0])
 
@@ -150,7 +150,7 @@ def test_an_invalid_member_rejects_the_update_of_all_members():
     ],
     ids=["member", "loss"],
 )
-def test_what_is_wrong_with_a_reply_as_a_whole_is_seen(meddle, said):
+def test_invalid_reply_of_an_ensemble_is_rejected(meddle, said):
     def meddled(reply):
         if reply.client == "silo-1" and reply.tensors:
             meddle(reply)
@@ -187,7 +187,7 @@ def test_one_request_carries_all_members_without_a_copy():
     ],
     ids=["passes", "one", "dropout", "sets"],
 )
-def test_what_does_not_go_with_an_ensemble_is_refused(name, keys, message):
+def test_incompatible_options_of_an_ensemble_are_refused(name, keys, message):
     with pytest.raises(UserError, match=message):
         config.load({"run": {"uncertainty": "ensemble"}, "arms": {name: {}}}, **keys)
 
@@ -231,7 +231,7 @@ def test_the_saved_model_is_the_ensemble_that_was_measured(finished):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
-def test_the_report_says_what_the_entropy_is_of(finished):
+def test_the_report_defines_the_entropy(finished):
     write_report(finished)
     text = (finished / "report.md").read_text()
     assert "3 members" in text

@@ -68,7 +68,7 @@ def test_every_training_and_every_byte_is_recorded_once():
     )
 
 
-def test_the_quorum_is_of_those_that_measure():
+def test_quorum_counts_the_clients_that_measure():
     cfg, federation = many(quorum=1.0)
 
     class Refuses:
@@ -87,7 +87,7 @@ def test_the_quorum_is_of_those_that_measure():
         tiny.finish(tiny.arm(cfg, federation, Refuses)[0])
 
 
-def test_decisions_are_of_those_that_measure():
+def test_decisions_use_the_clients_that_measure():
     cfg = tiny.settings("uefl", rounds=[2, 2], evaluation=0.5, gamma=0.0)
     one = tiny.arm(cfg, tiny.federation((24,) * 6, (0.1, 0.1, 0.1, 0.9, 0.9, 0.9)))[0]
     records = tiny.finish(one)
@@ -125,7 +125,7 @@ def test_predictions_are_counted_by_class_and_confidence():
     assert counts["confidence"] == pytest.approx(confidence, rel=1e-6)
 
 
-def test_no_matrix_of_classes_is_made_where_none_is_kept(monkeypatch):
+def test_confusion_of_many_classes_is_not_computed(monkeypatch):
     """With 15,000 classes it has 1.8 GB."""
     lengths, original = [], torch.bincount
     monkeypatch.setattr(

@@ -40,7 +40,7 @@ ARMS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", ARMS, ids=["codebooks", "private-states", "ensemble"])
-def test_more_rounds_are_those_of_a_longer_run(tmp_path, keys):
+def test_extended_run_equals_a_longer_run(tmp_path, keys):
     rounds = json.loads(keys[0].removeprefix("rounds="))
     longer = f"rounds={[*rounds[:-1], rounds[-1] + 2]}"
     start(tmp_path / "long", *keys[1:], longer)
@@ -53,7 +53,7 @@ def test_more_rounds_are_those_of_a_longer_run(tmp_path, keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [1, 4, 7])
-def test_an_extension_that_is_interrupted_goes_on(tmp_path, calls):
+def test_interrupted_extension_resumes(tmp_path, calls):
     keys = ['arms=["fedavg", "uefl"]']
     start(tmp_path / "long", *keys, "rounds=[3]")
     start(tmp_path / "run", *keys, "rounds=[1]")
@@ -65,7 +65,7 @@ def test_an_extension_that_is_interrupted_goes_on(tmp_path, calls):
     same(tmp_path / "run", tmp_path / "long")
 
 
-def test_what_cannot_be_extended_is_said_and_left_as_it_was(tmp_path):
+def test_run_that_cannot_be_extended_is_unchanged(tmp_path):
     start(tmp_path / "cosine", "arms=fedavg", "rounds=[1]", "lr_schedule=cosine")
     with pytest.raises(UserError, match="lr_schedule"):
         extend(tmp_path / "cosine", 1)

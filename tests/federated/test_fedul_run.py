@@ -168,7 +168,7 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
         (["priors=estimated"], "estimated .*labeled"),
     ],
 )
-def test_what_an_arm_lacks_is_said_before_anything_is_written(tmp_path, keys, message):
+def test_missing_input_is_an_error_before_writing(tmp_path, keys, message):
     cfg = config.load("own-sets", [f"source={write(tmp_path / 'sets', server=('test',))}", *keys])
     with pytest.raises(UserError, match=message):
         run.train(

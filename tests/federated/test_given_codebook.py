@@ -57,7 +57,7 @@ def test_its_saved_model_predicts_behind_the_codebook(run):
     torch.testing.assert_close(model.predict(images, "silo-0"), logits.softmax(-1))
 
 
-def test_it_goes_on_bit_for_bit(run, tmp_path):
+def test_given_codebook_resumes_bit_for_bit(run, tmp_path):
     class InterruptingObserver:
         def __getattr__(self, name):
             return lambda *_: None

@@ -43,7 +43,7 @@ def test_ece_by_hand():
     assert float(metrics.ece(PROBS, LABELS)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_ece_has_as_many_bins_as_asked_for():
+def test_ece_has_the_requested_number_of_bins():
     probs, labels = torch.tensor([[0.59, 0.41], [0.61, 0.39]]), torch.tensor([0, 1])
     assert float(metrics.ece(probs, labels, bins=10)) == pytest.approx((0.41 + 0.61) / 2, rel=1e-6)
     assert float(metrics.ece(probs, labels, bins=1)) == pytest.approx((0.61 - 0.41) / 2, rel=1e-6)

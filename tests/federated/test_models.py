@@ -51,7 +51,7 @@ def test_cnn_token_grid(size, tokens):
 @pytest.mark.parametrize(
     ("pooled", "inputs", "positions"), [(False, 9 * 16, 9), (True, 16, 1)], ids=["tokens", "pooled"]
 )
-def test_features_are_those_of_every_position_or_their_mean(pooled, inputs, positions):
+def test_features_are_per_position_or_their_mean(pooled, inputs, positions):
     net, images = (
         Net(TINY.model_copy(update={"pooled": pooled}), (1, 28, 28), 10).eval(),
         torch.randn(2, 1, 28, 28),
@@ -202,7 +202,7 @@ def test_images_too_small_for_the_encoder():
         Net(TINY, (1, 4, 4), 10)
 
 
-def test_one_token_has_as_many_outputs_as_codewords():
+def test_one_token_has_one_output_per_codeword():
     torch.manual_seed(0)
     net, images = Net(TINY, (1, 8, 8), 3).eval(), torch.randn(200, 1, 8, 8)
     codebook = net.tokens(images[:5]).detach().reshape(5, 16)
@@ -317,7 +317,7 @@ def test_flat_module_set_changes_the_module_in_place():
     assert all(bool((b == 3).all()) for b in net.buffers() if b.is_floating_point())
 
 
-def test_a_copy_of_the_network_takes_other_weights():
+def test_weights_can_be_loaded_into_a_copy():
     """The recipe of docs/algorithms.md for a second model."""
     flat = FlatModule(Net(TINY, (1, 8, 8), 3))
     before, other = flat.values.detach().clone(), copy.deepcopy(flat.module)
@@ -398,7 +398,7 @@ def test_a_flat_module_has_state_dict_names_and_trained_parts():
     [{"optimizer": "adamw"}, {"optimizer": "sgd"}, {"optimizer": "adam"}],
     ids=lambda keys: keys["optimizer"],
 )
-def test_an_odd_network_trains_and_what_is_frozen_stays(keys, tmp_path):
+def test_unusual_network_trains_and_frozen_parts_stay(keys, tmp_path):
     sections = {
         "run": {"threads": 1, "passes": 2},
         "training": {"rounds": [2], "local_epochs": 1, "weight_decay": 0.1, **keys},

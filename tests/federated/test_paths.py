@@ -50,7 +50,7 @@ def images(folder, count=6, suffix=".png"):
 
 
 @pytest.mark.parametrize("litter", ["__MACOSX", "Thumbs.db", "desktop.ini", ".DS_Store"])
-def test_what_systems_leave_is_passed_over(tmp_path, litter):
+def test_files_of_operating_systems_are_skipped(tmp_path, litter):
     root = images(tmp_path / "silos")
     if litter == "__MACOSX":
         (root / litter / "a").mkdir(parents=True)

@@ -54,7 +54,7 @@ def entropy(probs):
 
 
 @pytest.mark.slow
-def test_the_uncertainty_of_dropout_is_that_of_drawn_masks(models):
+def test_uncertainty_of_dropout_uses_drawn_masks(models):
     """Against whole passes of the network in plain PyTorch, each with masks of its own, in float64."""
     model = saved.load(models["fedavg"][1])
     net, x = model.members[0].net, (IMAGES - model.mean) / model.std
@@ -73,7 +73,7 @@ def test_the_uncertainty_of_dropout_is_that_of_drawn_masks(models):
     assert float(said.mutual_info.mean()) > 0.001
 
 
-def test_draws_repeat_and_take_the_passes_of_the_run(models):
+def test_draws_repeat_and_use_the_passes_of_the_run(models):
     model, _ = models["fedavg"]
     before = torch.get_rng_state()
     a, b = model.predict(IMAGES, uncertainty=True), model.predict(IMAGES, uncertainty=True, passes=4, seed=0)
@@ -153,7 +153,7 @@ def files(tmp_path):
     return folder
 
 
-def test_files_are_read_as_the_model_takes_them(models, files):
+def test_files_are_read_in_the_format_of_the_model(models, files):
     model, _ = models["fedavg"]
     paths = [files / f"{i}.png" for i in range(5)] + [files / "more" / "5.png", files / "more" / "6.PNG"]
     read = model.read(paths)
@@ -354,7 +354,7 @@ def test_export_as_onnx(models, tmp_path):
         )
 
 
-def test_export_takes_the_place_of_no_pipe(models, tmp_path):
+def test_export_does_not_replace_a_pipe(models, tmp_path):
     os.mkfifo(tmp_path / "x.pt2")
     result = cli("export", models["uefl"][1], tmp_path / "x.pt2", "--client", "silo-0")
     assert result.exit_code == 2
@@ -381,7 +381,7 @@ def test_mistakes_in_export_are_a_line(models, tmp_path, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_algorithm_without_a_fit_says_so():
+def test_misfit_is_none_by_default():
     assert base.Algorithm.misfit(None, None, None, {}) is None
     assert uefl.Algorithm is base.Algorithm
     assert federation().clients

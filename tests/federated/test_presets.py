@@ -42,7 +42,7 @@ def trains(cfg: Config, root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_asks_for_data(name, tmp_path):
+def test_a_template_requires_data(name, tmp_path):
     with pytest.raises(UserError, match=config.load(name).data.source):
         uefl.train(config.load(name), out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

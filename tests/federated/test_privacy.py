@@ -108,7 +108,7 @@ def test_no_client_moves_the_sum_by_more_than_the_norm(scale):
         assert moved > 0.699 or scale == 1e-3
 
 
-def test_an_update_that_is_short_enough_is_as_it_was():
+def test_short_update_is_unchanged():
     x, old = torch.tensor([3.0, 4.0]), torch.zeros(2)
     assert clip_factor({"a": (x, old)}, 5.0) == 1.0
     assert clip_factor({"a": (x, old)}, 2.5) == 0.5
@@ -189,7 +189,7 @@ def test_clients_weigh_equally_and_the_denominator_is_fixed(monkeypatch):
     assert [line["client"] for line in one.rejected] == ["silo-1"]
 
 
-def test_who_takes_part_is_a_coin_for_each_client():
+def test_each_client_participates_independently():
     names = tuple(f"silo-{i}" for i in range(50))
     coins = PoissonParticipants(names, 0.3, SECRET, "arm")
     drawn = np.array([[name in coins.of(round) for name in names] for round in range(200)])
@@ -209,7 +209,7 @@ def test_a_round_without_clients_has_noise_too():
     assert float((values(one) - old).std()) == pytest.approx(5.0 / 3e-6, rel=0.1)
 
 
-def test_with_local_noise_the_server_gets_nothing_else():
+def test_with_local_noise_the_server_gets_only_noisy_updates():
     sent = {}
 
     def keep(reply):
@@ -267,7 +267,7 @@ def test_epsilon_grows_with_rounds_and_falls_with_noise():
     assert privacy(noise_multiplier=2.0).epsilon(10) < privacy(noise_multiplier=1.5).epsilon(10)
 
 
-def test_local_noise_hides_one_update_in_the_place_of_another():
+def test_local_noise_protects_a_replaced_update():
     assert privacy(privacy="local", noise_multiplier=4.0).epsilon(7) == privacy(noise_multiplier=2.0).epsilon(
         7
     )
@@ -279,7 +279,7 @@ def test_local_noise_hides_one_update_in_the_place_of_another():
     assert most < 4
 
 
-def test_every_record_says_what_has_been_spent():
+def test_every_record_has_the_epsilon_so_far():
     one = private(**LITTLE)
     spent = {r["round"]: r["epsilon"] for r in finish(one)}
     assert spent == {round: one.privacy.epsilon(round + 1) for round in range(3)}
@@ -344,7 +344,7 @@ def test_batch_norm_is_refused():
         ({"privacy": "none", "noise_multiplier": 2.0}, r"key 'run\.noise_multiplier'.*privacy"),
     ],
 )
-def test_keys_that_do_not_go_together(keys, line):
+def test_incompatible_keys_are_refused(keys, line):
     with pytest.raises(UserError, match=line):
         settings("fedavg", **(PRIVATE | keys))
 
@@ -359,7 +359,7 @@ def test_a_budget_below_a_round_and_no_library_are_refused(monkeypatch):
         check(cfg, "arm", place)
 
 
-def test_an_algorithm_that_lies_about_its_averages_is_found_out():
+def test_algorithm_with_undeclared_averages_is_detected():
     class Other:
         old = torch.zeros(1)
 
@@ -368,7 +368,7 @@ def test_an_algorithm_that_lies_about_its_averages_is_found_out():
 
 
 @pytest.mark.parametrize("mode", ["central", "local"])
-def test_a_tensor_that_a_client_keeps_is_found_out(mode):
+def test_undeclared_client_tensor_is_detected(mode):
     class Keeper(Algorithm):
         def before_round(self, work):
             work.private["seen"] = torch.zeros(1)
@@ -384,7 +384,7 @@ def test_a_tensor_that_a_client_keeps_is_found_out(mode):
 
 @pytest.mark.parametrize("encoder", ["cnn", "cnn5x5"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_group_norm_takes_the_place_of_every_batch_norm(encoder, precision):
+def test_group_norm_replaces_every_batch_norm(encoder, precision):
     place = workspace(
         settings("fedavg", {"run": {"precision": precision}}, norm_layer="group", encoder=encoder, width=8)
     )

@@ -61,7 +61,7 @@ def test_the_summary_lists_what_is_private_and_from_whom(whole):
     assert model.mean.flatten().tolist() == [127.5]
 
 
-def test_the_key_is_its_owner_s_and_goes_with_the_end_of_the_run(whole, keyed, tmp_path):
+def test_key_is_owner_only_and_deleted_after_the_run(whole, keyed, tmp_path):
     assert not (whole[0] / KEY).exists()
     with pytest.raises(KeyboardInterrupt):
         begin(tmp_path / "run", Watcher(stop_after=4))
@@ -75,7 +75,7 @@ def test_the_key_is_its_owner_s_and_goes_with_the_end_of_the_run(whole, keyed, t
     assert not (tmp_path / "run" / KEY).exists()
 
 
-def test_without_its_key_a_run_does_not_go_on(keyed, tmp_path):
+def test_run_without_its_key_does_not_resume(keyed, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         begin(tmp_path / "run", Watcher(stop_after=4))
     (tmp_path / "run" / KEY).unlink()

@@ -81,7 +81,7 @@ def test_it_trains_as_the_local_engine(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "uefl"])
-def test_a_run_goes_on_after_every_turn_bit_for_bit(name, tmp_path):
+def test_run_resumes_after_every_turn_bit_for_bit(name, tmp_path):
     """Over silos that are started again, and that have already done the turn which the server asks for
     again."""
     cfg, fed = configured(name), federation()
@@ -144,7 +144,7 @@ def test_few_states_are_kept(tmp_path):
         assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / name).glob("*"))
 
 
-def test_a_state_that_is_gone_leaves_its_silo_out(tmp_path):
+def test_silo_with_a_lost_state_is_left_out(tmp_path):
     cfg, fed = settings("scaffold", quorum=0.5), federation()
     one, _, notices = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)
     one.turn()
@@ -157,7 +157,7 @@ def test_a_state_that_is_gone_leaves_its_silo_out(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["asked", "sent", "name"])
-def test_a_server_gets_no_state_whatever_it_asks(how, tmp_path):
+def test_server_cannot_request_private_state(how, tmp_path):
     """The attack of a server of its own: it leaves out the name, sends a state of its own, or names a
     file."""
     cfg, fed = configured("fedper"), federation()
@@ -190,7 +190,7 @@ def test_a_server_gets_no_state_whatever_it_asks(how, tmp_path):
 
 
 @pytest.mark.parametrize("states", [[], ["x"], ["../../x"], [32 * "0", 32 * "0"], [32 * "0"]])
-def test_names_that_are_no_names_are_rejected(states, tmp_path):
+def test_invalid_names_of_states_are_rejected(states, tmp_path):
     cfg, fed = configured("scaffold"), federation()
 
     class MisnamingSilos(Silos):
@@ -210,7 +210,7 @@ def test_names_that_are_no_names_are_rejected(states, tmp_path):
         assert all("private" in notice for notice in notices)
 
 
-def test_what_travels_is_what_is_reported(tmp_path):
+def test_reported_tensors_equal_sent_tensors(tmp_path):
     """But for a few thousand bytes of a header: the private state does not."""
     cfg, fed = settings("fedper", private_mean=False, personal="all", hidden=256), federation()
     engines = []

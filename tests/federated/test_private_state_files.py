@@ -56,7 +56,7 @@ def whole(tmp_path_factory):
         for call in (1, 3, 5)
     ],
 )
-def test_a_run_stopped_at_any_step_goes_on_bit_for_bit(whole, tmp_path, monkeypatch, step, call):
+def test_run_stopped_at_any_step_resumes_bit_for_bit(whole, tmp_path, monkeypatch, step, call):
     place = (checkpoint, "save") if step == "save" else (StateFiles, step)
     original, calls = getattr(*place), []
 
@@ -79,7 +79,7 @@ def test_a_run_stopped_at_any_step_goes_on_bit_for_bit(whole, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_of_a_round(tmp_path):
+def test_kill_9_during_a_round(tmp_path):
     """The process is gone after some of the round's clients have written their states."""
     start(tmp_path / "whole")
     killed(__name__, tmp_path / "run", "fedper", 1, "silo-2")
@@ -126,7 +126,7 @@ def test_a_damaged_state_is_an_error_that_names_the_client(tmp_path, damage, mes
         uefl.resume(tmp_path / "run")
 
 
-def test_two_values_of_a_lazy_mapping_are_never_there_together():
+def test_lazy_mapping_has_one_value_in_memory():
     alive = weakref.WeakSet()
 
     def make(name):
@@ -141,7 +141,7 @@ def test_two_values_of_a_lazy_mapping_are_never_there_together():
         lazy["d"]
 
 
-def test_parts_make_the_file_that_they_make_together(tmp_path):
+def test_separate_parts_write_the_same_file(tmp_path):
     parts = [
         {"b": torch.arange(3), "a": torch.ones(2, 2)},
         {"c": torch.zeros(0), "d": torch.tensor(True)},

@@ -65,7 +65,7 @@ def test_there_is_no_global_accuracy(run):
     assert "global_accuracy" in run.summary["shifting"]
 
 
-def test_what_a_prediction_uses_is_saved_for_every_client(run):
+def test_tensors_for_predictions_are_saved_per_client(run):
     model = run.model("shifting")
     assert set(model.clients) == {"silo-0", "silo-1"}
     assert {float(own["turns"]) for own in model.members[0].clients.values()} == {2.0}
@@ -76,7 +76,7 @@ def test_a_prediction_sees_no_other_private_tensor():
         finish(arm(settings("fedavg"), algorithm=Undeclared())[0])
 
 
-def test_training_goes_on_with_the_whole_private_state():
+def test_training_continues_with_all_private_state():
     one = arm(settings("fedavg", rounds=[3]), algorithm=Counting())[0]
     finish(one)
     assert {float(own["turns"]) for own in one.members[0].private.values()} == {3.0}

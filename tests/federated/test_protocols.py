@@ -36,7 +36,7 @@ def test_a_share_is_rounded_up_to_a_whole_client(share, count):
     assert len(Participants(NAMES, share, 0).of(0)) == count
 
 
-def test_only_participants_train_and_everybody_is_measured():
+def test_only_participants_train_and_all_are_measured():
     trained = []
 
     def record(messages):
@@ -56,7 +56,7 @@ def test_only_participants_train_and_everybody_is_measured():
     assert len(records) == 4 * 3
 
 
-def test_the_quorum_is_of_those_who_were_asked():
+def test_quorum_is_a_share_of_the_participants():
     def broken(reply):
         if "values" in reply.tensors and reply.client != "silo-2":
             reply.tensors["values"] = reply.tensors["values"] * torch.nan
@@ -69,7 +69,7 @@ def test_the_quorum_is_of_those_who_were_asked():
         one.turn()
 
 
-def test_an_extension_waits_until_its_client_takes_part():
+def test_extension_waits_for_its_client_to_participate():
     one, _, _ = arm(settings("uefl", participation=0.3, rounds=[1, 6], seed=1))
     one.turn()
     one.turn()
@@ -81,7 +81,7 @@ def test_an_extension_waits_until_its_client_takes_part():
         assert client not in state(one).plain["pending"]
 
 
-def test_bytes_are_those_of_the_tensors():
+def test_bytes_are_the_sizes_of_the_tensors():
     one, _, _ = arm(settings("uefl", extend="none"))
     record = finish(one)[-1]
     model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
@@ -109,7 +109,7 @@ def test_messages_that_only_measure_are_counted():
     assert total["bytes_sent"] == (3 * 2 + 3 * 4 - 2) * model
 
 
-def test_a_state_in_the_place_of_private_layers_is_counted():
+def test_bytes_include_state_instead_of_private_layers():
     plain, private = (finish(arm(settings(name))[0])[-1] for name in ("fedavg", "fedper"))
     head = 4 * (3 * 16 + 3)
     assert plain["bytes_received"] - private["bytes_received"] == head
@@ -117,7 +117,7 @@ def test_a_state_in_the_place_of_private_layers_is_counted():
     assert plain["bytes_sent"] - private["bytes_sent"] == head
 
 
-def test_an_exchange_of_the_algorithm_s_own_is_counted():
+def test_bytes_include_exchanges_of_the_algorithm():
     plain, asked = (arm(settings("uefl", extend="none", codebook_after=after))[0] for after in (0, 1))
     sent = [[r["bytes_sent"] for r in finish(one) if r["round"] == 1] for one in (plain, asked)]
     assert all(more > less for less, more in zip(*sent, strict=True))
@@ -172,7 +172,7 @@ def test_a_budget_of_steps_is_the_same_for_clients_of_any_size():
     assert {r["steps"] for r in by_epochs} == {1, 3, 6}
 
 
-def test_three_epochs_are_as_many_steps_as_they_take():
+def test_steps_of_three_epochs():
     budgets = {"local_epochs": 3}, {"local_steps": 9}
     epochs, steps = (arm(settings("fedavg", rounds=[1], **keys))[0] for keys in budgets)
     assert finish(epochs) == finish(steps)
@@ -225,7 +225,7 @@ def test_the_table_shows_what_was_measured(tmp_path):
     assert isinstance(read_run(tmp_path).config, Config)
 
 
-def test_a_client_that_joins_later_is_measured_before_it_trains():
+def test_late_client_is_measured_before_it_trains():
     one, _, _ = arm(settings("uefl", joins={"silo-2": 3}, rounds=[2, 2], extend="all"))
     records = finish(one)
     clients = [{r["client"] for r in records if r["round"] == round} for round in range(4)]
@@ -258,7 +258,7 @@ def test_clients_that_cannot_join_later_are_refused(algorithm, joins, word):
         check_joins("arm", workspace(cfg).algorithm)
 
 
-def test_the_summary_says_when_a_late_client_has_caught_up():
+def test_summary_has_the_round_of_catching_up():
     def line(round, client, accuracy):
         return {"arm": "a", "round": round, "client": client, "accuracy": accuracy}
 

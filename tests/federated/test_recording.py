@@ -33,7 +33,7 @@ def both(name, algorithm=None, fed=None, tape=None, **keys):
     return [trained(recorder, name, algorithm, fed, **keys) for recorder in (None, tape or Tape())]
 
 
-def test_who_says_so():
+def test_list_of_algorithms_with_a_static_step():
     """The current algorithms; a method that leaves the step as it is joins them by itself."""
     assert {
         "fedavg",
@@ -79,7 +79,7 @@ def test_a_replay_has_the_same_bits(name):
     ],
     ids=lambda keys: next(iter(keys)),
 )
-def test_it_holds_for_every_kind_of_codebook(keys):
+def test_replay_is_exact_for_every_kind_of_codebook(keys):
     plain, taped = both("uefl", **keys)
     assert taped[0] == plain[0]
     assert torch.equal(taped[1], plain[1])
@@ -93,7 +93,7 @@ def test_it_holds_for_every_kind_of_codebook(keys):
         pytest.param({"augment": "flip", "optimizer": "adamw"}, marks=pytest.mark.slow),
     ],
 )
-def test_it_holds_for_every_optimizer_and_augmentation(keys):
+def test_replay_is_exact_for_optimizers_and_augmentation(keys):
     plain, taped = both("fedavg", **keys)
     assert taped[0] == plain[0]
     assert torch.equal(taped[1], plain[1])
@@ -108,7 +108,7 @@ def test_it_holds_for_every_optimizer_and_augmentation(keys):
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg-labeled", "fedpl", "fedllp-vat")),
     ],
 )
-def test_it_holds_for_unlabeled_sets(name):
+def test_replay_is_exact_for_unlabeled_sets(name):
     found = []
     for recorder in (None, Tape()):
         one, room, _ = tiny_sets.arm(tiny_sets.settings(name, local_epochs=6, rounds=[1], penalty=1e-4))
@@ -131,7 +131,7 @@ class Fixed(Algorithm):
         return 0.1
 
 
-def test_it_holds_for_a_network_of_which_a_part_is_not_trained():
+def test_replay_is_exact_for_a_partly_frozen_network():
     plain, taped = both("fedavg", algorithm=Fixed(), rounds=[1])
     assert taped[0] == plain[0]
     assert torch.equal(taped[1], plain[1])
@@ -144,7 +144,7 @@ def test_it_holds_for_a_network_of_which_a_part_is_not_trained():
     assert torch.cat([of_parameter[parameter].flatten() for parameter in flat.trained]).mean() > 1e-4
 
 
-def test_it_holds_where_all_images_are_pooled():
+def test_replay_is_exact_for_pooled_images():
     """The server's own training is a turn like any other."""
     plain, taped = both("centralized")
     assert taped[0] == plain[0]
@@ -201,7 +201,7 @@ class Counts(Algorithm):
         return super().loss(work, batch) * work.step
 
 
-def test_a_claim_that_is_not_so_shows():
+def test_false_claim_of_recording_is_detected():
     for claim, operation in ((Waits, "_local_scalar_dense"), (Draws, "rand"), (Chooses, "index")):
         with pytest.raises(Exception, match=rf"\b0 of 3 clients .*capturing: {operation}"):
             trained(Tape(), "fedavg", claim(), rounds=[1])
@@ -210,7 +210,7 @@ def test_a_claim_that_is_not_so_shows():
         assert not torch.equal(taped[1], plain[1]), claim
 
 
-def test_a_class_that_changes_the_step_has_to_say_so_itself():
+def test_class_that_changes_the_step_must_declare_recording():
     class UndeclaredStep(Algorithm):
         def loss(self, work, batch):
             return super().loss(work, batch)
@@ -254,7 +254,7 @@ def test_few_steps_of_one_size_are_not_recorded():
     assert tape.recorded == 0
 
 
-def test_it_is_for_a_gpu_and_a_run_says_where_it_has_no_effect(tmp_path):
+def test_recording_without_a_gpu_is_noted(tmp_path):
     assert arm(settings("fedavg", cuda_graphs=True))[1].recorder is None
     watcher = Watcher()
     start(tmp_path / "run", 'arms=["fedavg"]', "cuda_graphs=true", observer=watcher)

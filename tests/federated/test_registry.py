@@ -75,7 +75,7 @@ def test_an_entry_point_names_a_network_and_a_metric(install):
     assert METRICS.known_elsewhere("theirs")
 
 
-def test_what_a_script_registers_is_not_known_elsewhere(monkeypatch, tmp_path):
+def test_names_registered_by_a_script_are_refused_by_workers(monkeypatch, tmp_path):
     monkeypatch.setattr(METRICS, "_entries", dict(METRICS._all()))
     metric("mine")(lambda probs, labels: 1.0)
     assert not METRICS.known_elsewhere("mine")
@@ -91,7 +91,7 @@ def test_a_package_that_fails_to_load_is_named(install):
         SOURCES["theirs"]
 
 
-def test_another_entry_cannot_take_a_name(install):
+def test_duplicate_names_of_entry_points_are_refused(install):
     install(SOURCES, "uefl.sources", "digits", lambda root: None)
     with pytest.raises(ValueError, match="'digits'"):
         list(SOURCES)

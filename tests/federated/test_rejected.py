@@ -49,7 +49,7 @@ def test_rejected_replies_are_recorded_also_after_resume(tmp_path):
         assert outcome(uefl.resume(out, arms={"failing": Failing()}).path) == outcome(whole.path)
 
 
-def test_a_run_that_stops_for_it_says_so_too(tmp_path):
+def test_stopped_run_records_rejected_replies(tmp_path):
     with pytest.raises(RunError, match=r"quorum .*\b2; .*\(silo-1: .*memory"):
         run(tmp_path / "run", quorum=1.0)
     assert lines(tmp_path / "run")[-1] == LINE

@@ -49,7 +49,7 @@ def test_read_run_gives_clients_in_order_and_metrics_as_matrices(tmp_path):
     assert np.isnan(run.series("fedavg", "perplexity")).all()
 
 
-def test_a_folder_of_another_version_says_so(tmp_path):
+def test_folder_of_another_version_is_an_error(tmp_path):
     config = sample_runs.write(tmp_path) / "config.toml"
     config.write_text('arms = ["fedavg"]\nwidth = 64\n')
     with pytest.raises(UserError, match=r"config.toml .*\[run\]"):
@@ -77,7 +77,7 @@ def test_summarize_averages_over_clients_and_four_rounds():
     }
 
 
-def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
+def test_tables_show_a_dash_for_missing_metrics(tmp_path):
     run = read_run(sample_runs.write(tmp_path))
     arms = arm_table(run)
     assert column(arms, "accuracy") == ["0.410", "0.610"]
@@ -93,7 +93,7 @@ def test_tables_show_numbers_and_a_dash_for_what_an_arm_has_not(tmp_path):
     assert "codewords fedavg" not in clients.header
 
 
-def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
+def test_spread_over_runs_excludes_unfinished_runs(tmp_path):
     def shifted(by):
         return [line | {"accuracy": line["accuracy"] + by} for line in sample_runs.records()]
 
@@ -108,7 +108,7 @@ def test_spread_over_runs_leaves_unfinished_ones_out(tmp_path):
 
 
 @pytest.mark.parametrize(("rounds", "name"), [(1, "last round"), (3, "last 3 rounds"), (4, "last 4 rounds")])
-def test_the_mean_over_rounds_says_of_how_many(tmp_path, rounds, name):
+def test_the_mean_over_rounds_names_their_number(tmp_path, rounds, name):
     run = write_report(
         sample_runs.write(tmp_path, [line for line in sample_runs.records() if line["round"] < rounds])
     )
@@ -140,7 +140,7 @@ def test_the_legend_of_the_colors_is_not_cut_off(tmp_path, clients):
     assert 0 <= label.y0 < label.y1 <= figure.bbox.height
 
 
-def test_runs_may_differ_in_the_seed_and_nothing_else(tmp_path):
+def test_runs_may_differ_only_in_the_seed(tmp_path):
     first, second = (read_run(sample_runs.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
     other = read_run(sample_runs.write(tmp_path / "other", gamma=0.7))
     assert differing_keys([first, second]) == []
@@ -232,7 +232,7 @@ def test_the_entropy_plot_shows_the_threshold_of_each_iteration(tmp_path, draw):
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
-def test_arms_that_agree_are_all_seen(tmp_path, count):
+def test_equal_arms_are_all_visible(tmp_path, count):
     """In a picture of equal curves every color has its share of the pixels; arms that differ have whole
     lines."""
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
@@ -274,7 +274,7 @@ def test_equal_arms_share_a_line_in_rounds_where_they_agree(tmp_path):
 
 
 @pytest.mark.parametrize("validation", [True, False])
-def test_the_report_explains_the_columns_that_are_there(tmp_path, validation):
+def test_the_report_explains_its_columns(tmp_path, validation):
     lines = sample_runs.records(("fedul",))
     for line in lines if validation else []:
         line["validation_accuracy"] = line["accuracy"]
@@ -299,7 +299,7 @@ def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
-def test_report_is_written_anew_and_repeats_itself(tmp_path):
+def test_report_is_rewritten_with_the_same_bytes(tmp_path):
     sample_runs.write(tmp_path)
     first = (
         write_report(tmp_path),
@@ -314,7 +314,7 @@ def test_report_is_written_anew_and_repeats_itself(tmp_path):
     assert first == second
 
 
-def test_rejected_updates_stand_before_the_numbers(tmp_path):
+def test_rejected_updates_come_before_the_numbers(tmp_path):
     write_report(sample_runs.write(tmp_path, [*rejected((0, 1, 3)), *sample_runs.records()]))
     text = (tmp_path / "report.md").read_text()
     assert text.index("uefl: 3 rejected replies") < text.index("| arm |")
@@ -408,7 +408,7 @@ def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
             read_run(tmp_path)
 
 
-def test_events_hold_means_and_clients_of_every_round(tmp_path):
+def test_events_have_means_and_clients_of_every_round(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     writer = open_event_writer(tmp_path)
     lines = [line for line in sample_runs.records() if line["arm"] == "uefl"]

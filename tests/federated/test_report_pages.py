@@ -246,7 +246,7 @@ def test_classes_of_any_name_are_drawn(tmp_path):
     assert page.text.count("class 2: 肺炎.") == 2  # below accuracy by class, and below the confusion
 
 
-def test_one_is_one():
+def test_singular_of_one():
     assert (count(1, "round"), count(2, "round"), count(0, "round")) == ("1 round", "2 rounds", "0 rounds")
 
 
@@ -421,7 +421,7 @@ def begun(process, out: Path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
+def test_terminated_run_names_the_resume_command(tmp_path):
     process = uefl(
         "train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}
     )
@@ -433,7 +433,7 @@ def test_a_run_that_is_terminated_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path):
+def test_closed_output_names_the_resume_command(tmp_path):
     process = uefl(
         "train", *LONG, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}
     )

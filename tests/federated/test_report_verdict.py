@@ -31,7 +31,7 @@ def folder(path, first, second, images=None):
 
 
 @pytest.mark.parametrize(("second", "word"), [(0.82, "within"), (0.9, "beyond")])
-def test_the_verdict_says_whether_the_difference_may_be_chance(tmp_path, second, word):
+def test_verdict_names_chance_or_a_difference(tmp_path, second, word):
     run = folder(tmp_path, 0.8, second, 100)
     (text,) = verdict(run)
     images = 100 * len(run.measured_clients)
@@ -65,7 +65,7 @@ def test_losses_are_drawn(tmp_path):
     assert curve[1:].tolist() == pytest.approx([1 / r for r in range(1, len(curve))])
 
 
-def test_a_run_says_when_where_and_with_what_it_was_made(finished):
+def test_run_records_time_machine_and_versions(finished):
     out, *_ = finished
     made, summary = (
         json.loads((out / "made.json").read_text()),

@@ -366,7 +366,7 @@ def test_table_8_gives_fedavg_no_additional_iterations(scale: suite.Scale) -> No
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
-def test_table_15_changes_nothing_but_where_new_codewords_begin(scale: suite.Scale) -> None:
+def test_table_15_changes_only_the_start_of_new_codewords(scale: suite.Scale) -> None:
     (cfg,) = suite.load("table15").configs(scale).values()
     keys = {name: arm.parameters.model_dump() for name, arm in cfg.arms.items()}
     assert [keys[f"{arm}-normal"].pop("new_codewords") for arm in ("uefl", "extend-all")] == ["normal"] * 2

@@ -27,7 +27,7 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert lost <= 3  # at most the one exchange that was under way
 
 
-def test_a_run_keeps_its_precision_where_the_cpu_is_another(finished, tmp_path, monkeypatch):
+def test_run_keeps_its_precision_on_another_cpu(finished, tmp_path, monkeypatch):
     here = torch.cpu._is_avx512_bf16_supported()
     interrupted(tmp_path / "run")
     monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: not here)

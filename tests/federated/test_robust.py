@@ -57,7 +57,7 @@ def test_a_rule_is_its_definition(rule, n):
 
 
 @pytest.mark.parametrize("attackers", [0, 1, 2, 3])
-def test_as_many_are_cut_off_as_asked_for(attackers):
+def test_trimmed_mean_cuts_the_requested_number(attackers):
     for n in range(2 * attackers + 1, 30):
         sent = [{"a": torch.full((1,), float(i**2))} for i in range(n)]
         np.testing.assert_allclose(
@@ -66,7 +66,7 @@ def test_as_many_are_cut_off_as_asked_for(attackers):
 
 
 @pytest.mark.parametrize("n", [5, 6, 10])
-def test_the_rules_are_flower_s(n):
+def test_rules_equal_flower(n):
     aggregate = pytest.importorskip("flwr.server.strategy.aggregate")
     sent = updates(n, seed=n)
     results = [([x.numpy() for x in one.values()], 1) for one in sent]
@@ -80,13 +80,13 @@ def test_the_rules_are_flower_s(n):
         np.testing.assert_allclose(flat(found), np.concatenate([x.ravel() for x in expected]), atol=1e-6)
 
 
-def test_krum_takes_all_tensors_of_one_client():
+def test_krum_chooses_all_tensors_of_one_client():
     sent = updates(6)
     found = result(sent, "krum", 1)
     assert sum(all(torch.equal(found[name], one[name]) for name in one) for one in sent) == 1
 
 
-def test_no_update_keeps_the_model_and_updates_are_copied():
+def test_without_updates_the_model_is_unchanged():
     x = torch.tensor([1.0])
     one = Updates(torch.tensor([3.0]), "median", 0)
     assert one.result().tolist() == [3.0]
@@ -121,7 +121,7 @@ def accuracies(cfg, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [turned, noise])
-def test_one_that_lies_spoils_the_mean_and_no_robust_rule(how):
+def test_malicious_client_spoils_only_the_mean(how):
     assert min(accuracies(settings("fedavg", **LEARNS), how)) < 0.7
     for rule, keys in RULES.items():
         assert min(accuracies(settings("fedavg", **LEARNS, aggregation=rule, **keys), how)) > 0.9, rule
@@ -144,7 +144,7 @@ def test_a_run_that_is_resumed_is_the_uninterrupted_one(name, rule):
     assert again(cfg, federation(**FIVE)) == finish(arm(cfg, federation(**FIVE))[0])
 
 
-def test_clients_count_alike_whatever_they_claim():
+def test_clients_have_equal_weights_for_any_claim():
     def greedy(reply):
         if reply.client == "silo-4":
             reply.examples = 1
@@ -160,7 +160,7 @@ def test_clients_count_alike_whatever_they_claim():
     assert torch.equal(*map(values, runs))
 
 
-def test_which_algorithms_take_nothing_but_means():
+def test_list_of_algorithms_that_use_only_means():
     def plain(name, **keys):
         kind = registry()[name]
         fields = kind.Parameters.model_fields
@@ -195,7 +195,7 @@ def test_too_few_clients_are_refused(keys, clients, line):
         check_rule(settings("fedavg", **keys).run, "arm", True, clients)
 
 
-def test_what_protects_nothing_is_refused():
+def test_useless_robust_rule_is_refused():
     with pytest.raises(UserError, match=r"arm 'arm', .*means"):
         check_rule(settings("uefl", aggregation="median").run, "arm", False, 9)
     with pytest.raises(UserError, match=r"key 'run\.attackers'"):
@@ -210,7 +210,7 @@ def test_on_unlabeled_sets():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_one_whose_labels_are_turned_round_spoils_no_robust_rule(rule):
+def test_flipped_labels_do_not_spoil_a_robust_rule(rule):
     fed = federation(**FIVE)
     liar = fed.clients[4].load()
     train = replace(liar.train, labels=(liar.train.labels + 1) % 3)
@@ -223,7 +223,7 @@ def test_one_whose_labels_are_turned_round_spoils_no_robust_rule(rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", registry())
-def test_every_algorithm_says_the_truth_of_its_means(name):
+def test_every_algorithm_declares_its_means(name):
     """One that says it takes means trains with a rule; any other is refused."""
     make, fed = (tiny_sets.arm, None) if registry()[name].kind == "sets" else (arm, federation(**FIVE))
     cfg = (tiny_sets.settings if fed is None else settings)(name, aggregation="median")

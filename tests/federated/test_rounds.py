@@ -145,7 +145,7 @@ def silent(reply):
     )
 
 
-def test_a_client_that_does_not_answer_counts_against_the_quorum():
+def test_silent_client_counts_against_the_quorum():
     strict, _, _ = arm(settings("fedavg"), wrap=lambda e: TamperingEngine(e, silent))
     strict.turn()
     with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3\b"):
@@ -226,7 +226,7 @@ def test_a_client_that_measures_nan_is_rejected(values):
     assert bool(torch.isfinite(algorithm.members[0].state.tensors["values"]).all())
 
 
-def test_its_update_of_that_turn_is_not_averaged():
+def test_update_with_nan_metrics_is_not_averaged():
     algorithm, _, _ = arm(settings("fedavg", quorum=0.5), wrap=measures(nll=float("nan")))
     algorithm.turn()
     assert "train_loss" in algorithm.last["silo-1"]
@@ -265,7 +265,7 @@ def test_the_last_partial_batch_is_trained_on(examples, batch, steps, monkeypatc
     assert len(taken) == 3 * steps
 
 
-def test_bf16_autocast_is_used_where_asked():
+def test_bf16_autocast_is_used_if_requested():
     dtypes = set()
     for precision in ("fp32", "bf16"):
         room = workspace(settings("fedavg", precision=precision))
@@ -283,7 +283,7 @@ def test_auto_takes_bf16_where_the_cpu_multiplies_it(has, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["reason", "unseen", "round"])
-def test_a_client_cannot_say_which_line_its_metrics_are(name):
+def test_client_cannot_set_the_round_of_its_metrics(name):
     algorithm, _, notices = arm(settings("fedavg", quorum=0.5), wrap=measures(**{name: 1}))
     records = finish(algorithm)
     assert {record["client"] for record in records} == {"silo-0", "silo-2"}
@@ -324,7 +324,7 @@ def test_a_model_is_loaded_once_in_a_turn(keys, monkeypatch):
         assert len(loads) == (3 + 1) * keys.get("members", 1)
 
 
-def test_a_client_s_data_are_read_when_it_is_asked_and_once():
+def test_data_of_a_client_are_read_once_when_needed():
     read = []
     silos = [
         replace(client, load=lambda client=client: (read.append(client.name), client.load())[1])

@@ -54,7 +54,7 @@ def test_metrics_have_one_line_per_arm_round_and_client(finished):
         assert ("perplexity" in r) == (r["arm"] != "fedavg")
 
 
-def test_the_summary_is_the_last_round_s(finished):
+def test_summary_is_of_the_last_round(finished):
     out, _, summary = finished
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     for arm, outcome_ in summary["arms"].items():

@@ -91,7 +91,7 @@ def test_images_that_would_give_a_wrong_answer_are_refused(model, images, messag
         model.predict(images, "silo-0")
 
 
-def test_images_not_resized_as_in_the_run_are_told_how(folder):
+def test_wrong_image_size_error_names_the_size(folder):
     write(folder / "resized.safetensors", settings("fedavg", image_size=8))
     model, large = (
         saved.load(folder / "resized.safetensors"),
@@ -120,7 +120,7 @@ def test_a_client_that_is_not_there_is_refused(model, folder):
         saved.load(folder / "model-fedavg.safetensors").predict(IMAGES, "silo-0")
 
 
-def test_a_folder_stands_for_its_only_model(folder, tmp_path):
+def test_a_folder_with_one_model_can_be_loaded(folder, tmp_path):
     with pytest.raises(UserError, match=r"model-fedavg.safetensors, .*model-fedper"):
         saved.load(folder)
     with pytest.raises(UserError, match=r"model-<arm>.safetensors"):
@@ -147,7 +147,7 @@ def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
     assert not any(seen)
 
 
-def test_private_layers_leave_the_network_as_it_was(folder):
+def test_private_layers_do_not_change_the_network(folder):
     model, probs = saved.load(folder / "model-fedper.safetensors"), {}
     before = {name: value.clone() for name, value in model.members[0].net.state_dict().items()}
     for client in model.clients:
@@ -277,7 +277,7 @@ def replaced(key, value, about):
     ],
     ids=["deep", "members", "negative", "large", *(f"{key}-{i}" for i, (key, *_) in enumerate(HOSTILE))],
 )
-def test_a_file_of_a_stranger_costs_no_more_than_its_bytes(folder, tmp_path, change, reason):
+def test_untrusted_file_needs_only_its_size_in_memory(folder, tmp_path, change, reason):
     with safe_open(str(folder / "model-fedavg.safetensors"), "pt") as file:
         ((key, text),) = file.metadata().items()
     path = tmp_path / "model.safetensors"

@@ -28,7 +28,7 @@ def test_memory_does_not_follow_the_number_of_clients(arm):
     assert (few["private_bytes"] > 0) == (arm == "local")
 
 
-def test_generated_clients_are_made_anew_alike():
+def test_generated_clients_are_reproducible():
     cfg = config.load("many-clients", clients=40)
     federation, again = (build(cfg.data, kind="labeled", seed=3) for _ in range(2))
     assert federation.digest == again.digest != build(cfg.data, kind="labeled", seed=4).digest

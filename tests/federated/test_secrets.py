@@ -50,7 +50,7 @@ def with_secrets(engine):
     return engine
 
 
-def test_pseudo_images_do_not_give_the_images_away(monkeypatch):
+def test_pseudo_images_do_not_reveal_the_images(monkeypatch):
     """The attack on FedBR: the server, or another silo, draws the matrix of the means again from the seed,
     and solves for the images."""
     fed, asked, original = federation((48, 48, 48)), {}, FedBR.reply
@@ -75,7 +75,7 @@ def test_pseudo_images_do_not_give_the_images_away(monkeypatch):
         assert 10 * len(means) < len(images)
 
 
-def test_who_asks_again_gets_the_same_means():
+def test_repeated_requests_get_the_same_means():
     """However often, and as whatever round, member or exchange it is asked: so that means do not add up."""
     fed, found = federation((148, 148, 148)), []
     for seed in (0, 7):
@@ -122,7 +122,7 @@ def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
     assert (tmp_path / "ulm.silo" / "secret").stat().st_mode & 0o077 == 0
 
 
-def test_the_page_says_of_every_algorithm_what_it_reveals():
+def test_page_lists_what_each_algorithm_reveals():
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     table = page.split("| algorithm | what its messages reveal |")[1].split("\n\n")[0]
     named = {

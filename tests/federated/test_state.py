@@ -40,7 +40,7 @@ class Grower(Algorithm):
         work.private["seen"] = work.private.get("seen", torch.zeros((), dtype=torch.int64)) + 1
 
 
-def test_state_of_any_shape_and_name_comes_back():
+def test_state_of_any_shape_and_name_round_trip():
     cfg = settings("fedavg", participation=0.5, rounds=[4])
     one = make(cfg, Grower())
     records = finish(one)
@@ -57,7 +57,7 @@ def test_counters_do_not_change_what_is_averaged():
     assert finish(make(cfg, Grower())) == finish(make(cfg, None))
 
 
-def test_no_method_of_the_server_s_half_gets_private_state():
+def test_server_methods_get_no_private_state():
     seen = []
 
     class Curious(Grower):
@@ -163,7 +163,7 @@ class Keys(Algorithm):
         state.plain["by_round"][turn.round] = (turn.round, 0)
 
 
-def test_plain_values_are_as_json_gives_them_back_in_every_turn():
+def test_plain_values_pass_through_json_in_every_turn():
     one = make(settings("fedavg"), Keys())
     assert one.members[0].state.plain == {"by_round": {"0": [1, 2]}}
     one.turn()

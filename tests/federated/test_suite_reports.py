@@ -239,7 +239,7 @@ def _tool():
 
 
 @pytest.mark.parametrize("name", ["table2", "local-epochs"])
-def test_the_tables_of_a_kept_page_are_those_of_its_numbers(name: str, tmp_path: Path) -> None:
+def test_tables_of_a_saved_page_match_its_numbers(name: str, tmp_path: Path) -> None:
     for kind in ("md", "json"):
         shutil.copy(REPRODUCTION / "results" / f"{name}.{kind}", tmp_path)
     before = (tmp_path / f"{name}.md").read_text()
@@ -251,7 +251,7 @@ def test_the_tables_of_a_kept_page_are_those_of_its_numbers(name: str, tmp_path:
     ] == tables
 
 
-def test_results_that_are_kept_are_small_and_whole(tmp_path: Path) -> None:
+def test_saved_results_are_small_and_complete(tmp_path: Path) -> None:
     """Table, numbers by seed and one picture; missing numbers are named."""
     result = replace(
         _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),
@@ -285,7 +285,7 @@ def test_the_error_of_an_unknown_measure_has_the_nearest_one(tmp_path: Path) -> 
         assert re.search(names, warning)
 
 
-def test_a_measure_of_a_gpu_is_no_mistyped_one(tmp_path: Path) -> None:
+def test_missing_gpu_measure_is_explained(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     of_gpu = replace(
         result, suite=result.suite.model_copy(update={"measures": ("accuracy", "milliseconds_gpu")})
@@ -364,7 +364,7 @@ def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
     assert report._value(lists, "fedavg", "usage@0") is None
 
 
-def test_runs_that_are_not_there_are_counted(tmp_path: Path) -> None:
+def test_missing_runs_are_counted(tmp_path: Path) -> None:
     result = replace(
         _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), missing={"few/uefl/seed-3": "why"}
     )
@@ -382,7 +382,7 @@ def test_runs_of_a_case_share_one_line_for_a_common_reason(tmp_path: Path) -> No
     assert report.content(result, []).sections[-1].blocks == [lines]
 
 
-def test_the_front_joins_the_cases_that_no_other_beats_in_both(tmp_path: Path) -> None:
+def test_pareto_front_has_the_undominated_cases(tmp_path: Path) -> None:
     assert report.best_in_both([(1.0, 3.0), (2.0, 2.0), (2.5, 2.5), (3.0, 1.0), (1.0, 4.0)]) == [0, 1, 3]
     result = _finished(tmp_path, {"fedavg": [0.5, 0.7, 0.9], "uefl": [0.6, 0.77, 0.97]})
     front = replace(result, suite=result.suite.model_copy(update={"front": ("accuracy", "entropy")}))

@@ -30,7 +30,7 @@ from .interrupted import Killer, outcome
 from .test_suites import TINY, tiny
 
 
-def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_folder_with_another_run_is_not_reused(tmp_path: Path) -> None:
     job, *_ = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
     sample_runs.write(job.folder, sample_runs.records(("fedavg",)))
     with pytest.raises(UserError, match=r"seed-0: .*\bdata.clients.*\)"):
@@ -90,7 +90,7 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_as_many_runs_as_asked_share_the_one_device(
+def test_requested_number_of_runs_share_one_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
@@ -155,9 +155,7 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.search(r"7/8 rounds .* few uefl 0\b", text)  # two rounds each of three that have ended, and one
 
 
-def test_what_is_to_be_known_of_the_table_stands_below_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds of an arm that ended early, and a measure that is mistyped."""
     (tmp_path / "mine.toml").write_text(
         TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]')
@@ -303,7 +301,7 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
+def test_stopped_run_is_resumed(tmp_path: Path) -> None:
     """Before its last measurement; the suite ends it with the bits of one that nothing stopped."""
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     mine = str(tmp_path / "mine.toml")

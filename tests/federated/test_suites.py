@@ -259,14 +259,14 @@ def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
         (TINY + '[cases."report.md"]', r"'report\.md'"),
     ],
 )
-def test_a_suite_that_is_none_is_refused_in_a_line(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_suite_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(UserError, match=message) as error:
         suite.load(str(tmp_path / "bad.toml")).configs("cpu")
     assert "\n" not in str(error.value)
 
 
-def test_a_suite_of_ones_own_is_as_large_as_it_says(tmp_path: Path) -> None:
+def test_size_of_an_own_suite_follows_its_file(tmp_path: Path) -> None:
     """The example of docs/suites.md."""
     text = Path("docs/suites.md").read_text().partition("```toml\n")[2].partition("```")[0]
     (tmp_path / "mine.toml").write_text(text)

@@ -31,13 +31,13 @@ def test_a_small_network_has_one_thread_and_a_large_one_all():
 @pytest.mark.parametrize(
     ("quota", "expected"), [("max 100000", 2), ("150000 100000", 1), ("50000 100000", 1), ("bad", 2)]
 )
-def test_no_more_threads_than_the_quota_grants(tmp_path, monkeypatch, quota, expected):
+def test_thread_count_stays_within_the_quota(tmp_path, monkeypatch, quota, expected):
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
     assert threads_for(SMALL, IMAGE, 10**6) == expected
 
 
-def test_the_network_is_left_as_it_was():
+def test_choice_of_threads_does_not_change_the_network():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout()).train()
     state, drawn = {key: value.clone() for key, value in net.state_dict().items()}, torch.get_rng_state()
     threads_for(net, IMAGE, 1)

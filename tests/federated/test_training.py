@@ -89,7 +89,7 @@ def test_the_budget_is_in_epochs_or_in_steps(keys, steps):
     assert one.last["silo-0"]["steps"] == steps
 
 
-def test_what_leaves_a_client_is_no_view_of_the_resident_network():
+def test_replies_are_no_views_of_the_resident_network():
     class Live(Algorithm):
         def after_round(self, work):
             work.private["mine"] = work.values

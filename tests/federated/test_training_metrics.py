@@ -44,7 +44,7 @@ def test_training_metrics_are_recorded_for_trained_clients_only():
     assert sum("drift" in r for r in records) == 3 * 2
 
 
-def test_what_is_noted_is_the_mean_over_the_images_of_the_round():
+def test_noted_value_is_the_mean_over_images_of_the_round():
     """Of 40 images in batches of 16: 16 + 16 + 8."""
 
     class Noted(Algorithm):
@@ -57,7 +57,7 @@ def test_what_is_noted_is_the_mean_over_the_images_of_the_round():
     assert {r["batch_size"] for r in records} == {(2 * 16 * 16 + 8 * 8) / 40}
 
 
-def test_the_training_accuracy_is_that_of_the_steps():
+def test_training_accuracy_is_measured_in_the_steps():
     """With a step that moves next to nothing it is the accuracy of the model that was sent, in training
     mode."""
     one, room, _ = arm(settings("fedavg", optimizer="sgd", lr=1e-12, batch_size=48, dropout=0.0, rounds=[1]))
@@ -106,7 +106,7 @@ def test_a_client_with_a_value_that_is_not_finite_is_rejected(value):
 
 
 @pytest.mark.parametrize("name", ["accuracy", "train_loss", "client"])
-def test_a_name_of_the_frame_is_refused(name):
+def test_a_reserved_name_is_refused(name):
     class Taken(Algorithm):
         def after_round(self, work):
             work.metrics[name] = 1.0
@@ -115,7 +115,7 @@ def test_a_name_of_the_frame_is_refused(name):
         arm(settings("fedavg"), algorithm=Taken())[0].turn()
 
 
-def test_the_names_of_the_frame_are_all_that_a_plain_run_records():
+def test_plain_run_records_only_built_in_names():
     found = set()
     for algorithm in ("fedavg", "fedbn"):
         cfg = settings(algorithm, personalized=True)
@@ -125,7 +125,7 @@ def test_the_names_of_the_frame_are_all_that_a_plain_run_records():
     }  # which the loss of FedAvg notes
 
 
-def test_it_is_in_the_file_and_in_the_report(tmp_path):
+def test_training_metric_is_in_file_and_report(tmp_path):
     data = {"data": {"clients": 2, "train_per_client": 32, "test_per_client": 12}}
     uefl.train(
         {**KEYS, **data, "run": {"threads": 1, "precision": "fp32", "passes": 2}},

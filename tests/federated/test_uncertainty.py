@@ -84,7 +84,7 @@ def test_certain_is_the_head_with_dropout_off(logit_dropout):
 
 
 @pytest.mark.parametrize(("passes", "dropout"), [(20, True), (0, False)])
-def test_the_number_of_passes_says_how_a_head_is_asked(passes, dropout):
+def test_number_of_passes_decides_about_dropout(passes, dropout):
     torch.manual_seed(0)
     head, tokens = Head(6, 32, 4, 0.5, False), torch.randn(50, 6)
     first, second = (of_head(head, tokens, passes).probs for _ in range(2))
@@ -109,7 +109,7 @@ def test_a_network_of_any_kind_draws_passes_with_dropout_on():
     assert float(certain_.mutual_info.detach().max()) == 0
 
 
-def test_what_no_dropout_reaches_runs_once_for_all_passes(monkeypatch):
+def test_layers_before_dropout_run_once_for_all_passes(monkeypatch):
     """And once more for the pass with dropout off; a network is traced once, and runs with its current
     weights."""
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_what_no_dropout_reaches_runs_once_for_all_passes(monkeypatch):
     assert of_network(net, images, 3, contextlib.nullcontext).probs[:, 2].tolist() == pytest.approx([1.0] * 9)
 
 
-def test_predictions_of_batches_are_joined_with_what_is_extra():
+def test_predictions_and_extras_of_batches_are_joined():
     parts = [
         without_spread(torch.randn(n, 4).softmax(-1))._replace(extra={"codes": torch.full((n, 2), n)})
         for n in (2, 3)
@@ -154,7 +154,7 @@ def test_the_mode_of_the_head_is_left_as_found(training):
     assert head.drop.training is training
 
 
-def test_entropies_of_the_passes_are_told_apart():
+def test_total_and_expected_entropy_differ():
     torch.manual_seed(0)
     head, tokens = Head(6, 32, 4, 0.5, False), torch.randn(50, 6)
     prediction = mc_dropout(head, tokens, 20)
@@ -185,7 +185,7 @@ def test_an_ensemble_of_equal_members_is_one_of_them():
     assert float(prediction.mutual_info.max()) < 1e-6
 
 
-def test_members_that_are_sure_of_different_things():
+def test_members_with_different_certain_predictions():
     prediction = ensemble([sure(torch.tensor([[1.0, 0.0]])), sure(torch.tensor([[0.0, 1.0]]))])
     assert prediction.entropy.tolist() == pytest.approx([math.log(2)])
     assert prediction.expected_entropy.tolist() == [0]

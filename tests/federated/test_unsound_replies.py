@@ -71,7 +71,7 @@ def more(part, value):
         ("private", {"p": torch.zeros(2**20)}, r"\b4194304 bytes .*\d+$"),
     ],
 )
-def test_more_than_was_asked_for(part, value, reason):
+def test_unrequested_tensors_are_rejected(part, value, reason):
     notices, there = outcome(more(part, value))
     assert any(re.match(f"round 2: rejected silo-1: .*{reason}", line) for line in notices), notices
     assert there == {"silo-0", "silo-2"}
@@ -103,13 +103,13 @@ def test_a_number_of_examples(claim):
 @pytest.mark.parametrize(
     ("name", "value"), [("train_loss", 10**400), ("train_accuracy", 10**400), ("steps", -(10**400))]
 )
-def test_results_of_training_that_no_float_holds(name, value):
+def test_training_results_beyond_floats_are_rejected(name, value):
     notices, _ = outcome(lambda reply: reply.training.update({name: value}))
     assert any(re.match(rf"round 1: rejected silo-1: .*{name} .*\b1000", line) for line in notices)
 
 
 @pytest.mark.parametrize("name", ["__metadata__", "\ud800", "a\nb"])
-def test_a_private_tensor_that_no_file_holds(name):
+def test_private_tensor_that_cannot_be_saved_is_rejected(name):
     notices, _ = outcome(lambda reply: reply.private.update({name: torch.zeros(2)}))
     assert any(re.match("round 1: rejected silo-1: ", line) and repr(name) in line for line in notices)
 
@@ -118,12 +118,12 @@ def without_entropy(reply):
     reply.metrics.pop("holdout_entropy", None)
 
 
-def test_who_does_not_say_its_entropy_is_not_extended():
+def test_client_without_entropy_is_not_extended():
     notices, _ = outcome(without_entropy)
     assert any(re.match("after iteration 1: silo-1 .*holdout_entropy", line) for line in notices)
 
 
-def test_where_nobody_says_it_the_run_stops_with_a_line():
+def test_run_without_any_entropy_stops():
     with pytest.raises(RunError, match="holdout_entropy"):
         outcome(without_entropy, ("silo-0", "silo-1", "silo-2"))
 

@@ -51,7 +51,7 @@ def test_a_killed_process_ends_the_run_and_it_can_resume(tmp_path, who):
         (("--engine", "distributed", "--set", "clients=9000"), "clients"),
     ],
 )
-def test_what_does_not_go_together_is_a_line(arguments, line, tmp_path, monkeypatch):
+def test_incompatible_options_are_one_line(arguments, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["train", "demo", *arguments])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

@@ -58,7 +58,7 @@ def configure(tmp_path):
         ),
     ],
 )
-def test_unusable_nvcc_warns_unless_cuda_was_asked_for(configure, nvcc, says):
+def test_unusable_nvcc_is_an_error_only_if_cuda_is_requested(configure, nvcc, says):
     code, output = configure(nvcc, "AUTO")
     assert code == 0, output
     assert "Building without CUDA kernels: " in output
@@ -132,7 +132,7 @@ def test_cmake_and_ninja_need_not_be_on_path(build, tmp_path):
     assert f"-DCMAKE_MAKE_PROGRAM={tmp_path / 'bin' / 'ninja'}" in build(PATH=os.defpath)
 
 
-def test_a_program_that_is_nowhere_is_named():
+def test_a_missing_program_is_named():
     code = (
         "import importlib.metadata as metadata\n"
         "found = metadata.distribution\n"
@@ -209,7 +209,7 @@ def test_a_failed_configuration_leaves_nothing_for_the_next(build, tmp_path):
     assert (folder / kept).exists()
 
 
-def test_the_reason_is_said_once_where_the_kernels_are_used(tmp_path):
+def test_missing_kernels_warn_once_at_first_use(tmp_path):
     for file in (ROOT / "uefl_kernels").glob("*.py"):
         (tmp_path / "uefl_kernels").mkdir(exist_ok=True)
         shutil.copy(file, tmp_path / "uefl_kernels")
@@ -233,7 +233,7 @@ def test_a_python_that_is_too_old_is_named():
     assert re.search(r"Python 3\.11.*Python 3\.10", done.stderr)
 
 
-def test_only_a_build_of_kernels_asks_for_torch(monkeypatch):
+def test_only_a_build_of_kernels_needs_torch(monkeypatch):
     backend = runpy.run_path(str(ROOT / "tools" / "backend" / "build_backend.py"))
     monkeypatch.setenv("UEFL_BUILD", "off")
     assert backend["get_requires_for_build_wheel"]() == []
@@ -263,7 +263,7 @@ NO_GPU, HOPPER, OLD_AND_NEW, NEWER = "exit 9", "echo 9.0", "echo 8.9; echo 10.0;
         pytest.param(NEWER, "CUDA kernels for 80-real,90a-real,100-real,100-virtual ", id="newer than all"),
     ],
 )
-def test_local_kernels_are_those_of_the_gpus_here(tmp_path, gpus, says):
+def test_local_kernels_are_for_the_gpus_of_this_machine(tmp_path, gpus, says):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{gpus}\n")
     tool.chmod(0o755)
@@ -276,7 +276,7 @@ def test_local_kernels_are_those_of_the_gpus_here(tmp_path, gpus, says):
     assert says in re.sub(r"\s+", " ", done.stdout)
 
 
-def test_kernels_know_nothing_of_torch():
+def test_kernels_do_not_include_torch():
     """Only ``csrc/ops`` includes torch, and only ``host.cpp`` Python; kernels take raw pointers."""
     speaking = {
         path.relative_to(ROOT / "csrc").parts[0]

@@ -60,7 +60,7 @@ def test_allocations(source, function, most):
     assert len(calls(body(code(source), function), r"(?:new_|\.)empty\(")) == most
 
 
-def test_what_is_added_to_is_zeroed_by_the_launch_that_packs():
+def test_packing_launch_zeroes_the_sums():
     for source in ("vq_forward.cu", "kmeans.cu"):
         text = code(source)
         assert "<<<" not in body(text, "std::tuple<Tensor"), source

@@ -103,7 +103,7 @@ def test_vmap_of_a_layer_in_evaluation(make):
 
 
 @pytest.mark.parametrize("name", CONSTANT)
-def test_what_has_no_gradient_stops_it(name):
+def test_results_without_gradient_stop_it(name):
     assert not CONSTANT[name](X.clone().requires_grad_()).requires_grad
 
 

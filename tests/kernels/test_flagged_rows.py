@@ -180,7 +180,7 @@ def test_few_patches_of_images_stay_open(fp16_error, images):
     assert share_of(*open_rows(patches, kmeans(patches, 256, max_iter=5, seed=0).centers, fp16_error)) <= 0.02
 
 
-def test_a_common_offset_must_be_taken_away(fp16_error, features):
+def test_common_offset_must_be_subtracted(fp16_error, features):
     """Rows and codewords are centered because the certificate uses their lengths only."""
     x, codebook = normal(5000, 64, offset=3), normal(256, 64, seed=1, offset=3)
     for rows, codes in ((x, codebook), (features, features[::20])):

@@ -133,7 +133,7 @@ def test_errors(case):
     [(([[1.0]], C), "x .*NumPy.*list"), ((X, torch.from_numpy(C)), "codebook.*NumPy.*Tensor")],
     ids=["list", "tensor"],
 )
-def test_what_is_no_array_is_refused(arguments, message):
+def test_other_objects_are_refused(arguments, message):
     with pytest.raises(TypeError, match=f"^vq_assign: {message}"):
         uefl_kernels.numpy.vq_assign(*arguments)
 

@@ -26,7 +26,7 @@ def test_there_is_no_circle():
     TopologicalSorter({name: targets & set(MODULES) for name, targets in GRAPH.items()}).prepare()
 
 
-def test_kernels_import_nothing_of_the_federated_layer():
+def test_kernels_do_not_import_the_federated_layer():
     assert {
         name for name, targets in GRAPH.items() if any(target.split(".")[0] == "uefl" for target in targets)
     } == set()

@@ -64,7 +64,7 @@ def test_more_trials_than_fit_in_a_group():
 @compiled
 @pytest.mark.parametrize("step", [None, 0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_long_rows_in_groups_that_bounds_tell_apart(dtype, step):
+def test_long_rows_in_groups_with_separate_bounds(dtype, step):
     x = blobs(4200, 70, 12, dtype=dtype)
     # many rows are as far from one center as from another
     x = x if step is None else (x / step).round() * step
@@ -155,14 +155,14 @@ def test_weights_are_repetitions():
 
 
 @pytest.mark.parametrize("init", INITS)
-def test_rows_without_weight_are_not_drawn(init):
+def test_rows_with_weight_zero_are_not_drawn(init):
     x = torch.cat([torch.zeros(30, 2) + 100, blobs(40, 2, 4)])
     weights = torch.cat([torch.zeros(30), torch.ones(40)])
     for seed in range(5):
         assert (kmeans(x, 4, weights=weights, init=init, seed=seed).centers < 99).all()
 
 
-def test_empty_clusters_take_the_farthest_rows():
+def test_empty_clusters_move_to_the_farthest_rows():
     x = torch.tensor([[0.0], [1.0], [2.0], [50.0], [100.0]])
     found = kmeans(x, 3, init=torch.tensor([[1.0], [1e4], [2e4]]))
     assert sorted(found.centers[:, 0].tolist()) == [1, 50, 100]
@@ -261,7 +261,7 @@ def test_n_init_keeps_the_best():
 
 
 @pytest.mark.parametrize("init", ["k-means++", "k-means||"])
-def test_quality_is_that_of_scikit_learn(init):
+def test_quality_equals_scikit_learn(init):
     cluster = pytest.importorskip("sklearn.cluster")
     x = blobs(1500, 12, 25, seed=5) * 0.6 + normal(1500, 12, seed=6)
     ours = np.mean([float(kmeans(x, 40, init=init, seed=s).inertia) for s in range(10)])
@@ -497,7 +497,7 @@ def test_autocast():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["k-means++", "k-means||", "random", "given"])
 @pytest.mark.parametrize("spherical", [False, True])
-def test_the_host_is_not_asked(monkeypatch, method, spherical):
+def test_no_synchronization_with_the_host(monkeypatch, method, spherical):
     """Fake tensors have no values: code that reads one would synchronize with a GPU."""
     monkeypatch.setattr(composed, "_looks", lambda ended, i: False)
     monkeypatch.setattr(composed, "_require_valid", lambda *_: None)

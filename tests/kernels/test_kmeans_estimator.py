@@ -62,7 +62,7 @@ def test_lists_frames_and_strange_arrays():
     assert KMeans(2, random_state=0).fit(np.arange(12).reshape(6, 2)).cluster_centers_.dtype == np.float64
 
 
-def test_either_byte_order_and_masks_that_mask_nothing():
+def test_both_byte_orders_and_empty_masks():
     x, weights = DATA.astype(">f4"), np.arange(200.0)
     expected = KMeans(3, init=DATA[:3], random_state=0).fit(DATA, sample_weight=weights)
     model = KMeans(3, init=x[:3].astype(">f8"), random_state=0).fit(x, sample_weight=weights.astype(">f8"))
@@ -217,7 +217,7 @@ def test_init_by_a_function():
     )
 
 
-def test_a_default_device_that_is_not_that_of_the_data(tmp_path):
+def test_default_device_other_than_the_device_of_the_data(tmp_path):
     """The default device is another one than the device of the rows, as with "cuda" and arrays."""
     x = DATA.astype(np.float64)
     x.tofile(tmp_path / "x")
@@ -256,7 +256,7 @@ class LazyFrame:
         return DATA
 
 
-def test_what_holds_no_numbers_is_refused_in_words():
+def test_non_numeric_input_error_explains_itself():
     with pytest.raises(TypeError, match=r"^KMeans: X .*LazyFrame.*collect\(\)"):
         KMeans(2).fit(LazyFrame())
     ragged = np.empty(3, dtype=object)
@@ -365,7 +365,7 @@ def test_refused(case):
         call()
 
 
-def test_a_backend_that_is_absent_is_not_blamed_on_the_data(monkeypatch):
+def test_missing_backend_error_is_not_about_the_data(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with backend("triton"), pytest.raises(RuntimeError, match=r"'triton'.*kmeans"):
         KMeans(2).fit(DATA)
@@ -422,7 +422,7 @@ def test_numpy_equals_the_op(dtype):
 
 @compiled
 @pytest.mark.parametrize("dtype", [">f4", ">f8"])
-def test_numpy_takes_either_byte_order(dtype):
+def test_numpy_accepts_both_byte_orders(dtype):
     from uefl_kernels import numpy as front
 
     x, weights = DATA.astype(dtype), np.arange(200.0)

@@ -89,7 +89,7 @@ def test_equal_rows_and_ties(seed):
     assert np.array_equal(dense.predict(sp.csr_array(x.astype(float))), dense.predict(x.astype(float)))
 
 
-def test_no_label_is_wrong_where_float64_products_cannot_tell():
+def test_labels_are_right_if_float64_products_are_too_close():
     """Rows next to the middle of two centers, by less than the rounding of |c|^2 - 2 x.c."""
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((2, 50)) * 1e4
@@ -195,7 +195,7 @@ def test_the_bits_do_not_depend_on_the_threads():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
-def test_what_cannot_be_clustered_is_refused(value):
+def test_invalid_input_is_refused(value):
     broken = DATA.copy()
     broken.data[17] = value
     model = KMeans(3, random_state=0).fit(DATA)

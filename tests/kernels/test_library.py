@@ -39,7 +39,7 @@ def test_unknown_backend():
         pass
 
 
-def test_backend_that_is_absent_is_an_error_not_a_fallback():
+def test_missing_backend_is_an_error_not_a_fallback():
     message = "^backend 'cuda'.*vq_assign.*cpu.*doctor"
     with backend("cuda"), pytest.raises(RuntimeError, match=message):
         vq_assign(normal(4, 3), normal(5, 3))
@@ -85,7 +85,7 @@ def test_check_raises_the_errors_of_the_op():
             check(name, "meta")
 
 
-def test_a_composed_op_is_there_when_its_search_is():
+def test_composed_op_exists_if_its_search_exists():
     for namespace, key in (("uefl_cuda", "CUDA"), ("uefl_triton", "CUDA"), ("uefl", "CUDA")):
         assert has_kernel(namespace, "vq", key) == has_kernel(namespace, "vq_assign", key)
     assert has_kernel("uefl_cuda", "vq", "CUDA") == bool(_library._cuda_architectures)
@@ -125,7 +125,7 @@ def test_an_eager_call_on_a_gpu_goes_to_the_kernel_itself(monkeypatch, built, na
             assert _library.resolve(name, OnGpu()) is _library._overloads["uefl", name]
 
 
-def test_what_a_device_runs_is_asked_once(monkeypatch):
+def test_backend_of_a_device_is_looked_up_once(monkeypatch):
     asked = []
     monkeypatch.setattr(_library, "has_kernel", lambda namespace, name, key: True)
     monkeypatch.setattr(_library, "cuda_architecture_built", lambda device: not asked.append(device))
@@ -235,7 +235,7 @@ DIFFERENTIABLE = {
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE)
-def test_forward_mode_is_an_error_and_not_a_zero(op):
+def test_forward_mode_raises(op):
     with pytest.raises(RuntimeError, match=f"^{op}:.*forward-mode"):
         torch.func.jvp(DIFFERENTIABLE[op], (Z,), (Z,))
 

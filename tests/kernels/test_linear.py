@@ -68,7 +68,7 @@ def test_number_of_threads_does_not_matter(rows, largest):
     assert torch.equal(results[0], results[2])
 
 
-def test_gradients_are_those_of_torch():
+def test_gradients_equal_torch():
     ours = [operand.requires_grad_() for operand in operands()]
     theirs = [operand.detach().clone().requires_grad_() for operand in ours]
     grad = normal(N, M, seed=3)
@@ -82,11 +82,11 @@ def test_gradients_are_those_of_torch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_are_torch(dtype):
+def test_other_dtypes_use_torch(dtype):
     assert torch.equal(linear(*operands(dtype)), F.linear(*operands(dtype)))
 
 
-def test_autocast_and_forced_backends_are_torch():
+def test_autocast_and_forced_backends_use_torch():
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(*operands()).dtype == torch.bfloat16
         if COMPILED:  # the op itself computes in float32
@@ -107,7 +107,7 @@ def test_number_of_rows_changes_bits_only_with_tiles():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38, 1e-45])
 @pytest.mark.parametrize("position", [0, 1])
-def test_extremes_are_torch(position, value):
+def test_extremes_equal_torch(position, value):
     given = list(operands())
     if value < 1:
         given[position][7] = 0

@@ -171,7 +171,7 @@ def test_compile_fullgraph(full_graph):
 
 @pytest.mark.every_variant
 @pytest.mark.parametrize("shape", [(70, 10, 10), (70, 150, 37)])
-def test_bits_do_not_depend_on_the_rows_beside_or_on_threads(shape):
+def test_bits_do_not_depend_on_other_rows_or_threads(shape):
     b, k, m = shape
     logits, matrix = normal(b, k, scale=3), torch.rand(2, m, k).log()
     groups = (torch.arange(b) // 9) % 2

@@ -41,7 +41,7 @@ def run(name, device, x, weights, biases, **options):
 
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize(("rows", "columns", "p"), [(5, 33, 0.3), (300, 40, 0.1), (0, 4, 0.5)])
-def test_small_masks_are_those_of_the_definition(rows, columns, p, consistent, forced):
+def test_small_masks_equal_the_definition(rows, columns, p, consistent, forced):
     found = getattr(torch.ops, f"uefl_{forced}").dropout_mask(
         torch.tensor(5, device="cuda"), rows, columns, 7, 2, p, consistent
     )
@@ -79,7 +79,7 @@ def test_small_equals_the_definition(shape, consistent, forced):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_small_gradients_are_those_of_the_cpu(shape, forced):
+def test_small_gradients_equal_the_cpu(shape, forced):
     gradients = []
     for name, device in ((forced, "cuda"), ("reference", "cpu")):
         leaves = [

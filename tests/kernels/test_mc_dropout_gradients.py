@@ -50,7 +50,7 @@ def test_gradcheck(consistent):
     assert torch.autograd.gradcheck(run, [t.requires_grad_() for t in (x, *weights, *biases)])
 
 
-def test_gradient_of_the_logits_alone():
+def test_gradient_of_only_the_logits():
     """The network has no layer after the first dropout."""
     x = normal(4, 5, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(
@@ -113,7 +113,7 @@ def test_autocast():
     )
 
 
-def test_nothing_of_the_size_of_all_passes_is_allocated():
+def test_memory_does_not_depend_on_all_passes():
     """The definition and the backward, in Python: peak memory does not grow with the number of passes."""
     x, weights, biases = mlp((200, 16, 64, 10))
     x.requires_grad_()

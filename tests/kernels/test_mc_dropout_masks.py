@@ -36,7 +36,7 @@ def test_philox_known_answers(counter, seed, expected):
 @pytest.mark.every_variant
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("shape", [(5, 33), (1, 1), (200, 8), (0, 3), (600, 512)])
-def test_masks_are_those_of_the_definition(shape, consistent):
+def test_masks_equal_the_definition(shape, consistent):
     for seed, pass_, stream, p in (
         (0, 0, 0, 0.5),
         (2**62 + 12345, 99, 3, 0.1),

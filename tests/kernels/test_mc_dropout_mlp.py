@@ -142,7 +142,7 @@ def test_no_bias():
     assert_close(mc_dropout_mlp(x, weights, [None, zeros[1]], p=0.3, seed=1), expected, 0)
 
 
-def test_bounds_hold_over_many_inputs():
+def test_bounds_are_met_over_many_inputs():
     for scale in (0.01, 1.0, 30.0, 1e4):
         x, weights, biases = mlp((200, 6, 20, 7))
         stats = mc_dropout_mlp(x * scale, weights, biases, p=0.5, passes=9, seed=0)
@@ -172,7 +172,7 @@ def test_values_that_are_not_finite_stay_in_their_row(value, name):
         assert torch.equal(got[others], want[others])
 
 
-def test_a_dropped_value_leaves_nothing_behind():
+def test_dropped_value_has_no_effect():
     logits = torch.tensor([[1.0, 2.0, float("nan")]])
     arguments = (torch.empty(0), [3], [0.9], 1, "gelu", False)
     for seed in range(40):

@@ -23,7 +23,7 @@ def _interpreted(monkeypatch):
 
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize(("shape", "p"), [((5, 33), 0.3), ((70, 40), 0.1), ((1, 1), 0.999), ((0, 4), 0.5)])
-def test_masks_are_those_of_the_definition(shape, p, consistent):
+def test_masks_equal_the_definition(shape, p, consistent):
     for seed in (0, 2**62 + 12345):
         arguments = (torch.tensor(seed), *shape, 7, 2, p, consistent)
         assert torch.equal(

@@ -33,7 +33,7 @@ def test_refused(metric, case):
         metric(probs, labels)
 
 
-def test_rows_of_nan_are_seen():
+def test_rows_of_nan_give_nan():
     probs = PROBS.clone()
     probs[0] = float("nan")  # its label is where argmax finds NaN
     assert float(accuracy(probs, LABELS)) == pytest.approx(1 / 3)

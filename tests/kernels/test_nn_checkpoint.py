@@ -90,7 +90,7 @@ def test_a_graph_that_is_kept_can_be_run_again():
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_a_batch_with_nan_whose_backward_pass_never_came():
+def test_batch_with_nan_and_no_backward_pass():
     """The next batch is not confused with a batch that a training loop skipped."""
     plain = QuantizedNet(LAYERS["averages"])
     model = copy.deepcopy(plain)
@@ -104,7 +104,7 @@ def test_a_batch_with_nan_whose_backward_pass_never_came():
     torch.testing.assert_close(*gradients)
 
 
-def test_nothing_is_remembered_without_a_checkpoint():
+def test_no_state_is_stored_without_a_checkpoint():
     model = QuantizedNet(LAYERS["averages"])
     list(run(model, lambda m, x: m(x)))
     assert len(model.quantizer._codebook.memory) == 0

@@ -73,7 +73,7 @@ def test_averages_of_a_search_by_the_angle_keep_lengths():
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rotation", [False, True])
-def test_two_weights_are_those_of_the_two_losses(rotation, masked):
+def test_two_weights_scale_the_two_losses(rotation, masked):
     options = LEARNED | {"rotation_trick": rotation, "commitment_weight": 0.25, "codebook_loss_weight": 1.5}
     vq, x = layer(**options), normal(2, 30, 8).requires_grad_()
     mask = torch.arange(30).expand(2, 30) < torch.tensor([[30], [7]]) if masked else None
@@ -111,7 +111,7 @@ def test_a_weight_of_codewords_set_later():
     ],
     ids=str,
 )
-def test_a_weight_of_codewords_that_no_loss_moves(options):
+def test_codebook_loss_weight_without_a_loss_is_refused(options):
     with pytest.raises(ValueError, match="codebook_loss_weight"):
         VectorQuantize(8, 16, **{"codebook_loss_weight": 1.0} | options)
 
@@ -169,7 +169,7 @@ def test_a_residual_quantizer_is_its_quantizers_one_by_one(options, training):
 
 
 @pytest.mark.parametrize("name", ["shared_codebook", "diveq", "implicit_neural_codebook"])
-def test_what_projections_of_each_exclude(name):
+def test_options_incompatible_with_own_projections(name):
     with pytest.raises(ValueError, match="project_each"):
         ResidualVQ(
             dim=8, codebook_dim=3, num_quantizers=3, codebook_size=16, project_each=True, **{name: True}
@@ -189,7 +189,7 @@ def test_an_activation_and_its_inverse(name):
     assert (p.sort().values == p[x.argsort()]).all()
 
 
-def test_fsp_takes_the_middle_of_the_bin():
+def test_fsp_returns_the_middle_of_the_bin():
     fsp, x = FSP([5, 3], act_name="sigmoid").eval(), normal(40, 2) * 2
     quantized, indices, _, info = fsp(x)
     places = (x.sigmoid() * torch.tensor([5, 3])).floor()

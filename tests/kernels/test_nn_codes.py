@@ -69,7 +69,7 @@ def equal(first, second):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_codes_there_and_back_leave_the_layer_as_it_is(name):
+def test_codes_round_trip_does_not_change_the_layer(name):
     torch.manual_seed(0)
     layer = LAYERS[name]()
     layer(normal(3, 40, 8))

@@ -71,7 +71,7 @@ def codes_of(x, books):
 
 
 @pytest.mark.parametrize("start", ["quantizer.layers.{}.codebook.", "quantizer.vq.layers.{}._codebook."])
-def test_encodec_there_and_back(start):
+def test_encodec_round_trip(start):
     state = encodec_state(start)
     layer = convert.from_encodec(state).eval()
     x = normal(2, D, 20, seed=9)
@@ -124,7 +124,7 @@ def test_five_steps_of_encodecs_training():
 
 
 @pytest.mark.parametrize("inner", [D, 4])
-def test_mimi_there_and_back(inner):
+def test_mimi_round_trip(inner):
     state = mimi_state(inner)
     layers = convert.from_mimi(state)
     x, codes, total = normal(2, D, 20, seed=9), [], 0
@@ -157,7 +157,7 @@ def test_mimis_codewords_after_a_step():
 
 
 @pytest.mark.parametrize("form", ["weight", "g and v", "parametrized"])
-def test_dac_there_and_back(form):
+def test_dac_round_trip(form):
     state = dac_state(form)
     layer = convert.from_dac(state).eval()
     plain = dac_state()
@@ -248,7 +248,7 @@ def test_a_layer_that_a_codec_cannot_store(name, write):
         write(LAYERS[name]())
 
 
-def test_layers_that_mimi_and_vqmodel_cannot_hold():
+def test_layers_that_mimi_and_vqmodel_cannot_store():
     with pytest.raises(ValueError, match="bias"):
         convert.to_mimi(LAYERS["projected"](), LAYERS["projected"]())
     for options in ({"heads": 2}, {"codebook_dim": 4}, {"use_cosine_sim": True}):

@@ -277,7 +277,7 @@ def test_same_codewords_and_one_message_per_step(states, name, masked):
     assert not torch.equal(state["_codebook.embed"], layer(**CASES[name])._codebook.embed)
 
 
-def test_averages_are_those_of_one_process_with_all_rows(states):
+def test_averages_equal_one_process_with_all_rows(states):
     state = state_of(states, ("averages", False))
     vq = layer()
     for step in range(len(SIZES)):
@@ -295,7 +295,7 @@ def test_unshared_codebooks_equal_those_of_one_process(states, name):
 
 
 @pytest.mark.parametrize("name", ["accumulated", "manual", "weighted", "affine"])
-def test_kinds_of_updates_are_those_of_one_process_with_all_rows(states, name):
+def test_updates_equal_one_process_with_all_rows(states, name):
     state = state_of(states, ("updates", name))
     options, given = UPDATES[name]
     vq = layer(**options)
@@ -337,7 +337,7 @@ def test_kmeans_init_refuses_what_is_not_finite_in_one_process(states):
     assert not state_of(states, "nan")["_codebook.initted"]
 
 
-def test_residual_quantizers_leave_out_the_same(states):
+def test_processes_drop_the_same_residual_quantizers(states):
     assert len(set(state_of(states, "residual")["kept"].tolist())) > 1
 
 

@@ -44,7 +44,7 @@ def test_repr_is_a_line_for_any_number_of_clients():
     )
 
 
-def test_a_block_for_some_is_seen_and_averaged_by_them_alone():
+def test_block_of_some_clients_is_averaged_only_by_them():
     codes = book(clients=["a", "b", "c"])
     codes.extend("b", normal(2, 4, seed=1))
     group = normal(3, 4, seed=2)
@@ -79,7 +79,7 @@ def test_nothing_is_copied():
     )
 
 
-def test_an_optimizer_goes_on_over_an_extension():
+def test_optimizer_keeps_its_state_over_an_extension():
     codes, x = book(), normal(200, 4)
     optimizer = torch.optim.Adam(codes.parameters(), lr=0.05)
 
@@ -118,7 +118,7 @@ def test_shared_block_is_averaged():
     assert codes.average()[0, 0].item() == 0.75
 
 
-def test_state_goes_round():
+def test_state_dict_round_trip():
     codes, other = book(), book()
     codes.extend("silo.2", normal(5, 4))
     other.load_state_dict(codes.state_dict())

@@ -145,7 +145,7 @@ def test_meta_device():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_the_gpu_is_asked_once():
+def test_the_gpu_is_read_once():
     vq, x = trained().cuda(), normal(40, 8).cuda()
     vq(x)
     with no_waiting():

@@ -125,7 +125,7 @@ def test_how_passes_are_folded_changes_no_distribution():
         ),
     ],
 )
-def test_passes_are_not_folded_where_rows_are_not_apart(model, shape):
+def test_passes_are_not_folded_if_rows_interact(model, shape):
     """The batch is not the first dimension, or rows see each other."""
     model, x, sizes = model(), torch.randn(shape), []
     layer = MCDropout(model, 20)
@@ -169,7 +169,7 @@ def test_hooks_of_the_backward_pass_are_run():
 
 
 @pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet, Residual])
-def test_modes_and_statistics_are_left_as_found(make):
+def test_modes_and_statistics_are_restored(make):
     model = make()
     model.train()
     next(model.children()).eval()
@@ -191,7 +191,7 @@ def test_batch_norm_stays_in_evaluation():
     torch.testing.assert_close(alone.mean_probs, together.mean_probs[:1], atol=0.03, rtol=0)
 
 
-def test_state_is_that_of_the_model():
+def test_state_dict_equals_the_state_dict_of_the_model():
     model = classifier()
     layer = MCDropout(model)
     assert set(layer.state_dict()) == {f"model.{name}" for name in model.state_dict()}

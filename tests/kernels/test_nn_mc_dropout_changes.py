@@ -97,7 +97,7 @@ def test_follows_tensors_that_the_models_own_forward_reads(change):
     assert not [name for name in vars(model) if name.startswith("_tensor_constant")]
 
 
-def test_functional_call_takes_other_tensors_for_one_call():
+def test_functional_call_uses_other_tensors_for_one_call():
     layer, x, scale = (
         MCDropout(ScaledNet(), 5),
         torch.randn(2, 6),

@@ -87,7 +87,7 @@ def test_each_pass_on_request(make, consistent):
 
 @pytest.mark.parametrize("forced", ["auto", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_passes_of_a_chain_are_those_of_the_definition(dtype, forced):
+def test_passes_of_a_chain_equal_the_definition(dtype, forced):
     model = classifier(True).eval().to(dtype)
     x, (_, first, _, _, second, _) = torch.randn(2, 4, 6, dtype=dtype), model[1]
     model[0][1] = nn.Identity()
@@ -109,7 +109,7 @@ def test_passes_of_a_chain_are_those_of_the_definition(dtype, forced):
 
 @torch.no_grad()
 @pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet])
-def test_passes_under_autocast_are_those_of_the_statistics(make):
+def test_passes_under_autocast_match_the_statistics(make):
     layer, x = MCDropout(make(), 5), torch.randn(8, 6)
     with torch.autocast("cpu", torch.bfloat16):
         probs, found = layer.probs(x, seed=8), layer(x, seed=8)
@@ -341,7 +341,7 @@ print(peak(240) - few)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fused", "any"])
-def test_a_head_of_many_classes_holds_no_passes(kind):
+def test_head_of_many_classes_stores_no_passes(kind):
     """200 more passes of 1.6 MB each do not raise the peak memory of a process."""
     done = subprocess.run([sys.executable, "-c", PEAK, kind], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

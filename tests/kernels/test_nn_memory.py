@@ -41,7 +41,7 @@ def peak(step):
     ids=["rotation", "straight through", "heads", "image", "learnable"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_training_step_holds_its_results_and_little_else(dtype, options):
+def test_training_step_stores_little_besides_its_results(dtype, options):
     """quantized and the gradient of x are as large as x; the rest, without the indices, is a twentieth of
     it."""
     vq = layer(dim=64, codebook_size=16, **options)

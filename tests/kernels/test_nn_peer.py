@@ -191,7 +191,7 @@ def test_dead_codewords_are_revived_alike(options):
     assert (ours.codebook != before).any(-1).sum() >= 23
 
 
-def test_revival_leaves_the_same_codewords_alone():
+def test_revival_keeps_the_same_codewords():
     """With distinct rows, the codewords that are not revived and all sizes still agree."""
     ours, theirs = pair(threshold_ema_dead_code=1)
     x = normal(3, 40, 16)

@@ -14,7 +14,7 @@ from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, SimVQ,
 from .conftest import normal
 from .nn_layers import state
 
-# Of the peer's version 1.32; test_the_list_is_that_of_the_peer compares.
+# Of the peer's version 1.32; test_list_of_attributes_equals_the_peer compares.
 ATTRIBUTES = {
     "VectorQuantize": (
         "_codebook accept_3d_fmap accept_image_fmap channel_last codebook codebook_diversity_loss_weight"
@@ -171,7 +171,7 @@ def own_names(layer):
 
 
 @pytest.mark.parametrize("kind", ATTRIBUTES)
-def test_the_list_is_that_of_the_peer(kind):
+def test_list_of_attributes_equals_the_peer(kind):
     peer = pytest.importorskip(
         "vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed"
     )
@@ -179,7 +179,7 @@ def test_the_list_is_that_of_the_peer(kind):
 
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
-def test_an_attribute_is_there_or_refused(kind, name):
+def test_attribute_exists_or_is_refused(kind, name):
     layer = MAKE[kind](uefl_kernels.nn)
     absent = bool(ABSENT & {name, (kind, name)})
     assert hasattr(layer, name) != absent
@@ -309,7 +309,7 @@ def test_set_later_is_as_set_at_first_for_others(kind, name):
 
 
 @pytest.mark.parametrize("name", ["ema_update", "use_ddp", "reset_cluster_size"])
-def test_attributes_of_the_codebook_alone(name):
+def test_attributes_of_the_codebook(name):
     torch.manual_seed(0)
     vq = VectorQuantize(8, 64, **REVIVED)
     if name == "ema_update":
@@ -422,7 +422,7 @@ FIXED = [
 
 
 @pytest.mark.parametrize(("kind", "name"), FIXED)
-def test_what_would_change_nothing_is_refused(kind, name):
+def test_attributes_without_effect_are_refused(kind, name):
     layer = MAKE[kind](uefl_kernels.nn)
     value = getattr(layer, name)
     with pytest.raises(AttributeError, match=name):

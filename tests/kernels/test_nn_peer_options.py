@@ -154,7 +154,7 @@ def test_lengths():
     assert torch.equal(got[0].mT, want[0])
 
 
-def test_padding_is_returned_as_it_was():
+def test_padding_is_returned_unchanged():
     ours, theirs = pair(return_zeros_for_masked_padding=False)
     compare(ours, theirs, normal(3, 40, 16), lens=torch.tensor([5, 40, 17]))
 
@@ -268,7 +268,7 @@ def test_cross_entropy_of_given_codewords():
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-def test_diversity_of_what_is_no_padding():
+def test_diversity_ignores_padding():
     """The peer includes the padding."""
     vq, mask = pair(codebook_diversity_loss_weight=1.0)[0], torch.arange(40).expand(3, 40) < 17
     found = vq(

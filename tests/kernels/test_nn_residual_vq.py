@@ -18,7 +18,7 @@ def layer(seed=0, **options):
     return ResidualVQ(**({"dim": 8, "num_quantizers": 3, "codebook_size": 12} | options))
 
 
-def test_each_quantizer_takes_the_residual():
+def test_each_quantizer_gets_the_residual():
     rvq, x = layer().eval(), normal(2, 30, 8)
     quantized, indices, losses, codes = rvq(x, return_all_codes=True)
     rest = x

@@ -35,7 +35,7 @@ def test_fsq_rounds_to_the_levels():
     assert torch.equal(indices.long(), ((levels + sizes // 2) * torch.tensor([1, 5])).sum(-1).long())
 
 
-def test_the_gradient_of_fsq_is_that_before_rounding():
+def test_gradient_of_fsq_ignores_rounding():
     """Of tanh(x + shift) half - offset, for an even and an odd number of levels."""
     x, weight = normal(40, 2).double().requires_grad_(), normal(40, 2, seed=1).double()
     quantized, _ = FSQ([4, 5])(x)
@@ -47,7 +47,7 @@ def test_the_gradient_of_fsq_is_that_before_rounding():
     torch.testing.assert_close(x.grad, weight * (1 - bounded.square()) * half / (sizes // 2))
 
 
-def test_lfq_takes_signs_and_passes_the_gradient_unchanged():
+def test_lfq_returns_signs_and_passes_the_gradient():
     """Zero is negative."""
     x, weight = torch.tensor([[0.3, -2.0, 0.0]], requires_grad=True), torch.tensor([[0.7, -1.5, 2.0]])
     quantized, indices, _ = LFQ(dim=3)(x)
@@ -64,7 +64,7 @@ def test_fsq_indices_name_all_codewords(symmetric):
     assert layer.bits_per_vector == pytest.approx(torch.tensor(60.0).log2().item())
 
 
-def test_lfq_entropies_are_those_of_all_codewords():
+def test_lfq_entropies_cover_all_codewords():
     layer = LFQ(dim=4, codebook_size=16, diversity_gamma=0.5).double()
     x = normal(30, 4).double()
     _, losses = layer(x, inv_temperature=0.7, return_loss_breakdown=True)
@@ -101,7 +101,7 @@ def test_masks_that_do_not_fit_lfq(residual, training):
     layer(x, mask=mask[:, 0])
 
 
-def test_latent_quantize_takes_the_nearest_value():
+def test_latent_quantize_returns_the_nearest_value():
     layer = LatentQuantize([5, 4], 2)
     with torch.no_grad():
         layer.values_per_latent[0].add_(0.07)
@@ -208,7 +208,7 @@ def test_input_that_is_no_tensor_of_floats(name):
     [FSQ([8] * 11), LatentQuantize([8] * 11, 11), FSP([8] * 11)],
     ids=["FSQ", "LatentQuantize", "FSP"],
 )
-def test_indices_of_more_codewords_than_int32_holds(layer):
+def test_indices_of_more_codewords_than_int32_can_number(layer):
     x = 3 * (normal(2, 11, 30) if isinstance(layer, LatentQuantize) else normal(2, 30, 11))
     quantized, indices, *_ = layer.eval()(x)
     assert indices.dtype == torch.int64
@@ -230,7 +230,7 @@ def test_indices_of_no_codeword_are_refused(name, wrong):
         layer.decode(indices)
 
 
-def test_more_codewords_than_int64_holds():
+def test_more_codewords_than_int64_can_number():
     for make in (FSQ, FSP, lambda levels: LatentQuantize(levels, len(levels))):
         with pytest.raises(ValueError, match="levels"):
             make([8] * 22)

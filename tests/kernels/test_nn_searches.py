@@ -150,7 +150,7 @@ def test_the_loss_of_the_k_nearest_moves_learned_codewords():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_optimizer_of_codewords_that_depend_on_those_before(shared):
+def test_optimizer_of_codewords_that_depend_on_earlier_ones(shared):
     torch.manual_seed(0)
     rvq = ResidualVQ(
         dim=8,
@@ -189,7 +189,7 @@ def test_noise_does_not_depend_on_strides():
 @pytest.mark.parametrize(
     "make", [lambda: FSQ([5, 4]), lambda: FSQ([5, 3], preserve_symmetry=True), lambda: FSP([5, 4])]
 )
-def test_nan_takes_the_first_level(make):
+def test_nan_gets_the_first_level(make):
     found = make().eval()
     x = torch.tensor([[torch.nan, 3.0], [-9.0, 3.0]])
     quantized, indices = found(x)[:2]

@@ -81,7 +81,7 @@ def test_same_seed_same_bits():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_and_restored_layers_go_on_alike(kind):
+def test_copies_and_restored_layers_continue_alike(kind):
     first = layer(threshold_ema_dead_code=1, kmeans_init=True, **KINDS[kind])
     first(normal(40, 8))
     restored = layer(1, threshold_ema_dead_code=1, kmeans_init=True, **KINDS[kind])
@@ -190,7 +190,7 @@ def test_codewords_that_a_module_makes_do_not_follow_autocast(make):
         assert torch.equal(got, want)
 
 
-def test_an_optimizer_of_codewords_that_were_replaced_says_so():
+def test_optimizer_of_replaced_codewords_is_an_error():
     """The optimizer would move nothing."""
     vq = layer(
         learnable_codebook=True,

@@ -53,7 +53,7 @@ def test_quantize_dropout_of_fake_tensors_keeps_all():
 )
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_nan_takes_codeword_zero_and_makes_the_loss_nan(kind, training, options):
+def test_row_of_nan_gets_codeword_zero_and_a_nan_loss(kind, training, options):
     vq, x = layer(**KINDS[kind], **options).train(training), normal(40, 8)
     assert not vq(x)[2].isnan()
     codes, x[3, 0] = vq.codebook.clone(), torch.nan
@@ -69,7 +69,7 @@ def test_a_row_of_nan_takes_codeword_zero_and_makes_the_loss_nan(kind, training,
     assert training or torch.equal(vq.codebook, codes)
 
 
-def test_a_batch_of_nan_says_so_in_every_loss_of_a_residual():
+def test_batch_of_nan_makes_every_residual_loss_nan():
     rvq = ResidualVQ(dim=8, num_quantizers=3, codebook_size=5).eval()
     assert rvq(torch.full((4, 8), torch.nan))[2][0].isnan()
     assert not rvq(normal(4, 8))[2].any()
@@ -82,7 +82,7 @@ def test_mc_dropout_of_a_layer_without_dropout_is_refused():
     assert mc_dropout_mlp(normal(4, 8), [normal(3, 8)], p=0.5, input_dropout=True).mutual_info.any()
 
 
-def test_nn_comes_with_the_package():
+def test_nn_is_imported_with_the_package():
     assert uefl_kernels.nn.ResidualVQ is ResidualVQ
     assert "nn" in dir(uefl_kernels)
 

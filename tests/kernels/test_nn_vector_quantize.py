@@ -42,7 +42,7 @@ def test_straight_through_gradient_and_commitment():
 
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_rotation_gradient_is_that_of_the_rotation_matrix(dtype, drawn):
+def test_rotation_gradient_equals_the_rotation_matrix(dtype, drawn):
     vq, x, weight = (
         layer(commitment_weight=0.0, freeze_codebook=True, stochastic_sample_codes=drawn),
         normal(30, 8, dtype=dtype),
@@ -139,7 +139,7 @@ def test_one_average_by_hand():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dead_codewords_come_back_on_distinct_rows(kind):
+def test_dead_codewords_move_to_distinct_rows(kind):
     vq, x = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=30, **KINDS[kind]), normal(50, 8)
     seen = vq.project_in(x).detach().unflatten(-1, (vq.heads, -1))
     seen = F.normalize(seen, dim=-1) if kind == "cosine" else seen
@@ -168,7 +168,7 @@ def test_more_dead_codewords_than_rows():
     assert (vq.codebook != start).any(-1).sum() > 80
 
 
-def test_revival_takes_rows_from_everywhere():
+def test_revival_draws_rows_from_the_whole_batch():
     vq, x = (
         layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=2),
         torch.arange(1000.0)[:, None].expand(1000, 8) + 1,
@@ -190,7 +190,7 @@ def test_a_codeword_at_the_threshold_is_not_revived():
     assert torch.allclose(vq.codebook[once], x[(indices == once[:, None]).int().argmax(1)], atol=1e-3)
 
 
-def test_revival_takes_no_broken_row():
+def test_revival_skips_rows_that_are_not_finite():
     vq, x = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=30), normal(50, 8)
     x[::2, 3] = float("nan")
     vq(x)
@@ -263,7 +263,7 @@ def test_kmeans_init_refuses_what_is_not_finite(make, bad):
     assert all(value for name, value in state(module).items() if name.endswith("initted"))
 
 
-def test_kmeans_init_waits_for_rows_and_takes_few():
+def test_kmeans_init_waits_for_rows_and_accepts_few():
     vq = layer(kmeans_init=True)
     vq(torch.empty(0, 8))
     assert not vq._codebook.initted

@@ -99,7 +99,7 @@ class Offload:
     ],
     ids=["averages", "learned", "projected", "affine", "residual"],
 )
-def test_tensors_that_are_there_only_while_a_module_runs(make):
+def test_tensors_that_exist_only_during_a_call(make):
     torch.manual_seed(0)
     vq = make()
     vq(normal(2, 40, 8, seed=1))
@@ -149,7 +149,7 @@ def test_kmeans_in_inference_mode(make):
 RESIDUAL = {"dim": 8, "num_quantizers": 2, "codebook_size": 16, "kmeans_init": True}
 
 
-def test_passes_without_gradient_keep_no_codewords():
+def test_passes_without_gradient_store_no_codewords():
     vq = layer()
     for step in range(5):
         with torch.no_grad():
@@ -159,7 +159,7 @@ def test_passes_without_gradient_keep_no_codewords():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_codewords_of_checkpointed_passes_go_with_the_graph(reentrant):
+def test_codewords_of_checkpoints_are_freed_with_the_graph(reentrant):
     vq, held = layer(), []
     for step in range(40):
         x = normal(40, 8, seed=step).requires_grad_()
@@ -339,7 +339,7 @@ def test_class_dim_refused(class_dim):
 
 
 @pytest.mark.parametrize(("class_dim", "error"), [(4, TypeError), (-4, TypeError)])
-def test_class_dim_that_is_no_dimension(class_dim, error):
+def test_class_dim_out_of_range(class_dim, error):
     with pytest.raises(error, match="dimension"):
         MCDropout(segmenter(), class_dim=class_dim)(normal(2, 3, 8, 6))
 

@@ -37,7 +37,7 @@ def test_counts():
     assert not is_count(np.int64(-1))
 
 
-def test_ops_and_layers_take_them():
+def test_ops_and_layers_accept_numpy_numbers():
     x, weight = torch.randn(4, 5), [torch.randn(3, 5)]
     found = mc_dropout_mlp(x, weight, p=0.5, input_dropout=True, passes=np.int64(3), seed=np.uint8(7))
     assert all(
@@ -62,7 +62,7 @@ def test_ops_and_layers_take_them():
 @pytest.mark.parametrize(
     "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
 )
-def test_kmeans_takes_them(three):
+def test_kmeans_accepts_numpy_numbers(three):
     """Every front end takes them for every int."""
     x = torch.randn(30, 2)
 
@@ -93,7 +93,7 @@ def test_kmeans_takes_them(three):
         (lambda x: KMeans(np.array([2])).fit(x), r"n_clusters.*int.*array\(\[2\]\)"),
     ],
 )
-def test_kmeans_refuses_what_is_none(call, message):
+def test_kmeans_refuses_other_objects(call, message):
     with pytest.raises(TypeError, match=message):
         call(torch.randn(6, 2))
 
@@ -102,7 +102,7 @@ def test_kmeans_refuses_what_is_none(call, message):
 @pytest.mark.parametrize(
     "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
 )
-def test_the_numpy_front_end_takes_them(three):
+def test_numpy_front_end_accepts_numpy_numbers(three):
     from uefl_kernels import numpy as front
 
     x = np.random.default_rng(0).normal(size=(30, 2))

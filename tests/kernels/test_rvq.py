@@ -63,7 +63,7 @@ def test_codebooks_of_different_sizes(name):
     assert [len(counted) for counted in out.counts] == [9, 200, 1]
 
 
-def test_results_are_those_of_the_reference():
+def test_results_equal_the_reference():
     x, codebooks = normal(3, 40, 8), normal(3, 20, 4, seed=1)
     x[0, 0, 0], x[1, 3, 7] = torch.nan, torch.inf
     out = rvq(x, codebooks)
@@ -90,7 +90,7 @@ def test_no_rows(name):
     assert not any(summed.any() for summed in sums)
 
 
-def test_residuals_are_what_each_stage_quantizes():
+def test_residuals_are_the_inputs_of_the_stages():
     x, codebooks = normal(40, 8, dtype=torch.bfloat16), normal(3, 12, 8, seed=1)
     out, residual = rvq(x, codebooks), x
     for stage, found in enumerate(residuals(x, codebooks, out.indices.unsqueeze(-2))):
@@ -116,7 +116,7 @@ def test_gradients_have_the_bits_of_the_composition(shape, weights, estimator, n
     assert torch.equal(found[0][1], found[1][1])
 
 
-def test_gradient_of_one_result_alone():
+def test_gradient_of_one_result():
     x, codebooks = normal(30, 8).requires_grad_(), normal(3, 9, 8, seed=1).requires_grad_()
     out = rvq(x, codebooks)
     (passed,) = torch.autograd.grad(out.quantized.sum(), x, retain_graph=True)

@@ -80,7 +80,7 @@ def test_the_loop_of_the_head_keeps_to_registers(kernels):
 
 
 @pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
-def test_what_is_added_to_memory_is_not_waited_for(kernels, kernel):
+def test_atomic_additions_are_not_waited_for(kernels, kernel):
     """Reductions return nothing. The only atomic with a result is the ticket of the last block."""
     for name, lines in kernels(*kernel).items():
         found = Counter(
@@ -102,7 +102,7 @@ def test_rows_change_their_cluster_by_reductions(kernels):
 
 
 @pytest.mark.parametrize(("kernel", "quantizes"), [(SEARCH, True), (MMA, False)], ids=["wgmma", "mma"])
-def test_a_search_fetches_no_number_of_others(kernels, kernel, quantizes):
+def test_searches_use_only_the_expected_atomics(kernels, kernel, quantizes):
     """Its second pass counts the candidates of a row, in shared memory. One that quantizes adds to the counts
     of codewords, and takes a ticket at its end."""
     for name, lines in kernels(*kernel).items():
@@ -263,7 +263,7 @@ def test_threads_fit(kernels):
 
 
 @pytest.mark.parametrize("stem", [source.stem for source in sass.SOURCES])
-def test_the_compiler_has_no_complaint(stem):
+def test_the_compiler_gives_no_warnings(stem):
     """Messages such as C7510, about products that are serialized for lack of registers; -Werror does not
     catch them."""
     _, log = sass.compiled(stem, ARCHITECTURE)

@@ -61,7 +61,7 @@ def test_gradcheck(name):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_class_lost_in_float32_is_not_lost(name):
+def test_probability_below_float32_has_the_right_loss(name):
     """Every probability of class 1 is e^-200; the plain formula takes the logarithm of zero."""
     logits = torch.tensor([[200.0, 0.0], [200.0, 0.0]])
     with backend(name):
@@ -113,7 +113,7 @@ def test_logits_of_minus_infinity_are_classes_ruled_out(name):
     assert not gradient[[0, 2, 3], 1].any()
 
 
-def test_sets_together_equal_sets_alone_and_any_strides():
+def test_batched_sets_equal_single_sets_for_any_strides():
     logits, offsets, proportions = proportion_case()
     together = loss_and_gradient(logits, offsets, proportions)[0]
     for s, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):

@@ -86,7 +86,7 @@ def test_shims_exist_in_the_oldest_torch_promised(undefined):
     assert newer & set(undefined) == set()
 
 
-def test_a_second_opinion(library):
+def test_torch_abi_audit_agrees(library):
     """torch-abi-audit knows by name every symbol of the stable ABI and the version it came with."""
     audit = pytest.importorskip("torch_abi_audit", reason="torch-abi-audit is not installed")
     found = audit.inspect_extension(library).torch

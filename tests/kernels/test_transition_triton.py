@@ -58,7 +58,7 @@ def test_set_proportion_equals_the_reference(dtype):
             assert_near(a, b, dtype, max(1.0, scale / 4), CUT)
 
 
-def test_more_classes_than_a_tile_holds_are_refused():
+def test_more_classes_than_a_tile_are_refused():
     with backend("triton"), pytest.raises(ValueError, match=r"16384 classes.*16385.*'reference'"):
         set_proportion_loss(torch.zeros(2, 16385), torch.tensor([0, 2]), torch.full((1, 16385), 1 / 16385))
 

@@ -105,7 +105,7 @@ def test_fast_precision_skips_the_certificate():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_segment", [False, True])
-def test_fast_precision_is_exact_where_float16_cannot_hold_a_row(per_segment):
+def test_fast_precision_is_exact_beyond_the_range_of_float16(per_segment):
     x, codebook = torch.randn(50, 12), torch.randn(3, 20, 4) if per_segment else torch.randn(20, 4)
     x[::4] *= 2.0**70
     x[1::4] *= 2.0**110
@@ -231,7 +231,7 @@ LAYOUTS, VALUES = ("rows", "channels first", "per segment"), (0.0, 1e-30, 1e30, 
     ],
     ids=str,
 )
-def test_what_follows_the_search_has_the_bits_of_the_reference(layout, dtype, value):
+def test_steps_after_the_search_equal_the_reference_bits(layout, dtype, value):
     """quantized, counts and fixed-point sums are equal, also after a change of the unit; the loss adds in
     another order."""
     n = 40 if value == 1e-30 else 70  # all rows are scored again then, one by one

@@ -120,7 +120,7 @@ def codebook_gradients(x, codebook, metric="l2"):
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_outliers_leave_the_gradients_of_other_codewords_alone(name, shared):
+def test_outliers_do_not_change_other_gradients(name, shared):
     codebook = normal(2, 12, 4, dtype=torch.float64)
     for code, scale in enumerate((1e16, 1e20, 1e-20, 1e-16, 1e20)):
         codebook[:, code] *= scale
@@ -174,7 +174,7 @@ def test_no_rows(name):
     compare(x.detach(), codebook.detach())
 
 
-def test_counts_and_loss_are_what_the_docstring_says():
+def test_counts_and_loss_equal_the_docstring():
     x, codebook = normal(200, 6), normal(9, 3, seed=1)
     out = vq(x, codebook, codebook_weight=0.5, commitment_weight=0.125)
     assert torch.equal(out.counts, torch.bincount(out.indices.flatten(), minlength=9))
@@ -184,7 +184,7 @@ def test_counts_and_loss_are_what_the_docstring_says():
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_sums_are_returned_when_asked_for(name, shared):
+def test_sums_are_returned_if_requested(name, shared):
     x, codebook = normal(200, 6), normal(9, 3, seed=1) if shared else normal(2, 9, 3, seed=1)
     with backend(name):
         out, sums = vq_with_sums(x, codebook)
@@ -201,7 +201,7 @@ def test_sums_are_returned_when_asked_for(name, shared):
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-segment"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_gradients_equal_those_of_the_composition(name, shared, metric):
+def test_gradients_equal_the_composition(name, shared, metric):
     x, codebook = normal(50, 12, dtype=torch.float64), normal(7, 4, seed=1, dtype=torch.float64)
     if not shared:
         codebook = normal(3, 7, 4, seed=1, dtype=torch.float64)
@@ -394,7 +394,7 @@ def test_an_estimator_that_is_not_known():
 
 
 @pytest.mark.parametrize("position", [0, 1])
-def test_forward_mode_is_an_error_and_not_a_zero(position):
+def test_forward_mode_raises(position):
     arguments = [normal(4, 6), normal(5, 3)]
     with forward_ad.dual_level():
         arguments[position] = forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))

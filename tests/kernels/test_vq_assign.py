@@ -80,7 +80,7 @@ def test_codewords_whose_squares_overflow(name, metric):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_duplicate_codewords_take_the_lowest_index(metric):
+def test_duplicate_codewords_give_the_lowest_index(metric):
     codebook = normal(50, 12)
     x = torch.cat([normal(300, 12, seed=1), codebook])
     doubled = torch.cat([codebook, codebook, codebook])
@@ -180,7 +180,7 @@ def test_strided_codebook():
     [(vq_assign, "codebook"), (vq, "codebook"), (kmeans_step, "centers")],
     ids=["vq_assign", "vq", "kmeans_step"],
 )
-def test_a_codebook_that_no_memory_holds_is_named_in_one_line(op, name, capfd):
+def test_codebook_larger_than_memory_is_one_line(op, name, capfd):
     named = rf"^{op.__name__}: .*{name} \[1099511627776, 8\] .*35,184,372,088,832.*\(.*allocate"
     with pytest.raises(RuntimeError, match=named) as error:
         op(torch.randn(4, 8), torch.randn(1, 8).expand(2**40, 8))

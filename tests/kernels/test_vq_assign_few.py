@@ -97,7 +97,7 @@ def test_segments_with_codebooks_of_their_own():
     assert torch.equal(vq_assign(channels_first, codebooks[0]), expected(channels_first, codebooks[0]))
 
 
-def test_one_row_by_itself_has_the_index_that_it_has_among_many():
+def test_index_of_a_row_does_not_depend_on_the_batch():
     torch.manual_seed(2)
     x, codebook = torch.randn(300, 40).bfloat16(), torch.randn(500, 40)
     together = vq_assign(x, codebook)

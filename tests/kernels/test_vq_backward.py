@@ -136,7 +136,7 @@ def test_strides(op, layout):
     compare(op, laid.contiguous(), codebook, indices, LAYOUTS[layout](g), pull)
 
 
-def test_rows_that_are_not_finite_keep_to_themselves(op):
+def test_rows_that_are_not_finite_change_no_other_rows(op):
     x, codebook, _, g, pull = inputs(normal(30, 8), normal(6, 8, seed=1))
     x[3, 2], x[10, 0], x[20] = float("nan"), float("inf"), 0.0
     indices = vq_assign(x, codebook)

@@ -120,7 +120,7 @@ def test_an_audio_codec_has_the_same_codes(name):
 
 
 @pytest.mark.parametrize("name", AUDIO)
-def test_an_audio_codec_takes_its_state_back(name):
+def test_audio_codec_state_dict_round_trip(name):
     model = AUDIO[name]()
     _, layers = stand_in(name, model)
     back = convert.to_encodec(*layers) if name == "encodec" else convert.to_mimi(*layers)
@@ -176,7 +176,7 @@ def test_dac_has_the_same_codes():
 
 
 @pytest.mark.parametrize("weight_norm", [False, True])
-def test_dac_takes_its_state_back(weight_norm):
+def test_dac_state_dict_round_trip(weight_norm):
     model = dac()
     back = convert.to_dac(convert.from_dac(model.state_dict()), prefix="", weight_norm=weight_norm)
     if weight_norm:

@@ -8,7 +8,7 @@ from .sklearn_suite import outcomes
 
 
 @pytest.mark.slow
-def test_what_scikit_learn_tests_holds_here():
+def test_scikit_learn_test_suite_passes():
     """The tests that fail read private names."""
     pytest.importorskip("sklearn")
     found = outcomes(ours=True)

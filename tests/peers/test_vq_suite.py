@@ -25,14 +25,14 @@ def checkout(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("run", "least"), [(outcomes, 107), (program_outcomes, 33)])
-def test_what_the_peer_runs_passes(run, least, tmp_path):
+def test_suite_of_the_peer_passes(run, least, tmp_path):
     found = run(checkout(tmp_path), True)
     assert len(found) >= least
     failed = {name: found[name] for name in worse(found, {})}
     assert not {name: why for name, why in failed.items() if not any(part in why for part in NOT_OURS)}
 
 
-def test_where_the_tests_are(tmp_path):
+def test_tests_of_the_peer_are_found(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"test_readme\.py"):
         find_tests(tmp_path, tmp_path)
     (tmp_path / "tests").mkdir()

@@ -83,7 +83,7 @@ def test_the_method_is_named(kind, message):
 
 @pytest.mark.parametrize("method", ["record", "measure"])
 @pytest.mark.parametrize("name", ["accuracy", "round"])
-def test_what_the_frame_measures_cannot_be_replaced(method, name):
+def test_built_in_metrics_cannot_be_replaced(method, name):
     algorithm = type("Better", (Algorithm,), {method: lambda *arguments: {name: 1.0}})()
     with pytest.raises(ValueError, match=rf"Better\.{method}: .*'{name}'"):
         turns(algorithm)
@@ -101,7 +101,7 @@ def test_the_traceback_of_own_algorithms_is_logged_at_debug(caplog, monkeypatch)
     assert re.search(r"silo-0: FedAvg\.loss .*RuntimeError", said.getMessage())
 
 
-def test_an_error_outside_of_its_methods_names_none(caplog):
+def test_error_outside_of_the_methods_names_no_method(caplog):
     with pytest.raises(TypeError), caplog.at_level(logging.ERROR, "uefl"):
         turns(NotTrained())
     (record,) = caplog.records

@@ -19,7 +19,7 @@ def one_client():
 @pytest.mark.parametrize(
     "keys", [{"dropout": 0.3}, {"optimizer": "sgd", "momentum": 0.9, "local_steps": 4}], ids=["adam", "sgd"]
 )
-def test_of_one_client_it_is_fedavg_bit_for_bit(keys):
+def test_one_client_equals_fedavg_bit_for_bit(keys):
     own = arm(settings("centralized", keep_optimizer=False, **keys), one_client())[0]
     average = arm(settings("fedavg", **keys), one_client(), algorithm=Uniform())[0]
     measured = ("accuracy", "nll", "entropy", "holdout_entropy")
@@ -43,7 +43,7 @@ def test_rounds_with_the_optimizer_kept_are_one_long_training(keys):
     assert not torch.allclose(values(rounds), values(apart), atol=1e-3)
 
 
-def test_it_takes_the_images_of_all_clients():
+def test_uses_the_images_of_all_clients():
     one = arm(settings("centralized"), federation(sizes=(48, 32, 40)))[0]
     assert len(one.teacher._data.train) == 120
     records = finish(one)

@@ -67,7 +67,7 @@ def test_without_alpha_the_logits_do_not_depend_on_the_offset():
     assert torch.equal(net(images), before)
 
 
-def test_the_gradient_of_the_offset_is_that_of_differences():
+def test_gradient_of_the_offset_equals_finite_differences():
     torch.manual_seed(0)
     net = TwinNet(ModelSpec(settings("distrans").model, (1, 8, 8), 3), 0.2).double().eval()
     images, labels = torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0])

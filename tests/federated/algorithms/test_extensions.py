@@ -60,7 +60,7 @@ def test_the_report_says_why_clients_were_extended_or_not(tmp_path, threshold, e
     assert f"| {' | '.join(row)} |" in markdown
 
 
-def test_clients_above_the_last_threshold_have_no_round_left(tmp_path):
+def test_uncertain_clients_without_a_further_round_are_noted(tmp_path):
     write_report(sample_runs.write(tmp_path, decided(0.55, (0.5, 0.5, 0.6))))
     said = r"round 4, entropy .*0\.550 nats: silo-2 \(0\.600\); .*"
     assert re.search(said + r"\bended\b", (tmp_path / "report.md").read_text())
@@ -77,7 +77,7 @@ def test_a_decision_by_the_loss_is_named_and_has_no_bound(tmp_path):
     assert "ln 4" not in text
 
 
-def test_drawn_clients_are_told_from_those_above_the_threshold(tmp_path):
+def test_report_separates_drawn_and_uncertain_clients(tmp_path):
     write_report(sample_runs.write(tmp_path, decided(0.55, (0.6, 0.5, 0.5)), extend="random"))
     said = r"0\.550 nats: silo-0 \(0\.600\); .*drawn.*: silo-2\."
     assert re.search(said, (tmp_path / "report.md").read_text())
@@ -86,7 +86,7 @@ def test_drawn_clients_are_told_from_those_above_the_threshold(tmp_path):
 @pytest.mark.parametrize(
     "keys", [{"criterion": "loss"}, {"extend": "random"}, {"extend": "random", "criterion": "loss"}], ids=str
 )
-def test_a_decision_is_recorded_however_it_is_made(keys):
+def test_every_kind_of_decision_is_recorded(keys):
     records = finish(arm(settings("uefl", gamma=0.0, rounds=[1, 1], **keys))[0])
     made, last = extension_findings.decisions(History(records, {}, 3, True))
     assert made.criterion == keys.get("criterion", "entropy")
@@ -106,7 +106,7 @@ def test_a_codebook_that_is_never_extended_is_noted(tmp_path):
 WORDS = r"codeword|codebook|perplexity|extended|extension|threshold"
 
 
-def test_arms_without_a_codebook_show_nothing_of_one(tmp_path):
+def test_arms_without_a_codebook_have_no_codebook_columns(tmp_path):
     out = tmp_path / "run"
     write_report(sample_runs.write(out, sample_runs.records(("fedavg", "fedbn"))))
     markdown, page = (out / "report.md").read_text(), (out / "report.html").read_text()
@@ -120,14 +120,14 @@ def test_arms_without_a_codebook_show_nothing_of_one(tmp_path):
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "fedbn"]
 
 
-def test_the_algorithms_say_what_a_report_shows_of_codebooks(tmp_path):
+def test_algorithms_choose_the_codebook_columns_of_a_report(tmp_path):
     run = read_run(sample_runs.write(tmp_path))
     figure = plots._draw_clients(run, "accuracy")
     assert "uefl: extended" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert len([line for ax in figure.axes for line in ax.lines if line.get_marker() == "v"]) == 1
 
 
-def test_initial_codewords_are_told_from_extensions(tmp_path):
+def test_report_separates_initial_and_new_codewords(tmp_path):
     """Of the picture of their use: the white line, and the words below it."""
     lines = [
         line | ({"usage": list(range(8))} if "usage" in line else {})
@@ -141,7 +141,7 @@ def test_initial_codewords_are_told_from_extensions(tmp_path):
     assert per_segment.block == 8
 
 
-def test_the_frame_has_no_word_for_codebooks():
+def test_modules_of_the_core_do_not_mention_codebooks():
     root = Path(uefl.__file__).parent
     files = [
         path for folder in ("report", "server", "client", "engines") for path in (root / folder).rglob("*.py")

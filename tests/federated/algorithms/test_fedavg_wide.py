@@ -7,14 +7,14 @@ from tests.federated.tiny import KEYS, arm, finish, settings, values
 from uefl.errors import UserError
 
 
-def test_no_parameter_more_is_fedavg_bit_for_bit():
+def test_zero_extra_parameters_is_fedavg_bit_for_bit():
     plain, wide = (arm(settings(name))[0] for name in ("fedavg", "fedavg-wide"))
     assert [r | {"arm": ""} for r in finish(plain)] == [r | {"arm": ""} for r in finish(wide)]
     assert torch.equal(values(plain), values(wide))
 
 
 @pytest.mark.parametrize(("more", "units"), [(1, 1), (20, 1), (21, 2)])
-def test_the_head_has_the_parameters_more_in_whole_hidden_units(more, units):
+def test_extra_parameters_are_whole_hidden_units(more, units):
     """One unit: 16 weights in, a bias, three weights out."""
     plain, wide = arm(settings("fedavg"))[0], arm(settings("fedavg-wide", more_parameters=more))[0]
     assert len(values(wide)) - len(values(plain)) == 20 * units

@@ -76,7 +76,7 @@ def test_the_server_sends_and_keeps_no_batch_norm():
     assert one.engine._clients["silo-0"](message).tensors.keys() == {"values", "buffers"}
 
 
-def test_layers_are_told_by_their_type():
+def test_layers_are_recognized_by_their_type():
     algorithm = FedBN()
     assert algorithm.is_private("downsample.1.weight", nn.BatchNorm2d(3))
     assert not algorithm.is_private("bn.weight", nn.Linear(3, 3))

@@ -55,7 +55,7 @@ def watched(monkeypatch, name):
     return calls
 
 
-def test_the_loss_is_that_of_the_formula():
+def test_loss_equals_the_formula():
     """Of a model that has moved since it was sent; each weight and each similarity has a number of its
     own."""
     keys = {"contrast": 0.3, "uniform": 0.2, "pull": 3.0, "push": 0.5, "projection_lr": 1e-30, "dropout": 0.0}
@@ -103,7 +103,7 @@ def test_the_network_does_not_move_the_projection_head():
     assert torch.allclose(state(one).tensors["projection"], before, rtol=1e-6, atol=0)
 
 
-def test_first_pseudo_features_are_those_of_the_global_model(monkeypatch):
+def test_first_pseudo_features_come_from_the_global_model(monkeypatch):
     calls = watched(monkeypatch, "ascend")
     arm(settings("fedbr", local_epochs=1), MANY)[0].turn()
     pseudo, own, received = calls[0][2][0]
@@ -113,7 +113,7 @@ def test_first_pseudo_features_are_those_of_the_global_model(monkeypatch):
     assert not torch.equal(pseudo, received)
 
 
-def test_pseudo_images_leave_the_running_statistics_alone():
+def test_pseudo_images_do_not_change_running_statistics():
     """After one step from the same model they equal the metrics of FedAvg."""
     own, average = (arm(settings(name, local_steps=1))[0] for name in ("fedbr", "fedavg"))
     own.turn(), average.turn()
@@ -121,7 +121,7 @@ def test_pseudo_images_leave_the_running_statistics_alone():
     assert not torch.equal(values(own), values(average))
 
 
-def test_running_statistics_say_nothing_of_pseudo_images():
+def test_pseudo_features_do_not_depend_on_running_statistics():
     """Else the network could tell them by these, be unsure where they are in use, and so predict nothing when
     it is measured."""
     work = first_turn(settings("fedbr", pseudo=8), MANY)
@@ -166,7 +166,7 @@ def test_clients_with_too_few_images_are_refused():
         room.algorithm.check(fed, "arm", room.net)
 
 
-def test_a_client_that_makes_none_ends_the_run():
+def test_client_without_pseudo_images_ends_the_run():
     one = arm(settings("fedbr"))[0]
     original = one.engine._clients["silo-1"]
 

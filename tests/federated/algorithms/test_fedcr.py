@@ -55,7 +55,7 @@ def test_the_divergence_begins_with_the_class():
     )
 
 
-def test_the_divergence_is_that_of_torch():
+def test_divergence_equals_torch():
     torch.manual_seed(0)
     means, stds = torch.randn(2, 5, 3, dtype=torch.float64), torch.rand(2, 5, 3, dtype=torch.float64) + 0.5
     expected = kl_divergence(Normal(means[0], stds[0]), Normal(means[1], stds[1])).sum(1).mean()
@@ -66,7 +66,7 @@ def start(classes=3, d=4):
     return torch.stack([torch.zeros(classes, d), torch.ones(classes, d)])
 
 
-def test_the_product_of_two_and_a_class_that_nobody_has():
+def test_product_of_two_clients_with_a_missing_class():
     """N(1, 1) twice, with N(0, 1): mean 2/3, deviation 1 / sqrt 3."""
     product = ProductOfExperts(start(2, 1), 1.0)
     product.add(*sums(Gaussian(torch.ones(2, 1), torch.ones(2, 1)), torch.tensor([0, 0]), 2))
@@ -75,7 +75,7 @@ def test_the_product_of_two_and_a_class_that_nobody_has():
     assert stds[:, 0].tolist() == pytest.approx([0.5773503, 1.0])
 
 
-def test_the_rate_mixes_the_product_with_what_was_there():
+def test_rate_mixes_the_product_with_the_previous_one():
     product, old = ProductOfExperts(start(1, 1), 0.25), start(1, 1)
     product.add(torch.full((1, 1), 2.0), torch.full((1, 1), 2.0))
     assert product.result().flatten().tolist() == pytest.approx([0.25 * 2 / 3, 0.75 + 0.25 * 0.5773503])
@@ -96,7 +96,7 @@ def test_the_product_ignores_the_order_of_images_and_clients():
     assert torch.allclose(*results, rtol=1e-6, atol=0)
 
 
-def test_training_counts_the_last_pass_alone():
+def test_training_uses_only_the_last_pass():
     """Of a client without class 2: the Gaussian of that class stays N(0, 1); precisions count the images."""
     images = split(48, 0, 0.1)
     train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
@@ -151,7 +151,7 @@ def test_clients_train_only_their_heads_at_the_end():
     assert all(mine["nll"] != other["nll"] for mine, other in zip(ours, theirs, strict=True))
 
 
-def test_a_schedule_leaves_the_heads_the_rate_of_the_last_round():
+def test_heads_train_with_the_last_rate_of_a_schedule():
     heads = [
         arm(settings("fedcr", dim=8, rounds=[2], lr_schedule="cosine", head_epochs=epochs, samples=2))[0]
         for epochs in (2, 0)
@@ -209,7 +209,7 @@ def test_negative_precisions_are_refused():
     assert "precision" in FedCR().rejection(Message(), reply)
 
 
-def test_the_loss_is_that_of_the_formula():
+def test_loss_equals_the_formula():
     """Cross-entropy over the samples, and the divergence that begins with the Gaussian of each image's
     class."""
     work = first_turn(settings("fedcr", dim=8, beta=0.2, samples=2, precision="fp32"))
@@ -230,7 +230,7 @@ def test_the_loss_is_that_of_the_formula():
     assert torch.allclose(found, expected)
 
 
-def test_a_head_alone_learns_from_the_encoder_as_it_is_measured():
+def test_head_phase_trains_on_the_measured_encoder():
     """Of running statistics, which do not change, and without a gradient behind the head."""
     work = first_turn(settings("fedcr", dim=8, samples=2))
     before = {name: buffer.clone() for name, buffer in work.net.named_buffers()}

@@ -49,7 +49,7 @@ def test_the_values_of_two_features():
     )
 
 
-def test_the_gradients_are_those_of_the_closed_form():
+def test_gradients_equal_the_closed_form():
     """Of a linear head: u_i = J_i (A h_i + a), dR/dW = 2/B sum u_i h_i', dR/dh_i = 2/B (W' u_i + A' p_i)."""
     torch.manual_seed(0)
     images, inputs, classes = 6, 4, 3
@@ -98,7 +98,7 @@ def test_the_term_is_zero_for_a_full_batch_at_the_global_model():
         assert state(own).tensors["gradient"].norm() > 1e-3
 
 
-def test_the_average_forgets():
+def test_the_average_is_exponential():
     """Of a constant gradient g it is (1 - 0.95^T) g after T rounds."""
     keys = {"batch_size": 1000, "dropout": 0.0, "optimizer": "sgd", "lr": 1e-12, "rounds": [4]}
     fed = federation(sizes=(48, 24), noise=(0.1, 0.5))

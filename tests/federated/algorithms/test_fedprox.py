@@ -34,7 +34,7 @@ def test_a_larger_mu_stays_nearer():
     assert moved[0] > moved[1] > moved[2]
 
 
-def test_the_gradient_is_that_of_half_the_squared_distance():
+def test_gradient_is_of_half_the_squared_distance():
     algorithm, gradient = FedProx(mu=0.5), torch.empty(2)
     work = SimpleNamespace(values=torch.tensor([3.0, -1.0]), memory={"sent": torch.tensor([1.0, 1.0])})
     assert algorithm.regularize(work, gradient)
@@ -51,7 +51,7 @@ def test_the_fixed_point_on_a_parabola():
     assert float(w) == pytest.approx(2.0, abs=1e-5)
 
 
-def test_running_statistics_are_not_held():
+def test_penalty_does_not_apply_to_running_statistics():
     one = arm(settings("fedprox", mu=1e6, optimizer="sgd", lr=1e-9))[0]
     before = state(one).tensors["buffers"].clone()
     one.turn()

@@ -61,7 +61,7 @@ def test_the_divergence_at_the_start():
     )
 
 
-def test_the_divergence_is_that_of_torch_and_zero_between_equals():
+def test_divergence_equals_torch_and_is_zero_for_equals():
     torch.manual_seed(0)
     mean, m = torch.randn(2, 5, 3, dtype=torch.float64)
     std, rho = torch.rand(2, 5, 3, dtype=torch.float64) + 0.5
@@ -97,7 +97,7 @@ def test_local_gaussians_differ_and_shared_ones_are_the_servers():
     assert shared.members[0].private == {name: {} for name in shared.context.clients}
 
 
-def test_the_terms_do_what_they_are_for():
+def test_each_term_lowers_its_quantity():
     """A large weight of the norm makes features short; one of the divergence brings the classes' Gaussians
     and the features together."""
     plain, short = (
@@ -116,7 +116,7 @@ def test_the_terms_do_what_they_are_for():
 
 
 @pytest.mark.parametrize(("norm", "power"), [("l2", 1), ("l2sq", 2)])
-def test_the_loss_is_that_of_the_formula(norm, power):
+def test_loss_equals_the_formula(norm, power):
     """Cross-entropy of one draw, its norm or the square of it, and the divergence of each image from the
     Gaussian of its class."""
     work = first_turn(

@@ -217,7 +217,7 @@ def test_the_first_average_is_the_same_in_all_three():
     assert outcomes["fedul"]["aggregate_accuracy"] == outcomes["fedul"]["validation_accuracy"]
 
 
-def test_f_prime_goes_its_own_way_unless_it_is_synchronized():
+def test_f_prime_differs_unless_it_is_synchronized():
     own, synchronized = arm(configured("fedul-m2"))[0], arm(configured("fedul-m2", resync=True))[0]
     for algorithm in (own, synchronized):
         algorithm.turn()
@@ -249,7 +249,7 @@ def test_h_rises_to_its_value_or_falls_from_it():
     assert torch.equal(values(one_round["constant"]), values(one_round["fall"]))
 
 
-def test_recalibrated_statistics_are_those_of_the_labeled_images():
+def test_recalibrated_statistics_come_from_labeled_images():
     """Two batches of 15: mean and variance of the first batch norm are the means of theirs; the parameters
     belong to the blend."""
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
@@ -273,7 +273,7 @@ def test_synchronized_f_prime_starts_from_the_recalibrated_model():
     assert torch.equal(state(algorithm).tensors["expert.buffers"], buffers(algorithm))
 
 
-def test_the_optimizer_of_f_prime_goes_on_where_it_was():
+def test_optimizer_of_f_prime_keeps_its_state():
     cfg, fed = configured("supervised", rounds=[2]), federation()
     algorithm, room, _ = arm(cfg, fed)
     start = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
@@ -299,7 +299,7 @@ def test_the_optimizer_of_f_prime_goes_on_where_it_was():
     assert torch.equal(room.flat.buffers, buffers(algorithm))
 
 
-def test_the_saved_model_can_be_the_best_on_validation():
+def test_saved_model_can_be_the_best_on_validation():
     algorithm, records, _ = trained("fedul", rounds=[5], lr=3e-2, select="validation")
     best = max(r["validation_accuracy"] for r in records)
     own = state(algorithm)
@@ -317,7 +317,7 @@ def averaged(algorithm, replies):
     one.aggregate(own, sums)
 
 
-def test_clients_count_alike_or_by_their_images():
+def test_clients_have_equal_weights_or_their_image_counts():
     for weights, expected in (("uniform", 2.0), ("examples", 2.5)):
         algorithm = arm(configured("fedul", client_weights=weights))[0]
         like = {name: state(algorithm).tensors[name] for name in ("values", "buffers")}
@@ -345,7 +345,7 @@ def test_the_global_step_scales_parameters_only():
     assert torch.equal(ends[1.0], before + 1)
 
 
-def test_the_average_of_identical_models_is_that_model():
+def test_average_of_identical_models_is_the_same_model():
     algorithm = arm(configured("fedul"))[0]
     before = values(algorithm).clone()
     like = {name: state(algorithm).tensors[name] for name in ("values", "buffers")}

@@ -30,7 +30,7 @@ def of(records, client):
 
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "lr": 0.1, "local_steps": 4}], ids=["adam", "sgd"])
-def test_it_is_fedavg_of_one_client_for_each_bit_for_bit(keys):
+def test_each_client_equals_fedavg_of_one_client_bit_for_bit(keys):
     fed = federation(sizes=(48, 32, 40))
     together, _, _ = arm(settings("local", **keys), fed)
     records = finish(together)

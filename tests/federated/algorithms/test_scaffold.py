@@ -16,7 +16,7 @@ def test_without_correction_it_is_fedavg_bit_for_bit(keys):
     assert torch.equal(values(own), values(average))
 
 
-def test_the_first_round_is_that_of_fedavg_and_the_second_is_not():
+def test_only_the_first_round_equals_fedavg():
     own, average = arm(settings("scaffold", **SGD))[0], arm(settings("fedavg", **SGD))[0]
     for expected in (True, False):
         own.turn(), average.turn()
@@ -40,7 +40,7 @@ def replies(one):
     return found
 
 
-def test_the_control_variates_are_those_of_option_two():
+def test_control_variates_follow_option_two():
     """c_k - c + (x - y) / (K lr), in the third round, where c and c_k are not zero."""
     one = arm(settings("scaffold", rounds=[3], local_epochs=2, **SGD))[0]
     one.turn(), one.turn()
@@ -66,7 +66,7 @@ def test_the_server_variate_is_the_mean_with_all_clients():
     assert torch.allclose(state(one).tensors["control"], mean, atol=1e-6)
 
 
-def test_clients_that_do_not_take_part_keep_theirs():
+def test_absent_clients_keep_their_control_variates():
     one = arm(settings("scaffold", rounds=[4], participation=0.4, **SGD))[0]
     one.turn()
     absent = sorted(set(one.context.clients) - set(one.have_trained))

@@ -63,7 +63,7 @@ def test_a_tenth_of_the_labels_is_the_same_in_every_round():
     assert [len(b) for b in work.workspace.algorithm.epoch(work)] == [60]
 
 
-def test_pseudo_labels_begin_with_the_likeliest_class_of_the_set():
+def test_first_pseudo_label_is_the_likeliest_class_of_the_set():
     work = turn("fedpl", round=4)
     batch = work.batch(torch.arange(12))
     expected = torch.nn.functional.cross_entropy(
@@ -142,7 +142,7 @@ def test_a_prediction_is_sure_from_a_probability_of_four_tenths(confidence, sure
     assert float(loss) == pytest.approx(-math.log(confidence) if sure else 0.0, rel=1e-5)
 
 
-def test_proportions_take_a_set_per_step():
+def test_proportions_use_one_set_per_step():
     work = turn("fedllp")
     batches = list(work.workspace.algorithm.epoch(work))
     assert sorted(len(b) for b in batches) == sorted(work.sets.sizes.tolist())
@@ -154,7 +154,7 @@ def test_proportions_take_a_set_per_step():
     torch.testing.assert_close(loss(work, batch), expected)
 
 
-def test_the_dropout_of_label_proportions_is_theirs_alone():
+def test_label_proportions_have_their_own_dropout():
     algorithm, room, _ = arm(settings("fedllp"))
     rates, dropouts = [], [m for m in room.net.modules() if isinstance(m, torch.nn.Dropout)]
     hook = room.net.register_forward_pre_hook(lambda net, _: rates.append({m.p for m in dropouts}))
@@ -165,7 +165,7 @@ def test_the_dropout_of_label_proportions_is_theirs_alone():
     assert len(dropouts) == 5
 
 
-def test_a_step_that_fails_leaves_the_dropout_as_it_was(monkeypatch):
+def test_failed_step_restores_the_dropout(monkeypatch):
     def fail(*_):
         raise RuntimeError("broken")
 
@@ -247,7 +247,7 @@ def test_the_ramp_of_smoothness(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fedul", "fedpl"])
-def test_the_penalty_is_that_of_autograd(name):
+def test_penalty_equals_autograd(name):
     cfg, fed = settings(name, penalty=1e-2, batch_size=60), federation(clients=1)
     algorithm, _, _ = arm(cfg, fed)
     algorithm.turn()

@@ -186,7 +186,7 @@ def test_an_instance_may_be_given_for_an_arm(tmp_path):
     }
 
 
-def test_names_are_taken_once_and_found_by_likeness():
+def test_names_are_unique_and_suggested_by_similarity():
     assert registry()["toy"] is Toy
     with pytest.raises(ValueError, match=r"register\('fedavg'\): .*FedAvg"):
         uefl.register("fedavg", Toy)
@@ -240,7 +240,7 @@ def test_an_instance_with_an_unwritable_parameter_is_rejected(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_no_algorithm_is_named_outside_of_its_file():
+def test_algorithms_are_named_only_in_their_files():
     """The frame knows no algorithm by name: neither a list nor a comparison may hold one."""
     root = Path(base.__file__).parents[1]
     names = [name for name in registry() if registry()[name].__module__.startswith("uefl.")]
@@ -255,7 +255,7 @@ def test_no_algorithm_is_named_outside_of_its_file():
         assert [name for name in found if path.name not in ALLOWED.get(name, ())] == [], path
 
 
-def test_the_frame_does_not_speak_of_an_algorithm():
+def test_modules_of_the_core_do_not_mention_algorithms():
     """Nor in a sentence, however it is written; names that are words of the language, and the name of the
     package, cannot be told apart.
 
@@ -312,7 +312,7 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_name_of_the_package_is_taken_from_the_first_call():
+def test_name_in_the_package_is_reserved_from_the_first_call():
     code = "import uefl; uefl.register('fedprox', type('Mine', (uefl.Algorithm,), {}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "register('fedprox'): uefl.algorithms.fedprox.FedProx" in done.stderr

@@ -25,7 +25,7 @@ def test_before_its_phase_it_equals_fedavg_without_dropout():
 
 
 @pytest.mark.parametrize(("extra", "rounds"), [(0.0, [2]), (1.0, [2, 1])], ids=str)
-def test_it_ends_as_many_times_later_as_extra_says(extra, rounds):
+def test_extra_sets_the_number_of_rounds(extra, rounds):
     """With a phase that begins after the first iteration it is FedAvg over that many iterations."""
     own = arm(settings("tpt", extra=extra, threshold=1e-9, rounds=[2, 1, 1]))[0]
     average = arm(settings("fedavg", dropout=0.0, rounds=rounds))[0]

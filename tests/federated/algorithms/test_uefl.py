@@ -17,7 +17,7 @@ def turns(algorithm, count):
     return [algorithm.turn() for _ in range(count)]
 
 
-def test_every_client_sees_the_same_averaged_shared_codebook():
+def test_all_clients_get_the_same_averaged_codebook():
     algorithm, _, _ = arm(settings(rounds=[3]))
     before = visible(algorithm, "silo-0").clone()
     turns(algorithm, 3)
@@ -318,12 +318,12 @@ def test_codewords_are_averaged_by_use_users_or_examples(by_use, expected):
     assert visible(algorithm, "silo-0")[:3, 0].tolist() == pytest.approx(expected)
 
 
-def test_perplexity_is_that_of_batches_of_100_images():
+def test_perplexity_is_measured_on_batches_of_100_images():
     indices = torch.cat([torch.zeros(100, 2), torch.ones(100, 2), torch.arange(2).repeat(30, 1)]).long()
     assert counts_per_batch(indices, 3).tolist() == [[200, 0, 0], [0, 200, 0], [30, 30, 0]]
 
 
-def test_a_client_with_a_rejected_extension_is_asked_again():
+def test_rejected_extension_is_requested_again():
     refused = []
 
     def meddle(reply):
@@ -354,7 +354,7 @@ def test_extending_all_grows_every_codebook_each_iteration():
     assert notices == []
 
 
-def test_random_extension_draws_as_many_clients_as_are_uncertain():
+def test_random_extension_draws_the_number_of_uncertain_clients():
     chosen = set()
     for seed in range(3):
         algorithm, _, notices = arm(
@@ -377,7 +377,7 @@ def test_random_extension_draws_as_many_clients_as_are_uncertain():
     assert len(chosen) > 1
 
 
-def test_clients_are_drawn_anew_for_every_iteration():
+def test_clients_are_drawn_again_in_every_iteration():
     clients = [f"silo-{k}" for k in range(5)]
     found = [drawn(clients, 2, seed=0, iteration=i) for i in range(8)]
     assert all(pair == sorted(set(pair)) and len(pair) == 2 for pair in found)
@@ -385,7 +385,7 @@ def test_clients_are_drawn_anew_for_every_iteration():
 
 
 @pytest.mark.parametrize("extend", ["random", "all"])
-def test_a_run_that_goes_on_extends_the_same_clients(extend):
+def test_resumed_run_extends_the_same_clients(extend):
     cfg = settings(extend=extend, rounds=[1, 1, 1])
     assert again(cfg) == finish(arm(cfg)[0])
 

@@ -28,7 +28,7 @@ def test_same_seed_same_bits():
     assert torch.equal(kmeans(rows, 8, seed=5)[0], kmeans(rows, 8, seed=5)[0])
 
 
-def test_every_lot_has_a_seed_of_its_own():
+def test_every_problem_has_its_own_seed():
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     centroids, mass = kmeans(torch.stack([x, x]), 7, 5)
     for i in range(2):

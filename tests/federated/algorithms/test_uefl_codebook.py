@@ -49,7 +49,7 @@ def without_options(extend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", OPTIONS, ids=lambda keys: "-".join(keys))
-def test_every_option_changes_the_run_and_goes_on_bit_for_bit(keys):
+def test_every_option_changes_the_run_and_resumes_bit_for_bit(keys):
     extend = "uncertain" if keys == {"criterion": "loss"} else "all"
     cfg = settings(rounds=[2, 2], extend=extend, **keys)
     records = finish(arm(cfg)[0])
@@ -116,7 +116,7 @@ def test_codebook_lr_is_a_multiple_of_the_networks_lr():
     assert moves[30.0][1] == moves[1.0][1]
 
 
-def test_moving_averages_are_those_of_the_definition():
+def test_moving_averages_equal_the_definition():
     moving, book = quantizer.moving_start(torch.eye(2)), torch.eye(2)
     tokens = torch.tensor([[[[3.0, 0.0], [5.0, 1.0]]]])
     out = Quantizer(decay=0.75)(tokens, book, with_sums=True)
@@ -162,7 +162,7 @@ def test_dead_codewords_move_next_to_the_most_used_ones():
     assert not torch.equal(of_segments[1], book)
 
 
-def test_the_averages_of_a_revived_codeword_begin_anew():
+def test_averages_of_a_revived_codeword_start_again():
     one = arm(settings(extend="none", ema_decay=0.9, revive_below=0.5))[0]
     one.turn()
     tensors = state(one).tensors
@@ -210,7 +210,7 @@ def test_a_cosine_schedule_decays_lr_to_nearly_zero():
 # --- searching --------------------------------------------------------------------------------------------
 
 
-def test_cosine_search_takes_the_codeword_of_the_least_angle():
+def test_cosine_search_chooses_the_smallest_angle():
     book = torch.tensor([[1.0, 0.0], [10.0, 10.0]])
     tokens = torch.tensor([[[[1.0, 0.9]]]])
     assert Quantizer()(tokens, book).values.flatten().tolist() == [1.0, 0.0]
@@ -326,7 +326,7 @@ def test_personal_codebooks_are_never_averaged(after):
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_groups_share_a_codebook_as_one_for_each_domain(after):
+def test_groups_share_one_codebook_per_domain(after):
     keys = {"extend": "none", "rounds": [2, 1], "codebook_after": after}
     algorithm, _, _ = arm(settings(personal=[["silo-0", "silo-2"], ["silo-1"]], **keys))
     finish(algorithm)

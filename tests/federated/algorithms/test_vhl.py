@@ -73,7 +73,7 @@ def work_of(net, epoch=0):
 
 
 @pytest.mark.parametrize("epoch", [0, 4, 5])
-def test_the_loss_is_that_of_the_formula(epoch):
+def test_loss_equals_the_formula(epoch):
     """Real and virtual classes are told apart, and matched in the pull; the terms of the features are on in
     the first five passes."""
     room = arm(settings("vhl"))[1]

@@ -109,7 +109,7 @@ def test_names_of_classes_and_clients_that_are_only_measured():
 
 
 @pytest.mark.parametrize("width", [5, 4], ids=["of-one-size", "of-two-sizes"])
-def test_what_is_handed_over_is_copied(width):
+def test_given_arrays_are_copied(width):
     images = PIXELS.copy()
     a = (images[:20, ..., :width], LABELS[:20]), (images[20:30, ..., :width], LABELS[:10])
     federation = from_arrays({"a": a, "b": parts()["south"]}, data=Data(image_size=0 if width == 5 else 8))
@@ -155,7 +155,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a\nb": (GOOD, GOOD)}, r"client 'a\\nb': .*printable"),
     ],
 )
-def test_what_is_refused_in_one_line(clients, message):
+def test_errors_have_one_line(clients, message):
     with pytest.raises(UserError, match=message) as error:
         from_arrays(clients)
     assert "\n" not in str(error.value)

@@ -44,7 +44,7 @@ def test_sizes_are_known_before_a_pixel_is_read():
         assert same(client.load().train, data.train)
 
 
-def test_fewer_angles_than_clients_are_those_of_consecutive_ones():
+def test_each_angle_covers_consecutive_clients():
     named, short = labeled(clients=9, angles=NINE), labeled(clients=9, angles=[0, -50, 120])
     for a, b in zip(load(named), load(short), strict=True):
         assert same(a.train, b.train)
@@ -121,7 +121,7 @@ def test_names_of_ten_clients_sort_as_numbers():
     assert names[-1] == "silo-10"
 
 
-def test_the_legacy_holdout_and_center_are_the_published_ones():
+def test_legacy_holdout_and_center_equal_the_published_ones():
     published = load(labeled(angles=[0, 120], legacy_center=True, legacy_holdout=True))
     plain = load(labeled(clients=2))
     for silo, upright in zip(published, plain, strict=True):
@@ -178,7 +178,7 @@ def test_too_little_or_unknown_data_is_refused(idx_root, keys, message):
     assert "\n" not in str(error.value)
 
 
-def test_mnist_without_a_data_root_says_how_to_get_it(monkeypatch):
+def test_error_without_mnist_names_the_fetch_command(monkeypatch):
     monkeypatch.delenv("UEFL_DATA", raising=False)
     with pytest.raises(UserError, match=r"--data-root.*UEFL_DATA"):
         labeled("mnist", clients=2)
@@ -233,7 +233,7 @@ def test_own_split_is_seeded(make_npz):
     assert whole(first) == whole(other)
 
 
-def test_given_test_split_is_kept_whatever_the_seed(make_npz):
+def test_given_test_split_does_not_depend_on_the_seed(make_npz):
     mask = np.arange(40) % 5 == 0
     path = make_npz(test=mask)
     labels = (np.arange(40) % 4)[mask].tolist()
@@ -345,5 +345,5 @@ def test_real_folder_of_clients(data_root, tmp_path):
     assert sum(s.sizes.train + s.sizes.holdout + s.sizes.test for s in federation.clients) == len(members)
 
 
-def test_the_default_builds_with_nothing_but_clients():
+def test_the_default_needs_only_clients():
     assert len(build(Data(clients=2), kind="labeled", seed=0).clients) == 2

@@ -17,7 +17,7 @@ from .common import labeled, load, sets
 from .test_own_sets import write
 
 
-def test_it_names_every_image_by_its_position_in_the_file():
+def test_manifest_has_the_file_position_of_every_image():
     federation = labeled(angles=[0, 120])
     table, entry = digits(), federation.manifest["silos"]["silo-1"]
     rows = np.array(entry["train"]["indices"])
@@ -35,7 +35,7 @@ def test_it_names_every_image_by_its_position_in_the_file():
     assert json.loads(json.dumps(federation.manifest)) == federation.manifest
 
 
-def test_its_hash_is_that_of_the_images_and_labels():
+def test_hash_covers_images_and_labels():
     manifest = labeled(angles=[0, 120]).manifest
     table, entry = digits(), manifest["silos"]["silo-1"]["test"]
     total = hashlib.sha256()
@@ -45,7 +45,7 @@ def test_its_hash_is_that_of_the_images_and_labels():
     assert entry["sha256"] == total.hexdigest()
 
 
-def test_files_are_named_below_the_source_wherever_it_lies(make_images, tmp_path):
+def test_file_names_do_not_depend_on_the_place_of_the_source(make_images, tmp_path):
     for name in ("a/cat", "a/dog", "b/train/cat", "b/train/dog", "b/test/cat"):
         make_images(f"silos/{name}")
     here = labeled(tmp_path / "silos")
@@ -64,12 +64,12 @@ def test_files_are_named_below_the_source_wherever_it_lies(make_images, tmp_path
 @pytest.mark.parametrize(
     "keys", [{"holdout": 0.2}, {"image_size": 14}, {"seed": 1}, {"angles": [0, 90]}, {"train_per_client": 21}]
 )
-def test_the_digest_tells_federations_apart(keys):
+def test_digests_of_different_federations_differ(keys):
     plain = {"clients": 2} if "angles" not in keys else {}
     assert labeled(**plain, **keys).digest != labeled(clients=2).digest == labeled(clients=2).digest
 
 
-def test_the_digest_does_not_know_where_the_data_lie(make_npz, tmp_path):
+def test_digest_does_not_depend_on_the_place_of_the_data(make_npz, tmp_path):
     path = make_npz()
     shutil.copy(path, tmp_path / "copy.npz")
     assert labeled(path).digest == labeled(tmp_path / "copy.npz").digest
@@ -106,7 +106,7 @@ def test_a_partition_that_shares_images_is_refused(monkeypatch):
         labeled(clients=2)
 
 
-def test_the_published_holdout_is_the_test_split_and_says_so():
+def test_published_holdout_is_the_test_split_and_is_noted():
     manifest = labeled(clients=2, legacy_holdout=True).manifest
     assert manifest["legacy_holdout"]
     assert manifest["silos"]["silo-0"]["holdout"]["indices"] == manifest["silos"]["silo-0"]["test"]["indices"]
@@ -149,13 +149,13 @@ def test_own_sets_are_named_by_file_or_archive(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "make"), [("labeled", labeled), ("sets", sets)])
-def test_the_manifest_says_which_kind_it_is_of(kind, make):
+def test_the_manifest_names_its_kind(kind, make):
     manifest = make(clients=2, train_per_client=200, test_per_client=20).manifest
     assert manifest["kind"] == kind
     assert manifest["schema"] == 1
 
 
-def test_it_needs_no_environment(monkeypatch):
+def test_manifest_does_not_depend_on_the_environment(monkeypatch):
     monkeypatch.delenv("UEFL_DATA", raising=False)
     assert (
         build(Data(clients=2), kind="labeled", seed=0).digest
@@ -186,7 +186,7 @@ def fingerprint(federation):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_clients_have_the_images_that_they_always_had(name, tmp_path):
+def test_images_of_the_clients_have_not_changed(name, tmp_path):
     images = np.arange(90 * 30, dtype=np.int64).reshape(90, 5, 6) % 251
     np.savez(
         tmp_path / "own.npz",

@@ -27,7 +27,7 @@ def made(*clients, **keys):
 EVERY = [0, 1, 2] * 10
 
 
-def test_nothing_to_say():
+def test_a_clean_federation_has_no_notes():
     assert made((EVERY, [0, 1, 2]), (EVERY, [0, 1])).notes == ()
 
 
@@ -37,7 +37,7 @@ def test_a_class_that_only_the_test_split_has():
     assert re.search("test images .*class '3', '4'", notes[0])
 
 
-def test_a_class_that_nobody_has():
+def test_a_class_without_images():
     (note,) = made((EVERY, [0]), (EVERY, [1]), classes="abcd").notes
     assert "class 'd'" in note
 

@@ -170,7 +170,7 @@ def truncate(path):
         "no-image-in-split",
     ],
 )
-def test_what_cannot_be_used_is_named_and_never_skipped(make_images, tmp_path, spoil, message):
+def test_unusable_files_are_named_and_never_skipped(make_images, tmp_path, spoil, message):
     make_images("silos/a/cat")
     make_images("silos/a/dog")
     spoil(tmp_path / "silos")

@@ -143,7 +143,7 @@ def test_missing_npz_is_named(tmp_path):
         npz_file(tmp_path / "absent.npz")
 
 
-def test_an_array_that_claims_more_than_is_stored_is_a_line(tmp_path):
+def test_header_of_more_data_than_stored_is_one_line(tmp_path):
     """730 GB of images with 64 bytes present."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(

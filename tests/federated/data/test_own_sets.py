@@ -94,7 +94,7 @@ def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
     assert load(fed)[1].sets.tolist() == [0] * 16 + [1] * 16
 
 
-def test_a_data_set_goes_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypatch):
+def test_a_name_is_a_data_set_and_a_path_is_a_folder(tmp_path, monkeypatch):
     write(tmp_path / "digits")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -293,7 +293,7 @@ def test_without_test_images_nothing_is_dealt(tmp_path):
     assert not [line for line in fed.describe().splitlines() if re.search(r"\d+ test", line)]
 
 
-def test_doubts_name_sets_as_the_table_does(tmp_path):
+def test_doubts_and_table_use_the_same_set_names(tmp_path):
     notes = build(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
     assert any(
         "set 0 ('9', priors.csv, line 4) and set 1 ('10', priors.csv, line 5)" in note for note in notes
@@ -319,7 +319,7 @@ def test_a_part_without_an_image(tmp_path):
         build(tmp_path)
 
 
-def test_what_is_not_read_is_noted(tmp_path):
+def test_unread_files_are_noted(tmp_path):
     root = write(tmp_path, npz=False)
     assert not [note for note in build(root).notes if str(root) in note]
     for name in ("priors.json", "clients/notes.txt", "clients/berlin/labels.csv", "test/readme.md"):

@@ -151,7 +151,7 @@ def test_frequency_makes_one_alpha_far_more_skewed():
     assert skew("over_classes_by_frequency", 1.0) == pytest.approx(skew("over_classes", 0.1), rel=0.1)
 
 
-def test_drawn_shares_hold_where_no_class_runs_short():
+def test_drawn_shares_are_exact_if_no_class_runs_short():
     made = table(100_000, 0)
     counts = matrix(
         made,
@@ -178,7 +178,7 @@ def test_a_class_that_runs_short_is_replaced():
     np.testing.assert_array_equal(counts.sum(0), np.bincount(made.labels))
 
 
-def test_dirichlet_that_cannot_be_drawn_is_refused(monkeypatch):
+def test_impossible_dirichlet_is_refused(monkeypatch):
     monkeypatch.setattr(dirichlet, "_ATTEMPTS", 20)
     with pytest.raises(UserError, match=r"key 'alpha': 20 draws .*alpha = 0.001 .*\d+ of 50 clients"):
         dealt(
@@ -297,7 +297,7 @@ def test_domains_are_spread_over_several_clients():
     assert all((made.group_of[share.train] == int(share.name.split("-")[1])).all() for share in deal.clients)
 
 
-def test_so_many_images_of_each_domain():
+def test_number_of_images_per_domain():
     made = replace(table(6000, 600, groups=6), undivided=frozenset())
     deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200})
     (unseen,) = deal.unseen

@@ -280,7 +280,7 @@ def test_images_of_no_known_range_are_refused(images, message):
         from_arrays({"a": ((images, LABELS), None)})
 
 
-def test_halves_are_rounded_as_their_value_says():
+def test_halves_are_rounded_by_their_exact_value():
     """In half precision the product would be rounded twice."""
     halves = torch.linspace(0, 1, 999).bfloat16()
     assert torch.equal(as_bytes(halves, "a")[0], (halves.double() * 255).round().byte())
@@ -325,7 +325,7 @@ def test_all_damaged_files_are_named(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_huge_image_is_noted_by_name_and_not_warned_of(tmp_path, monkeypatch):
+def test_huge_image_is_noted_without_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 47)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,7 +12,7 @@ def test_every_key_has_a_description_of_one_line():
         assert "\n" not in field.description
 
 
-def test_a_table_goes_there_and_back():
+def test_table_round_trip():
     table = {
         "source": "mnist",
         "clients": 5,
@@ -55,7 +55,7 @@ def test_tables_that_are_refused(table, message):
         Data.model_validate(table)
 
 
-def test_a_name_goes_before_a_folder(tmp_path, monkeypatch):
+def test_a_name_has_priority_over_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
     assert Data(source="digits").path is None

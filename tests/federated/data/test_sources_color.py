@@ -95,7 +95,7 @@ def npz_pool(path, classes, size=8, count=60):
         ("emnist_letters", 26),
     ],
 )
-def test_an_npz_takes_the_place_of_the_published_files(tmp_path, name, classes):
+def test_an_npz_replaces_the_published_files(tmp_path, name, classes):
     path = tmp_path / f"{name}_subset.npz"
     npz_pool(path, classes)
     by_name, by_path = (labeled(x, clients=2, data_root=tmp_path) for x in (name, path))
@@ -112,7 +112,7 @@ def test_an_npz_takes_the_place_of_the_published_files(tmp_path, name, classes):
         SOURCES[name](tmp_path)
 
 
-def test_cifar100_is_not_taken_for_cifar10(tmp_path):
+def test_cifar100_is_refused_as_cifar10(tmp_path):
     npz_pool(tmp_path / "cifar100.npz", 20)
     with pytest.raises(UserError, match="no cifar10 in"):
         SOURCES["cifar10"](tmp_path)
@@ -236,7 +236,7 @@ def test_pacs_is_the_same_from_a_folder_and_from_an_archive(tmp_path):
         assert torch.equal(a.train.labels, b.train.labels)
 
 
-def test_pacs_that_is_not_whole_is_refused(tmp_path):
+def test_incomplete_pacs_is_refused(tmp_path):
     import shutil
 
     root = pacs_folder(tmp_path / "a")

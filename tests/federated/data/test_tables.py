@@ -126,7 +126,7 @@ def test_a_dataset_and_a_frame_are_the_array(tmp_path):
     assert from_arrays({"a": (parts[1], None)}).inputs.names == tuple(names)
 
 
-def test_standardization_is_that_of_all_training_rows():
+def test_standardization_uses_all_training_rows():
     fed = from_arrays({f"s{i}": (columns(i), columns(9 + i)) for i in range(3)})
     splits = [part for client in fed.clients for part in (client.load().train, client.load().holdout)]
     values = torch.cat([split.images for split in splits]).numpy()
@@ -194,12 +194,12 @@ def test_one_kind_of_inputs_for_all_parts():
 IMAGES_ONLY = [name for name, kind in registry().items() if kind.images_only]
 
 
-def test_the_algorithms_that_need_images_are_these():
+def test_list_of_algorithms_that_need_images():
     assert IMAGES_ONLY == ["distrans", "fedbr", "fedllp-vat", "vhl"]
 
 
 @pytest.mark.parametrize("name", sorted({"distrans", "fedbr", "vhl"}))
-def test_an_algorithm_for_images_says_so_before_the_start(name, tmp_path):
+def test_algorithm_for_images_is_refused_before_the_start(name, tmp_path):
     with pytest.raises(UserError, match=rf"arm '{name}': .*images.*columns"):
         uefl.train(KEYS, out=tmp_path / "run", clients={"a": (columns(0), None)}, arms=[name])
     assert not (tmp_path / "run").exists()

@@ -115,7 +115,7 @@ def tensors(fed):
         )
 
 
-def test_a_seed_repeats_itself_and_another_does_not():
+def test_equal_seeds_repeat_and_other_seeds_differ():
     one, again, other = build(seed=3), build(seed=3), build(seed=4)
     for a, b in zip(tensors(one), tensors(again), strict=True):
         assert torch.equal(a, b)
@@ -370,7 +370,7 @@ def test_strict_leaves_rows_that_were_normalized(monkeypatch):
 
 
 @pytest.mark.parametrize("blur", [{}, {"prior_noise": 0.1}, {"prior_smoothing": 0.1}])
-def test_a_class_that_nobody_has(monkeypatch, blur):
+def test_a_class_without_images(monkeypatch, blur):
     exact = p.realized
     monkeypatch.setattr(p, "realized", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
     with pytest.raises(InvalidPriors, match=r"class '4' .*client"):

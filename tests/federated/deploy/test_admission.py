@@ -73,7 +73,7 @@ def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
         yield run, said, got
 
 
-def test_no_name_of_a_file_of_the_server_goes_to_a_silo(folder, monkeypatch):
+def test_silos_get_no_file_names_of_the_server(folder, monkeypatch):
     weights = folder / "weights.pth"
     cfg = settings(folder, encoder="vgg16_bn", pretrained=str(weights), width=128)
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, _, got):
@@ -104,7 +104,7 @@ def test_a_refused_silo_and_the_user_get_the_reason(folder, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("order", ["abc", "cab"])
-def test_a_silo_with_other_images_keeps_nobody_from_beginning(folder, monkeypatch, order):
+def test_silo_with_other_images_does_not_block_the_run(folder, monkeypatch, order):
     """The attack on the start: whoever comes with another image size, first or last, is left out, and the
     others go on."""
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
@@ -129,13 +129,13 @@ def test_silos_that_do_not_fit_together_are_named(folder, monkeypatch):
     assert any("silo c " in line for line in said)
 
 
-def test_a_version_moves_no_terminal(folder, caplog):
+def test_version_has_no_terminal_control_characters(folder, caplog):
     program(folder, "a")(Packet(greeting(settings(folder)) | {"uefl": "\x1b[31m9\nFAKE LINE"}, {}))
     assert "FAKE LINE" in caplog.text
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
-def test_what_a_server_says_of_it_is_one_short_line(folder, caplog):
+def test_reason_of_the_server_is_one_short_line(folder, caplog):
     asked = greeting(settings(folder)) | {"ask": "refused", "why": "\x1b[31m\n" + 1000 * "x"}
     answer = program(folder, "a")(Packet(asked, {}))
     assert answer == Packet({"client": "a", "error": None}, {})
@@ -144,13 +144,13 @@ def test_what_a_server_says_of_it_is_one_short_line(folder, caplog):
     assert len(record.getMessage()) < 250
 
 
-def test_another_version_is_a_line_at_both_ends(folder, caplog):
+def test_other_version_is_reported_at_both_ends(folder, caplog):
     answer = program(folder, "a")(Packet(greeting(settings(folder)) | {"uefl": "0.0"}, {}))
     assert answer.header["error"] == "version"
     assert re.search(r"version .*\b0\.0, ", caplog.text)
 
 
-def test_a_report_that_cannot_be_read_is_told_too(folder, monkeypatch):
+def test_unreadable_report_is_answered(folder, monkeypatch):
     told = []
 
     def stranger(packet):
@@ -165,7 +165,7 @@ def test_a_report_that_cannot_be_read_is_told_too(folder, monkeypatch):
     assert told == ["report", "refused"]
 
 
-def test_a_name_stays_with_its_key_when_the_run_goes_on(folder, monkeypatch):
+def test_a_resumed_run_keeps_the_key_of_each_name(folder, monkeypatch):
     """The run folder has the hash of the key, so a node with another number is the same silo, and one with
     another key is not."""
     programs = [program(folder, name) for name in "ab"]
@@ -208,7 +208,7 @@ def test_the_run_folder_records_how_each_silo_computes(folder, monkeypatch):
     assert not any("float32" in note for note in federation.notes)
 
 
-def test_a_silo_that_comes_again_and_computes_otherwise_is_noted(folder, monkeypatch):
+def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
     """In the middle of a run, too: it is another activation of its node, which is greeted again."""
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, said, _):
         run.federation(settings(folder), None, {})
@@ -255,7 +255,7 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
         {"shape": [1, 4, 16]},
     ],
 )
-def test_a_silo_that_comes_again_with_other_data_is_refused(folder, monkeypatch, change):
+def test_returning_silo_with_other_data_is_refused(folder, monkeypatch, change):
     """The attack on the start: an honest report, and then another one that ends the run."""
     honest = program(folder, "b")
 
@@ -290,7 +290,7 @@ class Quiet:
         self.said.append(line)
 
 
-def test_a_whole_run_writes_what_is_known_of_its_silos(folder, monkeypatch):
+def test_whole_run_records_its_silos(folder, monkeypatch):
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, _, _):
         out = folder / "run"
         train(

@@ -37,7 +37,7 @@ def agreed(cfg, reports):
 
 
 @pytest.mark.parametrize("legacy_holdout", [True, False])
-def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
+def test_agreement_equals_what_the_server_would_have_read(folder, legacy_holdout):
     cfg = settings(folder, legacy_holdout=legacy_holdout)
     whole = build(cfg.data, kind="labeled", seed=0)
     found = agreed(cfg, {name: report(cfg, folder / name) for name in ("b", "a")})
@@ -59,7 +59,7 @@ def test_the_server_knows_what_it_would_have_read(folder, legacy_holdout):
             assert mine.holdout is mine.test
 
 
-def test_no_name_of_a_file_and_no_pixel_is_reported(folder):
+def test_reports_have_no_file_names_and_no_pixels(folder):
     header, parts = report(settings(folder), folder / "a")
     assert "png" not in str(header)
     assert {name: tuple(t.shape) for part in parts.values() for name, t in part.items()} == {

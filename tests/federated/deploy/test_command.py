@@ -54,7 +54,7 @@ def said(*arguments):
         (("silo", *AWAY, "--insecure", "--data", "nowhere"), "nowhere"),
     ],
 )
-def test_what_is_missing_is_a_line(arguments, line, tmp_path, monkeypatch):
+def test_missing_parts_are_one_line(arguments, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
@@ -72,7 +72,7 @@ def test_no_process_listens(tmp_path):
     )
 
 
-def test_without_flower_the_answer_is_how_to_get_it(monkeypatch):
+def test_without_flower_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(choices.importlib.util, "find_spec", lambda name: None)
     code, error = said(*JOIN)
     assert code == 2
@@ -93,7 +93,7 @@ def test_loopback(host, loopback):
     assert Address(f"{host}:8000").is_loopback == loopback
 
 
-def test_a_key_is_that_of_an_elliptic_curve_without_a_passphrase(tmp_path):
+def test_key_is_elliptic_curve_without_a_passphrase(tmp_path):
     node_key(tmp_path, "ulm")
     command._check_key(tmp_path / "ulm.key", strict=True)
     (tmp_path / "none").write_text("no key")

@@ -29,7 +29,7 @@ def train(out, **keys):
 
 
 @pytest.mark.slow
-def test_over_a_worker_the_numbers_are_those_of_one_process(tmp_path):
+def test_worker_gives_the_numbers_of_one_process(tmp_path):
     for engine, out in (("local", "here"), (uefl.Distributed(workers=1), "there")):
         train(tmp_path / out, engine=engine)
     assert outcome(tmp_path / "there") == outcome(tmp_path / "here")
@@ -56,7 +56,7 @@ def test_worker_count_and_resume_command_follow_the_engine(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_what_was_given_in_python_does_not_go_elsewhere(tmp_path, engine):
+def test_objects_from_python_are_refused_by_other_processes(tmp_path, engine):
     clients = {"a": ((np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2), None)}
     for keys, line in (
         ({"clients": clients}, "clients .*federation: .*Python"),
@@ -94,7 +94,7 @@ def test_an_invalid_engine_is_rejected_before_writing(tmp_path, engine, line):
 
 
 @needs_flower
-def test_a_folder_without_a_run_cannot_go_on(tmp_path):
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
     with pytest.raises(UserError, match=r"config\.toml"):
         uefl.resume(tmp_path / "run", engine="flower")
 

@@ -76,7 +76,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "kill -9"]
 )
-def test_an_interrupted_run_leaves_no_process_and_goes_on(tmp_path, how, undisturbed):
+def test_interrupted_run_leaves_no_process_and_resumes(tmp_path, how, undisturbed):
     cfg = config(tmp_path, UEFL)
     run = start(
         "train",

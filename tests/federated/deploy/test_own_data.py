@@ -112,7 +112,7 @@ def test_without_images_of_the_server_too(sets):
     check_same(cfg, build(of_sets(sets / "whole").data, kind="sets", seed=0), agreed(cfg, nodes), nodes)
 
 
-def test_what_a_report_says_of_priors_is_which_classes_there_are(sets):
+def test_report_has_the_classes_and_no_priors(sets):
     header, parts = reports(of_sets("digits"), programs(sets / "berlin"))["berlin"]
     assert header["reach"] == {"has": [True, True], "full_rank": True}
     assert "0.75" not in str(header)
@@ -142,7 +142,7 @@ def test_other_priors_or_server_images_are_another_federation(sets):
         ("strict", "rank.*strict = true"),
     ],
 )
-def test_silos_and_a_server_that_do_not_go_together_are_a_line(sets, change, line):
+def test_incompatible_silos_and_server_are_one_line(sets, change, line):
     keys, tables = {}, [sets / name / "priors.csv" for name in ("berlin", "madrid")]
     match change:
         case "classes":
@@ -254,7 +254,7 @@ def test_a_left_out_silo_is_measured_and_never_trained(folders):
 
 
 @pytest.mark.parametrize(("there", "name"), [("ab", "c"), ("a", "a")])
-def test_it_is_one_of_several(folders, there, name):
+def test_left_out_domain_is_one_of_several(folders, there, name):
     cfg = labeled(folders, data=apart(name))
     with pytest.raises(UserError, match=r"key 'domain': .*\ba\b.*'[ac]'$"):
         agreed(cfg, programs(*(folders / one for one in there)))

@@ -108,7 +108,7 @@ def test_a_run_below_the_floor_is_rejected(path, keys, line, caplog):
         ("fedavg", {}, {"members": 2}),  # two updates, which would count as one
     ],
 )
-def test_what_no_noise_hides_is_refused(path, algorithm, keys, options, caplog):
+def test_algorithms_without_noise_are_refused(path, algorithm, keys, options, caplog):
     assert error(program(path)(asked(settings(algorithm, **keys), **options))) == "privacy"
     assert "noise" in caplog.text
     assert not path.exists()
@@ -123,7 +123,7 @@ def test_a_non_finite_model_returns_only_noise(bad):
     assert clip_factor({"a": (torch.tensor([bad, 5.0]), sent["a"])}, 1.0) == 0.0
 
 
-def test_it_stops_at_its_own_bound(path, caplog):
+def test_silo_stops_at_its_own_bound(path, caplog):
     one = program(path, bound=spent_by({2.0: 2}, 1e-5))
     assert [error(one(asked(settings()))) for _ in range(4)] == [None, None, "budget", "budget"]
     assert "--max-epsilon" in caplog.text
@@ -159,7 +159,7 @@ def test_a_measurement_is_no_update(path):
     "text",
     ["", "{}", '{"schema": 2, "updates": {}}', '{"schema": 1, "updates": {"1.0": -1}}', '{"schema": 1}'],
 )
-def test_a_count_that_is_damaged_is_not_begun_anew(path, text):
+def test_damaged_count_is_not_reset(path, text):
     path.write_text(text)
     with pytest.raises(UserError, match=r"--spent: .*damaged"):
         floor(path)
@@ -170,7 +170,7 @@ def test_two_processes_do_not_count_in_one_file(path):
         pass
 
 
-def test_what_a_process_has_counted_since_is_not_lost(path):
+def test_updates_counted_since_are_kept(path):
     first, second = floor(path), floor(path)
     with first.locked():
         first.count(settings().run)
@@ -202,7 +202,7 @@ def test_runs_that_differ_in_noise_do_not_reveal_the_update(path):
         ({"max_epsilon": 1.0}, "--noise-multiplier"),
     ],
 )
-def test_options_that_do_not_go_together_are_a_line(path, keys, line):
+def test_incompatible_options_of_the_floor_are_one_line(path, keys, line):
     pytest.importorskip("flwr")
     options = {"noise_multiplier": None, "delta": 1e-5, "max_epsilon": 0.0, "spent": path} | keys
     rest = dict.fromkeys(

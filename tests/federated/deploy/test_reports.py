@@ -89,14 +89,14 @@ def test_one_of_sets(tmp_path):
         ("sizes", {"train": 12, "holdout": 0, "test": 8, "sets": [12]}),
     ],
 )
-def test_what_is_none_is_a_line(report, key, value):
+def test_invalid_reports_are_one_line(report, key, value):
     report.header[key] = value
     line = refusal(report)
     assert line
     assert line.isprintable()
 
 
-def test_what_is_missing_is_a_line(report):
+def test_missing_parts_are_one_line(report):
     for key in ("classes", "content", "shape", "kind", "precision", "sizes", "torch"):
         value = report.header.pop(key)
         assert "complete" in refusal(report), key

@@ -109,7 +109,7 @@ def _moments(change):
         lambda header, parts: header.pop("inputs"),
     ],
 )
-def test_what_no_silo_of_a_table_reports_is_a_line(folder, change):
+def test_invalid_reports_of_tables_are_one_line(folder, change):
     header, parts = report(folder / "silo-0.csv", settings())
     change(header, parts)
     line = refusal((header, parts))

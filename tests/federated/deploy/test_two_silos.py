@@ -166,7 +166,7 @@ def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
     assert len({of["key"] for of in known.values()}) == 2
 
 
-def test_who_has_no_secret_or_trusts_another_gets_a_line(machines, page):
+def test_missing_secret_or_other_certificate_is_one_line(machines, page):
     """Over the SuperLink of the test above."""
     certificate(machines.folder / "server", HOST, "other")
     copy(machines, "other.pem", "server", "ulm")

@@ -43,7 +43,7 @@ def unpack(records):
     return decode(torch.frombuffer(bytearray(frame_of(records, MOST)), dtype=torch.uint8))
 
 
-def test_a_message_comes_back():
+def test_message_round_trip():
     tensors = {str(dtype): (torch.randn(3, 5) * 3).to(dtype) for dtype in DTYPES}
     odd = {
         "empty": torch.empty(0, 4),
@@ -70,7 +70,7 @@ def test_a_message_comes_back():
     assert found.expects == message.expects
 
 
-def test_a_reply_comes_back():
+def test_reply_round_trip():
     reply = Reply(
         "silo-1",
         7,
@@ -92,7 +92,7 @@ def test_a_reply_comes_back():
     assert all(getattr(found, field.name) or field.name == "error" for field in fields(Reply))
 
 
-def test_what_arrives_may_be_written_to():
+def test_received_tensors_are_writable():
     _, parts = unpack(pack(Packet({}, {"part": {"x": torch.zeros(3)}})))
     parts["part"]["x"] += 1
 
@@ -131,7 +131,7 @@ def test_a_reply_that_cannot_be_packed_is_a_fault(caplog):
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
 
 
-def test_what_is_no_message_is_refused():
+def test_invalid_messages_are_refused():
     for records in (
         RecordDict(),
         RecordDict({"header": ConfigRecord({"json": "no json"})}),
@@ -180,7 +180,7 @@ def test_a_header_above_its_limit_is_not_read(monkeypatch):
         frame_of(records, MOST)
 
 
-def test_an_unreadable_frame_is_given_as_none():
+def test_unreadable_frame_is_passed_on_as_none():
     given = []
     reply_to(lambda packet: given.append(packet) or Packet({}, {}), bytearray())
     assert given == [None]

@@ -88,12 +88,12 @@ def _halved(message, really):
     return message
 
 
-def test_a_client_that_raises_says_a_code_and_no_text(workers):
+def test_client_error_has_a_code_and_no_text(workers):
     check_raises(lambda cfg: engine(workers, cfg))
 
 
 @pytest.mark.slow
-def test_a_late_client_is_dropped_with_its_reply(workers):
+def test_late_client_and_reply_are_dropped(workers):
     cfg = tiny.settings("fedavg", seed=LATE)
     one, asked = engine(workers, cfg), messages(cfg)
     tiny.check_errors(one.round(asked, deadline=1.0), None, "deadline", None)

@@ -67,7 +67,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("code", ERRORS)
-def test_a_client_that_raises_says_a_code_and_no_text(run, code, caplog):
+def test_client_error_has_a_code_and_no_text(run, code, caplog):
     federation = run[1]
     cfg = tiny.settings("fedavg", quorum=0.5)
     flower, _ = engine(cfg, federation, programs(federation, **{"silo-1": ERRORS[code]}))
@@ -107,7 +107,7 @@ def test_a_silent_client_is_dropped_at_the_deadline(run):
 
 
 @pytest.mark.parametrize(("deadline", "word"), [(2.5, "deadline"), (4.5, None)])
-def test_a_reply_after_the_deadline_is_not_taken(run, monkeypatch, deadline, word):
+def test_reply_after_the_deadline_is_dropped(run, monkeypatch, deadline, word):
     """Each look at the link takes a second, and the replies come with the fourth."""
     cfg, federation = run
     one, there = engine(cfg, federation, programs(federation))
@@ -172,7 +172,7 @@ def test_an_incomplete_reply_is_requested_once_more(run):
     tiny.check_errors(one.round(asked), None, "whole", None)
 
 
-def test_a_reply_with_too_many_bytes_is_asked_for_once_more(run, monkeypatch):
+def test_too_large_reply_is_requested_once_more(run, monkeypatch):
     """Another one may have filled the memory while it came."""
     cfg, federation = run
     monkeypatch.setattr(bounds, "HEADER", 20_000)
@@ -191,7 +191,7 @@ def test_a_reply_with_too_many_bytes_is_asked_for_once_more(run, monkeypatch):
     assert list(there.log)[-4:] == [10, 11, 12, 11]
 
 
-def test_a_report_of_more_bytes_than_it_may_have_is_refused(run, monkeypatch):
+def test_too_large_report_is_refused(run, monkeypatch):
     cfg, federation = run
     monkeypatch.setattr(bounds, "REPORT", 300)
     members = Members(MemoryLink(programs(federation)), greeting(cfg), lambda report: None)

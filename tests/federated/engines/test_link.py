@@ -78,7 +78,7 @@ class Teapot(BaseHTTPRequestHandler):
     def log_message(self, *arguments): ...
 
 
-def test_what_does_not_leave_the_machine_goes_to_no_proxy(monkeypatch):
+def test_local_addresses_use_no_proxy(monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("no_proxy", "")

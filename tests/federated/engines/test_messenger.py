@@ -118,7 +118,7 @@ def reply_of(answer):
         return messages.arrived([number], 10.0)[number]
 
 
-def test_a_message_goes_there_and_its_reply_comes_back():
+def test_message_is_sent_and_its_reply_returned():
     def answer(message):
         assert message.metadata.message_type == "train"
         assert message.metadata.ttl == 9.0
@@ -164,7 +164,7 @@ def _raises(error):
     ],
     ids=["gone", "torn", "crashed", "empty", "memory", "malformed"],
 )
-def test_a_reply_that_is_none_is_a_reason(answer, why):
+def test_invalid_reply_is_a_reason(answer, why):
     assert reply_of(answer) == why
 
 
@@ -176,13 +176,13 @@ def test_a_failure_of_the_network_ends_the_run():
     assert isinstance(ended[0], httpx.ConnectError)
 
 
-def test_a_run_that_has_failed_says_so():
+def test_failed_run_raises_a_runtime_error():
     with run(_raises(ValueError)) as (messages, ended):
         messages.fail()
     assert isinstance(ended[0], RuntimeError)
 
 
-def test_a_reply_with_too_many_bytes_is_not_handed_over():
+def test_too_large_reply_is_not_passed_on():
     packet = Packet({"client": "a"}, {"update": {"x": torch.zeros(1000)}})
     for most, is_packet in ((5000, True), (4000, False)):
         with run(lambda message: pack(packet)) as (messages, _):
@@ -206,7 +206,7 @@ def _bomb():
         print(messages.arrived([number], 60.0)[number])
 
 
-def test_a_reply_that_swells_in_memory_is_not_made():
+def test_reply_that_expands_in_memory_is_not_decoded():
     """The attack on the bound of a reply; a run whose replies may be as large has room for it."""
     found = subprocess.run(
         [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True

@@ -62,7 +62,7 @@ def test_a_refusal_without_a_key_is_final_the_second_time(supernodes, caplog):
 
 
 @pytest.mark.parametrize(("patience", "left"), [(60.0, 0), (-1.0, 3)])
-def test_a_refused_key_is_tried_again_for_a_time(supernodes, tmp_path, patience, left):
+def test_refused_key_is_retried_for_some_time(supernodes, tmp_path, patience, left):
     supernodes += [False] * 5
     with pytest.raises(Enough if left == 0 else Unreachable):
         serve(tmp_path / "key", patience)

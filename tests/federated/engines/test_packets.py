@@ -11,7 +11,7 @@ from uefl.engines.codec import DTYPES, Packet, Unreadable, decode, encode, from_
 HEADER = {"text": 'a "word"\n', "number": 0.1 + 0.2, "nothing": None, "list": [1, math.inf]}
 
 
-def test_a_packet_comes_back():
+def test_packet_round_trip():
     tensors = {name: (torch.randn(3, 5) * 3).to(dtype) for name, dtype in DTYPES.items()}
     odd = {
         "empty": torch.empty(0, 4),
@@ -26,7 +26,7 @@ def test_a_packet_comes_back():
     same_bits(found.parts["a"], odd)
 
 
-def test_what_arrives_shares_nothing_with_what_was_sent():
+def test_received_tensors_share_no_memory_with_sent_ones():
     x = torch.zeros(3)
     decode(encode(Packet({}, {"p": {"x": x}}))).parts["p"]["x"] += 1
     assert torch.equal(x, torch.zeros(3))
