@@ -2,7 +2,7 @@
 # On a machine with an NVIDIA GPU: does every kernel run, is it right, does it stay within its memory, how fast is it.
 #
 #   gpu_check.sh [smoke|tests|bench ...]     all three, in this order, when none is named
-#   gpu_check.sh call1                       or call2 to call6: half an hour on a Hopper GPU in six calls, planned to the minute
+#   gpu_check.sh call1                       or call2 to call7: half an hour on a Hopper GPU in seven calls, planned to the minute
 #
 #   smoke   a tiny case of each kernel in a process of its own, then where the time of the main shapes goes
 #   tests   the tests on the device, path by path, and the small cases again under compute-sanitizer
@@ -14,6 +14,7 @@
 #   call4   4 minutes: variants compiled here, those that ONLY names
 #   call5   6 minutes: tests on the paths, then memcheck and racecheck
 #   call6   5 minutes: the rows beside the peers (the CSV)
+#   call7   5 minutes: federated runs from end to end, with a kill and a resume (federated.json)
 #
 # A machine lent by the minute runs them in a call each: with LIMIT=570 all steps of a call end within 570 seconds. Every step has a
 # limit of its own besides, and neither its failure nor its end there stops the next one. A step writes to OUT/<step>.log while it runs
@@ -229,13 +230,15 @@ call6() {
   measure bench-triton 35 --op vq_assign,vq --shape 1000000x64x256 --peers flash-kmeans
 }
 
+call7() { federated runs 295 -m benchmarks.gpu_federated --device "$device" --out "$out"; }
+
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(smoke tests bench)
 for stage in "${stages[@]}"; do
   case $stage in
-    smoke | tests | bench | call[1-6]) ;;
+    smoke | tests | bench | call[1-7]) ;;
     *)
-      say "no stage '$stage'; there are smoke, tests, bench, call1 to call6"
+      say "no stage '$stage'; there are smoke, tests, bench, call1 to call7"
       exit 2
       ;;
   esac

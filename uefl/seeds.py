@@ -4,6 +4,7 @@ to replay."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +31,8 @@ def make_repeatable(threads: int, device: torch.device) -> None:
     bits again."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
+        # cuBLAS reads it at its first product, and without it promises the same bits on a single stream only
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
 

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import uefl
-from uefl.isolation import _ATTRIBUTES
+from uefl.isolation import _ATTRIBUTES, isolated
 from uefl.progress import PlainProgress
+from uefl.seeds import make_repeatable
 
 from .test_api import clients, network
 
@@ -253,3 +254,17 @@ def test_predictions_of_several_clients_in_threads(tmp_path):
         thread.join()
     assert len({tuple(each.flatten().tolist()) for each in alone.values()}) > 1
     assert not wrong
+
+
+def test_products_on_a_gpu_have_the_same_bits_on_every_stream(monkeypatch):
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.delenv(name, raising=False)
+    with isolated():
+        make_repeatable(1, torch.device("cuda"))
+        assert os.environ[name] == ":4096:8"
+        assert torch.are_deterministic_algorithms_enabled()
+    assert name not in os.environ
+    monkeypatch.setenv(name, ":16:8")
+    with isolated():
+        make_repeatable(1, torch.device("cuda"))
+        assert os.environ[name] == ":16:8"

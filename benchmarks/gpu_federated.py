@@ -1,0 +1,180 @@
+"""Run federated learning on a GPU from end to end: rounds a minute, peak memory, a killed run that resumes,
+and the metrics of the CPU.
+
+python -m benchmarks.gpu_federated [--device cuda] [--only demo,resume] --out FOLDER
+
+    demo      the preset demo, with and without CUDA graphs: rounds a minute and peak memory
+    resume    kill a run with SIGKILL and resume it: its metrics and models must have the same bits as without
+    agree     the same round on the CPU and on the GPU: the metrics must agree within a tolerance
+    mnist-9   two rounds of the paper's width, with one local epoch each, beside the published loop
+    table11   the suite of that name
+
+Each part writes its line into ``federated.json``. A part that fails says why, and the others go on. With
+``--device cpu`` the program is rehearsed at a small size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import uefl
+
+Facts = dict[str, Any]
+
+# Without dropout: a GPU draws other masks in training.
+_ROUND = {"training": {"rounds": [1], "local_steps": 4}, "model": {"dropout": 0.0}}
+_SHORT = ["--set", 'arms=["fedavg","uefl"]', "--set", "rounds=[2,1]", "--set", "local_epochs=2"]
+_REHEARSAL = {"data": {"train_per_client": 48, "test_per_client": 20}}
+_REHEARSED = ["--set", "train_per_client=48", "--set", "test_per_client=20", "--set", "precision=fp32"]
+
+# Convolutions in float32 use TF32 on a GPU: 10 bits of each factor.
+TOLERANCES = {"train_loss": 0.01, "nll": 0.02, "accuracy": 0.03}
+
+
+def demo(device: str, folder: Path) -> Facts:
+    """Train the preset demo, and measure it."""
+    facts = {}
+    for graphs in (False, True) if device == "cuda" else (False,):
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        keys: Facts = {"run": {"cuda_graphs": True}} if graphs else {}
+        keys |= _REHEARSAL | {"arms": ["fedavg", "uefl"], "rounds": [1, 1]} if device == "cpu" else {}
+        begin = time.perf_counter()
+        run = uefl.train("demo", out=folder / f"graphs-{graphs}", device=device, **keys)
+        seconds = time.perf_counter() - begin
+        rounds = len(run.metrics.groupby(["arm", "round"]))
+        facts["CUDA graphs" if graphs else "demo"] = {
+            "rounds_per_minute": round(60 * rounds / seconds, 1),
+            "peak_megabytes": torch.cuda.max_memory_allocated() >> 20 if device == "cuda" else None,
+            "accuracy": {arm: outcome["accuracy"] for arm, outcome in run.summary.items()},
+        }
+    return facts
+
+
+def resume(device: str, folder: Path) -> Facts:
+    """Train a short run, and train it again with a SIGKILL in the middle."""
+    base = [sys.executable, "-m", "uefl", "train"]
+    start = [*base, "demo", *_SHORT, "--device", device, *(_REHEARSED if device == "cpu" else [])]
+    _succeed([*start, "--out", str(folder / "whole")])
+    with open(folder / "killed.log", "w") as log:
+        process = subprocess.Popen(
+            [*start, "--out", str(folder / "killed")], stdout=log, stderr=log, start_new_session=True
+        )
+        killed = _kill_after(process, folder / "killed" / "metrics.jsonl", lines=2 * 9)
+    if not killed:
+        raise RuntimeError("the run had ended before it was killed")
+    _succeed([*base, "--resume", str(folder / "killed"), "--device", device])
+    names = ["metrics.jsonl", *sorted(path.name for path in (folder / "whole").glob("model-*"))]
+    other = [name for name in names if _bytes(folder / "whole" / name) != _bytes(folder / "killed" / name)]
+    if other:
+        raise RuntimeError(f"after a kill and a resume other bits stand in {', '.join(other)}")
+    return {"same_bits": names}
+
+
+def agree(device: str, folder: Path) -> Facts:
+    """Train a round on the CPU and on the device, and compare."""
+    metrics = {}
+    for where in ("cpu", device):
+        keys: Facts = _ROUND | (_REHEARSAL if device == "cpu" else {})
+        out = folder / f"on-{where}-{len(metrics)}"
+        run = uefl.train(
+            "demo", out=out, device=where, arms=["fedavg", "uefl"], run={"precision": "fp32"}, **keys
+        )
+        metrics[out] = run.metrics.set_index(["arm", "round", "client"])[[*TOLERANCES]]
+    ours, theirs = metrics.values()
+    apart = (ours - theirs).abs().max().to_dict()
+    if far := {name: apart[name] for name, bound in TOLERANCES.items() if not apart[name] <= bound}:
+        raise RuntimeError(f"the metrics of the CPU and of {device} differ by more than the tolerance: {far}")
+    return {"largest_differences": apart}
+
+
+def mnist_9(device: str, folder: Path) -> Facts:
+    """Time rounds at the paper's width beside the published loop; MNIST from UEFL_DATA, or digits."""
+    sets = ["local_epochs=1"] if os.environ.get("UEFL_DATA") else ["local_epochs=1", "source=digits"]
+    if not os.environ.get("UEFL_DATA") or device == "cpu":
+        sets += ["train_per_client=400", "test_per_client=100"]
+    if device == "cpu":
+        sets += ["width=4", "clients=3", "angles=[0,-50,120]"]
+    command = [sys.executable, "-m", "benchmarks.uefl_round", "--device", device, "--turns", "2"]
+    return {"table": _succeed([*command, *(word for key in sets for word in ("--set", key))])}
+
+
+def table11(device: str, folder: Path) -> Facts:
+    """Run the suite of table 11 with one seed."""
+    options = ["--seeds", "1", "--jobs", "1", "--device", device, "--out", str(folder / "suite")]
+    return {"table": _succeed([sys.executable, "-m", "uefl", "suite", "table11", *options])}
+
+
+PARTS: dict[str, Callable[[str, Path], Facts]] = {
+    "demo": demo,
+    "resume": resume,
+    "agree": agree,
+    "mnist-9": mnist_9,
+    "table11": table11,
+}
+
+
+def _succeed(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _kill_after(process: subprocess.Popen[bytes], file: Path, *, lines: int) -> bool:
+    """Kill a process group once a file has so many lines; return False if the process ends before."""
+    while process.poll() is None:
+        if file.exists() and _bytes(file).count(b"\n") >= lines:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the parts and write their facts; return how many failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(arguments)
+    if unknown := set(args.only.split(",")) - set(PARTS):
+        parser.error(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: torch finds no GPU; rehearse with --device cpu")
+    args.out.mkdir(parents=True, exist_ok=True)
+    facts: dict[str, Facts] = {}
+    for name in args.only.split(","):
+        begin = time.perf_counter()
+        with TemporaryDirectory() as folder:
+            try:
+                facts[name] = {"ok": True} | PARTS[name](args.device, Path(folder))
+            except Exception as error:  # one part must not take the results of the others with it
+                facts[name] = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        facts[name]["seconds"] = round(time.perf_counter() - begin, 1)
+        (args.out / "federated.json").write_text(json.dumps(facts, indent=1) + "\n")
+        print(name, json.dumps(facts[name], indent=1, ensure_ascii=False).replace("\\n", "\n"), flush=True)
+    return sum(not part["ok"] for part in facts.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
