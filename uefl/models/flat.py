@@ -29,6 +29,7 @@ class FlatModule:
         floating = [b for b in module.buffers() if b.is_floating_point()]
         device = parameters[0].device
         self.module = module
+        self._parameters = parameters  # the search through the modules takes longer than a small message
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.gradient = torch.zeros_like(self.values.data)
         self.trained = [p for p in parameters if p.requires_grad]
@@ -37,6 +38,7 @@ class FlatModule:
         for p, view in zip(parameters, self.split(self.values.data), strict=True):
             view.copy_(p.data)
             p.data = view
+        self._gradients = self.split(self.gradient)
         self.share_gradient(True)
         offset = 0
         for b in floating:
@@ -55,7 +57,7 @@ class FlatModule:
         Autograd adds to an existing gradient. If there is none, it keeps the computed tensor. This is faster.
         """
         self.values.grad = self.gradient if share else None
-        for p, part in zip(self.module.parameters(), self.split(self.gradient), strict=True):
+        for p, part in zip(self._parameters, self._gradients, strict=True):
             p.grad = part if share else None
 
     def drop_gradients(self) -> None:
@@ -70,7 +72,7 @@ class FlatModule:
         zeros, so that the optimizer treats it like the others.
         """
         whole = self.values.grad
-        parts = None if whole is None else dict(zip(self.module.parameters(), self.split(whole), strict=True))
+        parts = None if whole is None else dict(zip(self._parameters, self.split(whole), strict=True))
         for p in self.trained:
             if parts is not None:
                 p.grad = parts[p] if p.grad is None else p.grad.add_(parts[p])
@@ -79,9 +81,8 @@ class FlatModule:
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the part of each parameter in a flat tensor ``[P]``, as a view with its shape."""
-        parameters = list(self.module.parameters())
-        ends = itertools.accumulate((p.numel() for p in parameters), initial=0)
-        return [_view(flat, begin, p) for begin, p in zip(ends, parameters, strict=False)]
+        ends = itertools.accumulate((p.numel() for p in self._parameters), initial=0)
+        return [_view(flat, begin, p) for begin, p in zip(ends, self._parameters, strict=False)]
 
     def set(self, values: torch.Tensor, buffers: torch.Tensor) -> None:
         """Overwrite the parameters ``[P]`` and the buffers ``[Q]`` in place."""
