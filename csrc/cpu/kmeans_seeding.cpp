@@ -21,9 +21,9 @@ const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
 }
 
 // Number t of a round, in [0, 1).
-double uniform(int64_t t, int64_t round, int64_t restart, uint32_t stage, uint64_t seed) {
+double uniform(int64_t t, int64_t round, int64_t restart, uint32_t purpose, uint64_t seed) {
   const PhiloxWords words = philox(
-      {{static_cast<uint32_t>(t), static_cast<uint32_t>(round), static_cast<uint32_t>(restart), stage}},
+      {{static_cast<uint32_t>(t), static_cast<uint32_t>(round), static_cast<uint32_t>(restart), purpose}},
       seed);
   return static_cast<double>((uint64_t{words.word[0] >> 5} << 26) + (words.word[1] >> 6)) * 0x1p-53;
 }
@@ -132,7 +132,7 @@ std::vector<int64_t> Seeder::random(int64_t k, uint64_t seed, int64_t restart) c
   return chosen;
 }
 
-std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart, Stage stage) const {
+std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart, Purpose purpose) const {
   const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k)));
   const int shift = static_cast<int>(60 - 2 * bits_ - ceil_log2(n_ * d_));
   const double* weights = weights_.empty() ? nullptr : weights_.data();
@@ -149,7 +149,7 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
     const bool spread = round > 0 && running.back() > 0;
     const std::vector<int64_t> masses = spread ? std::vector<int64_t>() : running_sums(mass_left);
     for (int64_t t = 0; t < static_cast<int64_t>(drawn.size()); ++t) {
-      const double number = uniform(t, round, restart, stage, seed);
+      const double number = uniform(t, round, restart, purpose, seed);
       drawn[t] = spread ? draw(running, number, potential_of) : draw(masses, number, mass_left);
     }
     const CandidateGroups candidates(*this, drawn);

@@ -33,10 +33,11 @@ class Seeder {
   std::vector<int64_t> seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
 
  private:
-  enum Stage : uint32_t { kRows, kRounds, kDrawn };
+  // The purpose of a draw; each has random numbers of its own.
+  enum Purpose : uint32_t { kRows, kRounds, kDrawn };
 
   std::vector<int64_t> random(int64_t k, uint64_t seed, int64_t restart) const;
-  std::vector<int64_t> plus_plus(int64_t k, uint64_t seed, int64_t restart, Stage stage) const;
+  std::vector<int64_t> plus_plus(int64_t k, uint64_t seed, int64_t restart, Purpose purpose) const;
   std::vector<int64_t> oversampled(int64_t k, uint64_t seed, int64_t restart) const;
 
   // Packed groups of candidates: rows chosen[0], chosen[1], ...

@@ -20,7 +20,7 @@ PARALLEL_ROUNDS = 5  # of k-means||, with 2 k draws each
 class Grid:
     """Rows as whole numbers of at most ``bits`` bits and a sign, for seeding.
 
-    Draw t of a round uses Philox4x32-10 with counter (t, round, restart, stage) and the seed as key; its
+    Draw t of a round uses Philox4x32-10 with counter (t, round, restart, purpose) and the seed as key; its
     number in [0, 1) is made of the upper 27 and 26 bits of the first two words. Stage 0: the rows; for
     k-means||, 1 its rounds and 2 the rows drawn.
     """
@@ -49,18 +49,18 @@ class Grid:
             self.remove(left, chosen[i : i + 1])
         return chosen
 
-    def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
+    def plus_plus(self, k: int, seed: int, restart: int, purpose: int) -> torch.Tensor:
         """Run greedy k-means++: draw 2 + ln k rows by squared distance and take the one that lowers the
         potential most, ties to the first."""
         left, chosen = self.masses.clone(), self.masses.new_zeros(k)
-        chosen[:1] = self.sample(left, uniforms(1, 0, restart, stage, seed))
+        chosen[:1] = self.sample(left, uniforms(1, 0, restart, purpose, seed))
         self.remove(left, chosen[:1])
         nearest = self.distances(chosen[:1])[:, 0]
         for i in range(1, k):
             potential = self.potential(nearest)
             # fewer different rows than clusters
             potential = torch.where(self.total(potential) > 0, potential, left)
-            trials = self.sample(potential, uniforms(2 + int(math.log(k)), i, restart, stage, seed))
+            trials = self.sample(potential, uniforms(2 + int(math.log(k)), i, restart, purpose, seed))
             closer = torch.minimum(nearest[:, None], self.distances(trials))
             # not a number: an index on a GPU would be waited for
             best = self.total(self.potential(closer)).argmin(0, keepdim=True)

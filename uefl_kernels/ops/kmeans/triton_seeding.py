@@ -49,7 +49,7 @@ def _potential(units, row, valid, square):
 
 
 @triton.jit(
-    do_not_specialize=["seed", "round", "restart", "stage", "n", "blocks"],
+    do_not_specialize=["seed", "round", "restart", "purpose", "n", "blocks"],
     do_not_specialize_on_alignment=_DRAWN,
 )
 def _draw(
@@ -62,7 +62,7 @@ def _draw(
     seed: tl.int64,
     round: tl.int32,
     restart: tl.int32,
-    stage: tl.int32,
+    purpose: tl.int32,
     n: tl.int64,
     blocks: tl.int32,
     BLOCK: tl.constexpr,
@@ -80,7 +80,9 @@ def _draw(
     total = tl.where(spread, total, tl.sum(masses, 0))
 
     zero = tl.zeros((1,), tl.int32)
-    word0, word1, _, _ = tl.philox(seed, zero + tl.program_id(0), zero + round, zero + restart, zero + stage)
+    word0, word1, _, _ = tl.philox(
+        seed, zero + tl.program_id(0), zero + round, zero + restart, zero + purpose
+    )
     upper = (word0.to(tl.uint32, bitcast=True) >> 5).to(tl.float64)
     lower = (word1.to(tl.uint32, bitcast=True) >> 6).to(tl.float64)
     number = tl.max((upper * 2.0**26 + lower) * 2.0**-53, 0)
@@ -216,13 +218,13 @@ class TritonGrid(grid.Grid):
             search.take(chosen[i:], 1, chosen[i:])
         return chosen
 
-    def plus_plus(self, k: int, seed: int, restart: int, stage: int) -> torch.Tensor:
+    def plus_plus(self, k: int, seed: int, restart: int, purpose: int) -> torch.Tensor:
         """Seed as the composed implementation does."""
         search, chosen = _Search(self), self.masses.new_empty(k)
         trials = self.masses.new_empty(2 + int(math.log(k)))
         for i in range(k):
             count = len(trials) if i else 1
-            search.draw(trials, count, i, restart, stage, seed)
+            search.draw(trials, count, i, restart, purpose, seed)
             if count > 1:
                 search.compare(trials, count)
             search.take(trials, count, chosen[i:])
@@ -259,7 +261,9 @@ class _Search:
         )
         self.potentials = self.sums
 
-    def draw(self, drawn: torch.Tensor, count: int, round: int, restart: int, stage: int, seed: int) -> None:
+    def draw(
+        self, drawn: torch.Tensor, count: int, round: int, restart: int, purpose: int, seed: int
+    ) -> None:
         """Draw the first ``count`` of ``drawn``."""
         with torch.cuda.device_of(drawn):
             _draw[(count,)](
@@ -272,7 +276,7 @@ class _Search:
                 seed,
                 round,
                 restart,
-                stage,
+                purpose,
                 self.n,
                 self.blocks,
                 _BLOCK,
