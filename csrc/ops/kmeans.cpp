@@ -58,7 +58,7 @@ void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& wor
 
 void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { work(0, count); }
 
-// The same error with the number of the problem behind the name of the op.
+// Throws the same error, with the number of the problem after the name of the op.
 [[noreturn]] void rethrow_as(int64_t problem, const std::exception_ptr& error) {
   const std::string op = "kmeans: ";
   try {

@@ -38,7 +38,7 @@ bool is_matrix(const Tensor& tensor, ScalarType dtype, int64_t d) {
          tensor.size(1) == d;
 }
 
-// Whether CSR columns are within [0, d) and offsets within [0, count], ascending.
+// Returns true if CSR columns are within [0, d), and offsets ascend within [0, count].
 bool within(const int32_t* columns, int64_t count, const int64_t* offsets, int64_t n, int64_t d) {
   bool inside = d > 0 && offsets[0] == 0 && offsets[n] == count;
   for (int64_t i = 0; i < n; ++i) inside = inside && offsets[i] <= offsets[i + 1];

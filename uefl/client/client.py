@@ -122,7 +122,7 @@ class Client:
     """One client in one arm; callable with a message.
 
     Args:
-        key: the secret from which noise is drawn, if the client itself adds noise.
+        key: the secret that seeds the noise, if the client itself adds noise.
         secret: makes the draws that protect the client's data. None: derived from the seed of the run, so
             that an experiment can be repeated. Then this process has the images of all clients.
     """

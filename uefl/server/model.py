@@ -117,8 +117,8 @@ class ServerModel:
         )
 
     def _fault(self, message: Message, reply: Reply) -> str | None:
-        """Return why the updated model cannot be used: in one round of training with a model whose elements
-        are far too large, the other clients would overflow."""
+        """Return the reason to reject an updated model: its elements are so large that the other clients
+        would overflow in one round of training."""
         if not {"values", "buffers"} <= message.tensors.keys() & reply.tensors.keys():
             return None
         sent, found = message.tensors["values"], reply.tensors["values"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..client.workspace import Workspace
 
 SERVER = "server"
-"""name from which the seeds of the server are derived; no client may have this name"""
+"""name of the server, which its seeds depend on; no client may have this name"""
 
 
 class Teacher:

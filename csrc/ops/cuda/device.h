@@ -1,4 +1,4 @@
-// Questions of the launchers to the driver about devices and kernels, asked once in a process.
+// Properties of devices and kernels, read from the driver once in a process.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ namespace uefl::cuda {
 
 struct Device {
   int64_t multiprocessors = 1,
-          shared = 0;  // shared: bytes that a block may have, static and dynamic together
+          shared = 0;  // shared: most bytes of a block, static and dynamic together
   int major = 0;       // of the compute capability
 };
 
@@ -44,8 +44,8 @@ inline const Device& current_device() {
   return known ? devices[static_cast<size_t>(index)] : none;
 }
 
-// Lets a kernel have that many bytes of dynamic shared memory on the current device; the driver hears of it
-// when it is more than before.
+// Allows a kernel this number of bytes of dynamic shared memory on the current device. The driver is called
+// only if the number grows.
 template <class Kernel>
 void allow_shared(const char* op, Kernel kernel, int64_t bytes) {
   static std::mutex mutex;

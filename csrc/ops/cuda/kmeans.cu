@@ -29,8 +29,8 @@ long long* numbers(Tensor& tensor) { return static_cast<long long*>(tensor.mutab
 // The valid arguments of a step: rows, and the units of their sums.
 struct Rows {
   const char* op;
-  Tensor x;     // [N, d], as it was given
-  Tensor view;  // the same as the kernels read it
+  Tensor x;     // [N, d], from the caller
+  Tensor view;  // x in the layout that the kernels read
   Shape shape;
   std::optional<Tensor> weights;  // [N]
   Tensor middle, scale, mass_scale;
@@ -135,7 +135,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   return {labels, sums, masses, inertia};
 }
 
-constexpr int64_t kLookEvery = 16;  // iterations after which the host asks whether the fit has ended
+constexpr int64_t kLookEvery = 16;  // iterations between two checks of the host for the end of the fit
 
 // Waits for the device, so it cannot run while a graph is captured.
 bool has_ended(const char* op, const long long* ended, cudaStream_t stream) {

@@ -21,7 +21,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Blocks for this number of threads, within the limit of a grid: a thread may take many items.
+// Returns the number of blocks for this number of threads, within the limit of a grid. A thread may process
+// several items.
 unsigned blocks(int64_t threads) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kThreads), 1, 1 << 20));
 }
@@ -37,7 +38,7 @@ struct Launch {
   void over(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
     kernel<<<blocks(threads), kThreads, 0, stream>>>(arguments...);
   }
-  // A slab has far fewer warps than a grid may.
+  // A slab has far fewer warps than the limit of a grid.
   template <class Kernel, class... Arguments>
   void all(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
     over(threads, kernel, arguments...);
@@ -51,7 +52,7 @@ void with_type(ScalarType type, const Body& body) {
       return body(float{});
     case ScalarType::Half:
       return body(__half{});
-    default:  // the checks have refused all others
+    default:  // the checks have rejected all others
       return body(__nv_bfloat16{});
   }
 }

@@ -1,4 +1,4 @@
-// The launch of row_sums.h, for the ops that end in it.
+// The launch of row_sums.h, for the ops that end with it.
 #pragma once
 
 #include "cuda/row_sums.h"
@@ -8,7 +8,7 @@
 
 namespace uefl::cuda {
 
-// parts(blocks) gives the room for the parts of the error.
+// parts(blocks) returns the memory for the parts of the error.
 template <bool kGather, class T, class Codeword, class Parts>
 void launch_row_sums(const char* op, const T* x, const Shape& shape, RowSums<T, Codeword> wanted,
                      const Parts& parts, cudaStream_t stream) {

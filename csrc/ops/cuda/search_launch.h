@@ -1,4 +1,4 @@
-// The search on CUDA, for the ops that begin with one.
+// The search on CUDA, for the ops that begin with it.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -10,9 +10,9 @@
 
 namespace uefl::cuda {
 
-// Indices [..., S] of the nearest codewords, and whether what is wanted is there too: one kind of search
-// makes it while it has the rows. op: who asks, for messages. The same launches clear the arrays that the op
-// adds to.
+// Returns the indices [..., S] of the nearest codewords, and true if the search also made the wanted results:
+// one kind of search makes them while it has the rows. op: the name for error messages. The same launches
+// clear the arrays to which the op adds.
 std::pair<torch::stable::Tensor, bool> assign(const char* op, const torch::stable::Tensor& x,
                                               const torch::stable::Tensor& codebook,
                                               const std::string& metric, bool exact,

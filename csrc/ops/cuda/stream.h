@@ -5,7 +5,7 @@
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
 
-// Weak: libtorch_cuda has this symbol and a CPU build of torch has not; one library loads under both.
+// Weak: only libtorch_cuda has this symbol. So one library loads with it, and with a CPU build of torch.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
                                                                                    void** ret_stream);
 

@@ -28,13 +28,13 @@ void with_type(torch::headeronly::ScalarType type, const Body& body) {
       return body(double{});
     case ScalarType::Half:
       return body(__half{});
-    default:  // the checks of the ops have seen the others off
+    default:  // the checks of the ops have rejected all others
       return body(__nv_bfloat16{});
   }
 }
 
-// x as [outer, inner, D]: a view of dense, channels-first and transposed layouts alike, a copy of what two
-// strides cannot describe; x becomes the viewed tensor.
+// Returns x as [outer, inner, D]: a view of dense, channels-first and transposed layouts, and a copy of
+// layouts that two strides cannot describe. x becomes the viewed tensor.
 inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   if (x.dim() > 2) x = torch::stable::flatten(x, 1, -2);
   const int64_t last = x.dim() - 1;
@@ -48,7 +48,8 @@ inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   return shape;
 }
 
-// Zeros for the elements of these tensors, which have 8 bytes each, by the kernel that packs the codebook.
+// Returns the spans of these tensors, with elements of 8 bytes. The kernel that packs the codebook zeroes
+// them.
 inline Spans spans_of(std::initializer_list<torch::stable::Tensor*> tensors) {
   Spans spans{};
   int64_t i = 0;

@@ -25,16 +25,16 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Blocks for this number of threads, within the limit of a grid: the kernels with a thread per element of x
-// loop.
+// Returns the number of blocks for this number of threads, within the limit of a grid. The kernels with a
+// thread per element of x loop.
 unsigned blocks(int64_t threads) {
   return static_cast<unsigned>(std::min((threads + kThreads - 1) / kThreads, int64_t{0x7fffffff}));
 }
 
 enum class Search { float32, mma, wgmma };
 
-// Divides one allocation into the arrays of Packed, each at a multiple of 16 bytes, and parts of an error.
-// open: the rows for which the lists of all blocks have room.
+// Divides one allocation into the arrays of Packed and the parts of an error, each at a multiple of 16 bytes.
+// open: the number of rows that the lists of all blocks can store.
 Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, const Tensor& x,
              Tensor& workspace, double*& parts) {
   const int64_t codewords = shape.books * shape.padded_k;
@@ -70,17 +70,16 @@ Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, con
   return packed;
 }
 
-// The architectures that this was compiled for, as CMake has them; wgmma runs on what sm_90a was compiled to
-// and on nothing else.
+// The architectures of this build, as CMake writes them. wgmma needs the machine code of sm_90a.
 #ifndef UEFL_CUDA_ARCHITECTURES
 #define UEFL_CUDA_ARCHITECTURES ""
 #endif
 constexpr bool kBuiltForSm90a =
     std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
 
-// The fastest allowed first pass. The order is from the fastest to the slowest, and each pass leaves the
-// shapes that it cannot handle to the next. UEFL_CUDA_SEARCH names the fastest allowed one, to compare them,
-// and as a workaround if one is wrong on some GPU.
+// The fastest allowed first pass. The passes are ordered from the fastest to the slowest. A shape that one
+// pass cannot handle goes to the next. UEFL_CUDA_SEARCH names the fastest allowed one, to compare them, and
+// as a workaround if one is wrong on some GPU.
 Search fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
@@ -97,15 +96,17 @@ Search fastest_allowed() {
   return Search::wgmma;
 }
 
-// The number of blocks for this number of tiles: a few for each multiprocessor, which loop over the tiles.
+// Returns the number of blocks for this number of tiles: a few for each multiprocessor, which loop over the
+// tiles.
 unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
   return static_cast<unsigned>(std::min<int64_t>(tiles, each * current_device().multiprocessors));
 }
 
 unsigned mma_blocks(const Shape& shape) { return blocks_of_tiles(mma_tiles(shape), 4); }
 
-// Returns whether all codewords are compared, and not the least of every four. Scoring four codewords of a
-// row again takes as many instructions for each 64 elements as it saves for each 512 codewords.
+// Returns true to compare all codewords, and false to compare the least of every four. The second way saves
+// comparisons, in proportion to the codewords, and scores four codewords of a row again, in proportion to d.
+// The two cost the same for k = 8 d.
 bool all_compared(const Shape& shape) { return shape.k <= 512 * (mma_width(shape.d) / kBlockElements); }
 
 template <class T>
@@ -149,7 +150,7 @@ Stages stages_of(const Shape& shape, const Tensor& rows) {
   return divide(shape, element_bytes, current_device().shared, current_device().multiprocessors);
 }
 
-// The one launch before the search; rows are looked at where wgmma is to search them.
+// Launches the kernel before the search. It reads some rows if wgmma will search them.
 template <class Codeword, class Row>
 void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shape shape, Packed packed,
                  Spans cleared, bool halves, cudaStream_t stream) {

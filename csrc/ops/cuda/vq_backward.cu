@@ -19,8 +19,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// x as [outer, inner, D]: a view, or a copy of what two strides cannot describe; the tensor becomes the
-// viewed one.
+// Returns x as [outer, inner, D]: a view, or a copy if two strides cannot describe the layout. The tensor
+// becomes the viewed one.
 View view(Tensor& tensor) {
   if (tensor.dim() > 2) tensor = torch::stable::flatten(tensor, 1, -2);
   const int64_t last = tensor.dim() - 1;
@@ -104,7 +104,7 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
     case ScalarType::Half:
       with(__half{});
       break;
-    default:  // check_search has refused all others
+    default:  // check_search has rejected all others
       with(__nv_bfloat16{});
   }
   if (out.const_data_ptr() != grad_x.const_data_ptr())
