@@ -37,7 +37,7 @@ class Variant:
 
     @property
     def warpgroups(self) -> int:
-        """Those that multiply."""
+        """Return the warpgroups that multiply."""
         return int(self._parts[1])
 
     @property
@@ -47,12 +47,12 @@ class Variant:
 
     @property
     def options(self) -> set[str]:
-        """turns, first, described, pair, marked."""
+        """Return the options: some of turns, first, described, pair and marked."""
         return set(self._parts[3:])
 
     @property
     def threads(self) -> int:
-        """Of a block: a warpgroup copies."""
+        """Return the threads of a block. One more warpgroup copies."""
         return (self.warpgroups + 1) * 128
 
     @property
@@ -62,7 +62,7 @@ class Variant:
 
     @property
     def tiles(self) -> int:
-        """Of rows, in shared memory for each warpgroup."""
+        """Return the tiles of rows in shared memory for each warpgroup."""
         return 1 if self.chunks > 2 else 2
 
     def shared(self, places: int) -> int:

@@ -174,9 +174,7 @@ def search(driver: AnyDriver, cubins: Path, out: Path, only: str, seconds: float
             row: dict[str, Any] = {"shape": name, "variant": variant.name, "places": places}
             try:
                 row |= timed(driver, cubins / "search.cubin", variant, shape, places, data)
-            except (
-                RuntimeError
-            ) as error:  # what leaves the device in an error ends the others too: their lines say so
+            except RuntimeError as error:  # an error that stays on the device also ends the other variants
                 row |= {"us": math.nan, "wrong": math.nan, "error": str(error).splitlines()[0]}
             failed = "error" in row or row["wrong"] > MOST_WRONG
             bad += failed
@@ -225,10 +223,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         "--only",
         default="",
         metavar="REGEX",
-        help="only measurements, or shapes and variants, whose name holds it",
+        help="only measurements, or shapes and variants, with a name that matches",
     )
     parser.add_argument(
-        "--seconds", type=float, default=220.0, help="begin nothing later than that (default: %(default)s)"
+        "--seconds", type=float, default=220.0, help="start nothing after this time (default: %(default)s)"
     )
     parser.add_argument(
         "--dry", action="store_true", help="launch nothing; needs the machine code and no GPU"

@@ -1,5 +1,5 @@
-"""Every random draw of a run has a seed of its own, made from its place in the run: nothing to save, nothing
-to replay."""
+"""Every random draw of a run has its own seed, derived from its place in the run. So a checkpoint need not
+save the state of a generator."""
 
 from __future__ import annotations
 

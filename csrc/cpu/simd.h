@@ -1,5 +1,5 @@
 // The vectors of an instruction set and the operations of the kernels on them. One source serves all
-// instruction sets; an intrinsic stands where the vector types of GCC do not compile to the intended
+// instruction sets. It has intrinsics only where GCC does not compile vector types to the intended
 // instruction. Vectors are as wide as the registers, since GCC lowers wider ones through memory. Float
 // results may differ in the last bits between instruction sets (FMA or not); integers never do.
 #pragma once
@@ -193,8 +193,9 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #if defined(__AVX512F__)
   return (SignedLongs)_mm512_cvtpd_epi64((__m512d)x);
 #else
-  // Adding 1.5 * 2^52 leaves an integer below 2^51 in the low bits: once for x in units of 2^26, an even
-  // number of ones, once for the rest. Products are exact, so fusing them changes nothing.
+  // Adding 1.5 * 2^52 leaves an integer below 2^51 in the low bits. The first sum rounds x to a multiple of
+  // 2^26, which is even, and the second sum rounds the rest. Products are exact, so fusing them changes
+  // nothing.
   constexpr double kTop = 0x1.8p52;
   constexpr uint64_t kTopBits = 0x4338000000000000u;
 #if defined(__FMA__)

@@ -1,4 +1,5 @@
-// The definition of the search for every codeword, without scores: what each instruction set offers.
+// Evaluates the definition of the search for every codeword, without scores. Each instruction set has this
+// interface.
 #pragma once
 
 #include <cstdint>

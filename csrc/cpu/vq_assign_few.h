@@ -21,9 +21,9 @@ inline const VqAssignDirectKernel& direct_kernel() {
 }
 
 constexpr int64_t kLongest = 1 << 16;  // elements for which rounding in float32 has a bound
-constexpr int64_t kStep = 16;          // scores that are looked at together
+constexpr int64_t kStep = 16;          // scores that are compared together
 
-// The smallest of some scores, NaN left out; infinity where there is none.
+// The smallest of some scores, without NaN; infinity if there is none.
 inline float least_of(const float* scores, int64_t count) {
   float least[kStep];
   std::fill(least, least + kStep, std::numeric_limits<float>::infinity());

@@ -60,11 +60,11 @@ UEFL_INLINE void sum_rows(const float* rows, int64_t pitch, const float* code, c
     Floats total = sum[r][0];
     if constexpr (kSums == 4) total = (total + sum[r][1]) + (sum[r][2] + sum[r][3]);
     const float sum_of_all = sum_across(total);
-    out[r] = sum_of_all + (sum_of_all - sum_of_all);  // NaN for infinity: the caller looks at that codeword
+    out[r] = sum_of_all + (sum_of_all - sum_of_all);  // NaN for infinity: the caller evaluates it
   }
 }
 
-// -1 / |c|, or NaN where the square has no use.
+// -1 / |c|, or NaN if the square is out of range.
 UEFL_INLINE float cosine_factor(const float* code, int64_t d) {
   Floats sum{}, c;
   int64_t j = 0;
@@ -135,7 +135,7 @@ void score_step(const FewRun& run, const Step& step) {
   for (; group < groups; ++group) score_groups<euclidean, 1>(run, group, step);
 }
 
-// Codeword k in float32, in `room` unless it lies so in memory.
+// Codeword k in float32: in place, or converted into `room`.
 const float* float_code(const FewRun& run, int64_t k, float* room) {
   const float* found = room;
   with_type(run.dtype, [&]<class T>(const T*) {

@@ -108,7 +108,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class ServerData:
-    """Images of the server; None: it has none of that kind."""
+    """Images of the server; None if it has none of a kind."""
 
     labeled: Split | None
     """training images of the server"""

@@ -145,13 +145,13 @@ def smallest_surrogate_loss(priors: Matrix, sizes: npt.NDArray[np.int64], *, leg
     """Return the loss of a perfect classifier on a client's sets, in nats: the minimum that training can
     reach.
 
-    One that puts all mass on an image's class k gives set m the posterior pi_m priors[m, k] / sum; this is
-    its mean loss.
+    A perfect classifier puts all mass on the class k of an image. Set m then has the posterior pi_m
+    priors[m, k] / sum, and the result is the mean loss of these posteriors.
 
     Args:
         priors: ``[M, K]``.
         sizes: ``[M]``.
-        legacy: of the published loss, which applies softmax to the posterior once more.
+        legacy: use the published loss, which applies softmax to the posterior once more.
     """
     joint = priors * (sizes / sizes.sum())[:, None]  # share of all images that are in set m and of class k
     g = joint / np.maximum(joint.sum(0), np.finfo(np.float64).tiny)
@@ -170,10 +170,10 @@ def check_priors(
     Args:
         priors: ``[M, K]`` class shares, one row per set.
         sizes: ``[M]`` images of each set.
-        names: what else a set is called, for the messages; empty: nothing else.
+        names: other names of the sets, for the messages; may be empty.
 
     Raises:
-        InvalidPriors: no such matrix; the message names client and set.
+        InvalidPriors: the priors are no such matrix; the message names client and set.
     """
     priors = np.asarray(priors, dtype=np.float64)
     if priors.ndim != 2 or priors.shape[1] != classes:
@@ -182,8 +182,8 @@ def check_priors(
         )
     if len(priors) < 2:
         raise InvalidPriors(
-            f"client {client!r} has {len(priors)} set; expected 2 or more, one set says nothing about the"
-            " classes"
+            f"client {client!r} has {len(priors)} set; expected 2 or more, one set has no information about"
+            " the classes"
         )
     if len(sizes) != len(priors):
         raise InvalidPriors(

@@ -56,9 +56,8 @@ def panels(
     """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client; all clients share the first
     ``shared`` codewords.
 
-    If each segment has a codebook of its own, one panel shows all of them. Codewords that
-    quantize what others leave of a feature (``residual``) are no features but ways from one: they begin at
-    the mean.
+    If each segment has its own codebook, one panel shows all of them. With ``residual``, new codewords
+    quantize residuals. A residual is a difference of features, so these codewords are drawn from the mean.
     """
     every = np.concatenate([tokens.reshape(-1, books[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)

@@ -1,4 +1,4 @@
-"""Terms of a VQ layer's loss; the means are 0 over nothing."""
+"""Terms of the loss of a VQ layer. A mean over no values is 0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     """Return the negative entropy of the assignment probabilities softmax(near * temperature), averaged over
     the batch per position.
 
-    As in the peer, each of the ``length`` positions of a sequence is to use all codewords.
+    As in the peer, the loss makes each of the ``length`` positions of a sequence use all codewords.
 
     Args:
         near: ``[h, n, K]``, the larger the nearer.

@@ -16,7 +16,7 @@ from .vector_quantize import VectorQuantize
 
 
 class Stages:
-    """Quantizers in a row that run as one ``rvq``, with the bits of one after the other."""
+    """Several quantizers that run as one ``rvq``, with the same bits as one quantizer after the other."""
 
     def __init__(self, layers: Sequence[VectorQuantize], frozen: bool | None) -> None:
         self.first, self.layers = layers[0], layers
@@ -79,7 +79,7 @@ class Stages:
             book.update(counted, summed, given, None)
 
     def _weighted(self, losses: torch.Tensor, learning: bool) -> torch.Tensor:
-        """Return the losses as the layers weigh them; without a commitment loss zero, or NaN for NaN."""
+        """Return the weighted losses. Without a commitment loss they are zero, or NaN for NaN."""
         weight = self.first.commitment_weight
         if not self.training or weight == 0:
             losses = losses.detach()
@@ -88,12 +88,12 @@ class Stages:
 
 
 def _options(layer: VectorQuantize) -> tuple[Any, ...]:
-    """Return the options that the op has once for all stages."""
+    """Return the options that all stages of the op share."""
     return layer.training, layer.rotation_trick, layer.commitment_weight, layer.freeze_codebook
 
 
 def _plain(layer: VectorQuantize, book: Codebook) -> bool:
-    """Return True if this quantizer does what ``vq`` does, and nothing besides the moving averages."""
+    """Return True if this quantizer only runs ``vq`` and updates moving averages."""
     return (
         type(layer) is VectorQuantize
         and type(book) is Codebook

@@ -28,7 +28,7 @@ class LatentQuantize(ConstantBuffers, Coder):
     """Replace every element of a vector by the nearest of a few values.
 
     Args:
-        levels: number of values of each element; an int holds for all ``codebook_dim`` elements.
+        levels: number of values of each element; an int applies to all ``codebook_dim`` elements.
         dim: length of the vectors ``[B, dim, ...]``; where it differs from ``codebook_dim * num_codebooks``,
             ``project_in`` and ``project_out`` are linear.
         commitment_loss_weight: weight of the loss that moves the output to the input.
@@ -46,8 +46,8 @@ class LatentQuantize(ConstantBuffers, Coder):
     Source: Hsu et al. 2023, "Disentanglement via Latent Quantization", eqs. 1-4.
 
     Equivalent to: ``vector_quantize_pytorch.LatentQuantize`` 1.32 with the same arguments, which also loads
-        its state_dict. Here indices are those of the chosen values without rounding, and decoding takes the
-        values as they are, also after they changed.
+        its state_dict. Here an index is the number of the chosen value, without rounding, and decoding uses
+        the current values.
     """
 
     _levels: torch.Tensor

@@ -14,7 +14,7 @@ class Sequential(nn.Module):
     """Call modules in a row, exactly one of them a quantizer, and return its further results too.
 
     Args:
-        *fns: the modules; the first takes ``[..., dim]`` or what else it is made for.
+        *fns: the modules; the first takes ``[..., dim]``, or any input that it accepts.
 
     Raises:
         ValueError: none or several quantizers.

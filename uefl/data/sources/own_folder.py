@@ -19,10 +19,10 @@ def read(root: Path) -> DataSet:
     """Look through ``root/CLIENT/CLASS/*`` or ``root/CLIENT/{train,test}/CLASS/*``; classes are the union
     over all clients, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads; a file that is no image, next to folders,
-    and a class folder without an image are skipped with a note; hidden files are skipped without one. So are
-    classes noted that differ in case only. Images are RGB if any of them is in color, else gray, by the rules
-    of :mod:`uefl.data.pixels`.
+    Every file in a class folder must be an image that Pillow reads. Files next to folders that are no images,
+    and class folders without images, are skipped with a note. Hidden files are skipped without a note.
+    Classes that differ only in case are noted. Images are RGB if any of them is in color, else gray, by the
+    rules of :mod:`uefl.data.pixels`.
 
     Raises:
         UserError: folders or images missing or misplaced, a file that is no image.
@@ -76,8 +76,8 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
         (there,) = names
         other = "test" if there == "train" else "train"
         raise UserError(
-            f"{silo / there} has no {other} beside it; add {silo / other}, or put the class folders straight"
-            f" into {silo}, from which a test split is then taken"
+            f"{silo / there} has no {other} next to it; add {silo / other}, or put the class folders"
+            f" directly into {silo}, and a test split is drawn from them"
         )
     parts = (
         {part.name: labeled(part, layout) for part in inside} if split else {"train": labeled(silo, layout)}
