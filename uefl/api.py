@@ -234,13 +234,12 @@ def resume(
     With ``more_rounds`` a finished run trains this number of further rounds in its last iteration. The result
     is the same as if the run had had these rounds from the start.
 
-    The other arguments are as in :func:`train`. Give objects again: the clients,
-    the network, and, in a new process, the algorithms that no package registers. The run refuses clients and
-    networks that are others than before.
+    The other arguments are as in :func:`train`. Give the same objects again: the clients, the network, and,
+    in a new process, the algorithms that no package registers.
 
     Raises:
-        UserError: no run to go on with, another version's, or other objects than before. RunError: the run
-            cannot go on honestly.
+        UserError: there is no run, it is of another version, or other objects were given.
+        RunError: the run stopped early, as in :func:`train`.
     """
     for name, arm in (arms or {}).items():
         if not isinstance(arm, Algorithm):

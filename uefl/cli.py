@@ -1,7 +1,7 @@
-"""The command line. Errors of the user are one line and exit code 2, a run that could not finish honestly is
-exit code 1.
+"""The command line. An error of the user is one line and exit code 2. A run that stopped early, or that
+rejected replies, has exit code 1.
 
-torch, and all that imports it, is imported inside the commands: help and mistakes answer at once.
+The commands import torch themselves, so that help and errors appear at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GROUPS = {
 }
 _TERMINATED = 128 + signal.SIGTERM
 _NOBODY_READS = 128 + signal.SIGPIPE
-_UsageError: Any = typer.BadParameter.__base__  # newer versions of typer bring a click of their own
+_UsageError: Any = typer.BadParameter.__base__  # newer versions of typer include click
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _in_a_line() -> Iterator[None]:
 
 
 class _Commands(TyperGroup):
-    """Errors are a line in every command; without one the answer is the help."""
+    """Print an error in one line in every command; without a command, print the help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _in_a_line() if args else nullcontext():
@@ -148,10 +148,10 @@ def main() -> None:
 
 
 class _Pipe(Console):
-    """A console that raises an error when its reader has gone; rich ends the process without a word."""
+    """A console that raises BrokenPipeError if its output is closed."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error; rich would end the process without a word."""
+        """Raise the error; rich would end the process silently."""
         raise BrokenPipeError
 
 

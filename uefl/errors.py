@@ -16,7 +16,7 @@ class UnknownAlgorithm(UserError):
 
 
 class RunError(Exception):
-    """A run that started but could not finish honestly (quorum lost, diverged model). Exit code 1."""
+    """A run that started and stopped early, as without a quorum or with a diverged model. Exit code 1."""
 
 
 class InvalidPriors(UserError, ValueError):

@@ -168,13 +168,13 @@ def resume(
     """Go on with the run in a folder from its last round; a finished run returns its summary, or trains
     further rounds.
 
-    The result is the same, bit for bit, as without the interruption, given the same device and number of
-    threads; with ``more_rounds`` as of a run that had these rounds in its last iteration from the start. The
-    other arguments are as in :func:`train`.
+    On the same device and with the same number of threads, the result is the same, bit for bit, as without
+    the interruption. With ``more_rounds``, it is the result of a run that had these rounds in its last
+    iteration from the start. The other arguments are as in :func:`train`.
 
     Raises:
-        UserError: no run to go on with, another version's, or other data than before. RunError: the run
-            cannot go on honestly.
+        UserError: there is no run, it is of another version, or the data have changed.
+        RunError: the run stopped early, as in :func:`train`.
     """
     where = chosen_device(device)
     check_name(out, "the run folder")
@@ -261,8 +261,8 @@ def _prepare(
             and _keeps_what_predicts(workspace)
         ):
             why = (
-                "clients keep layers or tensors that predict, and silos do not send these for a mean to be"
-                " made"
+                "clients keep layers or tensors for predictions, and silos do not send them, so that there is"
+                " no mean"
             )
             raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
     return run
@@ -290,7 +290,7 @@ def check_inputs(cfg: Config, federation: Federation) -> None:
 
 
 def _keeps_what_predicts(workspace: Workspace) -> bool:
-    """Return whether no model of this arm predicts without what stays with a client, or a mean of it."""
+    """Return True if every prediction of this arm needs private parts of a client, or their mean."""
     algorithm = workspace.algorithm
     averaged = type(algorithm).reference is not Algorithm.reference
     return bool(workspace.private_names() or (algorithm.private_predicts and averaged))
@@ -429,8 +429,8 @@ class _Run:
         not bit for bit."""
         changes = {
             "config": "config.toml has been changed",
-            "data": "the clients have other images than those",
-            "network": "the network that was given is another one",
+            "data": "the images of the clients have changed",
+            "network": "the given network has changed",
         }
         for key, what in changes.items():
             if then.get(key) != self.made_with.get(key):
@@ -541,7 +541,7 @@ class _Run:
         arms = report.outcomes(self.metrics.lines(), self.cfg)
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
-            if self._deployment is None:  # else other processes do the work
+            if self._deployment is None:  # else other processes train
                 outcome["cpu_seconds"] = round(self.cpu_seconds[name], 3)
         summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
         if self.privacy is not None:

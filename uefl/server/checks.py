@@ -41,7 +41,7 @@ _MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys(_UNBOUNDED,
 """upper bounds of the metrics of the framework; all are at least 0"""
 _LONGEST = 200  # characters of a reason
 _OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "reason"))
-"""keys of metrics.jsonl that say which line this is, which no client may say"""
+"""keys of metrics.jsonl that identify a line; no client may send them"""
 
 
 def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | None:
@@ -95,8 +95,8 @@ def not_finite(values: Mapping[str, Any]) -> str | None:
 
 
 def printable(reason: str, most: int = _LONGEST) -> str:
-    """Return a reason as one printable line of at most ``most`` characters; others choose some of its
-    names."""
+    """Return a reason as one printable line of at most ``most`` characters. Clients choose some of the
+    names in it."""
     line = "".join(character if character.isprintable() else "?" for character in reason[: most + 1])
     return line if len(line) <= most else f"{line[:most]}..."
 
@@ -107,9 +107,9 @@ def check_quorum(
     """Stop the run if too few clients have replied.
 
     Args:
-        share: of the clients that is enough.
+        share: the share of clients that is enough.
         round: counts from 1, for the message.
-        what: they were to do, in the past tense.
+        what: the task of the clients, in the past tense.
         rejected: clients with a rejected reply, each with the reason.
 
     Raises:
@@ -176,12 +176,12 @@ def written(state: State) -> State:
     """Convert the plain values to JSON and back, so that their types do not depend on a checkpoint.
 
     Raises:
-        TypeError: a value that JSON has not.
+        TypeError: a value that JSON does not support.
     """
     try:
         state.plain = json.loads(json.dumps(state.plain))
     except TypeError as error:
         raise TypeError(
-            f"state.plain: {error}; it holds values of JSON alone, tensors belong to state.tensors"
+            f"state.plain: {error}; it may have only values of JSON; tensors belong to state.tensors"
         ) from None
     return state

@@ -58,8 +58,8 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
 
 
 def within(layer: str, indices: Any, size: int) -> torch.Tensor:
-    """Return indices as int64, each of one of ``size`` codewords. On the CPU another index raises IndexError,
-    because no lookup in a codebook would raise it."""
+    """Return indices as int64, from 0 to ``size`` - 1. On the CPU another index raises IndexError, because
+    these layers look up no codebook that would raise it."""
     found = as_indices(layer, indices)
     plain = type(found) is torch.Tensor  # no fake tensor
     readable = plain and found.device.type == "cpu" and found.numel() > 0

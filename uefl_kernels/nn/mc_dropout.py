@@ -40,23 +40,25 @@ Run = tuple[Callable[..., torch.Tensor], Sequence[Any]]
 
 
 class MCDropout(nn.Module):
-    """Turn a classifier with dropout into one that says how uncertain it is.
+    """Turn a classifier with dropout into one that measures its uncertainty.
 
-    The model is traced (``torch.fx``) and cut: what no dropout reaches runs once, the rest ``passes`` times.
-    If the rest is a chain of Linear, GELU (exact), ReLU, SiLU or Tanh, and dropout, it runs in
+    The model is traced (``torch.fx``) and cut: the part before any dropout runs once, the rest ``passes``
+    times. If the rest is a chain of Linear, GELU (exact), ReLU, SiLU or Tanh, and dropout, it runs in
     :func:`~uefl_kernels.mc_dropout_mlp`, which stores neither masks nor passes. Otherwise the passes are
-    folded into batches of at most ``max_rows`` rows, and of at most 2^22
-    logits: without a gradient, memory holds a few passes at a time (autograd keeps all of them). A model that
-    cannot be traced runs as a whole, once per pass, and a warning says so.
+    folded into batches of at most ``max_rows`` rows, and of at most 2^22 logits: without a gradient, memory
+    holds a few passes at a time (autograd keeps all of them). A model that cannot be traced runs as a whole,
+    once per pass, and a warning says so.
 
-    During a call everything is in evaluation mode (batch norm uses its running statistics) but the dropouts;
-    afterwards every mode is as before. Functional dropouts (``F.dropout`` and its like) count as dropouts and
-    are switched on, with any argument ``training``; their rates are fixed when the model is traced. Modules
-    of torch.nn that hold dropouts (attention, recurrent and transformer layers) are run in training mode as a
-    whole. Not switched on: ``dropout_p`` of a model's own ``F.scaled_dot_product_attention``, and layers that
-        draw for themselves. The next call traces a model again when its modules are replaced, get hooks, or
-        begin or cease to drop, or when a parameter or buffer that its own ``forward`` reads is replaced, as
-        by ``load_state_dict(assign=True)``. New values in place need no new trace. After other changes of its
+    During a call, all modules except the dropouts are in evaluation mode (batch norm uses its running
+    statistics). After the call, every mode is as before. Functional dropouts (``F.dropout`` and its like)
+    count as dropouts and are switched on, with any argument ``training``; their rates are fixed when the
+    model is traced. Modules of torch.nn that hold dropouts (attention, recurrent and transformer layers) are
+    run in training mode as a whole. Not switched on: ``dropout_p`` of a model's own
+    ``F.scaled_dot_product_attention``, and layers with their own random draws.
+
+    The next call traces the model again if its modules are replaced or get hooks, if a dropout is switched on
+    or off, or if a parameter or buffer that its own ``forward`` reads is replaced, as by
+    ``load_state_dict(assign=True)``. New values in place need no new trace. After other changes of its
         ``forward``, or of tensors that are neither parameters nor buffers, make another ``MCDropout``.
 
     Calls from several threads run one after the other, as they change the modes of the model and, with a
@@ -65,17 +67,16 @@ class MCDropout(nn.Module):
     Args:
         model: takes a batch, returns logits ``[B, ..., C]``. Kept as the submodule ``model``; its parameters
             stay its own.
-        passes: T, at least 1; with one, variance and mutual_info are 0 whatever the model, so they say
-            nothing.
+        passes: T, at least 1; with one pass, variance and mutual_info are 0 for any model.
         consistent: one mask per pass for the whole batch, so that a pass is one sampled network (BatchBALD);
             of the chain above also for all positions of a row ``[B, ..., D]``. Outside the chain every row
-            runs as a batch of its own with the same draws: by ``torch.vmap`` where it takes the model, row by
-            row where it does not, which is slow.
-        max_rows: of a folded batch; a batch that is larger is not cut.
+            runs as its own batch with the same draws: by ``torch.vmap`` if that is possible, else row by row,
+            which is slow.
+        max_rows: most rows of a folded batch; a larger batch is not cut.
         class_dim: dimension of the classes in the output of the model, 1 for segmentation models ``[B, C, H,
             W]``; ``mean_probs``, ``variance`` and the probabilities have them there as well.
-        insert: for a model that has no dropout: the rate of one before its last ``nn.Linear``, or ``{name:
-            rate}`` of dropouts before the modules so named (as by ``named_modules``), on their first
+        insert: for a model without dropout: the rate of a dropout before its last ``nn.Linear``, or ``{name:
+            rate}`` for dropouts before the modules of these names (see ``named_modules``), on their first
             argument. Dropouts of the model itself stay on. The model is not changed.
 
     Raises:

@@ -41,7 +41,7 @@ class CodebookParameters(base.Parameters):
 
 
 class Parameters(CodebookParameters):
-    """Parameters of UEFL. The defaults are the published method's; what departs from it is off."""
+    """Parameters of UEFL. The defaults are those of the published method; other options are off."""
 
     # who is extended, and with what
     extend: Literal["uncertain", "random", "all", "none"] = Field(

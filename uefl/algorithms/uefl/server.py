@@ -386,7 +386,7 @@ class UEFL(CodebookAlgorithm):
         data (eq. 7).
 
         Raises:
-            RunError: no client sent what decides.
+            RunError: no client sent the value that decides.
         """
         p = self.parameters
         if p.extend in ("all", "none"):
@@ -395,7 +395,7 @@ class UEFL(CodebookAlgorithm):
         by_entropy = p.criterion == "entropy"
         needed = ("holdout_entropy", "holdout_entropy_se") if by_entropy else ("holdout_nll",)
         lacking = [record["client"] for record in records if any(record.get(key) is None for key in needed)]
-        if lacking:  # a client's metrics are its own word
+        if lacking:  # a client may send no metrics, or wrong ones
             turn.notice(
                 f"after iteration {turn.iteration + 1}: {', '.join(lacking)} sent no {needed[0]}, and cannot"
                 " be extended"

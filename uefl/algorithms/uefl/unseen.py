@@ -1,12 +1,12 @@
-"""Which codebook a client is measured with that has none of its own, because it is never trained on.
+"""Choose codebooks for a client that is never trained on, so that it has no codebook of its own.
 
-Its accuracy and all other metrics are those with the codewords that every trained client sees. Beside them
-stand the accuracies with two other choices, from one pass with dropout off: ``accuracy_union`` with all
-codewords of all clients, and ``accuracy_best`` with the codebook of the trained client that fits the images
-best, by the mean squared quantization error; no label is used.
+Its metrics are measured with the codewords that every trained client sees. Two other accuracies come from one
+pass with dropout off. ``accuracy_union`` uses all codewords of all clients. ``accuracy_best`` uses the
+codebook of the trained client that fits the images best, by the mean squared quantization error, without
+labels.
 
-A message to such a client has all codewords, ``blocks [..., V, d]``, and in ``books [K, V]`` which of them
-clients see.
+A message to such a client has all codewords, ``blocks [..., V, d]``, and a mask ``books [K, V]`` of the
+codewords of each client.
 """
 
 from __future__ import annotations
