@@ -99,30 +99,30 @@ def _of_codebook(name: str) -> Any:
 class VectorQuantize(Coder):
     """Replace every vector by its nearest codeword, and learn the codewords from the vectors.
 
-    Same constructor names, forward result and state_dict as ``vector_quantize_pytorch.VectorQuantize`` 1.32,
-    on exact fused ops: nothing of size N x K, no wait for the device in a step, one message per step under
-    ``torch.distributed``. Only options that are about all distances (marked N x K below) hold them.
+    The arguments, the result of ``forward`` and the state_dict are those of
+    ``vector_quantize_pytorch.VectorQuantize`` 1.32. The ops are exact and fused: a step stores nothing of
+    size N x K, does not wait for the device, and sends one message under ``torch.distributed``. Only the
+    options marked N x K below store all distances.
 
     Args:
         dim: length of the vectors.
         codebook_size: K, the number of codewords.
-        codebook_dim: d, the length of a codeword; where heads * d is not ``dim``, ``project_in`` and
+        codebook_dim: d, the length of a codeword; if heads * d is not ``dim``, ``project_in`` and
             ``project_out`` are linear.
         heads: codewords per vector; each head quantizes its d of the heads * d elements.
-        separate_codebook_per_head: a codebook of its own for each head instead of one for all.
-        decay: decay of the moving averages; a batch enters with 1 - decay.
+        separate_codebook_per_head: each head has its own codebook; by default, all heads share one.
+        decay: decay of the moving averages; a batch has the weight 1 - decay.
         eps: Laplace smoothing of the averaged cluster sizes.
         freeze_codebook: never update the codewords; ``forward`` can override it.
-        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch, which must
-            be finite: checked on the CPU; on a GPU codewords become NaN. The flag ``initted`` is read after
-                each change; on a GPU that is one
-            synchronization.
+        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch. It must be
+            finite: the CPU checks it, and on a GPU codewords become NaN. The flag ``initted`` is read after
+            each change, with one synchronization of a GPU.
         kmeans_iters: rounds of ``kmeans_init``, at least 1.
         sync_kmeans: run ``kmeans_init`` on the rows of all processes, under ``torch.distributed``.
         use_cosine_sim: quantize unit vectors by the angle; the codewords have length 1 too.
-        layernorm_after_project_in: normalize behind ``project_in``, where there is one.
-        threshold_ema_dead_code: codewords with an averaged cluster size below it are put onto random rows of
-            the batch; 0 = off.
+        layernorm_after_project_in: normalize the result of ``project_in``, if it is linear.
+        threshold_ema_dead_code: codewords with an averaged cluster size below it move to random rows of the
+            batch; 0 = off.
         channel_last: False for ``[B, D, N]`` input.
         accept_image_fmap: ``[B, D, H, W]`` input, read in place.
         accept_3d_fmap: ``[B, D, L, H, W]`` input, read in place.
@@ -140,9 +140,9 @@ class VectorQuantize(Coder):
         sample_codebook_temp: temperature of ``stochastic_sample_codes``; 0 takes the nearest. ``forward`` can
             override it.
         straight_through: N x K; quantized also gets the gradient of those probabilities (Gumbel softmax).
-        rotation_trick: send the gradient to the input turned and scaled as the codeword is, instead of
-            unchanged; the default None means True for ``dim`` > 1. The output is the codeword to the bit
-            either way.
+        rotation_trick: rotate and scale the gradient of the input, as a rotation and a factor map the input
+            to its codeword; False: the gradient does not change. None, the default, means True for ``dim`` >
+            1. The output is always the exact codeword.
         directional_reparam: the output is the input moved by its distance to the codeword in nearly that
             direction, so that both get a gradient (DiVeQ); the codewords are learned, without commitment
             loss. It needs ``threshold_ema_dead_code``.
@@ -150,8 +150,8 @@ class VectorQuantize(Coder):
         sync_codebook: False keeps the averages of each process to itself; None and True share them under
             ``torch.distributed``.
         sync_affine_param: take the statistics of ``affine_param`` over all processes.
-        ema_update: move the codewords by averages; the default None means unless they are learned.
-        vq_bridge: a module that the codewords ``[h, K, d]`` pass before they are searched; it needs
+        ema_update: move the codewords by averages; None, the default, means True unless they are learned.
+        vq_bridge: a module that maps the codewords ``[h, K, d]`` before the search; it needs
             ``learnable_codebook``.
         manual_ema_update: only the averages move; ``_codebook.update_ema()`` then sets the codewords.
         learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
@@ -525,12 +525,12 @@ class VectorQuantize(Coder):
         layer say."""
         book, mask = self._codebook, call.mask
 
-        # 1. Mask: whatever the padding holds, NaN included, nothing below sees it.
+        # 1. Mask: the padding, which may be NaN, does not reach the steps below.
         rows = self._unit(given) if book.use_cosine_sim else given
         if mask is not None:
             rows = rows.masked_fill(~mask.unsqueeze(-1), 0)
 
-        # 2. Take the codewords, as they are before this batch moves them.
+        # 2. Read the codewords before this batch moves them.
         if book.waiting:
             book.initialize(rows, mask)
         optimizing = self.in_place_codebook_optimizer is not None
@@ -567,7 +567,7 @@ class VectorQuantize(Coder):
         elif summed and chosen.sums is not None:
             book.skip_update(rows.detach(), mask, call.accumulate)
 
-        # 5. Send the gradient of quantized where it belongs, and measure.
+        # 5. Route the gradient of quantized, and compute the losses.
         values = self._route(rows, chosen, call).to(given.dtype)
         loss, terms = self._loss(given, rows, chosen, call, in_place)
         targets = None
