@@ -140,7 +140,7 @@ class Driver:
 
 
 class DryRunDriver:
-    """Launches nothing; keeps what would have been launched."""
+    """A driver that launches nothing and lists the launches."""
 
     dry = True
 

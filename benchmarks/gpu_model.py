@@ -97,8 +97,8 @@ TARGETS: dict[tuple[str, str], float | None] = {
 }
 PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
 
-# Of sm_90a, and near enough elsewhere, where a name says no other. The first nine are counted again where
-# nvcc is there.
+# Counts of sm_90a unless the name has another architecture; they are nearly right for others. The first nine
+# are counted again if nvcc is installed.
 COUNTS: dict[str, Counts] = {
     # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
@@ -112,10 +112,10 @@ COUNTS: dict[str, Counts] = {
     # k-means: an element of row_sums, and of row_squares
     "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
-    # Read in the listing, without what branches pass by: for a score of search_mma the products of 64
-    # elements, with loads and addresses; the conversion of an element of a row to float16, the rest per row,
-    # an element of gather, a score of the second pass, an element of a candidate there, and two passes of a
-    # row of the head, for its softmax.
+    # Read in the listing, without the instructions that branches skip: for a score of search_mma the
+    # products of 64 elements, with loads and addresses; the conversion of an element of a row to float16,
+    # the rest per row, an element of gather, a score of the second pass, an element of a candidate there,
+    # and two passes of a row of the head, for its softmax.
     "product, sm_80": {"issue": 6.1, "alu": 2.3, "imad": 1.7},
     "product, sm_100": {"issue": 4.3, "alu": 1.4, "imad": 0.8},
     "element": {"issue": 18.3, "alu": 4.0, "imad": 2.2, "fma": 7.9},

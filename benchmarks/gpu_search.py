@@ -109,7 +109,7 @@ def expect(machine: gpu_model.Gpu, row: Search) -> RowTime:
 
 
 def variant(row: Search) -> tuple[str, Search] | None:
-    """Return the name of what may serve the row better, and the row with it."""
+    """Return the name of a variant that may be faster, and the row with it."""
     if row.d == 512:
         return "multicast", replace(row, blocks=2)
     if row.itemsize == 2 and row.d == 64 and row.n > 100_000:

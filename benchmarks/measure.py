@@ -172,8 +172,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row of results for each provider, on the first runner, and for "uefl" on the others.
 
-    About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` receives who took no part, and
-    why: a peer that fails, for want of memory say, does not end the run.
+    About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` gets the providers that
+    were not measured, with the reason. A peer that fails, such as without memory, does not end the run.
     """
     op, rows, entrants = REGISTRY[name], [], []
     for runner in runners:

@@ -79,7 +79,7 @@ def _cpu_name() -> str:
         else {}
     )
     name = found.get("model name") or platform.processor() or platform.machine()
-    # all that some virtual machines say, of any generation
+    # the name that virtual machines of any generation may have
     if name == "AMD EPYC" and {"cpu family", "model"} <= set(found):
         name += f" family {found['cpu family']} model {found['model']}"
     return name
@@ -97,8 +97,8 @@ class ResultTable:
         self._widths = (WIDTHS[0], max(WIDTHS[1], *map(len, shapes)), *WIDTHS[2:])
 
     def add(self, rows: list[dict[str, Any]], error: str) -> None:
-        """Print the rows of one case, ours among them, below a header where the op is another one; ``error``
-        is what its column holds."""
+        """Print the rows of one case, ours among them, below a header if the op is another one. ``error``
+        describes the column of errors."""
         if rows and rows[0]["op"] != self._op:
             self._op = rows[0]["op"]
             print(f"{self._op}: error = {error}")

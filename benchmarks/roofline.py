@@ -23,10 +23,10 @@ from . import results
 from .cases import ours
 
 Row = dict[str, str]
-# Okabe and Ito: told apart by the color-blind, and in gray
+# Okabe and Ito: distinct for the color-blind, and in gray
 COLORS = {"amx": "#0072B2", "avx512vnni": "#CC79A7", "avx512": "#E69F00", "": "#0072B2"}
 MARKERS = {"amx": "o", "avx512": "s", "avx512vnni": "D", "": "o"}
-BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # numbers stand before the lines
+BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # before lines
 PEER, LINE = "#7F7F7F", "#404040"
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 

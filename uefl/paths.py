@@ -21,7 +21,7 @@ _SPECIAL = {
 
 
 def check_name(path: Path, what: str) -> None:
-    """Refuse a path that is no text: it could stand in no file of a run.
+    """Refuse a path that is no text, because no file of a run could contain it.
 
     Raises:
         UserError: its bytes are not UTF-8, or are read by another encoding.

@@ -42,7 +42,7 @@ class Predictor:
     """Predict the classes of image files. The constructor reads the headers of the files.
 
     Args:
-        paths: files and folders. A folder stands for all images in it and in its subfolders. Of a model of
+        paths: files and folders. A folder means all images in it and in its subfolders. Of a model of
             columns or tokens: tables.
         client: the client with the parts of the model to use; None: see :meth:`SavedModel.predict`.
 

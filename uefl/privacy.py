@@ -341,7 +341,7 @@ def key_of(out: Path, begun: bool) -> bytes:
 
 
 def check(cfg: Config, arm: str, workspace: Workspace) -> None:
-    """Refuse what no guarantee could be given for, before anything is written.
+    """Refuse a run without a guarantee of privacy, before anything is written.
 
     Raises:
         UserError: the library is missing; the algorithm or the network sends more than noise is added to; a

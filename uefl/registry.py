@@ -63,7 +63,7 @@ class Registry(Generic[Entry]):
         """Return the entry of a name.
 
         Raises:
-            ValueError: nothing has the name; the message lists what there is.
+            ValueError: nothing has the name; the message lists all names.
         """
         entries = self._all()
         if name not in entries:

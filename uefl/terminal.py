@@ -13,7 +13,8 @@ _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 def open_closed_streams() -> None:
     """Open the null device for stdin, stdout and stderr where the caller has closed them.
 
-    A file of the run would take the number of a closed stream, and what a library prints would go into it.
+    Otherwise a file of the run could get the number of a closed stream, and output of libraries would go into
+    it.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

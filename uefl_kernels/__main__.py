@@ -9,7 +9,7 @@ from importlib import import_module
 
 
 def main() -> None:
-    """Run the command line; without the packages of the federated layer one line says how to install them."""
+    """Run the command line; without the packages of the federated layer, print how to install them."""
     spin_briefly()
     try:
         import_module("uefl")

@@ -60,7 +60,7 @@ def collect() -> dict[str, Any]:
 
 
 def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what ``collect`` found of the machine, as lines of a table with two columns."""
+    """Return the facts of ``collect`` about the machine, as lines of a table with two columns."""
     compiled, cpu = found["compiled"], found["cpu"]
     features = [name for name, present in (cpu["features"] or {}).items() if present]
     return [
@@ -79,7 +79,7 @@ def facts(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return what ``collect`` found, in plain lines."""
+    """Return the facts of ``collect`` in plain lines."""
     choices = [(c["op"], f"{c['device']}: {c['backend']} ({c['why']})") for c in found["ops"]]
     return "\n".join(f"{name:<22} {value}" for name, value in [*facts(found), *choices])
 

@@ -406,7 +406,7 @@ OPS = {
             "vector-quantize-pytorch": vector_quantize_pytorch,
         },
         gate=GATE,
-        covers=("vq_forward",),  # what vq is on a GPU
+        covers=("vq_forward",),  # vq calls it on a GPU
         # the codewords and the counts written once
         bytes=lambda case: case.bytes + case.itemsize * case.n * case.dim + 8 * case.k,
         flops=lambda case: case.flops,

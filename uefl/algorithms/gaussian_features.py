@@ -31,7 +31,7 @@ class GaussianFeatures(Algorithm):
 
     Parameters: Any = GaussianParameters
     hidden: ClassVar[bool] = False
-    """whether a hidden layer stands before the Gaussian"""
+    """whether a hidden layer is before the Gaussian"""
     average_of: ClassVar[Literal["probabilities", "logits"]] = "probabilities"
     """quantity that a prediction averages"""
 

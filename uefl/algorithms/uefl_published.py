@@ -1,4 +1,5 @@
-"""The published UEFL code's behavior, for comparison: what its server does, in its order, mistakes included.
+"""The behavior of the published UEFL code, for comparison: the steps of its server in their order, with its
+mistakes.
 
 Differences from the corrected algorithm (``uefl/server.py``):
 

@@ -60,7 +60,7 @@ def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the columns that an algorithm adds to the records of a client.
 
     Args:
-        place: what gave them, for the message.
+        place: the method that returned them, for the message.
 
     Raises:
         ValueError: the framework itself fills a column of that name.

@@ -1,4 +1,4 @@
-"""A whole configuration: four sections, the arms, and what must hold between them.
+"""A whole configuration: four sections, the arms, and the conditions between them.
 
 An algorithm checks the parameters of its arms. Algorithms are imported only when arms are checked, so a
 mistake in another section is found without importing torch.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECTIONS = ("run", "data", "model", "training")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-"""of what files and folders are named after"""
+"""pattern of the names of files and folders"""
 _GIVEN_IGNORES = ("width", "hidden", "dropout", "logit_dropout", "pooled")
 """keys of ``[model]`` without effect on a network that is given in Python"""
 

@@ -27,7 +27,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def check_rows(place: str, rows: object, count: int) -> None:
-    """Refuse what are no positions of ``count`` images.
+    """Refuse an object that does not have positions of ``count`` images.
 
     Raises:
         TypeError: no NumPy array ``[n]`` of int64.

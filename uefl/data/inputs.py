@@ -10,7 +10,7 @@ Kind = Literal["images", "columns", "tokens"]
 
 @dataclass(frozen=True)
 class Inputs:
-    """The kind of the inputs of a federation, and what must be known of them besides their shape.
+    """The kind of the inputs of a federation, and its facts besides their shape.
 
     ========  ===================================  ==================
     kind      inputs of a client                   shape of one input

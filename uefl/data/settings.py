@@ -17,7 +17,7 @@ _OF_LABELED: dict[str, JsonValue] = {"kind": "labeled"}
 
 
 class Data(BaseModel):
-    """Data of a run. A key that belongs to one kind of data says so; with the other kind it keeps its
+    """Data of a run. The description of a key names its kind of data; with other kinds, the key keeps its
     default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

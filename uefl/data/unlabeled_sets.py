@@ -183,7 +183,7 @@ def federate(
 
 
 class _Priors:
-    """Settle the priors of one client after the other, and collect doubts about them."""
+    """Compute the priors of one client after the other, and collect doubts about them."""
 
     def __init__(self, made: UnlabeledData, data: Data, seed: int, labeled: Split | None) -> None:
         self._made, self._data, self._seed, self._labeled = made, data, seed, labeled

@@ -47,7 +47,7 @@ def _checked(net: nn.Module) -> nn.Module:
 
 
 class CustomNet(TokenNet):
-    """A network with the parts that a quantizer stands between.
+    """A network with an encoder and a head, for a quantizer between them.
 
     Args:
         net: with a method ``tokens`` from images ``[B, C, H, W]``, normalized, to ``[B, T, D]`` (or more axes

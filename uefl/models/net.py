@@ -1,4 +1,4 @@
-"""The network that algorithms build upon: an encoder, and a head; a codebook may stand between them."""
+"""The network of the algorithms: an encoder and a head, with or without a codebook between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_group_norm(net: nn.Module) -> None:
 
 
 class TokenNet(nn.Module):
-    """A network in two parts, which a quantizer may stand between.
+    """A network in two parts, for a quantizer between them.
 
     Attributes:
         head: from tokens to logits ``[B, classes]``.

@@ -45,7 +45,7 @@ def load(net: nn.Module, path: Path) -> None:
     try:
         # torchvision's format; no object but tensors is built
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of what kind depends on the bytes of the file
+    except Exception as error:  # a damaged file may raise any error
         raise UserError(
             f"{path} holds no weights that torch.load(weights_only=True) reads: {str(error).splitlines()[0]}"
         ) from None

@@ -1,5 +1,5 @@
-"""The final model of an arm, in a file that holds all it takes to use it: weights, what belongs to each
-client, algorithm, classes."""
+"""The final model of an arm, in a file with all that a prediction needs: weights, tensors of each client,
+algorithm and classes."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Member(NamedTuple):
     net: nn.Module
     """of an algorithm with private layers, with the mean of the clients'"""
     clients: dict[str, Tensors]
-    """what belongs to each client: weights of the network by name, and other tensors such as ``codebook``
+    """tensors of each client: weights of the network by name, and other tensors such as ``codebook``
     ``[V, d]``"""
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A trained model and what its input must look like."""
+    """A trained model and the shape, kind and scale of its input."""
 
     members: tuple[Member, ...]
     algorithm: Algorithm

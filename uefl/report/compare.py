@@ -1,5 +1,5 @@
-"""Compare several runs: means over seeds, differences within a run, and what their configurations differ
-in."""
+"""Compare several runs: means over seeds, differences within a run, and differences of their
+configurations."""
 
 from __future__ import annotations
 

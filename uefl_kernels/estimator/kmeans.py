@@ -52,7 +52,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
     scikit-learn's, so seeds give other starts of the same quality.
 
     Args:
-        n_clusters: how many clusters, at most the number of rows.
+        n_clusters: number of clusters, at most the number of rows.
         init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centers, ``[n_clusters, n_features]``; see
             :func:`uefl_kernels.kmeans`. Or a function, which each start calls as ``init(X, n_clusters,
             random_state=...)``, with a NumPy ``RandomState``, and which returns the centers.
@@ -73,8 +73,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
         labels_: ``[n_samples]`` int64, the nearest of these centers.
         inertia_: weighted sum of the squared distances to them.
         n_iter_: iterations of the start that was kept.
-        counts_: ``[n_clusters]`` float64, the weights of the rows of each cluster, added up; without weights,
-            how many rows.
+        counts_: ``[n_clusters]`` float64, the sum of the weights of the rows of each cluster; without
+            weights, their number.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     ``fit`` sets the attributes.
@@ -82,7 +82,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
     Raises:
         TypeError, ValueError: in ``fit`` and later: parameters or data that do not fit; data that are not
             finite.
-        AttributeError: (by what needs a fit) there was none.
+        AttributeError: a method that needs a fit was called before it.
 
     Source: as :func:`uefl_kernels.kmeans`; interface: scikit-learn 1.9, ``sklearn.cluster.KMeans``.
 

@@ -66,30 +66,30 @@ class ResidualKMeans(RowEstimator, Estimator):
     """Codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of the
     residuals of the levels before.
 
-    Takes NumPy arrays, what becomes one, or torch tensors, and gives back the same kind; sparse matrices are
-    made dense, as residuals are. The same data and seed give the same bits.
+    Takes NumPy arrays, objects that NumPy converts, or torch tensors, and returns the same kind. Sparse
+    matrices are made dense, because residuals are dense. The same data and seed give the same bits.
 
     Args:
-        n_levels: how many levels.
-        n_clusters: how many codes a level has.
+        n_levels: number of levels.
+        n_clusters: number of codes of a level.
         init, n_init, max_iter, tol, random_state: of the k-means of every level; see :class:`KMeans`.
             ``init`` is a name here.
-        balanced: whether in ``fit`` no code of a level is given to more than ceil(n_samples / n_clusters)
-            rows, and later levels work on what that leaves. The assignment is stable: no row is nearer to a
-            center that holds a row farther from it.
+        balanced: in ``fit``, give each code of a level to at most ceil(n_samples / n_clusters) rows. Later
+            levels use the residuals of this assignment. It is stable: no row is nearer to another center than
+            a row of that center, and also nearer to it than to its own center.
 
     Attributes:
         codebooks_: ``[n_levels, n_clusters, n_features]``, float32 for float32 and half-precision data,
             float64 for all else.
         codes_: ``[n_samples, n_levels]`` int64. Without ``balanced`` they are ``predict(X)``.
-        inertia_: ``[n_levels]`` float64, the sum of the squares that is left after each level.
+        inertia_: ``[n_levels]`` float64, the sum of the squared residuals after each level.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     ``fit`` sets the attributes.
 
     Raises:
         TypeError, ValueError: as :class:`KMeans`.
-        AttributeError: (by what needs a fit) there was none.
+        AttributeError: a method that needs a fit was called before it.
 
     Source: Chen, Guan & Wang 2010, "Approximate nearest neighbor search by residual vector quantization";
     semantic IDs: Rajput et al. 2023, "Recommender systems with generative retrieval"; stable assignment: Gale

@@ -300,8 +300,8 @@ class Codebook(ConstantBuffers, Float32Module):
         self.steps.add_(1)
 
     def skip_update(self, x: torch.Tensor, mask: torch.Tensor | None, accumulate: bool) -> None:
-        """Draw the random numbers of ``update``, where a region runs again: what comes after it draws the
-        same as the first time."""
+        """Draw the random numbers of ``update`` when a region runs again, so that later draws are the same as
+        the first time."""
         if self.threshold_ema_dead_code > 0 and not accumulate:
             self._offer(x, mask)
 
@@ -481,7 +481,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @property
     def waiting(self) -> bool:
-        """True while the codebook waits for k-means of its first batch, as the buffer ``initted`` says.
+        """True while the codebook waits for k-means of its first batch, as the buffer ``initted`` records.
 
         In a graph and on fake tensors the host cannot read the buffer. The property is then True unless the
         host has read True from this buffer before, and :meth:`initialize` skips a codebook that is

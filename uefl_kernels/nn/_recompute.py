@@ -43,7 +43,7 @@ class Memory:
             self._calls.setdefault(region, []).append([x.shape, x.detach().double().sum(), codes, False])
 
     def recall(self, x: torch.Tensor) -> Any:
-        """Return what was noted in the first run if this pass is a second run, else None."""
+        """Return the noted value of the first run if this pass is a second run, else None."""
         if torch.compiler.is_compiling() or not self._calls or torch._C._current_graph_task_id() == -1:
             return None
         calls = [call for calls in self._calls.values() for call in calls if call[0] == x.shape]

@@ -187,7 +187,7 @@ class MCDropout(nn.Module):
         return values.movedim(-1, self.class_dim + passes if self.class_dim > 0 else self.class_dim)
 
     def _logits(self, output: Any) -> torch.Tensor:
-        """Move the classes last, and refuse what are no logits of several classes."""
+        """Move the classes last, and refuse outputs that are no logits of several classes."""
         dims = output.dim() if isinstance(output, torch.Tensor) else 0
         if dims < 2 or not output.is_floating_point() or not -dims < self.class_dim < dims:
             got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__

@@ -600,7 +600,7 @@ class Beams(NamedTuple):
     scores: torch.Tensor  # [..., j]
     indices: torch.Tensor  # [..., j, layers]
     losses: torch.Tensor  # [..., j, layers]
-    inputs: torch.Tensor  # [..., j, layers, d], what each quantizer was given
+    inputs: torch.Tensor  # [..., j, layers, d], of each quantizer
 
     @classmethod
     def begin(cls, x: torch.Tensor) -> Beams:

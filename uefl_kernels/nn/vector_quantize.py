@@ -720,8 +720,8 @@ class VectorQuantize(Coder):
             self._codebook.update(counted, chosen.sums, rows.detach(), call.mask, **options)
 
     def _optimize(self, rows: torch.Tensor, call: Call) -> torch.Tensor:
-        """Step the codewords' own optimizer towards the rows, and update what else the batch moves; return
-        its loss."""
+        """Step the optimizer of the codewords towards the rows, and update the other state of the codebook;
+        return its loss."""
         book, rows = self._codebook, rows.detach()
         # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
         with (

@@ -1,5 +1,5 @@
-"""FedAvg with the true labels of the clients' images, or of a share of them: what knowing only class shares
-costs."""
+"""FedAvg with the true labels of the clients' images, or of a share of them, to measure the cost of knowing
+only class shares."""
 
 from __future__ import annotations
 

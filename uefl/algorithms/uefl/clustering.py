@@ -15,11 +15,11 @@ def kmeans(
     """Cluster ``features`` [N, d] by :func:`uefl_kernels.kmeans`, as float32; the same bits for any number of
     threads.
 
-    Several lots [S, N, d], with weights [S, N], are clustered one by one.
+    Several problems [S, N, d], with weights [S, N], are clustered one by one.
 
     Returns:
-        centers [k, d] float32 and how many rows (or how much weight) each one stands for, [k] float32, on
-        the CPU; of lots, [S, ...].
+        centers [k, d] float32, and the number (or the weight) of the rows of each center, [k] float32, on
+        the CPU; for several problems [S, ...].
 
     Raises:
         RunError: fewer rows than clusters, or features that are not finite.

@@ -231,7 +231,7 @@ class CodebookAlgorithm(Algorithm):
         )
         means = torch.stack([perplexity(counts).mean(), perplexity(counts.sum(1)).mean()])
         record: Record = dict(zip(("perplexity", "perplexity_full"), means.tolist(), strict=True))
-        # codeword by codeword, with the segments of each side by side: what all clients have stands first
+        # by codeword, then by segment; the codewords that all clients have come first
         usage = counts[0].sum(0).view(codebook.shape[:-1]).movedim(-1, 0).flatten()
         return record | unseen.measured(work, extras) | ({"usage": usage.tolist()} if last else {})
 

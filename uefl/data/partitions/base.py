@@ -74,10 +74,10 @@ class Scheme(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: ClassVar[str]
-    """what ``scheme`` says; set by :func:`partition`"""
+    """value of ``scheme``; set by :func:`partition`"""
     kind: ClassVar[Kind] = "labeled"
     of_groups: ClassVar[bool] = False
-    """whether it takes sources that bring clients or domains, and only those"""
+    """whether it takes only sources with clients or domains"""
     one_class: ClassVar[bool] = False
     """whether a client may have training images of a single class"""
 

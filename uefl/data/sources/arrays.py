@@ -15,7 +15,7 @@ def arrays(root: Path | None = None) -> DataSet:
     """Return clients that were given in Python; no file is read.
 
     Raises:
-        UserError: always; it says how to give the clients.
+        UserError: always; the message shows how to give the clients.
     """
     raise UserError(
         "the clients of source 'arrays' are given in Python: uefl.train(clients={name: (train, test), ...},"

@@ -1,4 +1,4 @@
-"""The registry of data sets, and how one says where its files are expected."""
+"""The registry of data sets, and the places of their files."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def emnist_letters(root: Path | None) -> DataSet:
     """Read EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from
     ``ROOT/emnist_letters*.npz``; images are upright and labels start at 0.
 
-    The published files hold the letters transposed and the test letters sorted; here they stand upright,
+    The published files hold the letters transposed and the test letters sorted; here they are upright,
     dealt in a fixed random order.
     """
     root, letters = need_root(root, "EMNIST", _ADVICE), tuple(string.ascii_uppercase)

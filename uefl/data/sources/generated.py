@@ -1,10 +1,9 @@
-"""A federation of any number of clients with images that are made when they are read: none of them takes
-memory or disk.
+"""A federation of any number of clients with images that are generated when they are read, so that they need
+no memory and no disk.
 
 An image is the pattern of its class, half as much of a pattern of its client, and noise. The patterns of the
-classes are the same in every run; all else follows from the seed of the run and the name of the client. So
-many clients with little data are a federation of devices, to try what happens at that size; the numbers say
-nothing of real images.
+classes are the same in every run; all else follows from the seed of the run and the name of the client. Use
+it to try a federation of many devices with little data. Its accuracy has no meaning for real images.
 """
 
 from __future__ import annotations

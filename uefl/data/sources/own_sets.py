@@ -37,7 +37,7 @@ _PARTS = ("labeled", "validation", "test")
 
 
 def read(root: Path) -> UnlabeledData:
-    """Look through a folder laid out as the module's docstring says. A note names files in it that are not
+    """Read a folder with the layout in the docstring of the module. A note names files in it that are not
     read.
 
     Raises:

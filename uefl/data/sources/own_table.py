@@ -32,7 +32,7 @@ def read(path: Path, data: Data) -> DataSet:
     """Read a table, or a folder of tables that are one client each.
 
     The column ``data.label`` has the class of each row. A column ``silo`` has the name of its client, and a
-    column ``test`` says with true or false whether it is a test row. All other columns are inputs. Without
+    column ``test`` is true for test rows and false for others. All other columns are inputs. Without
     ``silo`` the rows are dealt by a partition.
 
     Raises:
@@ -60,7 +60,7 @@ def frame_of(path: Path) -> pandas.DataFrame:
             f"{path}: pandas reads Parquet with pyarrow or fastparquet, and none is installed; use"
             " pip install pyarrow, or save it as .csv"
         ) from None
-    except Exception as error:  # a damaged file; of what kind depends on its bytes
+    except Exception as error:  # a damaged file may raise any error
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     if not len(frame):
         raise UserError(f"{path} has no rows")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Network:
     """An encoder from inputs to features, and a head from features to logits.
 
-    A codebook may stand between the two. The head may be any module. Algorithms with a codebook or with
+    A codebook may be between the two. The head may be any module. Algorithms with a codebook or with
     features of their own need the usual one, :class:`uefl.models.heads.Head`.
 
     Args:

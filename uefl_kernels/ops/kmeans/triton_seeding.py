@@ -1,10 +1,10 @@
-"""Seeding of ``kmeans`` in Triton: the draws of ``grid.Grid``, without a look of the host and with no
+"""Seeding of ``kmeans`` in Triton: the draws of ``grid.Grid``, without a wait of the host and without
 distances in memory.
 
-A round of greedy k-means++ reads the grid twice, 4 bytes an element: once to find what each of its few
-candidates would leave of the potential, once to keep the distances to the best. Blocks of rows keep their
-share of the potential, so that a draw reads those and one block. All arithmetic is on whole numbers, and so
-the same rows are drawn as on the CPU. Interpreted and compiled in the tests; right on an H100 in small cases,
+A round of greedy k-means++ reads the grid twice, 4 bytes an element: once for the potential that
+each of its few candidates would leave, and once to store the distances to the best. Blocks of rows keep their
+share of the potential, so that a draw reads those and one block. All arithmetic is on whole numbers, so
+the rows are the same as on the CPU. Interpreted and compiled in the tests; right on an H100 in small cases,
 not timed.
 """
 

@@ -1,5 +1,5 @@
-"""Rows against centers that stay where they are: what ``KMeans`` does after a fit. Internal; the estimator
-checks its arguments."""
+"""Labels and distances of rows for fixed centers, as ``KMeans`` needs them after a fit. Internal; the
+estimator checks its arguments."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def rvq_with_sums(
 
     Source: van den Oord et al. 2017, appendix A.1 (codewords as moving averages of these sums).
 
-    Equivalent to: :func:`rvq` with :func:`vq_with_sums` in the place of :func:`vq`.
+    Equivalent to: :func:`rvq` with :func:`vq_with_sums` instead of :func:`vq`.
     """
     return _call(x, codebooks, metric, precision, True, codebook_weight, commitment_weight, estimator)
 

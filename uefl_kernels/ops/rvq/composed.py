@@ -68,7 +68,7 @@ def compose(stage: Callable[[vq.Arguments], vq.Result], given: Arguments) -> Res
 def residuals(
     x: torch.Tensor, codebooks: Sequence[torch.Tensor], indices: torch.Tensor
 ) -> Iterator[torch.Tensor]:
-    """Yield what each stage has quantized, of x ``[..., D]`` and indices ``[..., S, Q]``: the same bits as in
+    """Yield the input of each stage, for x ``[..., D]`` and indices ``[..., S, Q]``: the same bits as in
     the op."""
     yield x
     for place, codebook in enumerate(codebooks[:-1]):

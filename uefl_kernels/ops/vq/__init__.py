@@ -154,16 +154,16 @@ def vq(
         codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
         commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
         estimator: how the gradient of quantized reaches x: ``"straight_through"``, unchanged; ``"rotation"``,
-            turned and scaled like the segment on the way to its codeword. With lambda = |q| / |x| and u, v, w
-            the unit vectors of x, q and u + v, the codeword is lambda R x with R = 1 - 2 w w^T + 2 v u^T.
-            With lambda and R constant, the gradient is multiplied by lambda R^T.
+            rotated and scaled, as a rotation and a factor map the segment to its codeword. With lambda = |q|
+            / |x| and u, v, w the unit vectors of x, q and u + v, the codeword is lambda R x with R = 1 - 2 w
+            w^T + 2 v u^T. With lambda and R constant, the gradient is multiplied by lambda R^T.
 
     Returns:
         :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to
         x as the estimator says and none to the codebook; loss has the closed forms of the two terms above. A
-        row that holds NaN takes codeword 0 and makes the loss NaN, an infinity takes what :func:`vq_assign`
-        says and makes it infinite; one with either makes the gradient of its codeword NaN and of no other. N
-        = 0 gives a loss of 0.
+        row with NaN gets codeword 0 and makes the loss NaN. A row with an infinity gets the index of
+        :func:`vq_assign` and makes the loss infinite. Both make only the gradient of their codeword NaN. N =
+        0 gives a loss of 0.
 
     Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad``
     and its relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch.
