@@ -21,7 +21,7 @@ class Grid:
     """Rows as whole numbers of at most ``bits`` bits and a sign, for seeding.
 
     Draw t of a round uses Philox4x32-10 with counter (t, round, restart, purpose) and the seed as key; its
-    number in [0, 1) is made of the upper 27 and 26 bits of the first two words. Stage 0: the rows; for
+    number in [0, 1) is made of the upper 27 and 26 bits of the first two words. Purpose 0: the rows; for
     k-means||, 1 its rounds and 2 the rows drawn.
     """
 
