@@ -17,6 +17,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     )
 
 import atexit
+import gc
 import hashlib
 import importlib
 import pickle
@@ -45,6 +46,8 @@ from tests.files import write_idx
 from tests.interpreter import patch_once_a_launch
 from uefl_kernels._library import triton_available
 
+gc.disable()  # until all tests are collected: it walks a million objects that stay, again and again
+
 # with a GPU, tests/kernels/test_cuda.py runs the kernels natively
 if triton_available() and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as environment:
@@ -58,9 +61,12 @@ THREADS = torch.get_num_threads()  # before any test
 
 
 def pytest_collection_finish():
-    """Start the process that some tests fork from before the package is imported."""
+    """Start the process that some tests fork from before the package is imported, and leave modules and tests
+    out of garbage collections."""
     if "tests.fresh" in sys.modules:
         sys.modules["tests.fresh"].start()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -83,13 +83,14 @@ def test_residual_quantizers(full_graph):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rotation", [False, True])
-def test_beams_whose_codewords_are_updated_behind_the_search(rotation, full_graph):
+@pytest.mark.parametrize(("rotation", "backend"), [(False, "aot_eager"), (True, "inductor")])
+def test_beams_whose_codewords_are_updated_behind_the_search(rotation, backend):
     torch.manual_seed(0)
     rvq = ResidualVQ(
         dim=8, num_quantizers=2, codebook_size=16, beam_size=2, decay=0.5, rotation_trick=rotation
     )
-    same(rvq, compiled := copy.deepcopy(rvq), full_graph(compiled))
+    compiled = copy.deepcopy(rvq)
+    same(rvq, compiled, torch.compile(compiled, fullgraph=True, backend=backend))
 
 
 def test_drawn_codewords(full_graph):

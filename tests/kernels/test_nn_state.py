@@ -45,17 +45,23 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend"),
-    [("heads", "aot_eager"), *(pytest.param(kind, "inductor", marks=pytest.mark.slow) for kind in KINDS)],
+    ("kind", "backend", "masked"),
+    [  # a mask makes a second graph: every kind with inductor has one of both
+        ("heads", "aot_eager", (False, False, True)),
+        *(
+            pytest.param(kind, "inductor", (i % 2 == 0,) * 3, marks=pytest.mark.slow)
+            for i, kind in enumerate(KINDS)
+        ),
+    ],
 )
 @torch._inductor.config.patch(fallback_random=True)  # the same draws
-def test_compiles_without_a_break(kind, backend):
+def test_compiles_without_a_break(kind, backend, masked):
     """A graph break would also synchronize with the device. Averages and revival have none, too."""
     torch._dynamo.reset()  # each kind again: dynamo counts the versions of a function over all of them
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
     run = torch.compile(compiled, fullgraph=True, backend=backend)
     mask = torch.arange(20).expand(2, 20) < 15
-    for step, given in enumerate(({}, {}, {"mask": mask})):
+    for step, given in enumerate({"mask": mask} if with_mask else {} for with_mask in masked):
         gradients = []
         for call in (plain, run):
             x = normal(2, 20, 8, seed=step).requires_grad_()
