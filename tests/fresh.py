@@ -25,6 +25,7 @@ def start() -> None:
 
 def python(code: str, *arguments: str, **environment: str) -> CompletedProcess[str]:
     """Run ``code`` as ``python -c`` does, with variables in addition to the environment of this process."""
+    start()
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
         process = _processes.Process(target=_run, args=(code, arguments, os.environ | environment, files))

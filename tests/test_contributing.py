@@ -1,11 +1,11 @@
 """The code of the recipes in CONTRIBUTING.md is complete and works."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import fresh
 
 ROOT = Path(__file__).parents[1]
 OP, DEFINITION, ALGORITHM, SOURCE, PARTITION, NETWORK, METRIC = re.findall(
@@ -75,9 +75,7 @@ def test_a_recipe_is_complete(recipe, data, arms, said, tmp_path):
     code = recipe + RUN
     for word, value in words.items():
         code = code.replace(word, repr(value))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, cwd=ROOT
-    )
+    done = fresh.python(code, str(tmp_path / "run"))
     assert done.stdout.splitlines()[-1:] == [said], done.stderr
 
 
@@ -98,9 +96,7 @@ def test_the_recipe_of_an_op_is_complete(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text(OP)
     (package / "reference.py").write_text(DEFINITION)
-    done = subprocess.run(
-        [sys.executable, "-c", CALL, str(tmp_path)], capture_output=True, text=True, cwd=ROOT
-    )
+    done = fresh.python(CALL, str(tmp_path))
     assert done.stdout.splitlines() == [
         "[[-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]] [[-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]]",
         "uefl::center_rows(Tensor x, float weight) -> Tensor centered",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -79,15 +77,14 @@ def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Ru
 def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int], **overrides: Any) -> None:
     """A run of two clients ends alike where its process is killed at the n-th turn of a client, for each n,
     and the run resumed."""
+    from tests import fresh  # not above: the process to fork from would start for every federated test
+
     keys = KEYS | {"arms": arms}
     uefl.train(keys, out=tmp_path / "whole", **overrides)
     for turn in turns:
         out = tmp_path / f"killed-{turn}"
         call = f"uefl.train({keys!r}, out={str(out)!r}, observer=Killer({turn}, True), **{overrides!r})"
-        code = f"import uefl; from {__name__} import Killer; {call}"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
-        )
+        done = fresh.python(f"import uefl; from {__name__} import Killer; {call}")
         assert done.returncode == -signal.SIGKILL, done.stderr
         uefl.resume(out)
         assert outcome(out) == outcome(tmp_path / "whole")

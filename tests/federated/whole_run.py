@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,8 +100,7 @@ start(Path(sys.argv[1]), observer=Killer())
 def killed(module: str, out: Path, *when: object) -> None:
     """A run of the tests of that module, in a process that ends itself when that client of that round has its
     turn."""
-    code = _CHILD.format(module=module, when=when)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(out)], cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
+    from tests import fresh  # not above: the process to fork from would start for every federated test
+
+    done = fresh.python(_CHILD.format(module=module, when=when), str(out))
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -1,9 +1,10 @@
 """A child that was forked after the kernels ran in the parent."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests import fresh
 
 CHILD = """
 import os, select
@@ -32,5 +33,5 @@ print(os.read(read, 9).decode() if ready else "hangs")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork")
 def test_a_forked_child_with_one_thread_gives_the_same_bits():
     """With more threads it hangs in OpenMP, as plain PyTorch does; docs/kmeans.md says so."""
-    result = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    result = fresh.python(CHILD)
     assert result.stdout.strip() == "same", result.stderr

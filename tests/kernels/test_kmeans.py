@@ -42,9 +42,15 @@ def assert_as_reference(x, k, **options):
 
 @pytest.mark.every_variant
 @compiled
-@pytest.mark.parametrize("metric", ["l2", "cosine"])
-@pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "init", "metric"),
+    [  # every pair of values
+        (dtype, init, ("l2", "cosine")[(i + j) % 2])
+        for i, dtype in enumerate(DTYPES)
+        for j, init in enumerate(INITS)
+    ],
+    ids=str,
+)
 def test_equals_the_reference(dtype, init, metric):
     for n, d, k in ((1, 1, 1), (37, 3, 5), (300, 17, 12), (90, 70, 33)):
         x = blobs(n, d, 6, seed=n, dtype=dtype)

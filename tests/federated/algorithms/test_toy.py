@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +15,7 @@ from pydantic import Field
 from torch import nn
 
 import uefl
+from tests import fresh
 from tests.federated.interrupted import Killer, outcome
 from uefl.algorithms import base
 from uefl.algorithms.base import Algorithm, Parameters, find, registry
@@ -156,9 +155,7 @@ def test_it_resumes_after_a_kill(finished, tmp_path):
         f"import uefl; from {__name__} import KEYS, Killer; uefl.train(KEYS, out={out!r},"
         f" observer=Killer({when!r}, True))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True
-    )
+    done = fresh.python(code)
     assert done.returncode == -signal.SIGKILL, done.stderr
     uefl.resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(finished)
@@ -314,7 +311,7 @@ def test_the_example_of_the_document_runs(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_name_in_the_package_is_reserved_from_the_first_call():
     code = "import uefl; uefl.register('fedprox', type('Mine', (uefl.Algorithm,), {}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = fresh.python(code)
     assert "register('fedprox'): uefl.algorithms.fedprox.FedProx" in done.stderr
     with pytest.raises(TypeError, match=r"register\(3\): .*name"):
         uefl.register(3, Algorithm)
