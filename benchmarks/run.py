@@ -26,7 +26,7 @@ from .measure import VARIANTS, CaseRunner, elsewhere, measure, threads_differ, u
 from .ops import REGISTRY
 
 
-def options_of(arguments: list[str] | None) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.run", description="measure the ops beside their peers"
     )
@@ -63,8 +63,12 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="one tiny shape, one call: that it runs and is right, not how fast",
     )
-    options = parser.parse_args(arguments)
+    return parser
 
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
     _known(parser, "op", options.op, list(REGISTRY))
     chosen = [REGISTRY[name] for name in options.op]
     providers = list(dict.fromkeys(provider for op in chosen for provider in op.providers))
@@ -204,13 +208,18 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"THREADS: {difference}, not {options.threads}")
     if options.save and rows:
         print(saved)
+    return 1 if _any_wrong(rows) else 2 if failed else 0
+
+
+def _any_wrong(rows: list[dict[str, Any]]) -> bool:
+    """Print the results that are further from float64 than their gate allows."""
     wrong = [row for row in rows if not REGISTRY[row["op"]].passes(row["provider"], row["error"])]
     for row in wrong:
         print(
             f"WRONG: {row['op']} {row['shape']} {row['provider']} {row['variant']}: {row['gate']}"
             f" {row['error']} beside float64"
         )
-    return 1 if wrong else 2 if failed else 0
+    return bool(wrong)
 
 
 if __name__ == "__main__":

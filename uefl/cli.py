@@ -172,45 +172,50 @@ def _options(
     pass
 
 
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set SECTION.key, arms.NAME.key, or a bare key; may be repeated."
+    ),
+]
+_MoreRounds = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="With --resume: train a finished run for N further rounds.",
+        show_default=False,
+    ),
+]
+_OnEngine = Annotated[
+    _Engine,
+    typer.Option(
+        help="local: all clients in this process; distributed: over several worker "
+        "processes; flower: each client in its own process, over Flower."
+    ),
+]
+_Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Distributed: number of processes; default: one per GPU, or per core."),
+]
+_SuperLink = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Flower: use the silos at this SuperLink.")
+]
+
+
 @app.command()
 def train(
     source: Annotated[str | None, typer.Argument(metavar="PRESET|CONFIG.toml", show_default=False)] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set SECTION.key, arms.NAME.key, or a bare key; may be repeated.",
-        ),
-    ] = None,
+    settings: _Settings = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
-    more_rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="With --resume: train a finished run for N further rounds.",
-            show_default=False,
-        ),
-    ] = None,
+    more_rounds: _MoreRounds = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set run.seed=N.")] = None,
     device: _OnDevice = _Device.auto,
     data_root: _DataRoot = None,
-    engine: Annotated[
-        _Engine,
-        typer.Option(
-            help="local: all clients in this process; distributed: over several worker "
-            "processes; flower: each client in its own process, over Flower."
-        ),
-    ] = _Engine.local,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Distributed: number of processes; default: one per GPU, or per core."),
-    ] = None,
-    superlink: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Flower: use the silos at this SuperLink.")
-    ] = None,
+    engine: _OnEngine = _Engine.local,
+    workers: _Workers = None,
+    superlink: _SuperLink = None,
     silos: Annotated[int | None, typer.Option(min=1, help="Flower: number of silos that take part.")] = None,
     root_certificates: _RootCertificates = None,
     secret: Annotated[Path | None, typer.Option(help="Flower: file of the SuperLink's secret.")] = None,
@@ -221,23 +226,9 @@ def train(
     """Run every arm of a preset or a configuration, and report."""
     options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
     options |= {"secret": secret, "insecure": insecure, "strict": strict}
-    if engine is not _Engine.flower and any(options.values()):
-        raise UserError(
-            "--superlink, --silos, --root-certificates, --secret, --insecure and --strict are for --engine"
-            " flower"
-        )
-    if engine is not _Engine.distributed and workers is not None:
-        raise UserError("--workers is for --engine distributed")
-    if more_rounds is not None and resume is None:
-        raise UserError(
-            "--more-rounds trains a finished run further: uefl train --resume DIR --more-rounds N"
-        )
+    _check_engine(engine, options, workers)
+    _check_resume(resume, more_rounds, source, settings, seed, out)
     if resume is not None:
-        if source is not None or settings or seed is not None or out is not None:
-            raise UserError(
-                "--resume continues a run with its own configuration; leave out the preset, "
-                "--set, --seed and --out"
-            )
         folder = resume
     elif source is None:
         raise UserError(
@@ -247,8 +238,56 @@ def train(
         seeded: dict[str, Any] = {} if seed is None else {"run": {"seed": seed}}
         cfg = config.load(source, settings, **seeded)
         folder = out or Path("runs") / Path(source).stem
-
     options = options if engine is _Engine.flower else {"workers": workers}
+    go_on = _resume_command(folder, data_root, engine, options)
+    options |= {"wait": wait} if engine is _Engine.flower else {}
+
+    from . import run
+    from .progress import watch
+
+    console = _console()
+    signal.signal(signal.SIGTERM, _terminate)
+    keys: dict[str, Any] = {"device": device.value, "data_root": data_root}
+    with _resumable(folder, go_on):
+        with (
+            watch(console) as observer,
+            _deployment(engine, options, device.value, observer.notice, go_on) as deployment,
+        ):
+            keys |= {"observer": observer, "deployment": deployment}
+            if resume is not None:
+                keys |= {} if more_rounds is None else {"more_rounds": more_rounds}
+                run.resume(folder, **keys)
+            else:
+                run.train(cfg, preset=str(source), out=folder, **keys)
+        rejected = _show_results(console, folder)
+    if rejected:
+        raise RunError(f"{rejected} replies of clients were rejected (see the notices above and report.md)")
+
+
+def _check_engine(engine: _Engine, for_flower: dict[str, Any], workers: int | None) -> None:
+    if engine is not _Engine.flower and any(for_flower.values()):
+        raise UserError(
+            "--superlink, --silos, --root-certificates, --secret, --insecure and --strict are for --engine"
+            " flower"
+        )
+    if engine is not _Engine.distributed and workers is not None:
+        raise UserError("--workers is for --engine distributed")
+
+
+def _check_resume(resume: Path | None, more_rounds: int | None, *of_new_runs: object) -> None:
+    if more_rounds is not None and resume is None:
+        raise UserError(
+            "--more-rounds trains a finished run further: uefl train --resume DIR --more-rounds N"
+        )
+    if resume is not None and any(value is not None and value != [] for value in of_new_runs):
+        raise UserError(
+            "--resume continues a run with its own configuration; leave out the preset, --set, --seed and"
+            " --out"
+        )
+
+
+def _resume_command(folder: Path, data_root: Path | None, engine: _Engine, options: dict[str, Any]) -> str:
+    """Return the command that continues a run in the same way."""
     again = [f" --data-root {data_root}"] if data_root else []
     again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
     again += [
@@ -256,38 +295,14 @@ def train(
         for name, value in options.items()
         if value
     ]
-    go_on = f"uefl train --resume {folder}{''.join(again)}"
-    options |= {"wait": wait} if engine is _Engine.flower else {}
-    console = _console()
+    return f"uefl train --resume {folder}{''.join(again)}"
 
-    from . import report
-    from .progress import watch
-    from .run import resume as resume_run
-    from .run import train as train_run
 
-    signal.signal(signal.SIGTERM, _terminate)
+@contextmanager
+def _resumable(folder: Path, go_on: str) -> Iterator[None]:
+    """Name the command that continues the run, if it is interrupted or the disk is full."""
     try:
-        with (
-            watch(console) as observer,
-            _deployment(engine, options, device.value, observer.notice, go_on) as deployment,
-        ):
-            keys: dict[str, Any] = {
-                "device": device.value,
-                "data_root": data_root,
-                "observer": observer,
-                "deployment": deployment,
-            }
-            if resume is not None:
-                keys |= {} if more_rounds is None else {"more_rounds": more_rounds}
-                resume_run(folder, **keys)
-            else:
-                train_run(cfg, preset=str(source), out=folder, **keys)
-        run = report.read_run(folder)
-        _show(console, *report.tables(run))
-        typer.echo(
-            f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures:"
-            f" {folder / 'plots'}"
-        )
+        yield
     except (KeyboardInterrupt, BrokenPipeError) as end:
         raise _ended(end, folder, go_on) from None
     except OSError as error:  # a full disk
@@ -295,9 +310,18 @@ def train(
             raise
         place = error.filename or folder
         raise RunError(f"{error.strerror or error} while {place} was written; go on with: {go_on}") from None
-    rejected = sum(arm["rejected"] for arm in run.arms.values())
-    if rejected:
-        raise RunError(f"{rejected} replies of clients were rejected (see the notices above and report.md)")
+
+
+def _show_results(console: Console, folder: Path) -> int:
+    """Print the tables of a run and the places of its report; return the number of rejected replies."""
+    from . import report
+
+    run = report.read_run(folder)
+    _show(console, *report.tables(run))
+    typer.echo(
+        f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}"
+    )
+    return sum(arm["rejected"] for arm in run.arms.values())
 
 
 def _deployment(

@@ -105,6 +105,23 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
   }
 }
 
+// Notes the codewords of some blocks, from number ``first`` on, with a score of row r within its margin.
+inline void note_close(const float (*scores)[kTileRows][kCodewords], int64_t blocks, int64_t first, int r,
+                       Candidates& out) {
+  const Floats limit = broadcast(out.best[r] + out.margin[r]);
+  for (int64_t block = 0; block < blocks; ++block) {
+    Floats low, high;
+    load(scores[block][r], low);
+    load(scores[block][r] + kLanes, high);
+    uint32_t close = lanes_not_above(low, limit) | lanes_not_above(high, limit) << kLanes;
+    if (__builtin_expect(close == 0, 1)) continue;
+    for (; close; close &= close - 1) {
+      const int i = __builtin_ctz(close);
+      note(out, r, static_cast<int>(first + block) * kCodewords + i, scores[block][r][i]);
+    }
+  }
+}
+
 void candidates(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
                 int64_t d, float unit, Ahead ahead, void* scratch, Candidates& out) {
   const float* const units = static_cast<const float*>(y);
@@ -157,18 +174,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
     }
     for (int r = 0; r < count; ++r) {
       out.best[r] = least_across(lowest[r]);
-      const Floats limit = broadcast(out.best[r] + out.margin[r]);
-      for (int64_t block = 0; block < end - begin; ++block) {
-        Floats low, high;
-        load(scores[block][r], low);
-        load(scores[block][r] + kLanes, high);
-        uint32_t close = lanes_not_above(low, limit) | lanes_not_above(high, limit) << kLanes;
-        if (__builtin_expect(close == 0, 1)) continue;
-        for (; close; close &= close - 1) {
-          const int i = __builtin_ctz(close);
-          note(out, r, static_cast<int>(begin + block) * kCodewords + i, scores[block][r][i]);
-        }
-      }
+      note_close(scores, end - begin, begin, r, out);
     }
   }
 }

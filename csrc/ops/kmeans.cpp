@@ -70,29 +70,54 @@ void alone(int64_t count, const std::function<void(int64_t, int64_t)>& work) { w
   }
 }
 
+// Solves one problem, or several with one per thread.
+void solve(const std::vector<cpu::KMeansProblem>& work, const cpu::KMeansOptions& options) {
+  if (work.size() == 1) return cpu::kmeans(work[0], options, in_parallel);
+  const int64_t problems = static_cast<int64_t>(work.size());
+  std::vector<std::exception_ptr> errors(problems);  // an exception must not leave the thread
+  in_parallel(problems, [&](int64_t lo, int64_t hi) {
+    for (int64_t p = lo; p < hi; ++p) {
+      try {
+        cpu::kmeans(work[p], options, alone);
+      } catch (...) {
+        errors[p] = std::current_exception();
+      }
+    }
+  });
+  for (int64_t p = 0; p < problems; ++p) {
+    if (errors[p]) rethrow_as(p, errors[p]);
+  }
+}
+
+// Checks the sizes of the problems and the tensors of all problems, which follow one another.
+void check_problems(const Tensor& x, const std::optional<Tensor>& weights, const std::optional<Tensor>& init,
+                    const std::vector<int64_t>& sizes, const std::vector<int64_t>& clusters, size_t seeds) {
+  const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const int64_t centers = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
+  require(x.is_cpu() && x.dim() == 2 && x.size(1) > 0 && x.size(0) == rows,
+          "x must have shape [sum of sizes, d], on the CPU");
+  require(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
+  require(clusters.size() == sizes.size() && seeds == sizes.size(),
+          "sizes, clusters and seeds must have the same length");
+  for (size_t p = 0; p < sizes.size(); ++p)
+    require(1 <= clusters[p] && clusters[p] <= sizes[p], "expected 1 <= clusters <= sizes");
+  require(!weights || has_shape(*weights, {rows}, ScalarType::Double),
+          "weights must be float64 of shape [sum of sizes]");
+  require(!init || has_shape(*init, {centers, x.size(1)}, center_dtype(x)),
+          "init must have shape [sum of clusters, d] and the dtype of the centers");
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::optional<Tensor> weights_given,
                                                   std::optional<Tensor> init_given,
                                                   std::vector<int64_t> sizes, std::vector<int64_t> clusters,
                                                   std::vector<int64_t> seeds, std::string method,
                                                   bool spherical, int64_t n_init, int64_t max_iter,
                                                   double tol) {
-  const int64_t problems = static_cast<int64_t>(sizes.size()), d = x_given.dim() == 2 ? x_given.size(1) : 0;
-  const ScalarType out = center_dtype(x_given);
-  const int64_t rows = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  const int64_t centers_count = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
-  require(x_given.is_cpu() && d > 0 && x_given.size(0) == rows,
-          "x must have shape [sum of sizes, d], on the CPU");
-  require(has_valid_dtype(x_given), "expected float32, bfloat16, float16 or float64");
-  require(clusters.size() == sizes.size() && seeds.size() == sizes.size(),
-          "sizes, clusters and seeds must have the same length");
-  for (int64_t p = 0; p < problems; ++p)
-    require(1 <= clusters[p] && clusters[p] <= sizes[p], "expected 1 <= clusters <= sizes");
+  check_problems(x_given, weights_given, init_given, sizes, clusters, seeds.size());
   require(n_init >= 1 && max_iter >= 1, "n_init and max_iter must be at least 1");
-  require(!weights_given || has_shape(*weights_given, {rows}, ScalarType::Double),
-          "weights must be float64 of shape [sum of sizes]");
-  require(!init_given || has_shape(*init_given, {centers_count, d}, out),
-          "init must have shape [sum of clusters, d] and the dtype of the centers");
-
+  const int64_t problems = static_cast<int64_t>(sizes.size()), rows = x_given.size(0), d = x_given.size(1);
+  const int64_t centers_count = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
+  const ScalarType out = center_dtype(x_given);
   const Tensor weights = weights_given ? torch::stable::contiguous(*weights_given) : x_given;
   const Tensor init = init_given ? torch::stable::contiguous(*init_given) : x_given;
   Tensor centers = torch::stable::new_empty(x_given, {centers_count, d}, out);
@@ -128,24 +153,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::op
                     .inertia = static_cast<double*>(inertia.mutable_data_ptr()) + p,
                     .iterations = static_cast<int64_t*>(iterations.mutable_data_ptr()) + p}});
   }
-  if (problems == 1) {
-    cpu::kmeans(work[0], options, in_parallel);
-  } else {  // one problem per thread; an exception must not leave the thread
-    std::vector<std::exception_ptr> errors(problems);
-    in_parallel(problems, [&](int64_t lo, int64_t hi) {
-      for (int64_t p = lo; p < hi; ++p) {
-        try {
-          cpu::kmeans(work[p], options, alone);
-        } catch (...) {
-          errors[p] = std::current_exception();
-        }
-      }
-    });
-    for (int64_t p = 0; p < problems; ++p) {
-      if (errors[p]) rethrow_as(p, errors[p]);
-    }
-  }
+  solve(work, options);
   return {centers, labels, inertia, iterations};
+}
+
+// Checks x, the centers, the weights and the units of one step.
+void check_step(const Tensor& x, const Tensor& centers, const std::optional<Tensor>& weights,
+                const Tensor& middle, const Tensor& scale, const Tensor& mass_scale) {
+  const auto expect = [](bool condition, const char* expected) {
+    require(condition, expected, "kmeans_step: ");
+  };
+  expect(x.is_cpu() && x.dim() == 2 && x.size(1) > 0, "x must have shape [N, d], on the CPU");
+  expect(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
+  const int64_t n = x.size(0), d = x.size(1), k = centers.dim() == 2 ? centers.size(0) : 0;
+  expect(k > 0 && has_shape(centers, {k, d}, center_dtype(x)),
+         "centers must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all "
+         "else");
+  expect(!weights || has_shape(*weights, {n}, ScalarType::Double), "weights must be float64 of shape [N]");
+  expect(has_shape(middle, {d}, ScalarType::Double) && has_shape(scale, {d}, ScalarType::Double) &&
+             has_shape(mass_scale, {}, ScalarType::Double),
+         "units must be float64 of shapes [d], [d] and []");
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centers_given,
@@ -155,17 +182,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   const auto expect = [](bool condition, const char* expected) {
     require(condition, expected, "kmeans_step: ");
   };
-  expect(x.is_cpu() && x.dim() == 2 && x.size(1) > 0, "x must have shape [N, d], on the CPU");
-  expect(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
-  const int64_t n = x.size(0), d = x.size(1), k = centers_given.dim() == 2 ? centers_given.size(0) : 0;
-  expect(k > 0 && has_shape(centers_given, {k, d}, center_dtype(x)),
-         "centers must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all "
-         "else");
-  expect(!weights_given || has_shape(*weights_given, {n}, ScalarType::Double),
-         "weights must be float64 of shape [N]");
-  expect(has_shape(middle_given, {d}, ScalarType::Double) &&
-             has_shape(scale_given, {d}, ScalarType::Double) && has_shape(mass_scale, {}, ScalarType::Double),
-         "units must be float64 of shapes [d], [d] and []");
+  check_step(x, centers_given, weights_given, middle_given, scale_given, mass_scale);
+  const int64_t n = x.size(0), d = x.size(1), k = centers_given.size(0);
   const Tensor centers = torch::stable::contiguous(centers_given),
                weights = torch::stable::contiguous(weights_given.value_or(middle_given));
   const Tensor middle = torch::stable::contiguous(middle_given),

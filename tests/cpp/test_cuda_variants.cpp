@@ -58,6 +58,26 @@ static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t 
   return storage;
 }
 
+// The least two packed numbers of a lane, as a kernel keeps them, among the scores of a row.
+template <class V>
+static std::vector<int> least_two(const std::vector<float>& scores, float base, int lane) {
+  constexpr int kGroup = 32 / V::How::kShift;
+  std::vector<int> all;
+  for (int tile = 0; tile < static_cast<int>(scores.size()) / kColumns; ++tile) {
+    for (int group = 0; group < 32 / kGroup; ++group) {
+      int least = INT_MAX;
+      for (int i = 0; i < kGroup; ++i) {
+        const int n = group * kGroup + i, code = tile * kColumns + n / 2 * 8 + 2 * lane + n % 2;
+        least = std::min(least, __float_as_int(scores[code] + base));
+      }
+      all.push_back(
+          static_cast<int>(static_cast<unsigned>(least) * V::How::kShift + static_cast<unsigned>(group)));
+    }
+  }
+  std::partial_sort(all.begin(), all.begin() + 2, all.end());
+  return all;
+}
+
 // K codewords of small whole numbers, so that products are exact and ties are none of a rounding.
 template <class V, class Kernel>
 static void check(const char* name, Kernel kernel, int blocks, int k, int places) {
@@ -96,28 +116,14 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
   variants::turns.clear();
   emulation::launch_clusters(V::kCluster, 2, V::kThreads, kernel, work);
 
-  constexpr int kGroup = 32 / V::How::kShift;
   int64_t wrong = 0;
   for (int64_t row = 0; row < rows; ++row) {
     for (int code = 0; code < k; ++code) {
       scores[code] = half[code];
       for (int64_t j = 0; j < d; ++j) scores[code] -= x[row * d + j] * codewords[code * d + j];
     }
-    // Each lane's least and second least, in the packed numbers that the kernel keeps.
     for (int lane = 0; lane < 4; ++lane) {
-      std::vector<int> all;
-      for (int tile = 0; tile < k / kColumns; ++tile) {
-        for (int group = 0; group < 32 / kGroup; ++group) {
-          int least = INT_MAX;
-          for (int i = 0; i < kGroup; ++i) {
-            const int n = group * kGroup + i, code = tile * kColumns + n / 2 * 8 + 2 * lane + n % 2;
-            least = std::min(least, __float_as_int(scores[code] + base));
-          }
-          all.push_back(
-              static_cast<int>(static_cast<unsigned>(least) * V::How::kShift + static_cast<unsigned>(group)));
-        }
-      }
-      std::partial_sort(all.begin(), all.begin() + 2, all.end());
+      const std::vector<int> all = least_two<V>(scores, base, lane);
       const variants::Answer& kept = found[row * 4 + lane];
       wrong += kept.best != all[0] || kept.second != all[1] || kept.tile < 0 || kept.tile >= k / kColumns;
     }

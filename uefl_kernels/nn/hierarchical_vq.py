@@ -133,13 +133,15 @@ class HierarchicalVQ(Coder):
         self.vqs = None
         if not shared_codebook:
             self.vqs = nn.ModuleList(VectorQuantize(codebook_size=size, **options) for size in sizes)
-        one, wanted = share_quant_resi == 1, min(levels, int(share_quant_resi))
-        convolutions = [
-            ResidualConvolution(dim, self._spatial, quant_resi)
-            for _ in range(wanted if wanted > 0 else levels)
-        ]
-        self.phi_shared = convolutions[0] if one else None
-        self.phi_levels = None if one else nn.ModuleList(convolutions)
+        self._make_convolutions(quant_resi, share_quant_resi)
+
+    def _make_convolutions(self, ratio: float, number: int) -> None:
+        """Make one convolution for all scales, or a number of them that the scales share."""
+        levels = len(self._shapes)
+        made = min(levels, int(number)) if int(number) > 0 else levels
+        convolutions = [ResidualConvolution(self._dim, self._spatial, ratio) for _ in range(made)]
+        self.phi_shared = convolutions[0] if number == 1 else None
+        self.phi_levels = None if number == 1 else nn.ModuleList(convolutions)
 
     # --- attributes of a built layer -----------------------------------------------------------------------
 

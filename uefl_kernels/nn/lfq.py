@@ -98,6 +98,8 @@ class LFQ(ConstantBuffers, Coder):
     mask: torch.Tensor
     codebook: torch.Tensor
     orthogonal_rot: torch.Tensor
+    project_in: nn.Module
+    project_out: nn.Module
 
     def __init__(
         self,
@@ -130,55 +132,57 @@ class LFQ(ConstantBuffers, Coder):
                 raise ValueError("LFQ: give dim or codebook_size")
             codebook_size = 2 ** counts("LFQ", dim=dim)[0]
         codebook_size, num_codebooks = counts("LFQ", codebook_size=codebook_size, num_codebooks=num_codebooks)
-        bits = codebook_size.bit_length() - 1
-        keep = num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
-        clamp = soft_clamp_input_value
-        refuse_together(
-            "LFQ",
-            (
-                codebook_size != 2**bits or bits == 0,
-                f"codebook_size={codebook_size} must be a power of 2, as {2 ** (bits + 1)}",
-            ),
-            (
-                num_codebooks > 1 and not keep,
-                f"num_codebooks={num_codebooks} needs keep_num_codebooks_dim=True",
-            ),
-            (
-                not 0 < frac_per_sample_entropy <= 1,
-                f"frac_per_sample_entropy={frac_per_sample_entropy} must be above 0 and at most 1",
-            ),
-            (
-                clamp is not None and clamp < codebook_scale,
-                f"soft_clamp_input_value={clamp} must be at least codebook_scale={codebook_scale}",
-            ),
-        )
-        inner = bits * num_codebooks
-        self._dim = inner if dim is None else dim
-        self._bits, self._num_codebooks, self._keep = bits, num_codebooks, keep
+        self._bits, self._num_codebooks = codebook_size.bit_length() - 1, num_codebooks
+        self._keep = num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
         self._codebook_scale, self._orthogonal_rotation = codebook_scale, orthogonal_rotation
+        self._check_options(codebook_size, frac_per_sample_entropy, soft_clamp_input_value)
+        self._dim = self._bits * num_codebooks if dim is None else dim
         self.channel_first, self.spherical = channel_first, spherical
         self.activation = (
             nn.Identity() if straight_through_activation is None else straight_through_activation
         )
         self.frac_per_sample_entropy, self.diversity_gamma = frac_per_sample_entropy, diversity_gamma
         self.entropy_loss_weight, self.commitment_loss_weight = entropy_loss_weight, commitment_loss_weight
-        self.soft_clamp_input_value, self.entropy_loss_offset = clamp, entropy_loss_offset
+        self.soft_clamp_input_value, self.entropy_loss_offset = soft_clamp_input_value, entropy_loss_offset
         self.experimental_softplus_entropy_loss = experimental_softplus_entropy_loss
         self.force_quantization_f32 = force_quantization_f32
-        self.project_in: nn.Module = nn.Identity()
-        self.project_out: nn.Module = nn.Identity()
-        if self._dim != inner if has_projections is None else has_projections:
-            scale = codebook_scale if cosine_sim_project_in_scale is None else cosine_sim_project_in_scale
-            self.project_in = (
-                CosineSimLinear(self._dim, inner, scale)
-                if cosine_sim_project_in
-                else nn.Linear(self._dim, inner, bias=projection_has_bias)
-            )
-            self.project_out = nn.Linear(inner, self._dim, bias=projection_has_bias)
+        scale = codebook_scale if cosine_sim_project_in_scale is None else cosine_sim_project_in_scale
+        self._make_projections(has_projections, projection_has_bias, scale if cosine_sim_project_in else None)
         if orthogonal_rotation:
-            self.register_buffer("orthogonal_rot", random_rotation(bits))
+            self.register_buffer("orthogonal_rot", random_rotation(self._bits))
         self.register_buffer("mask", self._place_values())
         self._register_constants()
+
+    def _check_options(self, codebook_size: int, share: float, clamp: float | None) -> None:
+        """Raise ValueError for a codebook that bits cannot number, and for values out of range."""
+        refuse_together(
+            "LFQ",
+            (
+                codebook_size != 2**self._bits or self._bits == 0,
+                f"codebook_size={codebook_size} must be a power of 2, as {2 ** (self._bits + 1)}",
+            ),
+            (
+                self._num_codebooks > 1 and not self._keep,
+                f"num_codebooks={self._num_codebooks} needs keep_num_codebooks_dim=True",
+            ),
+            (not 0 < share <= 1, f"frac_per_sample_entropy={share} must be above 0 and at most 1"),
+            (
+                clamp is not None and clamp < self._codebook_scale,
+                f"soft_clamp_input_value={clamp} must be at least codebook_scale={self._codebook_scale}",
+            ),
+        )
+
+    def _make_projections(self, wanted: bool | None, bias: bool, cosine_scale: float | None) -> None:
+        """Make ``project_in`` and ``project_out``, by default if the sizes differ."""
+        inner = self._bits * self._num_codebooks
+        self.project_in, self.project_out = nn.Identity(), nn.Identity()
+        if self._dim != inner if wanted is None else wanted:
+            self.project_in = (
+                nn.Linear(self._dim, inner, bias=bias)
+                if cosine_scale is None
+                else CosineSimLinear(self._dim, inner, cosine_scale)
+            )
+            self.project_out = nn.Linear(inner, self._dim, bias=bias)
 
     def _constants(self) -> dict[str, torch.Tensor | None]:
         codes = torch.arange(self.codebook_size).unsqueeze(-1).bitwise_and(self._place_values()) != 0

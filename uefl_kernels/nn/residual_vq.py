@@ -240,36 +240,14 @@ class ResidualVQ(ResidualQuantizer):
         project_each: bool = False,
         **vq_kwargs: Any,
     ) -> None:
-        same = as_integer(codebook_size)
-        if num_quantizers is None and same is not None:
-            raise ValueError("ResidualVQ: name num_quantizers, or one codebook_size for each of them")
-        count = 0 if num_quantizers is None else index(num_quantizers)
-        sizes = [same] * count if same is not None else list(cast("Sequence[int]", codebook_size))
-        if not sizes or len(sizes) != (count or len(sizes)):
-            raise ValueError(
-                f"ResidualVQ: codebook_size {codebook_size} does not fit num_quantizers={num_quantizers};"
-                " name at least one"
-            )
-        weights = (
-            [1.0] * len(sizes) if beam_score_quantizer_weights is None else list(beam_score_quantizer_weights)
-        )
+        sizes = _sizes_of(codebook_size, num_quantizers, shared_codebook)
+        weights = _weights_of(beam_score_quantizer_weights, len(sizes))
         separate = bool(vq_kwargs.pop("separate_codebook_per_head", False))
         refuse_together(
             "ResidualVQ",
             (heads != 1, f"heads={heads} is not supported, a residual has one; heads=1"),
             (separate, "separate_codebook_per_head needs heads, and a residual has one"),
-            (
-                shared_codebook and len(set(sizes)) > 1,
-                f"shared_codebook=True needs one codebook_size, got {codebook_size}",
-            ),
             (eval_beam_size is not None and beam_size is None, "eval_beam_size needs beam_size"),
-            (
-                len(weights) != len(sizes),
-                (
-                    f"beam_score_quantizer_weights must name {len(sizes)}, one for each quantizer, got"
-                    f" {len(weights)}"
-                ),
-            ),
             (
                 implicit_neural_codebook and beam_size is not None,
                 "implicit_neural_codebook excludes beam_size",
@@ -286,10 +264,8 @@ class ResidualVQ(ResidualQuantizer):
         self.channel_last, self.accept_image_fmap = channel_last, accept_image_fmap
         self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
-        self.beam_size, self.eval_beam_size = (
-            beam_size,
-            beam_size if eval_beam_size is None else eval_beam_size,
-        )
+        self.beam_size = beam_size
+        self.eval_beam_size = beam_size if eval_beam_size is None else eval_beam_size
         self.beam_score_weights = weights
         self._shared, self._diveq, self._implicit = shared_codebook, diveq, implicit_neural_codebook
         self._project_each = project_each
@@ -590,6 +566,38 @@ class ResidualVQ(ResidualQuantizer):
             )
             output = torch.where(mask.unsqueeze(-1), output, padding)
         return self.layout.outward(output, x.dim())
+
+
+def _sizes_of(codebook_size: int | Sequence[int], number: int | None, shared: bool) -> list[int]:
+    """Return K of each quantizer."""
+    same = as_integer(codebook_size)
+    if number is None and same is not None:
+        raise ValueError("ResidualVQ: name num_quantizers, or one codebook_size for each of them")
+    count = 0 if number is None else index(number)
+    sizes = [same] * count if same is not None else list(cast("Sequence[int]", codebook_size))
+    refuse_together(
+        "ResidualVQ",
+        (
+            not sizes or len(sizes) != (count or len(sizes)),
+            f"codebook_size {codebook_size} does not fit num_quantizers={number}; name at least one",
+        ),
+        (
+            shared and len(set(sizes)) > 1,
+            f"shared_codebook=True needs one codebook_size, got {codebook_size}",
+        ),
+    )
+    return sizes
+
+
+def _weights_of(weights: Sequence[float] | None, quantizers: int) -> list[float]:
+    """Return the weight of the loss of each quantizer in the choice of a beam, 1 by default."""
+    found = [1.0] * quantizers if weights is None else list(weights)
+    if len(found) != quantizers:
+        raise ValueError(
+            f"ResidualVQ: beam_score_quantizer_weights must name {quantizers}, one for each quantizer, got"
+            f" {len(found)}"
+        )
+    return found
 
 
 class Beams(NamedTuple):

@@ -223,6 +223,10 @@ class VectorQuantize(Coder):
     codebook_diversity_temperature: float
     orthogonal_reg_active_codes_only: bool
     orthogonal_reg_max_codes: int | None
+    project_in: nn.Module
+    project_out: nn.Module
+    _codebook: Codebook
+    in_place_codebook_optimizer: torch.optim.Optimizer | None
 
     def __init__(
         self,
@@ -280,25 +284,33 @@ class VectorQuantize(Coder):
             setattr(self, name, options[name])
         for name in _SIZES:
             setattr(self, f"_{name}", options[name])
+        self._make_projections(layernorm_after_project_in)
+        self._make_codebook(options)
+
+    def _make_projections(self, layernorm: bool) -> None:
+        """Make ``project_in`` and ``project_out``, linear if the sizes differ."""
         inner = self.codebook_dim * self.heads
-        self.project_in: nn.Module = nn.Identity()
-        self.project_out: nn.Module = nn.Identity()
+        self.project_in, self.project_out = nn.Identity(), nn.Identity()
         if inner != self.dim:
             self.project_in, self.project_out = nn.Linear(self.dim, inner), nn.Linear(inner, self.dim)
-            if layernorm_after_project_in:
+            if layernorm:
                 self.project_in = nn.Sequential(self.project_in, nn.LayerNorm(inner))
+
+    def _make_codebook(self, options: dict[str, Any]) -> None:
+        """Make the codebook, and the optimizer that moves it if one is given."""
         self._codebook = Codebook(
             options["codebook_dim"],
             options["codebook_size"],
-            self.heads if separate_codebook_per_head else 1,
-            learnable_codebook=self.learnable_codebook or orthogonal_reg_weight > 0,
-            use_ddp=sync_codebook is not False,
+            self.heads if self.separate_codebook_per_head else 1,
+            learnable_codebook=self.learnable_codebook or options["orthogonal_reg_weight"] > 0,
+            use_ddp=options["sync_codebook"] is not False,
             **{name: options[name] for name in _OF_CODEBOOK},
         )
-        self.orthogonal_reg_weight = orthogonal_reg_weight
-        self.in_place_codebook_optimizer: torch.optim.Optimizer | None = None
-        if in_place_codebook_optimizer is not None:
-            self.in_place_codebook_optimizer = in_place_codebook_optimizer(self._codebook.parameters())
+        self.orthogonal_reg_weight = options["orthogonal_reg_weight"]
+        make_optimizer = options["in_place_codebook_optimizer"]
+        self.in_place_codebook_optimizer = (
+            None if make_optimizer is None else make_optimizer(self._codebook.parameters())
+        )
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -496,21 +508,16 @@ class VectorQuantize(Coder):
             ema_update,
         )
 
-        # 2. Project; choose, update and measure in between.
+        # 2. Project. Between the projections, choose codewords, update them and measure the losses.
         x = layout.inward(x)
         found: Quantized = self._codebook(self.project_in(x), self._quantize, call)
         quantized, chosen = self.project_out(found.values), found.indices
 
-        # 3. Return the padding as it is wanted, and the channels to their place.
+        # 3. Fill in the padding, and move the channels back.
         if self.heads == 1 and topk is None:
             chosen = chosen.squeeze(-1)
         if mask is not None:
-            kept = mask if topk is None else mask.unsqueeze(-1)
-            padding = torch.zeros_like(quantized)
-            if not self.return_zeros_for_masked_padding:
-                padding = (x if topk is None else x.unsqueeze(-2)).to(quantized.dtype)
-            quantized = torch.where(kept.unsqueeze(-1), quantized, padding)
-            chosen = chosen.masked_fill(~(mask if chosen.dim() == mask.dim() else mask.unsqueeze(-1)), -1)
+            quantized, chosen = self._fill_padding(x, quantized, chosen, mask, topk)
         quantized = layout.outward(quantized, x.dim())
         if indices is not None:
             return quantized, found.cross_entropy
@@ -519,6 +526,23 @@ class VectorQuantize(Coder):
             if return_loss_breakdown
             else (quantized, chosen, found.loss)
         )
+
+    def _fill_padding(
+        self,
+        x: torch.Tensor,
+        quantized: torch.Tensor,
+        indices: torch.Tensor,
+        mask: torch.Tensor,
+        topk: int | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return quantized with zeros, or the input, and indices with -1, where the mask is False."""
+        kept = mask if topk is None else mask.unsqueeze(-1)
+        padding = torch.zeros_like(quantized)
+        if not self.return_zeros_for_masked_padding:
+            padding = (x if topk is None else x.unsqueeze(-2)).to(quantized.dtype)
+        quantized = torch.where(kept.unsqueeze(-1), quantized, padding)
+        masked = ~(mask if indices.dim() == mask.dim() else mask.unsqueeze(-1))
+        return quantized, indices.masked_fill(masked, -1)
 
     def _quantize(self, given: torch.Tensor, call: Call) -> Quantized:
         """Quantize ``[..., heads * d]``, the channels last, and update the codewords as the call and the

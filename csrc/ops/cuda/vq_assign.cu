@@ -163,6 +163,28 @@ void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shap
   STD_TORCH_CHECK(error == cudaSuccess, op, ": the kernel did not launch: ", cudaGetErrorString(error));
 }
 
+// Zeroes spans where no search runs that would do it.
+void clear(const Spans& spans, cudaStream_t stream) {
+  for (int i = 0; i < kSpans; ++i) {
+    if (spans.size[i] > 0)
+      (void)cudaMemsetAsync(spans.begin[i], 0, static_cast<size_t>(spans.size[i]) * 8, stream);
+  }
+}
+
+// The search that runs here: wgmma if it has a plan, else mma if a tile fits shared memory.
+Search search_of(const Shape& shape, const Stages& stages) {
+  const bool mma =
+      fastest_allowed() != Search::float32 && mma_bytes(shape.d) + kMmaStaticBytes <= current_device().shared;
+  return !mma ? Search::float32 : stages.codewords > 0 ? Search::wgmma : Search::mma;
+}
+
+// Places for the rows that a search leaves open.
+int64_t open_places(const Shape& shape, Search search, const Stages& stages) {
+  if (search == Search::wgmma) return stages.items.grid * kGroupWarps * stages.room;
+  if (search == Search::mma) return mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape));
+  return 0;
+}
+
 }  // namespace
 
 std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& codebook,
@@ -182,28 +204,18 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
   sizes.back() = shape.segments;
   Tensor indices = torch::stable::new_empty(x, sizes, ScalarType::Long);
   if (shape.outputs == 0) {
-    for (int i = 0; i < kSpans; ++i) {
-      if (cleared.size[i] > 0)
-        (void)cudaMemsetAsync(cleared.begin[i], 0, static_cast<size_t>(cleared.size[i]) * 8, stream);
-    }
+    clear(cleared, stream);
     check_launch(op);
     return {indices, false};
   }
 
-  const Search fastest = fastest_allowed();
-  const Stages stages = fastest == Search::wgmma ? stages_of(shape, rows) : Stages{};
-  const int64_t shared = current_device().shared;
-  const bool mma = fastest != Search::float32 && mma_bytes(shape.d) + kMmaStaticBytes <= shared;
-  const Search search = !mma ? Search::float32 : stages.codewords > 0 ? Search::wgmma : Search::mma;
-
+  const Stages stages = fastest_allowed() == Search::wgmma ? stages_of(shape, rows) : Stages{};
+  const Search search = search_of(shape, stages);
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
-  const int64_t open = search == Search::wgmma ? stages.items.grid * kGroupWarps * stages.room
-                       : mma ? mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape))
-                             : 0;
   const bool makes = wanted.target != nullptr && search == Search::wgmma;
-  const Packed packed = carve(shape, search, open, makes ? stages.items.grid * kGroupWarps : 0, x, workspace,
-                              wanted.error.parts);
+  const Packed packed = carve(shape, search, open_places(shape, search, stages),
+                              makes ? stages.items.grid * kGroupWarps : 0, x, workspace, wanted.error.parts);
   with_type(dense.scalar_type(), [&](auto type) {
     using Codeword = decltype(type);
     const Codeword* codewords = static_cast<const Codeword*>(dense.const_data_ptr());

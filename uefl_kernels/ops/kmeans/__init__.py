@@ -236,6 +236,27 @@ def _check_rows(op: str, x: torch.Tensor, name: str = "x") -> None:
         raise ValueError(f"{op}: {name} must have shape [N, d], got {list(x.shape)}")
 
 
+def _tensors(
+    op: str, x: torch.Tensor, weights: torch.Tensor | None, init: str | torch.Tensor, clusters: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the weights in float64 and the given centers, each None if there are none."""
+    mass, centers = None, None
+    if weights is not None:
+        check_tensor(op, "weights", weights)
+        check_shape(op, "weights", weights.shape, [x.shape[0]])
+        mass = weights.detach().double()
+    if isinstance(init, torch.Tensor):
+        check_tensor(op, "init", init)
+        check_shape(op, "init", init.shape, [clusters, x.shape[1]])
+        centers = init.detach().to(result_dtype(x))
+    else:
+        check_method(op, init)
+    for name, tensor in (("weights", mass), ("init", centers)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
+    return mass, centers
+
+
 def _call(
     op: str,
     x: torch.Tensor,
@@ -264,25 +285,12 @@ def _call(
         for i, (n, k, seed) in enumerate(zip(sizes, clusters, seeds, strict=True))
     ]
     clusters, seeds = [request.k for request in requests], [request.seed for request in requests]
-    if weights is not None:
-        check_tensor(op, "weights", weights)
-        check_shape(op, "weights", weights.shape, [x.shape[0]])
-        weights = weights.detach().double()
-    centers = None
-    if isinstance(init, torch.Tensor):
-        check_tensor(op, "init", init)
-        check_shape(op, "init", init.shape, [sum(clusters), x.shape[1]])
-        centers = init.detach().to(result_dtype(x))
-    else:
-        check_method(op, init)
-    for name, tensor in (("weights", weights), ("init", centers)):
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
+    mass, centers = _tensors(op, x, weights, init, sum(clusters))
     method = "given" if isinstance(init, torch.Tensor) else init
     runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
     given = composed.Arguments(
         x.detach(),
-        weights,
+        mass,
         centers,
         sizes,
         clusters,

@@ -17,6 +17,7 @@ from ..._numbers import as_integer, is_count, is_seed
 from ..linear import linear
 from . import composed
 
+_OP = "mc_dropout_mlp"
 _NUMBER = (int, float, np.integer, np.floating)
 
 
@@ -276,72 +277,85 @@ def _check(
     seed: int | None,
 ) -> list[float]:
     """Check the arguments. Return the drop rate before each layer and of the logits, 0 without a dropout."""
-    op = "mc_dropout_mlp"
-    if len(weights) == 0:
-        raise ValueError(f"{op}: weights is empty, expected at least one layer")
-    if len(biases) != len(weights):
-        raise ValueError(
-            f"{op}: {len(weights)} weights and {len(biases)} biases; give one bias, or None, for each layer"
-        )
-    named = [("x", x)]
-    named += [(f"weights[{i}]", weight) for i, weight in enumerate(weights)]
-    named += [(f"biases[{i}]", bias) for i, bias in enumerate(biases) if bias is not None]
-    for name, tensor in named:
-        check_tensor(op, name, tensor)
-        if tensor.device != x.device:
-            raise ValueError(f"{op}: x is on {x.device} and {name} on {tensor.device}; move one of them")
-    if x.dim() < 1 or x.shape[-1] == 0:
-        raise ValueError(f"{op}: x must have shape [..., D] with D at least 1, got {list(x.shape)}")
-    width, source = x.shape[-1], "x"
-    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        if weight.dim() != 2 or weight.shape[1] != width or len(weight) == 0:
-            raise ValueError(
-                f"{op}: weights[{i}] must have shape [out, {width}] to follow {source}, got"
-                f" {list(weight.shape)}"
-            )
-        if bias is not None and list(bias.shape) != [len(weight)]:
-            raise ValueError(
-                f"{op}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got"
-                f" {list(bias.shape)}"
-            )
-        width, source = len(weight), f"weights[{i}]"
-    dropouts = input_dropout + len(weights) - 1 + logit_dropout
-    if dropouts == 0:
-        raise ValueError(
-            f"{op}: a single layer has no hidden dropout, so all passes would agree; set input_dropout=True"
-            " or logit_dropout=True"
-        )
-    given = [p] * dropouts if isinstance(p, _NUMBER) else p
-    if not isinstance(given, (list, tuple)) or not all(isinstance(rate, _NUMBER) for rate in given):
-        raise TypeError(f"{op}: p must be a number in [0, 1), or a list with one for each dropout, got {p!r}")
-    rates = [float(rate) for rate in given]
-    if len(rates) != dropouts:
-        expected = f"one number or a list of {dropouts}, one for each dropout, from the input on"
-        raise ValueError(f"{op}: p has {len(rates)} rates, expected {expected}")
-    # without a dropout, p is not used but must be valid
-    for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):
-        if not (0 <= rate < 1 and math.isfinite(rate)):
-            raise ValueError(f"{op}: p must be in [0, 1), got {rate}")
+    _check_layers(x, weights, biases)
+    rates = _rates(p, len(weights), input_dropout, logit_dropout)
     if not is_count(passes):
-        raise ValueError(f"{op}: passes must be an integer of at least 1, got {passes!r}")
+        raise ValueError(f"{_OP}: passes must be an integer of at least 1, got {passes!r}")
     if index(passes) >= 2**32:
         raise ValueError(
-            f"{op}: passes must be below 2^32, because masks come from 32-bit counters; got {passes}"
+            f"{_OP}: passes must be below 2^32, because masks come from 32-bit counters; got {passes}"
         )
     if not isinstance(activation, str) or activation not in composed.ACTIVATIONS:
         raise ValueError(
-            f"{op}: activation {activation!r} is not known, expected one of {tuple(composed.ACTIVATIONS)}"
+            f"{_OP}: activation {activation!r} is not known, expected one of {tuple(composed.ACTIVATIONS)}"
         )
     if seed is not None and not is_seed(seed):
-        raise ValueError(f"{op}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
-    rates = [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
+        raise ValueError(f"{_OP}: seed must be an integer in [0, 2^63) or None, got {seed!r}")
     # torch runs the layers before the first dropout, and needs equal dtypes
     first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))
     for i, pair in enumerate(zip(weights[:first], biases[:first], strict=True)):
         for name, part in zip((f"weights[{i}]", f"biases[{i}]"), pair, strict=True):
             if part is not None and part.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
                 raise TypeError(
-                    f"{op}: x has dtype {x.dtype} and {name} {part.dtype}, before the first dropout; convert"
+                    f"{_OP}: x has dtype {x.dtype} and {name} {part.dtype}, before the first dropout; convert"
                     " one of them"
                 )
     return rates
+
+
+def _check_layers(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> None:
+    """Check that x passes the layers: their number, devices and shapes."""
+    if len(weights) == 0:
+        raise ValueError(f"{_OP}: weights is empty, expected at least one layer")
+    if len(biases) != len(weights):
+        raise ValueError(
+            f"{_OP}: {len(weights)} weights and {len(biases)} biases; give one bias, or None, for each layer"
+        )
+    named = [("x", x)]
+    named += [(f"weights[{i}]", weight) for i, weight in enumerate(weights)]
+    named += [(f"biases[{i}]", bias) for i, bias in enumerate(biases) if bias is not None]
+    for name, tensor in named:
+        check_tensor(_OP, name, tensor)
+        if tensor.device != x.device:
+            raise ValueError(f"{_OP}: x is on {x.device} and {name} on {tensor.device}; move one of them")
+    if x.dim() < 1 or x.shape[-1] == 0:
+        raise ValueError(f"{_OP}: x must have shape [..., D] with D at least 1, got {list(x.shape)}")
+    width, source = x.shape[-1], "x"
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if weight.dim() != 2 or weight.shape[1] != width or len(weight) == 0:
+            raise ValueError(
+                f"{_OP}: weights[{i}] must have shape [out, {width}] to follow {source}, got"
+                f" {list(weight.shape)}"
+            )
+        if bias is not None and list(bias.shape) != [len(weight)]:
+            raise ValueError(
+                f"{_OP}: biases[{i}] must have shape [{len(weight)}] like the rows of weights[{i}], got"
+                f" {list(bias.shape)}"
+            )
+        width, source = len(weight), f"weights[{i}]"
+
+
+def _rates(p: float | Sequence[float], layers: int, input_dropout: bool, logit_dropout: bool) -> list[float]:
+    """Return the drop rate before each layer and of the logits, 0 without a dropout."""
+    dropouts = input_dropout + layers - 1 + logit_dropout
+    if dropouts == 0:
+        raise ValueError(
+            f"{_OP}: a single layer has no hidden dropout, so all passes would agree; set input_dropout=True"
+            " or logit_dropout=True"
+        )
+    given = [p] * dropouts if isinstance(p, _NUMBER) else p
+    if not isinstance(given, (list, tuple)) or not all(isinstance(rate, _NUMBER) for rate in given):
+        raise TypeError(
+            f"{_OP}: p must be a number in [0, 1), or a list with one for each dropout, got {p!r}"
+        )
+    rates = [float(rate) for rate in given]
+    if len(rates) != dropouts:
+        expected = f"one number or a list of {dropouts}, one for each dropout, from the input on"
+        raise ValueError(f"{_OP}: p has {len(rates)} rates, expected {expected}")
+    # without a dropout, p is not used but must be valid
+    for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):
+        if not (0 <= rate < 1 and math.isfinite(rate)):
+            raise ValueError(f"{_OP}: p must be in [0, 1), got {rate}")
+    return [0.0] * (not input_dropout) + rates + [0.0] * (not logit_dropout)
