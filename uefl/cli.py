@@ -463,6 +463,9 @@ def silo(
     name: Annotated[
         str | None, typer.Option(help="Name of this silo; default: the name of the folder.")
     ] = None,
+    label: Annotated[
+        str, typer.Option(metavar="COLUMN", help="Of a table: the column with the classes.")
+    ] = "label",
     key: Annotated[
         Path | None, typer.Option(help="Private key that identifies this silo to the SuperLink.")
     ] = None,

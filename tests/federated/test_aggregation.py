@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from uefl.aggregation import WeightedMean, rejection
-from uefl.algorithms.uefl.codebook_algorithm import negative_usage
 from uefl.algorithms.uefl.usage import CodewordMean
 from uefl.engines.base import Expected, Message, Reply, expected_like
 
@@ -111,11 +110,6 @@ def test_private_tensors_must_be_complete_and_finite():
     ):
         sound.private = private
         assert (rejection(sound, message, 0.0) is not None) is refused
-
-
-def test_counts_are_not_negative():
-    assert negative_usage(reply()) is None
-    assert "usage" in negative_usage(reply(usage=torch.tensor([1, -1])))
 
 
 def test_missing_and_failed_clients():

@@ -208,12 +208,38 @@ def test_more_examples_than_reported_are_rejected():
 
 
 @pytest.mark.parametrize(
+    ("keys", "name", "value"),
+    [
+        ({}, "usage", 2**62),
+        ({}, "usage", -1),
+        ({"ema_decay": 0.9}, "moving", 1e14),
+        ({"ema_decay": 0.9}, "moving", -1.0),
+    ],
+)
+def test_counts_that_no_training_has_are_rejected(keys, name, value):
+    """The attack on the codewords: their weights are counts, and with 2**62 the others would have none."""
+
+    def change(reply):
+        if name in reply.tensors:
+            reply.tensors[name][..., -1] = value
+
+    one, _, notices = arm(
+        settings("uefl", quorum=0.5, **keys), wrap=lambda engine: Changed(engine, change, ["silo-1"])
+    )
+    one.turn()
+    (notice,) = notices
+    assert re.match(rf"round 1: rejected silo-1: {name} ", notice)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
         ("accuracy", 3e38, r"accuracy .*\b3e\+38, .*\b0 to 1$"),
         ("accuracy", -0.5, r"accuracy .*-0\.5, .*\b0 to 1$"),
         ("global_accuracy", 1.5, r"global_accuracy .*\b1\.5"),
         ("entropy", -1.0, r"entropy .*-1\b"),
+        ("holdout_entropy", 1.2, r"holdout_entropy .*\b1\.0986"),  # more than that of three classes
+        ("epsilon", 0.1, r"metric .*\bepsilon"),
         ("brier", 2.5, r"brier .*\b2\.5"),
         ("a\x1b[31m", 0.5, r"metric .*\ba\b"),
         ("reliability", [-1] * 30, r"reliability .*\b0$"),

@@ -30,7 +30,7 @@ from ..engines.base import Expected, Message, Reply
 from ..server.turn import Turn
 from .base import Record, State, register
 from .uefl import extension_findings
-from .uefl.codebook_algorithm import CodebookAlgorithm, negative_usage
+from .uefl.codebook_algorithm import CodebookAlgorithm
 from .uefl.extension import threshold
 
 
@@ -75,10 +75,6 @@ class PublishedUEFL(CodebookAlgorithm):
         message.expects["codebook"] = Expected(tuple(codebook.shape), codebook.dtype)
         message.expects["usage"] = Expected((len(codebook),), torch.int64)
         return message
-
-    def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Reject negative counts."""
-        return negative_usage(reply)
 
     def weight(self, update: Reply) -> float:
         """Let clients count alike."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -295,12 +296,19 @@ class DamagedImages(UserError):
             raise self
 
 
+@cache
+def _formats() -> list[str]:
+    """Return the formats that Pillow itself reads: it starts Ghostscript for EPS, which is a program."""
+    Image.init()
+    return [name for name in Image.ID if name != "EPS"]
+
+
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     """Open a file with Pillow, without its warning about large images, which names no file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image = Image.open(file)
+        image = Image.open(file, formats=_formats())
     with image:
         yield image
 

@@ -143,13 +143,13 @@ def _vectors_refusal(
     """Return why a silo of columns or tokens cannot be one of a run; None: it can."""
     if length > _LENGTH or inputs.vocabulary > MOST_TOKENS or len(inputs.names) not in (0, length):
         return f"it has inputs of length {length} and {inputs.vocabulary} tokens; expected at most {_LENGTH}"
-    moments = parts.get("columns", {}).get("moments")
-    if moments is None:  # of tokens, or of columns that are not standardized
+    if not parts:  # of tokens, or of columns that are not standardized
         return None
+    moments = parts["columns"]["moments"]
     if moments.dtype != torch.float64 or list(moments.shape) != [3, length]:
         return "its moments do not match its number of columns"
     rows, means, squares = moments
-    sound = bool((rows == rows[0]).all()) and int(rows[0]) in (sizes.train, sizes.train + sizes.holdout)
+    sound = bool((rows == rows[0]).all()) and rows[0] in (sizes.train, sizes.train + sizes.holdout)
     if not sound or not bool((means.abs() <= _LARGEST).all() and (squares >= 0).all()):
         return "its moments do not match its number of rows"
     return None if bool((squares <= _LARGEST**2).all()) else "its moments are not finite"

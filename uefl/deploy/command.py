@@ -22,6 +22,7 @@ def silo(
     simulate: str | None,
     superlink: str,
     name: str | None,
+    label: str,
     root_certificates: Path | None,
     key: Path | None,
     insecure: bool,
@@ -44,6 +45,7 @@ def silo(
         simulate: instead of a folder: the client of the run's configuration that this process plays.
         superlink: ``HOST:PORT``.
         name: of the silo; None: the name of the folder.
+        label: of a table: the column with the classes.
         root_certificates: file with the root certificates for the SuperLink; None: the system's.
         key: file of the private key that authenticates this silo to the SuperLink.
         insecure: without TLS and key, off loopback too.
@@ -89,7 +91,7 @@ def silo(
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
     else:
         assert data is not None
-        source = own(data, name)
+        source = own(data, name, label)
         kept = SiloFolder(state or data.resolve().with_name(f"{data.resolve().name}.silo"))
     floor = _floor(noise_multiplier, delta, max_epsilon, spent, data)
     try:

@@ -126,18 +126,22 @@ def answer(frame: bytes, node_config: Mapping[str, Any]) -> bytes:
 
     Args:
         frame: of the message.
-        node_config: of the SuperNode. ``data``: the folder of this silo's images, and ``name``: its name.
-            Without ``data`` the node stands for any client of the configuration.
+        node_config: of the SuperNode. ``data``: the folder of this silo's images, ``name``: its name, and
+            ``label``: the column with the classes of a table. Without ``data`` the node stands for any client
+            of the configuration.
     """
-    data, name = (None if (value := node_config.get(key)) is None else str(value) for key in ("data", "name"))
-    return reply_to(_program(data, name), bytearray(frame))
+    data, name, label = (
+        None if (value := node_config.get(key)) is None else str(value) for key in ("data", "name", "label")
+    )
+    return reply_to(_program(data, name, label or "label"), bytearray(frame))
 
 
 @cache
-def _program(data: str | None, name: str | None) -> SiloProgram:
+def _program(data: str | None, name: str | None, label: str) -> SiloProgram:
     """Return the program of this process, which keeps its data and its network."""
     device = chosen_device("auto")
     if data is None:
         return SiloProgram(PartitionedSource(None), device)
     folder = Path(data).resolve()
-    return SiloProgram(own(folder, name), device, kept=SiloFolder(folder.with_name(f"{folder.name}.silo")))
+    source = own(folder, name, label)
+    return SiloProgram(source, device, kept=SiloFolder(folder.with_name(f"{folder.name}.silo")))

@@ -46,7 +46,7 @@ class ClientSource(Protocol):
         ...
 
 
-def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
+def own(path: Path, name: str | None, label: str = "label") -> OwnFolder | OwnSets:
     """Return the source of a path: a table, unlabeled sets in ``clients``, or else labeled images.
 
     The server cannot name another file.
@@ -54,13 +54,14 @@ def own(path: Path, name: str | None) -> OwnFolder | OwnSets:
     Args:
         path: the folder, or the file of a table.
         name: of the silo; None: the name of the folder or file, or of the client in it.
+        label: of a table: the column with the classes.
 
     Raises:
         UserError: the path cannot be read, or has several clients.
     """
     if path.suffix.lower() in own_table.SUFFIXES and not path.is_dir():
         check_names("silo", [name or path.stem])
-        return OwnTable(path, name or path.stem)
+        return OwnTable(path, name or path.stem, label)
     inside = path / "clients"
     if inside.is_dir() and any(entry.is_dir() or entry.suffix == ".npz" for entry in visible(inside)):
         return OwnSets(path, name)
@@ -128,18 +129,36 @@ class OwnFolder:
 
 
 class OwnTable(OwnFolder):
-    """A table as :mod:`uefl.data.sources.own_table` reads it; the run names its column of labels.
+    """A table as :mod:`uefl.data.sources.own_table` reads it.
+
+    The report of a silo has every value of the column of labels. So the silo names this column, and refuses
+    runs with another one.
 
     Args:
         path: the file. It is read now.
         name: of the silo.
+        label: the column with the classes.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, label: str = "label") -> None:
         self.name: str | None = name
+        self._label = label
         frame = own_table.frame_of(path)
         self._table = lambda data: own_table.data_set(path, frame, data, name)
         self._read = lru_cache(2)(self._federation)
+
+    def federation(self, cfg: Config) -> Federation:
+        """Return a federation of this silo.
+
+        Raises:
+            UserError: the run takes the labels from another column.
+        """
+        if cfg.data.label != self._label:
+            raise UserError(
+                f"the run has data.label = {cfg.data.label!r}; the labels of this silo are in column"
+                f" {self._label!r} (--label)"
+            )
+        return super().federation(cfg)
 
 
 class OwnSets:

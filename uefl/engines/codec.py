@@ -168,6 +168,8 @@ def decode(data: torch.Tensor | bytearray) -> Packet:
         for part, table in header.pop("tensors").items():
             group = parts[part] = dict[str, torch.Tensor]()
             for name, dtype, shape in table:
+                if not isinstance(name, str):
+                    raise TypeError(f"a tensor has the name {name!r}")
                 size = math.prod(shape) * DTYPES[dtype].itemsize
                 group[name] = from_raw(dtype, tuple(shape), frame[place : place + size])
                 place += _aligned(size)

@@ -26,22 +26,22 @@ _SHARES = (
     "personalized_accuracy",
     "train_accuracy",
 )
-_UNBOUNDED = (
-    "nll",
-    "holdout_nll",
+_ENTROPIES = (
     "entropy",
     "personalized_entropy",
     "entropy_deterministic",
     "mutual_info",
     "holdout_entropy",
     "holdout_entropy_se",
-    "steps",
 )
+_UNBOUNDED = ("nll", "holdout_nll", "steps")
 _MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys(_UNBOUNDED, math.inf)
-"""upper bounds of the metrics of the framework; all are at least 0"""
+"""upper bounds of the metrics of the framework, without the entropies; all are at least 0"""
 _LONGEST = 200  # characters of a reason
-_OWN = frozenset(("arm", "iteration", "round", "client", "unseen", "reason"))
-"""keys of metrics.jsonl that identify a line; no client may send them"""
+_OWN = frozenset(
+    ("arm", "iteration", "round", "client", "unseen", "reason", "epsilon", "tested", "server_loss")
+)
+"""columns of metrics.jsonl that only the server fills"""
 
 
 def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | None:
@@ -59,7 +59,7 @@ def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ())
     odd = next((name for name in (*reply.metrics, *reply.training) if not name.isprintable()), None)
     if odd is not None:
         return f"it sends a metric called {odd}"
-    error = not_finite(reply.metrics) or _out_of_range(reply.metrics | reply.training)
+    error = not_finite(reply.metrics) or _out_of_range(reply.metrics | reply.training, classes)
     if error is not None:
         return error
     lengths = list_lengths(classes)
@@ -74,10 +74,11 @@ def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ())
     return None
 
 
-def _out_of_range(values: Mapping[str, Any]) -> str | None:
+def _out_of_range(values: Mapping[str, Any], classes: int) -> str | None:
     """Return the first metric with an impossible value, in words; None: all are possible."""
+    limits = _MOST | dict.fromkeys(_ENTROPIES, math.log(classes))
     for key, value in values.items():
-        most = _MOST.get(key)
+        most = limits.get(key)
         if most is None or isinstance(value, (list, type(None))):
             continue
         if not -_ROUNDING <= value <= most + _ROUNDING:

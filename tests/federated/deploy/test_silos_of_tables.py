@@ -12,6 +12,7 @@ from uefl.deploy.agreement import agree, fitting, refusal
 from uefl.deploy.setting import Setting, greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
+from uefl.engines import faults
 from uefl.engines.codec import Packet
 from uefl.errors import UserError
 
@@ -66,6 +67,24 @@ def test_the_setting_of_a_run_travels_as_json(folder):
     assert setting.context().inputs == there.inputs
 
 
+def test_a_silo_itself_names_its_column_of_labels(tmp_path):
+    """A report has every value of this column: a run that chooses it could read all columns."""
+    path = tmp_path / "a.csv"
+    table = frame(0, patient=range(1_000_000, 1_000_040)).rename(columns={"label": "outcome"})
+    table.to_csv(path, index=False)
+    for label, asked, error in (
+        ("outcome", "outcome", None),
+        ("outcome", "patient", faults.DATA),
+        ("patient", "outcome", faults.DATA),
+        ("label", "outcome", faults.DATA),
+    ):
+        cfg = settings(label=asked, normalize="raw")
+        program = SiloProgram(own(path, None, label), torch.device("cpu"))
+        header = program(Packet(greeting(cfg), {})).header
+        assert header["error"] == error, (label, asked)
+        assert "1000007" not in str(header)
+
+
 def test_a_silo_with_other_columns_is_refused(folder):
     frame(5, "abdce").to_csv(folder / "other.csv", index=False)
     names, why = fitting(reports(folder, settings()), settings())
@@ -93,6 +112,9 @@ def _moments(change):
     [
         _moments(lambda moments: moments[0].add_(1e6)),
         _moments(lambda moments: moments[0, :1].add_(1)),
+        _moments(lambda moments: moments.fill_(float("inf"))),
+        lambda header, parts: parts["columns"].clear(),
+        lambda header, parts: parts.update(pixels=parts.pop("columns")),
         _moments(lambda moments: moments[1, 0].fill_(float("nan"))),
         _moments(lambda moments: moments[1, 0].fill_(1e200)),
         _moments(lambda moments: moments[2, 0].fill_(-1.0)),

@@ -40,6 +40,11 @@ def test_a_damaged_packet_is_refused(damage):
         decode(damage(encode(Packet(HEADER, {"p": {"x": torch.ones(4)}}))))
 
 
+def test_the_name_of_a_tensor_is_a_text():
+    with pytest.raises(Unreadable, match="5"):
+        decode(encode(Packet(HEADER, {"p": {5: torch.ones(4)}})))
+
+
 @pytest.mark.parametrize("shape", [(2**62, 2**62, 0), (2**63, 0), (10**30, 0)])
 def test_no_elements_in_a_shape_beyond_all_tensors(shape):
     with pytest.raises(ValueError, match="dimensions"):

@@ -17,7 +17,7 @@ import torch
 
 from ...client.work import Batch, Work
 from ...data.federation import Federation
-from ...engines.base import Reply
+from ...engines.base import Message, Reply
 from ...errors import UserError
 from ...findings import Findings, History
 from ...models.custom import CustomNet
@@ -26,7 +26,7 @@ from ...models.net import Net, TokenNet
 from ...models.networks.base import with_usual_head
 from ...seeds import derive
 from ...uncertainty import Prediction, of_head
-from ..base import Algorithm, ModelSpec, Record
+from ..base import Algorithm, ModelSpec, Record, State
 from . import clustering, extension_findings, unseen
 from .parameters import CodebookParameters
 from .quantizer import Quantizer, codewords, moved, moving_start, placed
@@ -98,6 +98,27 @@ class CodebookAlgorithm(Algorithm):
                 f"client {few.name!r} has {rows}, too few for {self.most_new()} new codewords; lower"
                 " codewords"
             )
+
+    def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
+        """Return the state of FedAvg."""
+        assert isinstance(net, TokenNet)
+        self._rows_per_image = net.positions * self.parameters.segments
+        return super().server_state(values, buffers, net)
+
+    def rejection(self, message: Message, reply: Reply) -> str | None:
+        """Reject counts that no training has, because they can be the weights of codewords."""
+        usage, moving = reply.tensors.get("usage"), reply.tensors.get("moving")
+        if usage is None:
+            return None
+        training, reported = self.context.training, self.context.examples.get(reply.client, reply.examples)
+        images = training.local_steps * training.batch_size or training.local_epochs * reported
+        stages = math.ceil(usage.shape[-1] / (self.quantizer.stage or max(usage.shape[-1], 1)))
+        most = images * self._rows_per_image * stages
+        if bool((usage < 0).any()) or float(usage.double().sum()) > most:
+            return f"usage has negative counts, or more than {most} together"
+        if moving is not None and not bool((moving[..., -1] >= 0).all() and (moving[..., -1] <= most).all()):
+            return f"moving has a count below 0, or above {most}"
+        return None
 
     def most_new(self) -> int:
         """Return the largest number of codewords that k-means makes at once."""
@@ -255,12 +276,6 @@ class CodebookAlgorithm(Algorithm):
         return (
             (tokens - self.quantizer(tokens, tensors["codebook"]).values).float().square().flatten(1).mean(1)
         )
-
-
-def negative_usage(reply: Reply) -> str | None:
-    """Reject negative counts."""
-    usage = reply.tensors.get("usage")
-    return "usage has negative counts" if usage is not None and bool((usage < 0).any()) else None
 
 
 def counts_per_batch(codes: torch.Tensor, codewords: int) -> torch.Tensor:

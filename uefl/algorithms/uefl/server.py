@@ -19,7 +19,7 @@ from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record, State, register
 from . import clustering, extension, extension_findings, parameters, unseen
-from .codebook_algorithm import CodebookAlgorithm, negative_usage
+from .codebook_algorithm import CodebookAlgorithm
 from .quantizer import Quantizer, codewords, joined, moving_start, revived
 from .usage import CodewordMean
 
@@ -265,10 +265,6 @@ class UEFL(CodebookAlgorithm):
             own = own * work.examples / work.examples
         work.private["codewords"] = joined([own, new])
         return sent
-
-    def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Reject negative counts."""
-        return negative_usage(reply)
 
     @property
     def averaged(self) -> str:
