@@ -497,7 +497,6 @@ def silo(
     ] = None,
     simulate: Annotated[str | None, typer.Option(hidden=True)] = None,
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve as one client for runs at a SuperLink, with the images of one folder, until Ctrl-C."""
     options = {**locals(), "device": device.value}

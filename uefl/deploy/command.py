@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +35,6 @@ def silo(
     state: Path | None,
     strict: bool,
     data_root: Path | None,
-    parent: int | None,
 ) -> None:
     """Serve one client until the process ends.
 
@@ -59,15 +57,14 @@ def silo(
         state: the folder for the silo's own state; None: next to the data; with ``simulate`` none lasts.
         strict: whether to refuse a key that other users of this machine may read; else a line says so.
         data_root: where torchvision's data sets lie.
-        parent: a process; this one ends with it.
 
     Raises:
         UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.
     """
     check_installed()
     from ..engines.flower.address import Unreachable
-    from ..engines.flower.commands import end_with
     from ..engines.flower.node import serve
+    from ..engines.processes import end_with_parent
     from ..run import chosen_device
     from .silo import SiloProgram
     from .silo_folder import SiloFolder
@@ -75,9 +72,7 @@ def silo(
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
-    if parent is not None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        end_with(parent)
+    end_with_parent()
     address = _with_access(checked_address(superlink, root_certificates, insecure), key, strict)
     if (data is None) == (simulate is None):
         raise UserError("--data: name the folder of this silo's images")

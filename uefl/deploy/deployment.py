@@ -3,11 +3,11 @@ running SuperLink."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 import torch
 
@@ -16,15 +16,14 @@ from ..data import build
 from ..data.federation import Federation
 from ..engines.flower import QUIET, commands
 from ..engines.flower.address import Address, Unreachable
-from ..engines.flower.commands import PARENT
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import Link, connect
 from ..engines.flower.members import Members, Report, Roster
+from ..engines.processes import Processes
 from ..errors import RunError, UserError
 from ..folder import Silos
 from ..server.checks import printable
 from .agreement import agree, check_asked, fitting, refusal
-from .processes import Processes
 from .setting import Setting, greeting, task, without_files
 
 _START = 120.0  # seconds for processes on this machine to be there
@@ -80,8 +79,8 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
         device: of the clients.
         notice: called with a line for the user.
     """
-    processes = Processes("uefl-flower-")
-    processes.environment |= QUIET | {"FLWR_HOME": str(processes.folder / "flwr"), PARENT: str(os.getpid())}
+    folder = Path(mkdtemp(prefix="uefl-flower-"))
+    processes = Processes(folder, QUIET | {"FLWR_HOME": str(folder / "flwr")})
 
     def stop() -> None:
         logs = processes.stop()
@@ -98,12 +97,12 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
     federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
     names = [client.name for client in (*federation.clients, *federation.unseen)]
-    port, parent = commands.free_port(), str(os.getpid())
+    port = commands.free_port()
     address = Address(f"127.0.0.1:{port}", insecure=True)
     listen = ("--insecure", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port))
     superlink = processes.start("superlink", commands.__name__, "flower-superlink", *listen)
     for name in names:
-        where = ("--superlink", address.place, "--device", device, "--parent", parent)
+        where = ("--superlink", address.place, "--device", device)
         root_option = () if root is None else ("--data-root", str(root))
         processes.start(name, "uefl", "silo", "--simulate", name, *where, *root_option)
 

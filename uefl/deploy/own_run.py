@@ -121,7 +121,7 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
             api.train(source, out=out, engine=engine, **overrides)
 
 
-def answer(frame: bytes, node_config: Mapping[str, Any]) -> bytes:
+def answer(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> bytearray:
     """Return the frame of the reply of this process to a message.
 
     Args:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 import torch
 
@@ -19,9 +20,9 @@ from ..engines.codec import Packet
 from ..engines.distributed.engine import DistributedEngine
 from ..engines.distributed.worker_pool import WorkerPool
 from ..engines.frames import ConnectionLost
+from ..engines.processes import Processes
 from ..errors import RunError
 from ..folder import Silos
-from .processes import Processes, note_oversubscription
 from .setting import Setting, greeting, task
 
 Notice = Callable[[str], None]
@@ -44,7 +45,7 @@ def on_workers(
     Raises:
         RunError: a worker has ended in the middle of the run.
     """
-    processes = Processes("uefl-workers-")
+    processes = Processes(Path(mkdtemp(prefix="uefl-workers-")))
     with ExitStack() as stack:
         try:
             yield Workers(count, device, notice, processes, stack, module)
@@ -125,15 +126,23 @@ class Workers:
         return DistributedEngine(self._workers, self._names, task(setting, arm), started)
 
     def _start(self, data_root: Path | None) -> WorkerPool:
-        note_oversubscription(self._count, self._device, self._notice)
+        _note_oversubscription(self._count, self._device, self._notice)
         root = [] if data_root is None else [str(data_root)]
         ends = []
         for rank in range(1, self._count + 1):
             end, theirs = socket.socketpair()
-            place = (str(theirs.fileno()), str(rank), self._device, str(os.getpid()))
+            place = (str(theirs.fileno()), str(rank), self._device)
             self._processes.start(f"worker-{rank}", self._module, *place, *root, inherited=[theirs.fileno()])
             theirs.close()
             ends.append(end)
         workers = WorkerPool(ends)
         self._stack.callback(workers.close)
         return workers
+
+
+def _note_oversubscription(processes: int, device: str, notice: Notice) -> None:
+    """Note that the processes have more threads than there are cores."""
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if device == "cpu" and threads > 1 and processes * threads > cores:
+        crowd = f"{processes} processes with {threads} threads each on {cores} cores slow each other down"
+        notice(f"note: {crowd}; set threads = {max(1, cores // processes)}")

@@ -45,7 +45,7 @@ class Message:
     def bytes(self) -> int:
         """Size of the tensors that the server sends: the broadcast ones and the reference, without the
         client's own state."""
-        return _bytes(self.tensors) + _bytes(self.reference)
+        return bytes_of(self.tensors) + bytes_of(self.reference)
 
     def to(self, device: torch.device) -> Message:
         """Return the same message with its tensors on a device."""
@@ -85,7 +85,7 @@ class Reply:
     @property
     def bytes(self) -> int:
         """Size of the tensors that came back, without the private ones."""
-        return _bytes(self.tensors)
+        return bytes_of(self.tensors)
 
     def to(self, device: torch.device) -> Reply:
         """Return the same reply with its tensors on a device."""
@@ -173,5 +173,6 @@ def _moved(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[st
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -4,11 +4,8 @@ message is rejected, with the reason."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-import torch
-
-from .base import Message, Reply
+from .base import Message, Reply, bytes_of
 from .frames import HEADER
 
 REPORT = 2**22
@@ -41,7 +38,7 @@ def size_rejection(reply: Reply, message: Message) -> str | None:
         return f"it sends lists of {numbers} numbers, more than {most}"
     if len(reply.private) > len(message.private) + METRICS:
         return f"it keeps {len(reply.private)} private tensors; it had {len(message.private)}"
-    kept, most = _bytes(reply.private), _private(message)
+    kept, most = bytes_of(reply.private), _private(message)
     if kept > most:
         return f"it keeps {kept} bytes of private tensors, more than {most}"
     return None
@@ -55,8 +52,4 @@ def largest_reply(message: Message) -> int:
 
 def _private(message: Message) -> int:
     """Return the bytes of private tensors that may come back."""
-    return _bytes(message.private) + _KEPT * message.bytes + _MIB
-
-
-def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return bytes_of(message.private) + _KEPT * message.bytes + _MIB

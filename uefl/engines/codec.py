@@ -4,11 +4,11 @@ Nothing is pickled."""
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, NamedTuple
 
 import torch
 
+from . import layout
 from .base import Expected, Message, Reply
 
 Header = dict[str, Any]
@@ -16,22 +16,7 @@ Tensors = dict[str, torch.Tensor]
 
 _PLAIN = ("client", "examples", "metrics", "error", "training", "states")
 """fields of a reply that are no tensors"""
-_ALIGNED = 8  # bytes: the largest element
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in layout.SIZES}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -109,74 +94,47 @@ def _is_metric(value: Any) -> bool:
     return all(type(number) in (int, float) for number in numbers)
 
 
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, uint8 on the CPU; they share its memory if possible."""
+def raw(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor; they share its memory if possible."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
+    return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
 
 
-def from_raw(dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> torch.Tensor:
+def from_raw(stored: layout.Stored) -> torch.Tensor:
     """Undo :func:`raw`; the tensor shares the memory of the bytes.
 
     Raises:
         ValueError: the bytes do not match such a tensor.
     """
-    kind = DTYPES.get(dtype)
-    if kind is None or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"an array of {dtype[:20]} {list(shape)}")
-    if len(data) != math.prod(shape) * kind.itemsize:
+    kind, shape, data = DTYPES[stored.dtype], stored.shape, stored.data
+    if len(data) != layout.size_of(stored.dtype, shape):
         raise ValueError(f"{len(data)} bytes for {kind} {list(shape)}")
     try:
-        return data.view(kind).reshape(shape) if len(data) else torch.empty(shape, dtype=kind)
+        return torch.frombuffer(data, dtype=kind).reshape(shape) if data else torch.empty(shape, dtype=kind)
     except (RuntimeError, TypeError):  # 0 elements in a shape that no tensor may have
         raise ValueError(f"an array of {len(shape)} dimensions, one of them too large") from None
 
 
-def encode(packet: Packet) -> torch.Tensor:
-    """Encode a packet as uint8: the length of the JSON in 8 bytes, the JSON, and the tensors one after the
-    other."""
-    tensors = [(part, name, tensor) for part, group in packet.parts.items() for name, tensor in group.items()]
-    table = {
+def encode(packet: Packet) -> bytearray:
+    """Encode a packet as a frame; see :mod:`uefl.engines.layout`."""
+    tables = {
         part: [[name, NAMES[t.dtype], list(t.shape)] for name, t in group.items()]
         for part, group in packet.parts.items()
     }
-    text = bytearray(json.dumps(packet.header | {"tensors": table}).encode())
-    pieces = [
-        raw(torch.tensor(len(text))),
-        torch.frombuffer(text, dtype=torch.uint8),
-        *(raw(tensor) for *_, tensor in tensors),
-    ]
-    frame = torch.empty(sum(_aligned(len(piece)) for piece in pieces), dtype=torch.uint8)
-    place = 0
-    for piece in pieces:
-        frame[place : place + len(piece)] = piece
-        place += _aligned(len(piece))
-    return frame
+    text = json.dumps(packet.header | {"tensors": tables}).encode()
+    return layout.join(text, (raw(t) for group in packet.parts.values() for t in group.values()))
 
 
-def decode(data: torch.Tensor | bytearray) -> Packet:
-    """Undo :func:`encode`; the tensors share the memory of the data.
+def decode(frame: bytearray) -> Packet:
+    """Undo :func:`encode`; the tensors share the memory of the frame.
 
     Raises:
         Unreadable: the bytes are no packet.
     """
     try:
-        frame = data if isinstance(data, torch.Tensor) else torch.frombuffer(data, dtype=torch.uint8)
-        length = int(frame[:_ALIGNED].view(torch.int64))
-        header = json.loads(bytes(frame[_ALIGNED : _ALIGNED + length].numpy()))
-        place, parts = _ALIGNED + _aligned(length), {}
-        for part, table in header.pop("tensors").items():
-            group = parts[part] = dict[str, torch.Tensor]()
-            for name, dtype, shape in table:
-                if not isinstance(name, str):
-                    raise TypeError(f"a tensor has the name {name!r}")
-                size = math.prod(shape) * DTYPES[dtype].itemsize
-                group[name] = from_raw(dtype, tuple(shape), frame[place : place + size])
-                place += _aligned(size)
+        header = json.loads(layout.text_of(frame))
+        groups = layout.tensors_of(frame, header.pop("tensors"))
+        parts = {part: {one.name: from_raw(one) for one in group} for part, group in groups.items()}
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:  # the first too of JSON
         raise Unreadable(f"{type(error).__name__}: {error}") from None  # that is nested without end
     return Packet(header, parts)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,7 +1,6 @@
 """The program of a client: no message of the server makes it open a file that the message names."""
 
 import logging
-import shutil
 
 import pytest
 import torch
@@ -9,12 +8,12 @@ import torch
 from tests.federated import tiny
 from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.engines.conformance import messages
-from uefl.deploy.processes import Processes
 from uefl.deploy.setting import Setting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines import faults
 from uefl.engines.base import Message, expected_like
 from uefl.engines.codec import packed_message, reply_of
+from uefl.engines.processes import Processes
 
 
 def test_only_the_server_reads_pretrained_weights(tmp_path):
@@ -45,14 +44,14 @@ def test_only_the_server_reads_pretrained_weights(tmp_path):
     ("line", "stays"),
     [("Traceback (most recent call last)", True), ("cannot answer: ", True), ("hello", False)],
 )
-def test_logs_with_an_error_are_kept(line, stays):
-    processes = Processes("uefl-test-")
+def test_logs_with_an_error_are_kept(line, stays, tmp_path):
+    processes = Processes(tmp_path / "logs")
+    processes.folder.mkdir()
     processes.start("one", "this")  # ends by itself
     processes.all["one"].wait()
     (processes.folder / "one.log").write_text(f"2026 {line}\n")
     kept = processes.stop()
     assert (kept is not None) == processes.folder.exists() == stays
-    shutil.rmtree(processes.folder, ignore_errors=True)
 
 
 def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):

@@ -54,10 +54,10 @@ class SiloProcess:
         self.restarts = getattr(self, "restarts", -1) + 1
 
     def __call__(self, packet):
-        frame = encode(packet).numpy().tobytes()
+        frame = bytes(encode(packet))
         try:
             self._pipe.send_bytes(frame)
-            return decode(torch.frombuffer(bytearray(self._pipe.recv_bytes()), dtype=torch.uint8))
+            return decode(bytearray(self._pipe.recv_bytes()))
         except EOFError:  # the engine sends the message again
             self.child.join()
             assert self.child.exitcode == -signal.SIGKILL
@@ -82,8 +82,8 @@ def _serve(pipe, name, folder, dies):
     own.secret = None  # as simulated clients draw
     program = SiloProgram(SourceInMemory(name, federation()), torch.device("cpu"), kept=own)
     while True:
-        frame = torch.frombuffer(bytearray(pipe.recv_bytes()), dtype=torch.uint8)
-        pipe.send_bytes(encode(program(decode(frame))).numpy().tobytes())
+        frame = bytearray(pipe.recv_bytes())
+        pipe.send_bytes(encode(program(decode(frame))))
 
 
 def _die_in(step):

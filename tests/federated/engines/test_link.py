@@ -1,7 +1,6 @@
 """The server's end of Flower: the commands that start a run, and their errors."""
 
 import os
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,19 +9,22 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from uefl.engines.flower import commands, link
+from uefl.engines.flower import link
 from uefl.engines.flower.address import Address, Unreachable
 from uefl.engines.flower.commands import folder_of_commands
+from uefl.engines.processes import Processes
 
 ADDRESS = Address("127.0.0.1:1", insecure=True)
-FLWR, SUPEREXEC = "flwr", "flower-superexec"
 
 
 @contextmanager
 def played(monkeypatch, **programs):
     """Flower's commands are these lines of Python."""
+    start = Processes.start
     monkeypatch.setattr(
-        commands, "named", lambda name: [sys.executable, "-c", programs.get(name.replace("-", "_"), "")]
+        Processes,
+        "start",
+        lambda self, name, *_: start(self, name, "tests.federated.engines.line", programs[name]),
     )
     yield
 
@@ -35,7 +37,7 @@ CONNECTS = (
 
 def test_the_program_of_a_run_connects(monkeypatch):
     with (
-        played(monkeypatch, flwr="", flower_superexec=CONNECTS),
+        played(monkeypatch, flwr="", superexec=CONNECTS),
         link.connect(ADDRESS) as messages,
         pytest.raises(Unreachable, match=r"SuperLink .*127.0.0.1:1"),
     ):
@@ -54,7 +56,7 @@ def test_the_program_of_a_run_connects(monkeypatch):
 def test_a_run_that_does_not_begin_is_a_line(monkeypatch, flwr, superexec, why):
     monkeypatch.setattr(link, "_PATIENCE", 1.0)
     with (
-        played(monkeypatch, flwr=flwr, flower_superexec=superexec),
+        played(monkeypatch, flwr=flwr, superexec=superexec),
         pytest.raises(Unreachable, match=why),
         link.connect(ADDRESS),
     ):

@@ -29,12 +29,12 @@ from uefl.engines.flower.records import frame_of, records_of
 
 def pack(packet):
     """Return a packet as the records of a message."""
-    return records_of(encode(packet).numpy().tobytes())
+    return records_of(encode(packet))
 
 
 def unpack(records):
     """Return the packet of records."""
-    return decode(torch.frombuffer(bytearray(frame_of(records, 2**20)), dtype=torch.uint8))
+    return decode(frame_of(records, 2**20))
 
 
 class OneNode(Grid):
@@ -248,7 +248,7 @@ def asked(records, life=None):
 def test_the_client_app_passes_messages_to_the_silo(tmp_path, monkeypatch, records):
     """Unreadable ones as an empty frame. The reply expires with the message."""
     monkeypatch.setenv(SILO, str(tmp_path / "silo"))
-    silo = OneConnection(tmp_path, encode(Packet({"heard": 1}, {})).numpy().tobytes())
+    silo = OneConnection(tmp_path, encode(Packet({"heard": 1}, {})))
     message, reply = asked(records, life=65.0)
     silo.thread.join()
     assert bytes(silo.frame) == (frame_of(records, 2**20) if records else b"")

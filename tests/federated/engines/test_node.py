@@ -3,18 +3,16 @@
 import os
 import socket
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 
 import pytest
-import torch
 
 pytest.importorskip("flwr")
 
-from uefl.engines import frames
+from uefl.engines import frames, processes
 from uefl.engines.codec import Packet, decode, encode
-from uefl.engines.flower import SILO, commands, node
+from uefl.engines.flower import SILO, node
 from uefl.engines.flower.address import Address, Unreachable
 
 ADDRESS = Address("127.0.0.1:1", insecure=True)
@@ -83,6 +81,7 @@ def test_local_traffic_bypasses_the_proxy(supernodes, monkeypatch):
     assert os.environ["no_proxy"] == "example.org,127.0.0.1"
 
 
+LINE = "tests.federated.engines.line"
 STAYS = "import time; print('a line', flush=True); time.sleep(60)"
 ENDS = "raise SystemExit(1)"
 FAILS = "import time; print('Traceback (most recent call last):', flush=True); time.sleep(60)"
@@ -90,23 +89,20 @@ FAILS = "import time; print('Traceback (most recent call last):', flush=True); t
 
 @pytest.fixture
 def started(monkeypatch):
-    """Processes that Flower's commands would be; their command lines."""
-    found = []
-    start = commands.start
+    """Return the lines that play Flower's commands, and the arguments of each command."""
+    found, start = {}, processes.Processes.start
 
-    def play(command, log, environment):
-        found.append(command)
-        name = command[3] if command[2] == commands.__name__ else "forks"
-        line = f"import pathlib; pathlib.Path({command[-1]!r}).touch(); {STAYS}" if name == "forks" else ""
-        return start([sys.executable, "-c", line or play.lines[name]], log, environment)
+    def play(self, name, module, *arguments):
+        found[name] = arguments
+        return start(self, name, LINE, play.lines.get(name, f"open({arguments[-1]!r}, 'w'); {STAYS}"))
 
-    play.lines = {"flower-supernode": STAYS, "flower-superexec": STAYS}
-    monkeypatch.setattr(commands, "start", play)
-    monkeypatch.setattr(node, "_GRACE", 1.0)
+    play.lines = {"supernode": STAYS, "superexec": STAYS}
+    monkeypatch.setattr(processes.Processes, "start", play)
+    monkeypatch.setattr(processes, "_GRACE", 1.0)
     return play.lines, found
 
 
-@pytest.mark.parametrize("name", ["flower-supernode", "flower-superexec"])
+@pytest.mark.parametrize("name", ["supernode", "superexec"])
 @pytest.mark.parametrize("line", [STAYS, ENDS, FAILS])
 def test_processes_are_watched_and_end_with_the_context(started, tmp_path, name, line):
     """A SuperNode without a heartbeat stays, with a traceback in its log."""
@@ -115,11 +111,11 @@ def test_processes_are_watched_and_end_with_the_context(started, tmp_path, name,
     (tmp_path / "key").touch()
     with node._supernode(ADDRESS, tmp_path / "key", tmp_path) as healthy:
         end = time.monotonic() + 60
-        survives = line == STAYS or (line == FAILS and name != "flower-supernode")
+        survives = line == STAYS or (line == FAILS and name != "supernode")
         while healthy() != survives or (survives and time.monotonic() < end - 59):
             assert time.monotonic() < end
             time.sleep(0.05)
-    supernode = next(command for command in found if "flower-supernode" in command)
+    supernode = found["supernode"]
     assert supernode[supernode.index("--auth-supernode-private-key") + 1] == str(tmp_path / "key")
     assert "--insecure" in supernode
     assert subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).returncode == 1
@@ -138,12 +134,12 @@ def test_messages_are_answered_until_a_process_ends(monkeypatch, tmp_path):
         for end in ends:
             end.connect(os.environ[SILO])
         ends[0].close()
-        frames.send(ends[1], None, encode(Packet({"ask": 1}, {})).numpy().data)
+        frames.send(ends[1], None, encode(Packet({"ask": 1}, {})))
         heard = node._answer_all(
             listener, lambda packet: given.append(packet) or packet, lambda: next(states)
         )
         assert heard
         _, frame = frames.receive(ends[1])
         ends[1].close()
-    assert decode(torch.frombuffer(frame, dtype=torch.uint8)).header == {"ask": 1}
+    assert decode(frame).header == {"ask": 1}
     assert given == [Packet({"ask": 1}, {})]

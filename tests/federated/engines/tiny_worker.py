@@ -30,5 +30,5 @@ class Tiny:
 
 
 if __name__ == "__main__":
-    end, rank, device, parent = sys.argv[1:]
-    work(int(end), int(rank), device, int(parent), Tiny())
+    end, rank, device = sys.argv[1:]
+    work(int(end), int(rank), device, Tiny())

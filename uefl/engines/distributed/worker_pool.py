@@ -17,7 +17,7 @@ def send(end: socket.socket, packet: Packet) -> None:
     Raises:
         ConnectionLost: the process at the other end has ended.
     """
-    frames.send(end, None, encode(packet).numpy().data)
+    frames.send(end, None, encode(packet))
 
 
 def receive(end: socket.socket) -> Packet:

@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from .commands import end_with, end_with_parent
+from ..processes import end_with, end_with_parent
 
 NAME = "flwr-clientapp"
 _PAUSE = 0.2  # seconds between two checks of the forks

@@ -10,9 +10,7 @@ process gets.
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +21,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ..codec import Packet, Unreadable, decode, encode
 from ..frames import ConnectionLost, receive, send
-from . import RUN, UNREADABLE, commands
+from ..processes import Processes
+from . import QUIET, RUN, UNREADABLE, commands
 from .address import Address, Unreachable
 
 _PATIENCE = 60.0  # seconds for the program of a run to be started
@@ -107,7 +106,7 @@ class Messages:
     def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
         """Send a message; as :meth:`Link.push`."""
         what = {"do": "push", "node": node, "life": life, "most": most}
-        number: str | None = self._ask(what, encode(packet).numpy().data)
+        number: str | None = self._ask(what, encode(packet))
         if number is not None:
             self._awaited.add(number)
         return number
@@ -140,7 +139,7 @@ class Messages:
             while self._end.recv(2**16):
                 pass
 
-    def _ask(self, what: dict[str, Any], frame: bytes | memoryview = b"") -> Any:
+    def _ask(self, what: dict[str, Any], frame: bytes | bytearray = b"") -> Any:
         try:
             send(self._end, what, frame)
         except ConnectionLost:
@@ -205,50 +204,47 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
 def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[socket.socket]:
     """Start a run and its program; its connection to this process."""
     path = commands.folder_of_commands(folder / "bin")
-    place = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
-    trust = address.options(folder)
-    with (folder / "log").open("w+b") as log, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(place[RUN])
+    environment = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
+    # one task is wanted, and it takes the first at once
+    environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "60"
+    processes, trust = Processes(folder, QUIET | environment), address.options(folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(environment[RUN])
         listener.listen(1)
         (folder / "app").mkdir()
         (folder / "app" / "pyproject.toml").write_text(_APP)
         (folder / "config.toml").write_text(_connection(address, trust))
-        if commands.start([*commands.named("flwr"), "run", str(folder / "app"), "here"], log, place).wait():
-            raise Unreachable(f"the SuperLink at {address.place} refuses a run: {_last_line(folder / 'log')}")
+        if processes.start("flwr", commands.__name__, "flwr", "run", str(folder / "app"), "here").wait():
+            raise Unreachable(f"the SuperLink at {address.place} refuses a run: {processes.ended('flwr')}")
         options = ["--runtime-api-address", address.place, *trust]
         options += [] if secret is None else ["--superexec-auth-secret-file", str(secret.resolve())]
-        # one task is wanted, and it takes the first at once
-        place["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "60"
-        superexec = commands.start([*commands.named("flower-superexec"), *options], log, place)
+        superexec = processes.start("superexec", commands.__name__, "flower-superexec", *options)
         try:
-            end = _accepted(listener, superexec, address, folder / "log")
+            end = _accepted(listener, processes, address)
             # It would take tasks of other runs. The program ends as soon as its number is free, which it is
             # not before its end is waited for.
             superexec.kill()
             yield end
         finally:
-            superexec.kill()
-            superexec.wait()
+            processes.end()
 
 
-def _accepted(
-    listener: socket.socket, superexec: subprocess.Popen[bytes], address: Address, log: Path
-) -> socket.socket:
+def _accepted(listener: socket.socket, processes: Processes, address: Address) -> socket.socket:
     """Wait for the program to connect."""
     until = time.monotonic() + _PATIENCE
     listener.settimeout(0.2)
-    while superexec.poll() is None and time.monotonic() < until:
+    while (why := processes.ended("superexec")) is None and time.monotonic() < until:
         with suppress(TimeoutError):
             end, _ = listener.accept()
             end.settimeout(None)
             return end
-    if superexec.poll() is None:
+    if why is None:
         raise Unreachable(
             f"the SuperLink at {address.place} gave the program of the run away; start it with"
             " --isolation process"
         )
     raise Unreachable(
-        f"the SuperLink at {address.place} refuses a run: {_last_line(log)}; give with --secret the file that"
+        f"the SuperLink at {address.place} refuses a run: {why}; give with --secret the file that"
         " the SuperLink was started with, and check the clock of this machine"
     )
 
@@ -259,8 +255,3 @@ def _connection(address: Address, trust: list[str]) -> str:
     if trust:
         lines.append(f"{trust[0].removeprefix('--')} = {json.dumps(trust[1]) if trust[1:] else 'true'}")
     return "\n".join(lines)
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip(" │╭╮╰╯─") for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), os.strerror(0))

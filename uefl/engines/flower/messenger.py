@@ -37,7 +37,7 @@ def passed_on(message: Message) -> Message:
     return reply_with(answer, message)
 
 
-def readable(message: Message) -> bytes:
+def readable(message: Message) -> bytes | bytearray:
     """Return the frame of a message, or an empty frame, which no reader accepts, if it is not ours."""
     try:
         return frame_of(message.content, MESSAGE)
@@ -68,7 +68,7 @@ class Messenger:
     def __init__(self, grid: Grid, end: socket.socket, bounded: bool = True) -> None:
         self._grid, self._end, self._bounded = grid, end, bounded
         self._used = _data_of_this_process()
-        self._pulls: dict[str, Future[bytes | str | None] | None] = {}
+        self._pulls: dict[str, Future[bytearray | str | None] | None] = {}
         """by the number of a sent message, the pending request for its reply, if any"""
         self._most: dict[str, int] = {}
         """by number, the largest size of the reply in bytes"""
@@ -126,7 +126,7 @@ class Messenger:
                 some = True
         return some
 
-    def _pull(self, number: str) -> bytes | str | None:
+    def _pull(self, number: str) -> bytearray | str | None:
         """Return the reply to a message, a reason in its place, or None as long as there is neither."""
         try:
             reply = next(iter(self._grid.pull_messages([number])), None)

@@ -11,27 +11,24 @@ import logging
 import resource
 import secrets
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
 
 from .. import faults
 from ..base import Reply
 from ..codec import Packet, Unreadable, decode, encode, packed_reply
 from ..frames import ConnectionLost, receive, send
-from . import MESSAGE, SILO, commands, fork_server
+from ..processes import Processes
+from . import MESSAGE, QUIET, SILO, commands, fork_server
 from .address import Address, Unreachable
 
 _LOG = logging.getLogger("uefl.silo")
 _AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 _SETTLED = 60.0  # a SuperNode that runs for more seconds than this has been accepted
 _PAUSE = 0.2  # seconds between two checks of the processes
-_GRACE = 5.0  # seconds for processes to end before they are killed
 _MEMORY = 2**30 + 4 * MESSAGE  # most bytes of a process of Flower: its own data and 4 copies of a message
 
 Program = Callable[[Packet | None], Packet]
@@ -96,49 +93,38 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
 
     Yield a function that returns whether all of them are healthy.
     """
-    processes: list[subprocess.Popen[bytes]] = []
     with TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
         home, port = Path(place), str(commands.free_port())
-        node_log = stack.enter_context((home / "supernode.log").open("wb"))
-        new_output = stack.enter_context((home / "supernode.log").open("rb")).read
-        log = stack.enter_context((home / "log").open("wb"))
         (home / "secret").write_bytes(secrets.token_bytes(64))
         secret = ("--superexec-auth-secret-file", str(home / "secret"))
         path = commands.folder_of_commands(home / "bin")
         (home / "bin" / fork_server.NAME).write_text(fork_server.script(home / "forks"))
         environment = {"FLWR_HOME": place, "TMPDIR": place, "PATH": path, SILO: str(folder / "silo")}
         environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
-        stack.callback(_end, processes)
+        processes = Processes(home, QUIET | environment)
+        stack.callback(processes.end)
 
-        def healthy() -> bool:  # a SuperNode whose heartbeat fails does not end: it only logs a traceback
-            return all(one.poll() is None for one in processes) and b"Traceback" not in new_output()
-
-        def start(*command: str, log: IO[bytes] = log) -> None:
-            processes.append(commands.start(command, log, environment))
-            resource.prlimit(processes[-1].pid, resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+        def start(name: str, module: str, *arguments: str) -> None:
+            process = processes.start(name, module, *arguments)
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
 
         trust = address.options(home)
         trust += [] if key is None else ["--auth-supernode-private-key", str(key.resolve())]
         listen = ("--isolation", "process", "--host", "127.0.0.1", "--port", port)
-        node = (*commands.named("flower-supernode"), "--superlink", address.place)
-        start(*node, *trust, *listen, *secret, log=node_log)
-        start(sys.executable, "-m", fork_server.__name__, str(home / "forks"))
+        node = ("flower-supernode", "--superlink", address.place)
+        start("supernode", commands.__name__, *node, *trust, *listen, *secret)
+        new_output = stack.enter_context(processes.log("supernode").open("rb")).read
+
+        def healthy() -> bool:  # a SuperNode whose heartbeat fails does not end: it only logs a traceback
+            running = all(one.poll() is None for one in processes.all.values())
+            return running and b"Traceback" not in new_output()
+
+        start("forks", fork_server.__name__, str(home / "forks"))
         while healthy() and not (home / "forks").exists():
             time.sleep(_PAUSE)
         api = ("--runtime-api-address", f"127.0.0.1:{port}", "--insecure")
-        start(*commands.named("flower-superexec"), *api, *secret)
+        start("superexec", commands.__name__, "flower-superexec", *api, *secret)
         yield healthy
-
-
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for one in processes:
-        one.terminate()
-    end = time.monotonic() + _GRACE
-    for one in processes:
-        with suppress(subprocess.TimeoutExpired):
-            one.wait(max(end - time.monotonic(), 0))
-        one.kill()
-        one.wait()
 
 
 def _answer_all(listener: socket.socket, program: Program, healthy: Callable[[], bool]) -> bool:
@@ -155,7 +141,7 @@ def _answer_all(listener: socket.socket, program: Program, healthy: Callable[[],
     return had_message
 
 
-def reply_to(program: Program, frame: bytearray) -> bytes:
+def reply_to(program: Program, frame: bytearray) -> bytearray:
     """Return the reply to a message, both as frames."""
     try:
         packet = decode(frame)
@@ -163,8 +149,8 @@ def reply_to(program: Program, frame: bytearray) -> bytes:
         packet = None
     reply = program(packet)
     try:
-        return encode(reply).numpy().tobytes()
+        return encode(reply)
     except Exception:  # a user's algorithm may put any object into a reply
         _LOG.exception("the reply cannot be encoded; the server gets an error in its place")
         client = str(reply.header.get("client", ""))
-        return encode(packed_reply(Reply(client, error=faults.PROGRAM))).numpy().tobytes()
+        return encode(packed_reply(Reply(client, error=faults.PROGRAM)))

@@ -4,35 +4,27 @@ pickled. This module does not import torch, so the processes that only pass mess
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from .. import frames
+from .. import frames, layout
 
 _STORED = "uefl.raw"
-_ALIGNED = 8  # bytes, as in a frame
 
 
 def records_of(frame: bytes | bytearray) -> RecordDict:
     """Return the records of a frame made by :func:`uefl.engines.codec.encode`."""
-    length = int.from_bytes(frame[:_ALIGNED], "little")
-    text = bytes(frame[_ALIGNED : _ALIGNED + length])
+    text = layout.text_of(frame)
     records = RecordDict({"header": ConfigRecord({"json": text.decode()})})
-    place = _ALIGNED + _aligned(length)
-    for part, table in json.loads(text)["tensors"].items():
-        arrays = {}
-        for name, dtype, shape in table:
-            size = math.prod(shape) * _SIZES[dtype]
-            arrays[name] = Array(dtype, tuple(shape), _STORED, bytes(frame[place : place + size]))
-            place += _aligned(size)
+    for part, group in layout.tensors_of(frame, json.loads(text)["tensors"]).items():
+        arrays = {one.name: Array(one.dtype, one.shape, _STORED, bytes(one.data)) for one in group}
         if arrays:
             records[part] = ArrayRecord(arrays)
     return records
 
 
-def frame_of(records: RecordDict, most: int) -> bytes:
+def frame_of(records: RecordDict, most: int) -> bytearray:
     """Undo :func:`records_of`. :func:`uefl.engines.codec.decode` checks the frame.
 
     Args:
@@ -46,29 +38,20 @@ def frame_of(records: RecordDict, most: int) -> bytes:
     text = str(records.config_records["header"]["json"]).encode()
     if len(text) > min(most, frames.HEADER):
         raise MemoryError
-    table: dict[str, Any] = json.loads(text)["tensors"]
-    pieces = [len(text).to_bytes(_ALIGNED, "little"), text]
-    size = len(text)
-    for part, tensors in table.items():
-        arrays = records.array_records[part] if tensors else {}
-        if len(tensors) != len(arrays):  # a tensor that is named again and again would be copied as often
-            raise ValueError(f"{len(tensors)} names of {len(arrays)} tensors")
-        for name, dtype, shape in tensors:
+    tables: dict[str, Any] = json.loads(text)["tensors"]
+    pieces, size = list[bytes](), len(text)
+    for part, table in tables.items():
+        arrays = records.array_records[part] if table else {}
+        if len(table) != len(arrays):  # a tensor that is named again and again would be copied as often
+            raise ValueError(f"{len(table)} names of {len(arrays)} tensors")
+        for name, dtype, shape in table:
             array = arrays[name]
             if (array.stype, array.dtype, list(array.shape)) != (_STORED, dtype, shape):
                 raise ValueError(f"an array of {array.dtype[:20]} {list(array.shape)}")
-            if len(array.data) != math.prod(shape) * _SIZES[dtype]:
+            if len(array.data) != layout.size_of(dtype, shape):
                 raise ValueError(f"{len(array.data)} bytes for {dtype} {shape}")
             size += len(array.data)
             if size > most:
                 raise MemoryError
             pieces.append(array.data)
-    return b"".join(piece.ljust(_aligned(len(piece)), b"\0") for piece in pieces)
-
-
-_SIZES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8}
-_SIZES |= {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
+    return layout.join(text, pieces)

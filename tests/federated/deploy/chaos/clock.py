@@ -35,8 +35,8 @@ if __name__ == "__main__":
     hours, module = sys.argv[1:3]
     del sys.argv[:2]
     shift(3600 * int(hours.removesuffix("h")))
-    from uefl.engines.flower import commands
+    from uefl.engines.processes import Processes
 
-    start = commands.start
-    commands.start = lambda command, *rest: start([*command[:2], __spec__.name, hours, *command[2:]], *rest)
+    start = Processes.start
+    Processes.start = lambda self, name, *command: start(self, name, __spec__.name, hours, *command)  # type: ignore[method-assign]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from uefl.engines.flower import QUIET
-from uefl.engines.flower.commands import PARENT, free_port
+from uefl.engines.flower.commands import free_port
+from uefl.engines.processes import PARENT
 
 _ROOT = Path(__file__).parents[4]  # programs that do wrong are modules of the tests
 SILOS = ("silo-0", "silo-1", "silo-2")
@@ -130,7 +131,7 @@ class LocalCluster(LoggedProcesses):
         self, name: str, *options: object, program: tuple[str, ...] = ("uefl",)
     ) -> subprocess.Popen[bytes]:
         """Start a silo; ``program`` takes the place of the command ``uefl``."""
-        where = ("--simulate", name, "--superlink", self.place, "--device", "cpu", "--parent", os.getpid())
+        where = ("--simulate", name, "--superlink", self.place, "--device", "cpu")
         where += ("--state", self.folder / f"{name}.state")
         return self.start(*program, "silo", *where, *options, log=f"{name}.log")
 

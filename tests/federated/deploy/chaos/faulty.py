@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -24,7 +24,8 @@ from uefl.deploy import silo
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Header, Packet, packed_reply, reply_of
-from uefl.engines.flower import commands, link
+from uefl.engines.flower import link
+from uefl.engines.processes import Processes
 
 from .cluster import SECRET
 
@@ -67,11 +68,17 @@ def _nan(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def _large(reply: Reply) -> None:
+    """Half a gibibyte: all parts of it are the same, so Flower sends one."""
+    reply.private["more"] = torch.zeros(2**27)
+
+
 DAMAGE: dict[str, Callable[[Reply], None]] = {
     "nan": _changed(_nan),
     "shape": _changed(lambda values: values[:-1]),
     "dtype": _changed(lambda values: values.double()),
     "norm": _changed(lambda values: values * 1e6),
+    "large": _large,
     "late": _late,
     "dies": _dies,
     "answering": _dies_answering,
@@ -135,14 +142,12 @@ def dying(push_objects: Callable[..., None], die: Callable[[], None]) -> Callabl
     return push_one
 
 
-def _start_faulty(command: Sequence[str], *rest: Any) -> Popen[bytes]:
+def _start_faulty(self: Processes, name: str, *command: str) -> Popen[bytes]:
     """Start a process of Flower, the SuperNode with the changes of :mod:`.supernode`."""
-    if "flower-supernode" in command:
-        command = [*command[:2], f"{__spec__.parent}.supernode", *command[2:]]
-    return _start(command, *rest)
+    return _start(self, name, *([f"{__spec__.parent}.supernode"] if name == "supernode" else []), *command)
 
 
-_start = commands.start
+_start = Processes.start
 
 
 SERVER: dict[str, Callable[[], None]] = {"checkpoint": _die_in_a_checkpoint, "sending": _die_sending}
@@ -155,7 +160,7 @@ if __name__ == "__main__":
         Faulty.file = Path(fault)
         os.environ[DYING] = f"{fault}.dying"
         silo.SiloProgram = Faulty  # type: ignore[misc]
-        commands.start = _start_faulty
+        Processes.start = _start_faulty  # type: ignore[method-assign, assignment]
     from uefl.cli import main
 
     main()

@@ -360,6 +360,11 @@ SCENARIOS = {
         _GOES_ON,
         _rejected("more than max_update_norm", "norm", norm=1e3),
     ),
+    "large": Scenario(
+        "a reply of half a gibibyte, a few megabytes on the wire",
+        _GOES_ON,
+        _rejected("larger than a reply may be", "large"),
+    ),
     "late": Scenario(
         "a client past the deadline", _GOES_ON, _rejected("deadline passed", "late", deadline=15.0)
     ),

@@ -1,0 +1,118 @@
+"""Processes on this machine that end with this one, however it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import faults
+
+PARENT = "UEFL_PARENT"
+"""names the process with which a process ends, in the environment"""
+_GRACE = 5.0  # seconds between asking a process to end and ending it
+
+
+class Processes:
+    """Start Python modules, each with a log file, and end all of them.
+
+    A module calls :func:`end_with_parent`, so it ends even if this process is killed.
+
+    Args:
+        folder: of the logs.
+        environment: additions to the environment of this process.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.all: dict[str, subprocess.Popen[bytes]] = {}
+        """by the name of the log"""
+        self._environment = {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())} | (environment or {})
+
+    def start(
+        self, name: str, module: str, *arguments: str, inherited: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Run ``python -m MODULE ARGUMENTS...`` under a name, with these file descriptors open."""
+        with self.log(name).open("ab") as log:
+            # of a group of its own: Ctrl-C is for the run, which then ends its processes in order
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self._environment,
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+        self.all[name] = process
+        return process
+
+    def log(self, name: str) -> Path:
+        """Return the log file of a process."""
+        return self.folder / f"{name}.log"
+
+    def last_line(self, name: str) -> str:
+        """Return the last line of a log, without the frames that Flower draws; empty if there is none."""
+        lines = [line.strip(" │╭╮╰╯─") for line in self.log(name).read_text(errors="replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+
+    def ended(self, name: str) -> str | None:
+        """Return why a process has ended: the last line of its log, or the signal; None while it runs."""
+        code = self.all[name].poll()
+        if code is None:
+            return None
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return self.last_line(name) or f"exit code {code}"
+
+    def end(self) -> None:
+        """End every process, the last one first."""
+        for process in reversed(self.all.values()):
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + _GRACE
+        while any(process.poll() is None for process in self.all.values()) and time.monotonic() < end:
+            time.sleep(0.02)
+        for process in self.all.values():
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+
+    def stop(self) -> Path | None:
+        """End every process and remove the folder. If a log has an error, keep the folder and return it."""
+        self.end()
+        errors = (b"Traceback", faults.LINE.encode())
+        if any(error in self.log(name).read_bytes() for name in self.all for error in errors):
+            return self.folder
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return None
+
+
+def end_with(parent: int, interrupted: bool = True) -> None:
+    """Have this process end when its parent ends.
+
+    Args:
+        parent: the process that has started this one.
+        interrupted: end by SIGINT; otherwise at once, whatever this process does.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        if not interrupted:
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end_with_parent(interrupted: bool = True) -> None:
+    """Have this process end when the process of its :class:`Processes` ends; as :func:`end_with`."""
+    if (parent := os.environ.pop(PARENT, None)) is not None:  # of this process, not of those it starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        end_with(int(parent), interrupted)
