@@ -167,7 +167,7 @@ class OwnSets:
 
     Args:
         path: the folder.
-        name: of the silo; None: that of the client.
+        name: of the silo; None: the name of the client.
 
     Raises:
         UserError: the folder cannot be read, has several clients, or images that are the server's.

@@ -19,7 +19,7 @@ NUMBERS = 20_000
 """numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the tensors of
 the message have more elements, since there may be a count for each row of one"""
 _KEPT = 4
-"""most new private state of a client, as a multiple of the tensors that it received: optimizers keep two
+"""most new private state of a client, as a multiple of the received tensors: optimizers keep two
 values for each parameter"""
 _MIB = 2**20
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from . import faults
 
 PARENT = "UEFL_PARENT"
-"""names the process with which a process ends, in the environment"""
+"""names the parent of a process in its environment; the two end together"""
 _GRACE = 5.0  # seconds between asking a process to end and ending it
 
 

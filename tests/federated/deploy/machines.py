@@ -24,8 +24,8 @@ class Machines:
     """A server and silos, each in a namespace and in a folder of its own.
 
     Args:
-        folder: holds their folders, the output of their programs, and the commands ``uefl`` and those of
-            Flower.
+        folder: holds their folders, the output of their programs, the command ``uefl`` and the commands
+            of Flower.
         names: of the silos.
         variables: of the environment of every program.
     """

@@ -323,7 +323,7 @@ def test_an_unexpected_failure_keeps_its_traceback(folder, caplog):
 
 
 def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
-    """Over the same silos, one of which lies no more, it goes on to the numbers of an undisturbed run."""
+    """When the silo no longer lies, the resumed run has the numbers of an undisturbed run."""
     aggregate = FedAvg.aggregate
 
     def fifth_power(self, state, averages):

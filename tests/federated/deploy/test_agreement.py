@@ -1,5 +1,4 @@
-"""The server makes of the reports of silos the federation that it would have read itself, or one line with
-the name of the silo that differs."""
+"""The server builds the same federation from reports as from the data, or names the silo that differs."""
 
 import re
 

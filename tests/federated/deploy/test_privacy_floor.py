@@ -1,5 +1,5 @@
-"""The requirements of a silo: noise on its updates for every server, and a count of them that outlives the
-process."""
+"""The requirements of a silo: noise on its updates for every server, and a lasting count of the
+updates."""
 
 import json
 import math

@@ -38,8 +38,8 @@ class SiloProcess:
 
     Args:
         name: of the silo.
-        folder: what it keeps.
-        dies: the function of :mod:`uefl.deploy.silo_folder` at whose third call the process kills itself.
+        folder: of its state.
+        dies: a function of :mod:`uefl.deploy.silo_folder`; at its third call the process kills itself.
     """
 
     def __init__(self, name, folder, dies=None):

@@ -22,12 +22,12 @@ CASES = {name: (_settings, name) for name in registry() if not name.startswith("
 CASES["ensemble"] = lambda name: tiny.settings("uefl", uncertainty="ensemble", members=2), ""
 CASES["newcomer"] = lambda name: tiny.settings("fedper", participation=0.5), ""
 RAISES, LATE, DIES = 101, 102, 103
-"""seeds of runs in which a client of ``tiny_worker`` fails"""
+"""seeds of runs; with them a client of ``tiny_worker`` fails"""
 every_case = pytest.mark.parametrize("case", CASES)
 
 
 def settings(case: str) -> Config:
-    """Of every algorithm, of an ensemble, and of clients that are measured only."""
+    """Return the settings of a case."""
     make, name = CASES[case]
     return make(name)
 

@@ -10,11 +10,11 @@ from uefl.engines.flower.link import Node
 
 
 class MemoryLink:
-    """Nodes by number, each with a key of its own where ``keys`` has none. A node that returns None does not
-    answer; ``log`` has the node of each message.
+    """Nodes by number. A node without a key in ``keys`` has its own key. A node that returns None does not
+    answer. ``log`` has the node of each message.
 
-    A message to a node in ``unregistered`` gets no number. Of so many answers of a node as ``torn`` says, a
-    part does not come.
+    A message to a node in ``unregistered`` gets no number. ``torn`` counts, by node, the answers that do not
+    come whole.
     """
 
     def __init__(self, nodes):

@@ -38,8 +38,8 @@ def unpack(records):
 
 
 class OneNode(Grid):
-    """A Grid with node 7, whose replies are what ``answer`` makes of a message: records, or the code of an
-    error of Flower's."""
+    """A Grid with node 7. ``answer`` returns the reply to a message: records, or the code of an error of
+    Flower's."""
 
     def __init__(self, answer):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -207,7 +207,7 @@ def _bomb():
 
 
 def test_reply_that_expands_in_memory_is_not_decoded():
-    """The attack on the bound of a reply; a run whose replies may be as large has room for it."""
+    """The attack on the bound of a reply. With a larger bound there is room for it."""
     found = subprocess.run(
         [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True
     )

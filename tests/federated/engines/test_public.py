@@ -18,12 +18,12 @@ PUBLIC = {
 }
 """by module, the names that may be imported from it"""
 LOADERS = {"import_module", "__import__", "run_module", "run_path", "exec", "eval"}
-"""functions whose argument is code, or the name of a module"""
+"""functions that take code or the name of a module"""
 
 
 def private_uses(source, computed=True):
-    """Return what a module takes from Flower besides its public names: imports, and strings with which a
-    module could be imported.
+    """Return the private names of Flower that a module uses: imports, and strings that could import a
+    module.
 
     ``computed``: return the calls that import a module by a computed name too.
     """

@@ -2,8 +2,8 @@
 others.
 
 Needs the extra ``flower``. Only documented commands and modules of Flower are used. The commands run as
-processes. The app that they run (:mod:`uefl.deploy.app`) passes messages to the processes of ``uefl train``
-and ``uefl silo``, which do not import Flower. Flower must contact only the given addresses: no telemetry, no
+processes. Their app (:mod:`uefl.deploy.app`) passes messages to the processes of ``uefl train`` and ``uefl
+silo``, and these do not import Flower. Flower must contact only the given addresses: no telemetry, no
 check for updates, no installation of packages.
 """
 

@@ -14,7 +14,7 @@ from .link import Link
 from .members import Roster
 
 _PAUSE = 0.5  # seconds between two looks at the nodes
-_RETURN = 60.0  # seconds for a client to return after Flower has noticed that it is gone
+_RETURN = 60.0  # seconds for a client to return after Flower has noticed its loss
 _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that uefl decides first
 
 
@@ -66,7 +66,7 @@ class FlowerEngine:
             ask(name)
         arrived: dict[str, Reply] = {}
         torn: set[str] = set()
-        """clients whose reply did not come, or met one that filled the memory; they were asked once more"""
+        """clients that were asked once more, because their reply was lost or too large"""
         for name in sorted(messages):
             while name not in arrived:
                 left = _PAUSE if end is None else end - time.monotonic()

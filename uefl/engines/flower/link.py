@@ -250,7 +250,7 @@ def _accepted(listener: socket.socket, processes: Processes, address: Address) -
 
 
 def _connection(address: Address, trust: list[str]) -> str:
-    """Return the file in which ``flwr`` looks for a SuperLink; ``trust`` as of :meth:`.Address.options`."""
+    """Return the file that names the SuperLink for ``flwr``; ``trust`` as of :meth:`.Address.options`."""
     lines = ["[superlink]", 'default = "here"', "[superlink.here]", f'address = "{address.place}"']
     if trust:
         lines.append(f"{trust[0].removeprefix('--')} = {json.dumps(trust[1]) if trust[1:] else 'true'}")

@@ -42,9 +42,8 @@ class Members:
         link: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: says why a client that reports cannot take part, or None; such a client is refused.
-        bound: for nodes with keys: by name, the hash of the key that it belongs to. A name that is not there
-            belongs to the key that brings
-            it first. None: a name moves to whoever brings it last.
+        bound: for nodes with keys: by name, the hash of its key. A name that is not there belongs to the
+            first key that uses it. None: a name moves to the last node that uses it.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Members:
     ) -> None:
         self._link, self._greeting, self._admit = link, greeting, admit
         self.keys: dict[str, str] | None = None if bound is None else dict(bound)
-        """by name, the hash of the key that it belongs to"""
+        """by name, the hash of its key"""
         self._key_of: dict[int, str] = {}
         """by node, the hash of its key"""
         self._greeted: dict[str, tuple[int, str]] = {}

@@ -115,7 +115,7 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         start("supernode", commands.__name__, *node, *trust, *listen, *secret)
         new_output = stack.enter_context(processes.log("supernode").open("rb")).read
 
-        def healthy() -> bool:  # a SuperNode whose heartbeat fails does not end: it only logs a traceback
+        def healthy() -> bool:  # without a heartbeat a SuperNode does not end: it only logs a traceback
             running = all(one.poll() is None for one in processes.all.values())
             return running and b"Traceback" not in new_output()
 

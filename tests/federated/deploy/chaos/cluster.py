@@ -175,7 +175,7 @@ class Sandbox(LoggedProcesses):
         return self._train("uefl", out, *options)
 
     def faulty_train(self, fault: str) -> subprocess.Popen[bytes]:
-        """Begin a run whose server does wrong as :mod:`.faulty` says."""
+        """Begin a run with a fault of the server; see :mod:`.faulty`."""
         return self._train("tests.federated.deploy.chaos.faulty", "run", fault=(fault,))
 
     def _train(
@@ -296,8 +296,8 @@ def check(true: bool, what: str, ended: TrainResult | None = None) -> None:
 
 @contextmanager
 def open_sandbox(folder: Path, cluster: LocalCluster | None = None, **keys: float) -> Iterator[Sandbox]:
-    """Open a sandbox and end its processes with the context, also those of the cluster if none is given; keys
-    as of :class:`Sandbox`."""
+    """Open a sandbox and end its processes with the context. Without a cluster, it makes its own and ends it
+    too. Keys as of :class:`Sandbox`."""
     own = LocalCluster(folder) if cluster is None else cluster
     sandbox = Sandbox(folder, own, **keys)
     try:
