@@ -3,8 +3,6 @@ images."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,34 +12,20 @@ from ..config import Config
 from ..data import manifest as record
 from ..data.federation import ClientData, Federation, LabeledData, ServerData, SetData, Sizes
 from ..data.inputs import Inputs
-from ..data.notes import check_names, listed
+from ..data.notes import listed
 from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import Preparation, prepare_for, statistics_of
 from ..data.sources import own_sets
 from ..data.unlabeled_sets import USE, LabeledRows, PriorCoverage, check_doubts, doubts_of_all
-from ..data.vectors import MOST_TOKENS
-from ..engines import faults
 from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..engines.flower.members import Report
 
 Shape = tuple[int, ...]
-_SHA256 = re.compile("[0-9a-f]{64}")
-_VERSION = re.compile(r"[0-9A-Za-z.+_-]{1,40}")
 _NAMED = 8
 """columns in a message"""
-_CLASSES = 10_000
-"""of one silo: the last layer of the network has a row for each"""
-_IMAGES = 10**9
-"""of one silo, in each split"""
-_LENGTH = 100_000
-"""columns of a table, or tokens of a sequence"""
-_LARGEST = 1e100
-"""mean of a column: its square is finite"""
-_VALUES = 2**28
-"""of one image: a picture of a camera has a tenth"""
 
 
 def check_asked(cfg: Config) -> None:
@@ -81,132 +65,11 @@ def check_asked(cfg: Config) -> None:
         )
 
 
-def refusal(report: Report) -> str | None:
-    """Return why a node that reports cannot be a silo of a run, or None."""
-    header, parts = report
-    error = header.get("error")
-    if error is not None:
-        return faults.describe(error if isinstance(error, str) else "")
-    try:
-        check_names("silo", [header["client"]])
-        if len(header["classes"]) > _CLASSES:
-            return f"it has {len(header['classes'])} classes, more than {_CLASSES}"
-        check_names("class", header["classes"])
-        sizes, shape, inputs = Sizes(**_sizes(header)), header["shape"], _inputs(header)
-        whole = [sizes.train, sizes.holdout, sizes.test, *sizes.sets]
-        sound = (
-            isinstance(header["classes"], list | tuple)
-            and header["kind"] in ("labeled", "sets")
-            and header["precision"] in ("bf16", "fp32")
-            and _VERSION.fullmatch(header["torch"]) is not None
-            and all(type(n) is int and 0 <= n <= _IMAGES for n in whole)
-            and len(shape) == (3 if inputs.kind == "images" else 1)
-            and all(type(n) is int and n > 0 for n in shape)
-        )
-        if not (
-            sound
-            and _fits_kind(header, sizes)
-            and _is_content(header["content"], len(header["classes"]), sizes)
-        ):
-            return "its report contradicts itself"
-        if inputs.kind != "images":
-            return _vectors_refusal(inputs, shape[0], parts, sizes)
-        if shape[0] not in (1, 3) or math.prod(shape) > _VALUES:
-            return (
-                f"it has images of {' x '.join(map(str, shape))}; expected 1 or 3 channels, and at most"
-                f" {_VALUES} values"
-            )
-        if not _are_counts(parts["pixels"]["counts"], shape, sizes):
-            return "its histogram does not match the number and the shape of its images"
-    except UserError as error:
-        return str(error)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return "its report is not complete"
-    return None
-
-
-def _inputs(header: Mapping[str, Any]) -> Inputs:
-    """Return the kind of the inputs of a report; TypeError or ValueError where it is none."""
-    told = header["inputs"]
-    names, vocabulary = tuple(told["names"]), told["vocabulary"]
-    check_names("column", names)
-    if told["kind"] not in ("images", "columns", "tokens") or (names and told["kind"] == "images"):
-        raise ValueError("it names no kind of inputs")
-    if type(vocabulary) is not int or (vocabulary > 0) != (told["kind"] == "tokens"):
-        raise ValueError("no vocabulary")
-    return Inputs(told["kind"], names, vocabulary)
-
-
-def _vectors_refusal(
-    inputs: Inputs, length: int, parts: Mapping[str, Mapping[str, torch.Tensor]], sizes: Sizes
-) -> str | None:
-    """Return why a silo of columns or tokens cannot be one of a run; None: it can."""
-    if length > _LENGTH or inputs.vocabulary > MOST_TOKENS or len(inputs.names) not in (0, length):
-        return f"it has inputs of length {length} and {inputs.vocabulary} tokens; expected at most {_LENGTH}"
-    if not parts:  # of tokens, or of columns that are not standardized
-        return None
-    moments = parts["columns"]["moments"]
-    if moments.dtype != torch.float64 or list(moments.shape) != [3, length]:
-        return "its moments do not match its number of columns"
-    rows, means, squares = moments
-    sound = bool((rows == rows[0]).all()) and rows[0] in (sizes.train, sizes.train + sizes.holdout)
-    if not sound or not bool((means.abs() <= _LARGEST).all() and (squares >= 0).all()):
-        return "its moments do not match its number of rows"
-    return None if bool((squares <= _LARGEST**2).all()) else "its moments are not finite"
-
-
-def _fits_kind(header: Mapping[str, Any], sizes: Sizes) -> bool:
-    """Return whether a report describes sets exactly if its data are unlabeled sets."""
-    if header["kind"] == "labeled":
-        return not sizes.sets
-    coverage = PriorCoverage(**header["reach"])
-    known = len(coverage.has) == len(header["classes"]) and all(
-        type(one) is bool for one in [*coverage.has, coverage.full_rank]
-    )
-    return known and len(sizes.sets) > 0 and sum(sizes.sets) == sizes.train
-
-
-def _are_counts(counts: torch.Tensor, shape: Shape, sizes: Sizes) -> bool:
-    """Return True if each channel counts all training images, with or without the holdout."""
-    channels, height, width = shape
-    if counts.dtype != torch.int64 or list(counts.shape) != [channels, 256] or int(counts.min()) < 0:
-        return False
-    sums = {sum(row) for row in counts.tolist()}
-    return len(sums) == 1 and sums <= {
-        images * height * width for images in (sizes.train, sizes.train + sizes.holdout)
-    }
-
-
-def _is_content(content: Mapping[str, Mapping[str, Any]], classes: int, sizes: Sizes) -> bool:
-    """Return True if a value has the form of the splits of a report: it goes into the manifest of the run."""
-    for part, split in content.items():
-        hashes, counts = (
-            {key: split[key] for key in split if key != "images_of_class"},
-            split.get("images_of_class", [0] * classes),
-        )
-        known = (
-            part in ("train", "holdout", "test")
-            and "sha256" in hashes
-            and hashes.keys() <= {"sha256", "sets_sha256"}
-        )
-        if not known or not all(_SHA256.fullmatch(value) for value in hashes.values()):
-            return False
-        if (
-            type(counts) is not list
-            or len(counts) != classes
-            or not all(type(n) is int and n >= 0 for n in counts)
-        ):
-            return False
-        if "images_of_class" in split and sum(counts) != getattr(sizes, part):
-            return False
-    return "train" in content or "test" in content
-
-
 def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict[str, str]]:
     """Find the most silos that can be trained together.
 
     Args:
-        reports: by name, in their order of arrival; each has passed :func:`refusal`.
+        reports: by name, in their order of arrival; each has passed :func:`.report.refusal`.
         cfg: of the run.
 
     Returns:
@@ -402,6 +265,12 @@ def _form(header: Mapping[str, Any]) -> Any:
     """Return the properties of inputs that all silos must share."""
     told = header["inputs"]
     return told["kind"], tuple(told["names"]), told["vocabulary"], tuple(header["shape"])
+
+
+def _inputs(header: Mapping[str, Any]) -> Inputs:
+    """Return the kind of the inputs of a report."""
+    told = header["inputs"]
+    return Inputs(told["kind"], tuple(told["names"]), told["vocabulary"])
 
 
 def _inputs_in_words(header: Mapping[str, Any]) -> str:

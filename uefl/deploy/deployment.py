@@ -23,7 +23,8 @@ from ..engines.processes import Processes
 from ..errors import RunError, UserError
 from ..folder import Silos
 from ..server.checks import printable
-from .agreement import agree, check_asked, fitting, refusal
+from .agreement import agree, check_asked, fitting
+from .report import refusal
 from .setting import Setting, greeting, task, without_files
 
 _START = 120.0  # seconds for processes on this machine to be there

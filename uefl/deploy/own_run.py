@@ -17,7 +17,7 @@ from .. import api
 from ..config import Config
 from ..data import build
 from ..engines.flower.address import Address, Unreachable
-from ..engines.flower.link import Link, Messages
+from ..engines.flower.link import Link
 from ..engines.flower.node import reply_to
 from ..errors import RunError, UserError
 from ..folder import Silos
@@ -113,7 +113,7 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
     if "out" not in overrides:
         raise UserError("out: name the run folder in the configuration of the app")
     out = Path(str(overrides.pop("out")))
-    with closing(Messages(end, _PLACE)) as link:
+    with closing(Link(end, _PLACE)) as link:
         engine = InRun(silos=silos, link=link)
         if (out / "config.toml").exists():
             api.resume(out, engine=engine)

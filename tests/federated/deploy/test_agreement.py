@@ -8,7 +8,8 @@ import torch
 from tests.federated.deploy.machines import images
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, refusal
+from uefl.deploy.agreement import agree
+from uefl.deploy.report import refusal
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder

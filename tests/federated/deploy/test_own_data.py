@@ -13,7 +13,8 @@ from tests.federated.deploy.machines import images
 from tests.federated.engines.memory_link import MemoryLink
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, check_asked, refusal
+from uefl.deploy.agreement import agree, check_asked
+from uefl.deploy.report import refusal
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own

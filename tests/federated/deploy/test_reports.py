@@ -10,7 +10,7 @@ from tests.federated import tiny_sets
 from tests.federated.data.test_own_sets import ROWS, write
 from tests.federated.deploy.machines import images
 from uefl import config
-from uefl.deploy.agreement import refusal
+from uefl.deploy.report import refusal
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder, own

@@ -8,7 +8,8 @@ import torch
 from tests.federated.data.test_tables import KEYS, UEFL, frame, write
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, fitting, refusal
+from uefl.deploy.agreement import agree, fitting
+from uefl.deploy.report import refusal
 from uefl.deploy.setting import Setting, greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own

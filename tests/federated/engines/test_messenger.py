@@ -22,7 +22,7 @@ from uefl.engines import frames
 from uefl.engines.codec import Packet, decode, encode
 from uefl.engines.flower import GONE, LARGE, SILO, TORN, UNREADABLE
 from uefl.engines.flower.address import Unreachable
-from uefl.engines.flower.link import Messages, Node
+from uefl.engines.flower.link import Link, Node
 from uefl.engines.flower.messenger import Messenger
 from uefl.engines.flower.records import frame_of, records_of
 
@@ -101,7 +101,7 @@ def run(answer, bounded=False):
 
     thread = threading.Thread(target=work)
     thread.start()
-    messages = Messages(here, "there:1")
+    messages = Link(here, "there:1")
     try:
         yield messages, ended
     finally:

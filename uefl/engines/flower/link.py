@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..codec import Packet, Unreadable, decode, encode
 from ..frames import ConnectionLost, receive, send
@@ -52,39 +52,8 @@ class Node(NamedTuple):
     """the public one, as hexadecimal digits; empty where it has none"""
 
 
-class Link(Protocol):
-    """A run, as the engine sees it."""
-
-    def nodes(self) -> list[Node]:
-        """Return the connected nodes."""
-        ...
-
-    def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
-        """Send a message to a node; return its number, or None where the SuperLink knows the node no more.
-
-        Args:
-            node: its number.
-            packet: the message.
-            life: seconds after which a message that was not fetched, or a reply to it, is dropped.
-            most: bytes that the reply may have.
-        """
-        ...
-
-    def arrived(self, numbers: Collection[str], seconds: float) -> dict[str, Packet | str]:
-        """Wait for replies to messages with these numbers, no longer than this.
-
-        Returns:
-            By number, each reply that has come, or the reason why no reply will come.
-        """
-        ...
-
-    def forget(self, numbers: Collection[str]) -> None:
-        """Ignore replies to the messages with these numbers."""
-        ...
-
-
-class Messages:
-    """A link over a connection to the ServerApp of the run.
+class Link:
+    """A run, as the engine sees it, over a connection to its ServerApp.
 
     Args:
         end: of the connection.
@@ -104,7 +73,14 @@ class Messages:
         return [Node(*told) for told in self._ask({"do": "nodes"})]
 
     def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
-        """Send a message; as :meth:`Link.push`."""
+        """Send a message to a node; return its number, or None where the SuperLink knows the node no more.
+
+        Args:
+            node: its number.
+            packet: the message.
+            life: seconds after which a message that was not fetched, or a reply to it, is dropped.
+            most: bytes that the reply may have.
+        """
         what = {"do": "push", "node": node, "life": life, "most": most}
         number: str | None = self._ask(what, encode(packet))
         if number is not None:
@@ -112,7 +88,11 @@ class Messages:
         return number
 
     def arrived(self, numbers: Collection[str], seconds: float) -> dict[str, Packet | str]:
-        """Wait for replies; as :meth:`Link.arrived`."""
+        """Wait for replies to messages with these numbers, no longer than this.
+
+        Returns:
+            By number, each reply that has come, or the reason why no reply will come.
+        """
         end = time.monotonic() + seconds
         while wait([self._end], 0 if self._inbox.keys() & numbers else max(end - time.monotonic(), 0)):
             self._take()
@@ -121,7 +101,7 @@ class Messages:
         return found
 
     def forget(self, numbers: Collection[str]) -> None:
-        """Drop replies; as :meth:`Link.forget`."""
+        """Ignore replies to the messages with these numbers."""
         self._awaited.difference_update(numbers)
         for number in numbers:
             self._inbox.pop(number, None)
@@ -190,14 +170,14 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
     address.avoid_proxy()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="uefl-run-")))
-        messages = Messages(stack.enter_context(_begun(address, secret, folder)), address.place)
+        link = Link(stack.enter_context(_begun(address, secret, folder)), address.place)
         try:
-            yield messages
+            yield link
         except BaseException:
-            messages.fail()
+            link.fail()
             raise
         finally:
-            messages.close()
+            link.close()
 
 
 @contextmanager
