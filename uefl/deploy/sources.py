@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from ..config import Config, from_toml
 from ..data import build, labeled, priors, unlabeled_sets
 from ..data.federation import ClientData, Federation, LabeledData, SetData, Split
 from ..data.folder_listing import visible
@@ -23,9 +24,10 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..config import Config
     from ..data.dataset import DataSet
     from ..data.settings import Data
+
+T = TypeVar("T")
 
 
 class ClientSource(Protocol):
@@ -86,7 +88,7 @@ class OwnFolder:
         self.name: str | None = name
         table = own_folder.read_one(path, name)
         self._table: Callable[[Data], DataSet] = lambda data: table
-        self._read = lru_cache(2)(self._federation)
+        self._read = _kept(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
         """Return a federation of this silo."""
@@ -94,12 +96,9 @@ class OwnFolder:
             raise UserError(
                 "this silo has labeled images; the arms need unlabeled sets, as clients/NAME/SET/*.png"
             )
-        return self._read(cfg.to_toml())
+        return self._read(cfg)
 
-    def _federation(self, text: str) -> Federation:
-        from ..config import from_toml
-
-        cfg = from_toml(text)
+    def _federation(self, cfg: Config) -> Federation:
         data = cfg.data.model_copy(update={"clients": None, "partition": None})
         scheme, table = cfg.data.partition, self._table(data)
         if isinstance(scheme, LeaveOneOut) and scheme.domain == self.name:
@@ -145,7 +144,7 @@ class OwnTable(OwnFolder):
         self._label = label
         frame = own_table.frame_of(path)
         self._table = lambda data: own_table.data_set(path, frame, data, name)
-        self._read = lru_cache(2)(self._federation)
+        self._read = _kept(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
         """Return a federation of this silo.
@@ -193,18 +192,15 @@ class OwnSets:
             )
         check_names("silo", names)
         self.name: str | None = names[0]
-        self._read = lru_cache(2)(self._federation)
+        self._read = _kept(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
         """Return a federation of this silo; its priors are not smoothed."""
         if cfg.kind != "sets":
             raise UserError("this silo has unlabeled sets; the arms need labeled images, as CLASS/*.png")
-        return self._read(cfg.to_toml())
+        return self._read(cfg)
 
-    def _federation(self, text: str) -> Federation:
-        from ..config import from_toml
-
-        cfg = from_toml(text)
+    def _federation(self, cfg: Config) -> Federation:
         data = cfg.data.model_copy(update={"prior_smoothing": 0.0})
         return unlabeled_sets.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
 
@@ -222,6 +218,12 @@ class OwnSets:
                 else Split(_in_color(found.test.images, channels), found.test.labels)
             ),
         )
+
+
+def _kept(build: Callable[[Config], T]) -> Callable[[Config], T]:
+    """Return a function that keeps the results of its last two configurations."""
+    of_text = lru_cache(2)(lambda text: build(from_toml(text)))
+    return lambda cfg: of_text(cfg.to_toml())
 
 
 def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
@@ -243,16 +245,13 @@ class PartitionedSource:
     def __init__(self, name: str | None, data_root: Path | None = None) -> None:
         self.name = name
         self._root = data_root
-        self._built = lru_cache(2)(self._build)
+        self._built = _kept(self._build)
 
     def federation(self, cfg: Config) -> Federation:
         """Return all clients; :meth:`data` reads their images."""
-        return self._built(cfg.to_toml())[0]
+        return self._built(cfg)[0]
 
-    def _build(self, text: str) -> tuple[Federation, dict[str, ClientData]]:
-        from ..config import from_toml
-
-        cfg = from_toml(text)
+    def _build(self, cfg: Config) -> tuple[Federation, dict[str, ClientData]]:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
         return federation, {client.name: client for client in (*federation.clients, *federation.unseen)}
 
@@ -260,4 +259,4 @@ class PartitionedSource:
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
         """Return the images of a client."""
-        return self._built(cfg.to_toml())[1][client].load()
+        return self._built(cfg)[1][client].load()

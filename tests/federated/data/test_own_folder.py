@@ -149,6 +149,10 @@ def truncate(path):
         (lambda root: (root / "a/cat/labels.txt").write_text("text"), "labels.txt .*format"),
         (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .*floats"),
         (lambda root: Image.new("L", (8, 6)).save(root / "a/cat/x.eps"), "x.eps .*format"),
+        (
+            lambda root: (root / "a/cat/x.ppm").write_bytes(b"P6 100000 100000 255\n"),
+            r"x.ppm .*\b10000000000\b",
+        ),
         (lambda root: (root / "a/0.png").write_bytes(b""), "a/0.png .*FOLDER/CLIENT/CLASS"),
         (lambda root: (root / "0.jpg").write_bytes(b""), "0.jpg .*FOLDER/CLIENT/CLASS"),
         (lambda root: (root / "a/cat/more").mkdir(), "a/cat/more .*folder"),
@@ -164,6 +168,7 @@ def truncate(path):
         "not-an-image",
         "float-pixels",
         "a-program",
+        "claims-10-gigapixels",
         "image-in-silo",
         "image-in-root",
         "nested",
