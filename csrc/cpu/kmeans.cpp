@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cpu/features.h"
@@ -10,6 +12,7 @@
 #include "cpu/kmeans_lloyd.h"
 #include "cpu/kmeans_problem.h"
 #include "cpu/kmeans_step.h"
+#include "cpu/kmeans_wide.h"
 #include "cpu/vq_assign.h"
 
 namespace uefl::cpu {
@@ -97,18 +100,23 @@ bool DenseLloyd::bounds_pay() {
 
 void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Parallel& parallel) {
   const PreparedProblem prepared(problem, options, parallel);
+  const Dense& dense = prepared.dense();
   double lowest = std::numeric_limits<double>::infinity();
   for (int64_t restart = 0; restart < options.n_init; ++restart) {
-    DenseLloyd lloyd(prepared,
-                     options.seeding == Seeding::given
-                         ? given_centers(problem.init, problem.k, prepared.dense().d, prepared.dense().wide,
-                                         options.spherical)
-                         : prepared.seeds(options.seeding, problem.k, problem.seed, restart),
-                     options);
-    lloyd.run(prepared.variance() * options.tol);
-    if (restart == 0 || lloyd.inertia() < lowest) {
-      lowest = lloyd.inertia();
-      lloyd.write(problem.result);
+    KMeansCenters centers =
+        options.seeding == Seeding::given
+            ? given_centers(problem.init, problem.k, dense.d, dense.wide, options.spherical)
+            : prepared.seeds(options.seeding, problem.k, problem.seed, restart);
+    std::unique_ptr<Lloyd> lloyd;
+    if (distances_pay(dense, problem.k)) {
+      lloyd = std::make_unique<WideLloyd>(prepared, std::move(centers), options);
+    } else {
+      lloyd = std::make_unique<DenseLloyd>(prepared, std::move(centers), options);
+    }
+    lloyd->run(prepared.variance() * options.tol);
+    if (restart == 0 || lloyd->inertia() < lowest) {
+      lowest = lloyd->inertia();
+      lloyd->write(problem.result);
     }
   }
 }

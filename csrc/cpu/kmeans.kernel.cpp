@@ -13,8 +13,8 @@ inline const T* typed_row(const Dense& x, int64_t row) {
 
 template <class T>
 bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* high) {
-  constexpr int64_t kTogether = 4;   // rows that share one read of the extremes
-  constexpr int64_t kColumns = 256;  // columns of extremes that stay in the first-level cache
+  constexpr int64_t kTogether = 4;                // rows that share one read of the extremes
+  constexpr int64_t kColumns = 4096 / sizeof(T);  // columns of extremes that stay in the first-level cache
   bool finite = true;
   for (int64_t start = 0; start < x.d; start += kColumns) {
     const int64_t columns = x.d - start < kColumns ? x.d - start : kColumns;
@@ -86,27 +86,86 @@ void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight
   }
 }
 
-template <class T>
-double distance_typed(const T* row, const T* center, int64_t d) {
-  constexpr int kSums = 8;  // the same on every instruction set, so that all add in the same order
-  Doubles sums[kSums / kDoubles] = {}, value, other;
-  int64_t j = 0;
-  for (; j + kSums <= d; j += kSums) {
+constexpr int kSums = 8;  // the same on every instruction set, so that all add in the same order
+constexpr int kOrdered = kSums / kDoubles;  // vectors of a sum in that order
+
+// Adds squared differences of kRows rows, x_pitch apart, and kCenters centers, pitch apart, to sums of kParts
+// vectors. The sums begin at zero if `fresh`; those of a row are `width` apart from the row before. Sums of
+// fewer than kOrdered vectors have no bits to keep, and use fused multiply-adds.
+template <int kRows, int kCenters, int kParts, class T, class Center>
+UEFL_INLINE void add_squares(const T* x, int64_t x_pitch, const Center* centers, int64_t pitch, int64_t count,
+                             bool fresh, double (*sums)[kSums], int64_t width) {
+  Doubles sum[kRows][kCenters][kParts] = {}, value[kRows][kParts], other;
+  const auto for_sums = [&](const auto& work) {  // one by one: copied as a whole, they leave the registers
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int part = 0; part < kSums / kDoubles; ++part) {
-      widen(row + j + part * kDoubles, value);
-      widen(center + j + part * kDoubles, other);
-      const Doubles difference = value - other;
-      sums[part] += difference * difference;
+      for (int c = 0; c < kCenters; ++c) {
+#pragma GCC unroll 4
+        for (int p = 0; p < kParts; ++p) work(sum[r][c][p], sums[r * width + c] + p * kDoubles);
+      }
+    }
+  };
+  if (!fresh) for_sums([](Doubles& vector, const double* from) { load(from, vector); });
+  int64_t j = 0;
+  for (; j + kParts * kDoubles <= count; j += kParts * kDoubles) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) {
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) widen(x + r * x_pitch + j + p * kDoubles, value[r][p]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < kCenters; ++c) {
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        widen(centers + c * pitch + j + p * kDoubles, other);
+        keep_in_register(other);  // for all rows
+#pragma GCC unroll 2
+        for (int r = 0; r < kRows; ++r) {
+          const Doubles difference = value[r][p] - other;
+          if constexpr (kParts == kOrdered && kRows == 1) {
+            sum[r][c][p] += difference * difference;
+          } else {
+            sum[r][c][p] = fused(difference, difference, sum[r][c][p]);
+          }
+        }
+      }
     }
   }
-  double total[kSums];
-  __builtin_memcpy(total, sums, sizeof total);
-  for (int i = 0; j + i < d; ++i) {
-    const double difference = static_cast<double>(row[j + i]) - static_cast<double>(center[j + i]);
-    total[i] += difference * difference;
+  for_sums([](const Doubles& vector, double* to) { store(vector, to); });
+  for (int i = 0; j + i < count; ++i) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int c = 0; c < kCenters; ++c) {
+        const double difference =
+            static_cast<double>(x[r * x_pitch + j + i]) - static_cast<double>(centers[c * pitch + j + i]);
+        sums[r * width + c][i] += difference * difference;
+      }
+    }
   }
-  return ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
+}
+
+inline double total_of(const double (&sums)[kSums]) {
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+template <class T>
+double distance_typed(const T* row, const T* center, int64_t d) {
+  double sums[1][kSums];
+  add_squares<1, 1, kOrdered>(row, 0, center, 0, d, true, sums, 1);
+  return total_of(sums[0]);
+}
+
+void mean(const int64_t* sums, int64_t d, const Rounding& rounding, double mass, double* values) {
+  int64_t j = 0;
+  for (; j + kDoubles <= d; j += kDoubles) {
+    SignedLongs sum;
+    Doubles middle, scale;
+    load(sums + j, sum);
+    widen(rounding.middle + j, middle);
+    widen(rounding.scale + j, scale);
+    store(middle + __builtin_convertvector(sum, Doubles) / scale / mass, values + j);
+  }
+  for (; j < d; ++j) values[j] = rounding.middle[j] + static_cast<double>(sums[j]) / rounding.scale[j] / mass;
 }
 
 bool range(const Dense& x, int64_t lo, int64_t hi, double* low, double* high) {
@@ -132,57 +191,46 @@ double distance(const Dense& x, int64_t row, const char* center) {
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(center), x.d);
 }
 
-template <class T, int kCount>
-void distances_typed(const T* row, const double* centers, int64_t d, double* out) {
-  constexpr int kSums = 8;  // as in distance_typed
-  Doubles sums[kCount][kSums / kDoubles] = {}, value[kSums / kDoubles], other;
-  int64_t j = 0;
-  for (; j + kSums <= d; j += kSums) {
-#pragma GCC unroll 4
-    for (int part = 0; part < kSums / kDoubles; ++part) widen(row + j + part * kDoubles, value[part]);
-#pragma GCC unroll 4
-    for (int c = 0; c < kCount; ++c) {
-#pragma GCC unroll 4
-      for (int part = 0; part < kSums / kDoubles; ++part) {
-        load(centers + c * d + j + part * kDoubles, other);
-        const Doubles difference = value[part] - other;
-        sums[c][part] += difference * difference;
-      }
-    }
-  }
-  for (int c = 0; c < kCount; ++c) {
-    double total[kSums];
-    __builtin_memcpy(total, sums[c], sizeof total);
-    for (int i = 0; j + i < d; ++i) {
-      const double difference = static_cast<double>(row[j + i]) - centers[c * d + j + i];
-      total[i] += difference * difference;
-    }
-    out[c] =
-        ((total[0] + total[4]) + (total[2] + total[6])) + ((total[1] + total[5]) + (total[3] + total[7]));
-  }
-}
-
-// Four centers at a time, which stay in the first-level cache while the rows pass.
-template <class T>
+// Rows and centers in groups, whose columns pass in blocks: a block of the rows stays in the first-level
+// cache, and long rows and centers are read once or a few times. Tiles of kTogether rows; an odd last row is
+// its own partner.
+template <class T, int kTogether, int kParts>
 void all_distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
-  constexpr int kTogether = 4;
-  int64_t first = 0;
-  for (; first + kTogether <= k; first += kTogether) {
-    for (int64_t i = lo; i < hi; ++i) {
-      distances_typed<T, kTogether>(typed_row<T>(x, i), centers + first * x.d, x.d,
-                                    out + (i - lo) * k + first);
+  constexpr int64_t kRows = 8, kCenters = 16, kColumns = 512;
+  const auto group = [&](int64_t row, int64_t rows, int64_t first, int64_t count) {
+    double sums[kRows][kCenters][kSums] = {};
+    for (int64_t start = 0; start < x.d; start += kColumns) {
+      const int64_t columns = x.d - start < kColumns ? x.d - start : kColumns;
+      const auto add = [&]<int kCount>(int64_t c) {
+        for (int64_t r = 0; r < rows; r += kTogether) {
+          add_squares<kTogether, kCount, kParts>(
+              typed_row<T>(x, row + r) + start, r + kTogether > rows ? 0 : x.pitch,
+              centers + (first + c) * x.d + start, x.d, columns, start == 0, &sums[r][c], kCenters);
+        }
+      };
+      int64_t c = 0;
+      for (; c + 4 <= count; c += 4) add.template operator()<4>(c);
+      if (count - c >= 2) add.template operator()<2>(c), c += 2;
+      if (c < count) add.template operator()<1>(c);
     }
-  }
-  for (; first < k; ++first) {
-    for (int64_t i = lo; i < hi; ++i) {
-      distances_typed<T, 1>(typed_row<T>(x, i), centers + first * x.d, x.d, out + (i - lo) * k + first);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < count; ++c) out[(row + r - lo) * k + first + c] = total_of(sums[r][c]);
     }
+  };
+  for (int64_t row = lo; row < hi; row += kRows) {
+    for (int64_t first = 0; first < k; first += kCenters)
+      group(row, hi - row < kRows ? hi - row : kRows, first, k - first < kCenters ? k - first : kCenters);
   }
 }
 
 void distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
-  x.wide ? all_distances<double>(x, lo, hi, centers, k, out)
-         : all_distances<float>(x, lo, hi, centers, k, out);
+  x.wide ? all_distances<double, 1, kOrdered>(x, lo, hi, centers, k, out)
+         : all_distances<float, 1, kOrdered>(x, lo, hi, centers, k, out);
+}
+
+void scores(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
+  x.wide ? all_distances<double, 2, 1>(x, lo, hi, centers, k, out)
+         : all_distances<float, 2, 1>(x, lo, hi, centers, k, out);
 }
 
 template <class T>
@@ -305,7 +353,7 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
 
 }  // namespace
 
-const KMeansKernel UEFL_VARIANT(kmeans){range,  quantize, move,     distance, distances,
-                                        center, products, possible, improve,  squares};
+const KMeansKernel UEFL_VARIANT(kmeans){range,  quantize, move,     mean,     distance, distances,
+                                        scores, center,   products, possible, improve,  squares};
 
 }  // namespace uefl::cpu

@@ -5,19 +5,24 @@
 
 namespace uefl::cpu {
 
-// Rows [n, d] without gaps, float64 if wide, else float32.
+// Rows [n, d], float64 if wide, else float32. Rows start `pitch` elements apart.
 struct Dense {
   const char* data;
   bool wide;
-  int64_t n, d;
+  int64_t n, d, pitch = d;
 
-  const char* row(int64_t i) const { return data + i * d * (wide ? 8 : 4); }
+  const char* row(int64_t i) const { return data + i * pitch * (wide ? 8 : 4); }
+  Dense columns(int64_t first, int64_t last) const {
+    return {data + first * (wide ? 8 : 4), wide, n, last - first, pitch};
+  }
 };
 
 // Integers instead of elements: round((x - middle) * scale).
 struct Rounding {
   const double* middle;  // [d]
   const double* scale;   // [d]
+
+  Rounding from(int64_t column) const { return {middle + column, scale + column}; }
 };
 
 struct KMeansKernel {
@@ -29,10 +34,15 @@ struct KMeansKernel {
   // Adds a row of this weight to its new cluster and subtracts it from its old one, which may be null.
   void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to,
                int64_t* from);
+  // The mean [d] of the rows that have added to these sums: middle + sums / scale / mass.
+  void (*mean)(const int64_t* sums, int64_t d, const Rounding& rounding, double mass, double* values);
   // Squared distance of a row to a center [d] of the same dtype, in the order of square_norms.
   double (*distance)(const Dense& x, int64_t row, const char* center);
-  // Squared distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
+  // The same distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
   void (*distances)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
+  // The same up to rounding, faster: within (d + 8) 2^-53 of the real distances, relative to them, but for
+  // underflow.
+  void (*scores)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
   // y = row - mean in float32; the caller has padded y with zeros to a multiple of 64. Returns the sum of
   // squares of y.
   float (*center)(const Dense& x, int64_t row, const float* mean, float* y);

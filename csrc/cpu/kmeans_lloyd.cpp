@@ -34,10 +34,8 @@ void Lloyd::run(double limit) {
   while (iterations_ < max_iter_ && !converged) {
     const bool changed = assign();
     ++iterations_;
-    const bool empty = totals_.empty() > 0;
-    const double shift = update();
-    converged = !changed && !empty;
-    if (!converged && shift <= limit) break;
+    converged = !changed && totals_.empty() == 0;  // the centers are the means already
+    if (!converged && update() <= limit) break;
   }
   if (!converged) assign();
   std::vector<double> squares = distances();
@@ -54,18 +52,16 @@ double Lloyd::update() {
   const KMeansTotals& totals = filled ? *filled : totals_;
   std::vector<double> moves(k_);
   parallel_(k_, [&](int64_t lo, int64_t hi) {
-    std::vector<double> mean(d), before(d);
+    std::vector<double> mean(d);
+    const Dense moved{reinterpret_cast<const char*>(mean.data()), true, 1, d};
     for (int64_t k = lo; k < hi; ++k) {
       if (totals.masses[k] == 0) continue;
       const double mass = static_cast<double>(totals.masses[k]) / units_.mass_scale;
-      for (int64_t j = 0; j < d; ++j) {
-        mean[j] = rounding.middle[j] + static_cast<double>(totals.sums[k * d + j]) / rounding.scale[j] / mass;
-      }
+      kmeans_kernel().mean(&totals.sums[k * d], d, rounding, mass, mean.data());
       if (spherical_ && !to_unit(mean.data(), d)) continue;
-      std::copy_n(centers_.exact(k), d, before.begin());
+      centers_.round(mean.data());
+      moves[k] = kmeans_kernel().distance(moved, 0, reinterpret_cast<const char*>(centers_.exact(k)));
       centers_.set(k, mean.data());
-      for (int64_t j = 0; j < d; ++j) mean[j] = centers_.exact(k)[j] - before[j];
-      moves[k] = square_norm(mean.data(), d);
     }
   });
   return tree_sum(moves);

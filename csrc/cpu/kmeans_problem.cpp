@@ -9,7 +9,8 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;  // rows of one portion, where a row costs little
+constexpr int64_t kRowsOfWork = 256;          // rows of one portion, where a row costs little
+constexpr int64_t kElementsOfWork = 1 << 20;  // of a portion of longer rows
 
 }  // namespace
 
@@ -26,6 +27,10 @@ bool to_unit(double* values, int64_t d) {
   return std::any_of(values, values + d, [](double value) { return value != 0; });
 }
 
+void KMeansCenters::round(double* values) const {
+  for (int64_t j = 0; j < d_ && !wide_; ++j) values[j] = static_cast<float>(values[j]);
+}
+
 void KMeansCenters::set(int64_t k, const double* values) {
   for (int64_t i = k * d_; i < (k + 1) * d_; ++i, ++values) {
     exact_[i] = wide_ ? *values : (narrow_[i] = static_cast<float>(*values));
@@ -36,12 +41,11 @@ KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, b
   KMeansCenters centers(k, d, wide);
   std::vector<double> values(d);
   for (int64_t i = 0; i < k; ++i) {
-    for (int64_t j = 0; j < d; ++j) {
-      values[j] =
-          wide ? static_cast<const double*>(init)[i * d + j] : static_cast<const float*>(init)[i * d + j];
-      if (!(std::abs(values[j]) <= kLargest))
-        throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
-    }
+    wide ? std::copy_n(static_cast<const double*>(init) + i * d, d, values.begin())
+         : std::copy_n(static_cast<const float*>(init) + i * d, d, values.begin());
+    bool valid = true;
+    for (const double value : values) valid &= std::abs(value) <= kLargest;
+    if (!valid) throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
     if (spherical) to_unit(values.data(), d);
     centers.set(i, values.data());
   }
@@ -70,9 +74,9 @@ double mean_variance(const std::vector<int64_t>& sums, const std::vector<int64_t
 
 template <class Work>
 void PreparedProblem::for_rows(const Work& work) const {
-  const int64_t n = dense_.n;
-  parallel_((n + kRowsOfWork - 1) / kRowsOfWork,
-            [&](int64_t lo, int64_t hi) { work(lo * kRowsOfWork, std::min(n, hi * kRowsOfWork)); });
+  const int64_t n = dense_.n,
+                step = std::clamp<int64_t>(kElementsOfWork / dense_.d / 32 * 32, 32, kRowsOfWork);
+  parallel_((n + step - 1) / step, [&](int64_t lo, int64_t hi) { work(lo * step, std::min(n, hi * step)); });
 }
 
 PreparedProblem::PreparedProblem(const KMeansProblem& problem, const KMeansOptions& options,
@@ -141,20 +145,26 @@ void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
   }
   std::vector<int64_t> sums(d), squares(d);
   std::mutex merge;
-  for_rows([&](int64_t lo, int64_t hi) {
-    std::vector<int64_t> sum(d), square(d);
-    const auto quantize = [&](int64_t i, int16_t* values) {
-      kernel_.quantize(dense_, i, rounding, values, sum.data(), square.data());
-    };
-    if (keep) {
-      seeder_->store(lo, hi, quantize);
-    } else {
-      std::vector<int16_t> values(d);
-      for (int64_t i = lo; i < hi; ++i) quantize(i, values.data());
-    }
+  const auto see = [&](const Dense& part, int64_t column, const auto& for_each_row) {
+    std::vector<int64_t> sum(part.d), square(part.d);
+    for_each_row([&](int64_t i, int16_t* values) {
+      kernel_.quantize(part, i, rounding.from(column), values, sum.data(), square.data());
+    });
     const std::lock_guard<std::mutex> lock(merge);
-    for (int64_t j = 0; j < d; ++j) sums[j] += sum[j], squares[j] += square[j];
-  });
+    for (int64_t j = 0; j < part.d; ++j) sums[column + j] += sum[j], squares[column + j] += square[j];
+  };
+  if (keep) {
+    for_rows([&](int64_t lo, int64_t hi) {
+      see(dense_, 0, [&](const auto& quantize) { seeder_->store(lo, hi, quantize); });
+    });
+  } else {
+    for_parts(dense_, parallel_, [&](const Dense& part, int64_t column, int64_t lo, int64_t hi) {
+      see(part, column, [&](const auto& quantize) {
+        std::vector<int16_t> values(part.d);
+        for (int64_t i = lo; i < hi; ++i) quantize(i, values.data());
+      });
+    });
+  }
   variance_ = mean_variance(sums, squares, n, scale);
 }
 

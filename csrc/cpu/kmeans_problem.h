@@ -8,6 +8,7 @@
 #include "cpu/kmeans.h"
 #include "cpu/kmeans_seeding.h"
 #include "cpu/kmeans_step.h"
+#include "cpu/large_vector.h"
 
 namespace uefl::cpu {
 
@@ -30,14 +31,16 @@ class KMeansCenters {
   int64_t count() const { return static_cast<int64_t>(exact_.size()) / d_; }
   int64_t bytes() const { return static_cast<int64_t>(exact_.size()) * (wide_ ? 8 : 4); }
 
-  // Rounds to the dtype of the rows.
+  // Rounds values [d] to the dtype of the rows.
+  void round(double* values) const;
+  // The same, and makes them a center.
   void set(int64_t k, const double* values);
 
  private:
   int64_t d_;
   bool wide_;
-  std::vector<double> exact_;
-  std::vector<float> narrow_;
+  LargeVector<double> exact_;
+  LargeVector<float> narrow_;
 };
 
 // Given centers [k, d], float64 if wide, else float32. Throws std::runtime_error when one is not finite or
@@ -79,7 +82,7 @@ class PreparedProblem {
 
   const Parallel& parallel_;
   const KMeansKernel& kernel_ = kmeans_kernel();
-  std::vector<double> copy_;  // of x, when x is not dense
+  LargeVector<double> copy_;  // of x, when x is not dense
   Dense dense_;
   KMeansScales scales_;
   std::vector<double> weights_;  // at most 1, or empty

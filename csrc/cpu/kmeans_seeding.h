@@ -11,6 +11,7 @@
 #include "cpu/kmeans.h"
 #include "cpu/kmeans_kernel.h"
 #include "cpu/kmeans_seeding_kernel.h"
+#include "cpu/large_vector.h"
 
 namespace uefl::cpu {
 
@@ -69,7 +70,7 @@ class Seeder {
   const int64_t n_, d_, bits_;
   const Parallel& parallel_;
   const SeedingKernel& kernel_;
-  std::vector<CacheLine> rows_;
+  LargeVector<CacheLine> rows_;
   std::vector<int64_t> norms_;
   const std::vector<int16_t> shift_;
   std::mutex merge_;

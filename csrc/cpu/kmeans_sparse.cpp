@@ -53,7 +53,7 @@ SparseProblem::SparseProblem(const SparseRows& x, const double* given_weights, b
   for (int64_t j = 0; j < x.d; ++j) {
     if (count[j] < x.n) low[j] = std::min(low[j], 0.0), high[j] = std::max(high[j], 0.0);
   }
-  scales = scales_within(x.n, low, high, given_weights, kOp);
+  scales = scales_within(x.n, std::move(low), std::move(high), given_weights, kOp);
   if (given_weights) {
     weights.resize(x.n);
     std::transform(given_weights, given_weights + x.n, weights.begin(),

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "cpu/features.h"
 #include "cpu/striped_adder.h"
@@ -13,14 +14,13 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;    // rows of one portion, where a row costs little
+constexpr int64_t kRowsOfWork = 256;  // rows of one portion, where a row costs little
+constexpr int64_t kColumnsOfWork = 1024;
 constexpr double kHeaviest = 0x1p1000;  // largest weight
 
-// The least e >= -900 with value < 2^e.
-int exponent(double value) {
-  int e = 0;
-  std::frexp(value, &e);
-  return std::max(e, -900);
+// The least e >= -900 with value < 2^e for a value above 0; 0 for 0, as frexp says.
+int64_t exponent(double value) {
+  return value == 0 ? 0 : std::max((std::bit_cast<int64_t>(value) >> 52) - 1022, int64_t{-900});
 }
 
 }  // namespace
@@ -60,26 +60,40 @@ Dense DenseRows::read(int64_t lo, int64_t hi) {
   return {data, wide_, x_.outer * x_.inner, d};
 }
 
+void for_parts(const Dense& x, const Parallel& parallel, const PartWork& work) {
+  if (x.n > kRowsOfWork) {
+    return parallel((x.n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) {
+      work(x, 0, lo * kRowsOfWork, std::min(x.n, hi * kRowsOfWork));
+    });
+  }
+  parallel((x.d + kColumnsOfWork - 1) / kColumnsOfWork, [&](int64_t lo, int64_t hi) {
+    for (int64_t first = lo * kColumnsOfWork; first < std::min(x.d, hi * kColumnsOfWork);
+         first += kColumnsOfWork)
+      work(x.columns(first, std::min(x.d, first + kColumnsOfWork)), first, 0, x.n);
+  });
+}
+
 double least_power_of_two(double value) {
   int e = 0;
   const double mantissa = std::frexp(value, &e);
   return power_of_two(std::max(e - (mantissa == 0.5), -900));
 }
 
-KMeansScales scales_within(int64_t n, const std::vector<double>& low, const std::vector<double>& high,
+KMeansScales scales_within(int64_t n, std::vector<double> low, std::vector<double> high,
                            const double* weights, const std::string& op) {
   const auto require = [&](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(op + ": " + expected);
   };
   const int64_t d = static_cast<int64_t>(low.size());
-  KMeansScales result{std::vector<double>(d), std::vector<double>(d, 1), power_of_two(mass_bits(n)), 1};
+  bool valid = true;
   for (int64_t j = 0; j < d; ++j) {
-    require(low[j] >= -kLargest && high[j] <= kLargest,
-            "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
-    result.middle[j] = low[j] / 2 + high[j] / 2;
-    result.scale[j] = power_of_two(mass_bits(n) -
-                                   exponent(std::max(high[j] - result.middle[j], result.middle[j] - low[j])));
+    valid &= low[j] >= -kLargest && high[j] <= kLargest;
+    const double middle = low[j] / 2 + high[j] / 2;
+    high[j] = power_of_two(mass_bits(n) - exponent(std::max(high[j] - middle, middle - low[j])));
+    low[j] = middle;
   }
+  require(valid, "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+  KMeansScales result{std::move(low), std::move(high), power_of_two(mass_bits(n)), 1};
   if (weights) {
     const double heaviest = *std::max_element(weights, weights + n);
     require(
@@ -97,23 +111,34 @@ KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Pa
   if (n == 0) return {std::vector<double>(d), std::vector<double>(d, 1), power_of_two(mass_bits(n)), 1};
   std::vector<double> low(d, std::numeric_limits<double>::infinity()),
       high(d, -std::numeric_limits<double>::infinity());
-  bool finite = true;
+  std::atomic<bool> finite = true;
   std::mutex merge;
-  parallel((n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) {
-    DenseRows rows(x);
-    std::vector<double> least(low.size(), std::numeric_limits<double>::infinity());
-    std::vector<double> most(high.size(), -std::numeric_limits<double>::infinity());
-    bool all = true;
-    for (int64_t portion = lo; portion < hi; ++portion) {
-      const int64_t first = portion * kRowsOfWork, last = std::min(n, first + kRowsOfWork);
-      all = kmeans_kernel().range(rows.read(first, last), first, last, least.data(), most.data()) && all;
+  const auto see = [&](const auto& read, int64_t columns, int64_t column, int64_t lo, int64_t hi) {
+    std::vector<double> least(columns, std::numeric_limits<double>::infinity());
+    std::vector<double> most(columns, -std::numeric_limits<double>::infinity());
+    for (int64_t first = lo; first < hi; first += kRowsOfWork) {
+      const int64_t last = std::min(hi, first + kRowsOfWork);
+      if (!kmeans_kernel().range(read(first, last), first, last, least.data(), most.data())) finite = false;
     }
     const std::lock_guard<std::mutex> lock(merge);
-    finite = finite && all;
-    for (int64_t j = 0; j < d; ++j) low[j] = std::min(low[j], least[j]), high[j] = std::max(high[j], most[j]);
-  });
+    for (int64_t j = 0; j < columns; ++j) {
+      low[column + j] = std::min(low[column + j], least[j]);
+      high[column + j] = std::max(high[column + j], most[j]);
+    }
+  };
+  if (DenseRows rows(x); rows.in_place()) {
+    for_parts(rows.read(0, n), parallel, [&](const Dense& part, int64_t column, int64_t lo, int64_t hi) {
+      see([&](int64_t, int64_t) { return part; }, part.d, column, lo, hi);
+    });
+  } else {
+    parallel((n + kRowsOfWork - 1) / kRowsOfWork, [&](int64_t lo, int64_t hi) {
+      DenseRows own(x);
+      see([&](int64_t first, int64_t last) { return own.read(first, last); }, d, 0, lo * kRowsOfWork,
+          std::min(n, hi * kRowsOfWork));
+    });
+  }
   if (!finite) throw std::runtime_error(op + ": x holds NaN or infinity; remove or replace those rows");
-  return scales_within(n, low, high, weights, op);
+  return scales_within(n, std::move(low), std::move(high), weights, op);
 }
 
 void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to) {

@@ -6,12 +6,14 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "cpu/kmeans_kernel.h"
+#include "cpu/large_vector.h"
 #include "cpu/strided_rows.h"
 #include "cpu/threads.h"
 #include "cpu/vq_assign.h"
@@ -23,7 +25,8 @@ inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static
 // n integers of at most 2^this sum to at most 2^62.
 inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
 
-inline double power_of_two(int64_t e) { return __builtin_ldexp(1.0, static_cast<int>(e)); }
+// Of -1022 to 1023.
+inline double power_of_two(int64_t e) { return std::bit_cast<double>((e + 1023) << 52); }
 
 // The least power of two that is not below a value, and at least 2^-900.
 double least_power_of_two(double value);
@@ -57,13 +60,18 @@ struct KMeansScales {
   double mass_scale, weight_unit;
 };
 
+// Calls work(part, column, lo, hi) in parallel for portions of the rows, or of the columns where rows are
+// few: `part` has some columns of x, from `column` on.
+using PartWork = std::function<void(const Dense& part, int64_t column, int64_t lo, int64_t hi)>;
+void for_parts(const Dense& x, const Parallel& parallel, const PartWork& work);
+
 // weights [n] or null. Throws std::runtime_error with the name of the op when x or the weights are not finite
 // or too large, or when weights are negative or all zero.
 KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
                            const std::string& op);
 
 // The same from the extremes of the columns, [d], of finite rows.
-KMeansScales scales_within(int64_t n, const std::vector<double>& low, const std::vector<double>& high,
+KMeansScales scales_within(int64_t n, std::vector<double> low, std::vector<double> high,
                            const double* weights, const std::string& op);
 
 // A row adds round((x - middle) * weight * scale) to the sums of its cluster and round(weight * mass_scale)
@@ -85,7 +93,8 @@ struct KMeansTotals {
   int64_t empty() const { return std::count(masses.begin(), masses.end(), 0); }
 
   int64_t d;
-  std::vector<int64_t> sums, masses;  // [k, d] and [k]
+  LargeVector<int64_t> sums;    // [k, d]
+  std::vector<int64_t> masses;  // [k]
 };
 
 // Updates the labels of rows [first, last) of x, given as DenseRows stores them; labels[0] belongs to row

@@ -179,13 +179,28 @@ UEFL_INLINE void subtract_product(const Floats& a, const Floats& b, Floats& sum)
 
 // kDoubles elements in float64.
 UEFL_INLINE void widen(const float* from, Doubles& out) {
+#if defined(__AVX512F__)
+  out = (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif defined(__AVX2__)
+  out = (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
   HalfFloats narrow;
   load(from, narrow);
   out = __builtin_convertvector(narrow, Doubles);
+#endif
 }
 UEFL_INLINE void widen(const double* from, Doubles& out) { load(from, out); }
 UEFL_INLINE void store_narrow(const Doubles& value, float* to) {
   store(__builtin_convertvector(value, HalfFloats), to);
+}
+
+// Without it the compiler loads an operand from memory for each use.
+UEFL_INLINE void keep_in_register([[maybe_unused]] Doubles& x) {
+#if defined(__SSE2__)
+  asm("" : "+v"(x));
+#elif defined(__ARM_NEON)
+  asm("" : "+w"(x));
+#endif
 }
 
 // To the nearest integers, ties to even, of at most 2^62.
@@ -323,6 +338,15 @@ UEFL_INLINE Floats fused(const Floats& a, const Floats& b, const Floats& c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+UEFL_INLINE Doubles fused(const Doubles& a, const Doubles& b, const Doubles& c) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+  return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
 #else
   return a * b + c;
 #endif

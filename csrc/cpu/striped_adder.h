@@ -7,14 +7,14 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <vector>
+#include <span>
 
 namespace uefl::cpu {
 
 class StripedAdder {
  public:
   // to += from. Thread-safe.
-  void add(const std::vector<int64_t>& from, std::vector<int64_t>& to) {
+  void add(std::span<const int64_t> from, std::span<int64_t> to) {
     const size_t size = from.size(), stripes = std::clamp<size_t>(size / kLeast, 1, kMost);
     const size_t begin = threads_.fetch_add(1, std::memory_order_relaxed);
     for (size_t i = 0; i < stripes; ++i) {

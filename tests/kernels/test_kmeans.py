@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import COMPILED, backend, kmeans, kmeans_batched, vq_assign
+from uefl_kernels._dtypes import result_dtype
 from uefl_kernels.ops.kmeans import composed
 from uefl_kernels.ops.kmeans_step import composed as steps
 
@@ -64,6 +65,29 @@ def test_equals_the_reference(dtype, init, metric):
 @compiled
 def test_more_trials_than_fit_in_a_group():
     assert_as_reference(normal(900, 4), 450, max_iter=3)
+
+
+@pytest.mark.every_variant
+@compiled
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_wide_rows(dtype, metric):
+    for n, d, k in ((41, 517, 20), (70, 1031, 7)):
+        x = blobs(n, d, 6, seed=n, dtype=dtype)
+        x[n // 2 :] = x[: n - n // 2].clone()  # so that some of the drawn centers are equal
+        weights = torch.rand(n, generator=torch.Generator().manual_seed(n))
+        for rows, mass in ((x, None), (x.T.contiguous().T, weights), ((x / 4).round(), None)):
+            options = {"metric": metric, "max_iter": 4, "tol": 0.0}
+            assert_as_reference(rows, k, weights=mass, seed=n, **options)
+            # rows that are as far from one center as from another
+            assert_as_reference(rows, k, init=rows[-k:].to(result_dtype(rows)), **options)
+
+
+@pytest.mark.every_variant
+@compiled
+def test_rows_too_long_for_float32():
+    x = blobs(6, 65601, 3)
+    assert_as_reference(x, 2, init=x[:2], max_iter=1)
 
 
 @pytest.mark.slow
