@@ -19,7 +19,7 @@ constexpr int64_t kColumns = 1024;  // of a portion: their sums stay in the seco
 
 // Measured (docs/design/kmeans-cpu.md).
 bool distances_pay(const Dense& x, int64_t k) {
-  constexpr int64_t kFewRows = 48, kMostRows = 4096, kShort = 512, kWide = 8192, kLongest = 1 << 16;
+  constexpr int64_t kFewRows = 48, kMostRows = 4096, kShort = 512, kWide = 1 << 15, kLongest = 1 << 16;
   if (x.n >= kMostRows || x.d < kShort) return false;
   return x.n <= kFewRows || x.d > kLongest || k <= (x.d < kWide ? 8 : 16);
 }
